@@ -1,0 +1,1 @@
+//! What users write: opaque device configs, names, strict decoding, defaults and validation.

@@ -1,0 +1,2 @@
+//! divvy: demo, inventory and more, on the command line.
+fn main() {}

@@ -1,0 +1,1 @@
+//! CDI documents: build, validate, minimum version.

@@ -1,0 +1,1 @@
+//! Carries plans out: records, CDI files, locks, steps, undo, reconcile. Synchronous.

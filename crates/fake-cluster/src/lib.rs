@@ -1,0 +1,1 @@
+//! A fake API server and a fake kubelet for tests and the demo.

@@ -1,0 +1,1 @@
+//! Simulated GPUs: faithful facts, topology and faults on demand; implements GpuDriver.

@@ -1,0 +1,1 @@
+//! GpuDriver over the real NVML library.

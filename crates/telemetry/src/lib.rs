@@ -1,0 +1,1 @@
+//! Logs, metrics registry and health endpoints: the shell all binaries share.

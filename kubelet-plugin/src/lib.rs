@@ -1,0 +1,1 @@
+//! The node plugin: registration and DRA services, wiring, telemetry.

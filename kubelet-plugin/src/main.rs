@@ -1,0 +1,2 @@
+//! The node plugin binary.
+fn main() {}

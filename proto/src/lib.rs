@@ -1,0 +1,1 @@
+//! gRPC contracts between the kubelet and the node plugin.

@@ -1,0 +1,1 @@
+//! A real Kubernetes on this machine, the driver, and pods.

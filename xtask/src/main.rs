@@ -1,0 +1,2 @@
+//! The project's own commands: ci, checks, cluster, bench.
+fn main() {}
