@@ -1,1 +1,46 @@
-//! gRPC contracts between the kubelet and the node plugin.
+//! gRPC contracts between the kubelet and the node plugin: messages, clients and servers, generated at build time
+//! from the files in `protos/`. Called by the node plugin's gRPC adapters, and by the fake kubelet; no other crate
+//! should see these types.
+//!
+//! The service paths on the wire come from the protocol packages, not from the module names here.
+
+macro_rules! generated {
+    ($folder:literal, $package:literal) => {
+        include!(concat!(env!("OUT_DIR"), "/", $folder, "/", $package, ".rs"));
+    };
+}
+
+/// Plugin registration, v1 (`pluginregistration.Registration`).
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+pub mod registration {
+    generated!("registration", "pluginregistration");
+}
+
+/// The DRA plugin service, in the versions that the kubelet may pick.
+pub mod dra {
+    /// Kubernetes 1.34 and later (`k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin`).
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+    pub mod v1 {
+        generated!("dra_v1", "k8s.io.kubelet.pkg.apis.dra.v1");
+    }
+
+    /// Kubernetes 1.32 and later (`k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin`); no shares.
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+    pub mod v1beta1 {
+        generated!("dra_v1beta1", "k8s.io.kubelet.pkg.apis.dra.v1beta1");
+    }
+
+    /// The plugin type in [`PluginInfo`](crate::registration::PluginInfo).
+    pub const PLUGIN_TYPE: &str = "DRAPlugin";
+    /// Short names of the services for `supported_versions`, best first: the kubelet takes the first it knows.
+    pub const SERVICES: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+}
+
+/// What running pods hold, as the kubelet tells it.
+pub mod podresources {
+    /// Version 1 (`v1.PodResourcesLister`).
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+    pub mod v1 {
+        generated!("podresources_v1", "v1");
+    }
+}
