@@ -1,1 +1,29 @@
-//! Pure vocabulary: ids, GPU facts, profiles, placements, modes, health, and the GpuDriver trait.
+//! The vocabulary every other crate shares: identifiers, facts about GPUs, modes and holds, and the
+//! [`GpuDriver`] trait that the real library, the simulator and the mock implement.
+//!
+//! Pure: values and functions of values. No clock, files, async or Kubernetes client. Who uses it: `carve` turns
+//! an [`Inventory`] into devices, `claims` decides over [`Hold`]s and [`Mode`]s, `nvml` and `gpu-sim` implement
+//! [`GpuDriver`], `host` fills [`HostTopology`].
+
+mod conformance;
+mod device;
+mod driver;
+mod gpu;
+mod ids;
+mod inventory;
+mod mode;
+mod ordinals;
+mod version;
+
+pub use conformance::{Expect, Violation, conformance};
+pub use device::{DeviceKind, ParseDeviceNameError};
+pub use driver::{GpuDriver, GpuError, GpuErrorCode, GpuOp};
+pub use gpu::{
+    Architecture, Brand, ComputeCapability, CudaVersion, FabricFacts, GpuFacts, GpuProcess, MigMode, NvLinkPeer,
+    SystemFacts,
+};
+pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
+pub use inventory::{Gpu, GpuProblem, HostTopology, Inventory};
+pub use mode::{Hold, HoldKind, Mode};
+pub use ordinals::Ordinals;
+pub use version::normalise_version;

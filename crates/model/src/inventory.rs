@@ -1,0 +1,137 @@
+//! [`Inventory`]: everything known about a node's GPUs at one moment; the input of `carve` and of the prepare
+//! decision.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{GpuError, GpuFacts, GpuUuid, SystemFacts};
+
+/// Where a GPU sits in the host, from sysfs. Unknown is left out, never invented.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostTopology {
+    /// NUMA node of the PCI slot; `None` when the kernel says -1 or nothing.
+    pub numa_node: Option<u32>,
+    /// PCIe root complex, `pci0000:00`.
+    pub pcie_root: Option<String>,
+}
+
+/// One GPU: NVML's facts and its place in the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// NVML's facts.
+    pub facts: GpuFacts,
+    /// Place in the host.
+    pub topology: HostTopology,
+}
+
+/// A GPU that NVML lists but that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuProblem {
+    /// Which.
+    pub gpu: GpuUuid,
+    /// What its driver said.
+    pub error: GpuError,
+}
+
+/// A node's GPUs at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inventory {
+    /// Driver, NVML and CUDA versions.
+    pub system: SystemFacts,
+    /// GPUs that answered, by UUID.
+    pub gpus: BTreeMap<GpuUuid, Gpu>,
+    /// GPUs that are there but could not be read: one bad GPU does not hide the others.
+    pub problems: Vec<GpuProblem>,
+}
+
+impl Inventory {
+    /// The NVLink domain of each GPU, as an opaque label: GPUs with the same label reach each other over NVLink.
+    /// A fabric's label is `<cluster>.<clique>`; behind NVSwitches all GPUs of the node are one domain; otherwise
+    /// the connected components of direct links, each named after its first GPU (by UUID). GPUs without a link
+    /// have no label. (`hardware.md` section 8)
+    pub fn nvlink_domains(&self) -> BTreeMap<GpuUuid, String> {
+        use crate::NvLinkPeer;
+        let by_pci: BTreeMap<_, _> = self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
+        let switched: Vec<&GpuUuid> = self
+            .gpus
+            .iter()
+            .filter(|(_, gpu)| gpu.facts.nvlinks.contains(&NvLinkPeer::Switch))
+            .map(|(uuid, _)| uuid)
+            .collect();
+        let mut root: BTreeMap<&GpuUuid, &GpuUuid> = self.gpus.keys().map(|uuid| (uuid, uuid)).collect();
+        fn find<'a>(root: &BTreeMap<&'a GpuUuid, &'a GpuUuid>, mut at: &'a GpuUuid) -> &'a GpuUuid {
+            while let Some(&up) = root.get(at) {
+                if up == at {
+                    break;
+                }
+                at = up;
+            }
+            at
+        }
+        let mut join = |a, b| {
+            let (a, b) = (find(&root, a), find(&root, b));
+            let (low, high) = if a <= b { (a, b) } else { (b, a) };
+            root.insert(high, low);
+        };
+        for (uuid, gpu) in &self.gpus {
+            for link in &gpu.facts.nvlinks {
+                if let NvLinkPeer::Gpu(address) = link
+                    && let Some(peer) = by_pci.get(address)
+                {
+                    join(uuid, peer);
+                }
+            }
+        }
+        for pair in switched.windows(2) {
+            if let [a, b] = pair {
+                join(a, b);
+            }
+        }
+        self.gpus
+            .iter()
+            .filter_map(|(uuid, gpu)| {
+                let label = match &gpu.facts.fabric {
+                    Some(fabric) => format!("{}.{}", fabric.cluster_uuid, fabric.clique_id),
+                    None if gpu.facts.nvlinks.iter().any(|l| !matches!(l, NvLinkPeer::Other(_))) => {
+                        find(&root, uuid).to_string()
+                    }
+                    None => return None,
+                };
+                Some((uuid.clone(), label))
+            })
+            .collect()
+    }
+
+    /// For GPUs bridged in twos: the label of the pair (its first GPU's UUID). A GPU with direct links to exactly
+    /// one other GPU of the node, and that one back to it alone, is in a pair.
+    pub fn nvlink_pairs(&self) -> BTreeMap<GpuUuid, String> {
+        use crate::NvLinkPeer;
+        let by_pci: BTreeMap<_, _> = self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
+        let only_peer = |uuid: &GpuUuid| -> Option<&GpuUuid> {
+            let mut peers: Vec<_> = self
+                .gpus
+                .get(uuid)?
+                .facts
+                .nvlinks
+                .iter()
+                .map(|link| match link {
+                    NvLinkPeer::Gpu(address) => by_pci.get(address).copied(),
+                    NvLinkPeer::Switch | NvLinkPeer::Other(_) => None,
+                })
+                .collect();
+            peers.dedup();
+            match peers.as_slice() {
+                [Some(peer)] => Some(peer),
+                _ => None,
+            }
+        };
+        self.gpus
+            .keys()
+            .filter_map(|uuid| {
+                let peer = only_peer(uuid)?;
+                (only_peer(peer)? == uuid).then(|| (uuid.clone(), uuid.min(peer).to_string()))
+            })
+            .collect()
+    }
+}
