@@ -1,0 +1,101 @@
+//! Why a config is refused, in words for the person who wrote it.
+
+/// A device config that cannot be used. Each names the field and what to write instead; the caller adds where the
+/// config stands (claim or class, and which entry).
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Not JSON at all.
+    #[error("config is not valid JSON (check quotes, commas and braces)")]
+    Syntax(#[source] serde_json::Error),
+    /// A field that must be there is not.
+    #[error("{} is missing ({hint})", field(path))]
+    Missing {
+        /// Path of the field.
+        path: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A value of another type than the field has.
+    #[error("{} is {found}, expected {expected}", field(path))]
+    WrongType {
+        /// Path of the field; empty for the config itself.
+        path: String,
+        /// What the field takes.
+        expected: &'static str,
+        /// What was written.
+        found: &'static str,
+    },
+    /// An `apiVersion` that is not ours.
+    #[error(
+        "apiVersion {found:?} is not one this driver reads (expected {:?}){}",
+        crate::names::API_VERSION,
+        version_hint(found)
+    )]
+    ApiVersion {
+        /// What was written.
+        found: String,
+    },
+    /// A `kind` that we don't have.
+    #[error("kind {found:?} is not one this driver reads (expected {}){}", known.join(" or "), nearest(near.as_deref()))]
+    Kind {
+        /// What was written.
+        found: String,
+        /// What there is.
+        known: Vec<&'static str>,
+        /// A kind with nearly the same name.
+        near: Option<String>,
+    },
+    /// A field that the kind does not have.
+    #[error("unknown {} ({}{kind} has {})", field(path), near.as_ref().map(|n| format!("did you mean {n:?}? ")).unwrap_or_default(), list(known))]
+    UnknownField {
+        /// Path of the field.
+        path: String,
+        /// The kind it was written in.
+        kind: &'static str,
+        /// The fields that there are at this place.
+        known: Vec<&'static str>,
+        /// A field with nearly the same name.
+        near: Option<String>,
+    },
+    /// A field that appears twice.
+    #[error("{} appears twice (keep one)", field(path))]
+    Duplicate {
+        /// Path of the field.
+        path: String,
+    },
+}
+
+impl ConfigError {
+    /// A short stable name, for metrics and conditions.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Syntax(_) => "syntax",
+            Self::Missing { .. } => "missing-field",
+            Self::WrongType { .. } => "wrong-type",
+            Self::ApiVersion { .. } => "api-version",
+            Self::Kind { .. } => "kind",
+            Self::UnknownField { .. } => "unknown-field",
+            Self::Duplicate { .. } => "duplicate-field",
+        }
+    }
+}
+
+fn field(path: &str) -> String {
+    if path.is_empty() { "config".to_owned() } else { format!("field {path:?}") }
+}
+
+fn list(known: &[&str]) -> String {
+    known.iter().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ")
+}
+
+fn nearest(near: Option<&str>) -> String {
+    near.map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()
+}
+
+fn version_hint(found: &str) -> &'static str {
+    if found.starts_with("resource.nvidia.com/") || found.starts_with("gpu.nvidia.com/") {
+        "; this is a config of NVIDIA's driver, with other fields"
+    } else {
+        ""
+    }
+}

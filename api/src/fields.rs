@@ -1,0 +1,110 @@
+//! Reads an object field by field: what is taken is known, what is left over is refused.
+
+use crate::ConfigError;
+use crate::tree::Tree;
+
+/// The fields of one object. Take each known field once, then [`Fields::finish`].
+pub(crate) struct Fields {
+    /// Path of the object, with a trailing dot unless it is the config itself.
+    prefix: String,
+    entries: Vec<(String, Tree)>,
+    known: Vec<&'static str>,
+}
+
+impl Fields {
+    /// Opens an object; refuses duplicates at once.
+    pub(crate) fn open(path: &str, tree: Tree) -> Result<Self, ConfigError> {
+        let entries = match tree {
+            Tree::Object(entries) => entries,
+            other => {
+                let found = other.kind();
+                return Err(ConfigError::WrongType { path: path.to_owned(), expected: "an object", found });
+            }
+        };
+        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+        for (at, (name, _)) in entries.iter().enumerate() {
+            if entries.iter().take(at).any(|(earlier, _)| earlier == name) {
+                return Err(ConfigError::Duplicate { path: format!("{prefix}{name}") });
+            }
+        }
+        Ok(Self { prefix, entries, known: Vec::new() })
+    }
+
+    /// Takes a field that must be a string.
+    pub(crate) fn string(&mut self, name: &'static str, hint: &str) -> Result<String, ConfigError> {
+        self.known.push(name);
+        let path = format!("{}{name}", self.prefix);
+        match self.take(name) {
+            Some(Tree::String(text)) => Ok(text),
+            Some(other) => Err(ConfigError::WrongType { path, expected: "a string", found: other.kind() }),
+            None => {
+                let typo = self.entries.iter().map(|(n, _)| n).find(|n| near(n, &[name]).is_some());
+                let hint = match typo {
+                    Some(typo) => format!("write {hint} instead of {typo:?}"),
+                    None => format!("add {hint}"),
+                };
+                Err(ConfigError::Missing { path, hint })
+            }
+        }
+    }
+
+    /// Refuses what was not taken, naming the nearest known field.
+    pub(crate) fn finish(self, kind: &'static str) -> Result<(), ConfigError> {
+        match self.entries.into_iter().next() {
+            None => Ok(()),
+            Some((name, _)) => Err(ConfigError::UnknownField {
+                path: format!("{}{name}", self.prefix),
+                kind,
+                near: near(&name, &self.known),
+                known: self.known,
+            }),
+        }
+    }
+
+    fn take(&mut self, name: &str) -> Option<Tree> {
+        let at = self.entries.iter().position(|(n, _)| n == name)?;
+        Some(self.entries.remove(at).1)
+    }
+}
+
+/// The known name that a person most likely meant: the same but for letter case, or at most a third of its letters
+/// away.
+pub(crate) fn near(name: &str, known: &[&'static str]) -> Option<String> {
+    let lower = name.to_lowercase();
+    known
+        .iter()
+        .map(|k| (distance(&lower, &k.to_lowercase()), *k))
+        .filter(|(d, k)| *d <= (k.len() / 3).max(1))
+        .min()
+        .map(|(_, k)| k.to_owned())
+}
+
+/// Edit distance by letters.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut next = vec![i + 1];
+        for ((y, diagonal), above) in b.iter().zip(&row).zip(row.iter().skip(1)) {
+            let left = next.last().copied().unwrap_or(i + 1);
+            next.push((diagonal + usize::from(x != *y)).min(above + 1).min(left + 1));
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_typo_finds_its_field_and_another_word_does_not() {
+        let known = ["apiVersion", "kind", "sharing"];
+        assert_eq!(near("apiversion", &known).as_deref(), Some("apiVersion"));
+        assert_eq!(near("knid", &known), None, "two edits are too many for four letters");
+        assert_eq!(near("kin", &known).as_deref(), Some("kind"));
+        assert_eq!(near("shareing", &known).as_deref(), Some("sharing"));
+        assert_eq!(near("strategy", &known), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! Every name of ours in the Kubernetes API and on the node. One place, so that a rename is one change and the
+//! documentation can be checked against it.
+
+/// Driver name (`ResourceSlice.spec.driver`) unless `--driver-name` says otherwise.
+pub const DRIVER: &str = "gpu.divvy.dev";
+
+/// API group of what users write.
+pub const GROUP: &str = "divvy.dev";
+/// Version of what users write.
+pub const VERSION: &str = "v1beta1";
+/// `apiVersion` of what users write.
+pub const API_VERSION: &str = "divvy.dev/v1beta1";
+
+/// CDI vendor and class: devices are `gpu.divvy.dev/claim=<name>`.
+pub const CDI_VENDOR: &str = "gpu.divvy.dev";
+/// CDI class.
+pub const CDI_CLASS: &str = "claim";
+/// CDI kind, `vendor/class`.
+pub const CDI_KIND: &str = "gpu.divvy.dev/claim";
+
+/// DeviceClass of whole GPUs.
+pub const CLASS_GPU: &str = "gpu.divvy.dev";
+/// DeviceClass of MIG partitions.
+pub const CLASS_MIG: &str = "mig.divvy.dev";
+/// DeviceClass of time-sliced shares.
+pub const CLASS_SHARE: &str = "share.divvy.dev";
+/// DeviceClass of MPS shares.
+pub const CLASS_MPS: &str = "mps.divvy.dev";
+
+/// Field manager of the conditions that the node plugin applies to claims.
+pub const FIELD_MANAGER: &str = "divvy-kubelet-plugin";
+/// Reporting controller in Events.
+pub const REPORTER: &str = "gpu.divvy.dev/kubelet-plugin";
+
+/// Node label that an administrator sets to get the node plugin.
+pub const NODE_LABEL: &str = "divvy.dev/gpu";
+
+/// Attribute names (`ResourceSlice.spec.devices[].attributes`). Without a domain they live in the driver's.
+/// Names and types are those of NVIDIA's driver wherever it has one, so that existing CEL keeps working.
+pub mod attributes {
+    /// `gpu`, `mig`; shares: `gpu-share`, `mig-share`.
+    pub const TYPE: &str = "type";
+    /// UUID of the device itself.
+    pub const UUID: &str = "uuid";
+    /// UUID of the GPU a partition is cut from.
+    pub const PARENT_UUID: &str = "parentUUID";
+    /// MIG profile, such as `1g.10gb`.
+    pub const PROFILE: &str = "profile";
+    /// Product name, such as `NVIDIA H100 80GB HBM3`.
+    pub const PRODUCT_NAME: &str = "productName";
+    /// Brand.
+    pub const BRAND: &str = "brand";
+    /// Architecture, such as `Hopper`.
+    pub const ARCHITECTURE: &str = "architecture";
+    /// CUDA compute capability (version).
+    pub const CUDA_COMPUTE_CAPABILITY: &str = "cudaComputeCapability";
+    /// Driver version (version, normalised).
+    pub const DRIVER_VERSION: &str = "driverVersion";
+    /// Newest CUDA version of the driver (version).
+    pub const CUDA_DRIVER_VERSION: &str = "cudaDriverVersion";
+    /// `HMM`, `ATS` or `None`.
+    pub const ADDRESSING_MODE: &str = "addressingMode";
+    /// UUID of the card, on every device: for `matchAttribute` ("same card") and `distinctAttribute`.
+    pub const GPU_UUID: &str = "gpuUUID";
+    /// `exclusive`, `time-slicing`, `mps`.
+    pub const SHARING: &str = "sharing";
+    /// What is really enforced: `hardware`, `cooperative`, `none`.
+    pub const ISOLATION: &str = "isolation";
+    /// GPUs with the same value reach each other over NVLink.
+    pub const NVLINK_DOMAIN: &str = "nvlinkDomain";
+    /// The two GPUs of a bridged pair have the same value.
+    pub const NVLINK_PAIR: &str = "nvlinkPair";
+    /// Standard attribute: PCI address.
+    pub const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
+    /// Standard attribute: PCIe root complex.
+    pub const PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
+    /// Standard attribute: NUMA node.
+    pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+}
+
+/// Capacity names (`ResourceSlice.spec.devices[].capacity`).
+pub mod capacity {
+    /// Memory in bytes.
+    pub const MEMORY: &str = "memory";
+    /// Streaming multiprocessors.
+    pub const MULTIPROCESSORS: &str = "multiprocessors";
+}
+
+/// Taint keys (`ResourceSlice.spec.devices[].taints`).
+pub mod taints {
+    /// The GPU no longer answers.
+    pub const LOST: &str = "gpu.divvy.dev/lost";
+    /// The GPU answers but cannot be read.
+    pub const UNREADABLE: &str = "gpu.divvy.dev/unreadable";
+    /// The device is no longer offered and stays published only while a claim holds it.
+    pub const WITHDRAWN: &str = "gpu.divvy.dev/withdrawn";
+    /// What is on the GPU is not certain; see the Event and the node plugin's log.
+    pub const FENCED: &str = "gpu.divvy.dev/fenced";
+    /// Processes of a released claim still run on the GPU.
+    pub const LINGERING: &str = "gpu.divvy.dev/lingering";
+    /// Processes that no claim of ours accounts for run on the GPU.
+    pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
+}
+
+/// Conditions in `ResourceClaim.status.devices[].conditions`.
+pub mod conditions {
+    /// Whether the device is prepared on its node; `False` with a reason when the claim can never be prepared as
+    /// it is.
+    pub const PREPARED: &str = "Prepared";
+}
+
+/// Environment variables in containers.
+pub mod env {
+    /// Set to `void`, so that a container runtime of NVIDIA's injects nothing by itself.
+    pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn composed_names_are_made_of_their_parts() {
+        assert_eq!(API_VERSION, format!("{GROUP}/{VERSION}"));
+        assert_eq!(CDI_KIND, format!("{CDI_VENDOR}/{CDI_CLASS}"));
+        for key in [taints::LOST, taints::WITHDRAWN, taints::FENCED, taints::LINGERING, taints::FOREIGN] {
+            assert!(key.starts_with(DRIVER), "{key}");
+        }
+    }
+}
