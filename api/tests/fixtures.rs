@@ -1,6 +1,11 @@
 //! Every file in `fixtures/good` decodes, and every file in `fixtures/bad` is refused with exactly the error beside
 //! it. YAML fixtures are what people put into manifests; they are turned into JSON as the API server would.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests; clippy excepts only the test functions themselves"
+)]
+
 use std::path::{Path, PathBuf};
 
 use divvy_api::{ConfigError, DeviceConfig, decode, decode_slice};
