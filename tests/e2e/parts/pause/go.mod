@@ -1,0 +1,3 @@
+module divvy.dev/e2e/parts/pause
+
+go 1.26.0

@@ -1,0 +1,284 @@
+//! A cluster: brought up, used, taken down.
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use fs_err as fs;
+
+use crate::api::{Api, has_condition};
+use crate::cgroups;
+use crate::components::Component;
+use crate::config::Layout;
+use crate::images;
+use crate::logs;
+use crate::namespaces::Namespaces;
+use crate::oci::Image;
+use crate::parts::{self, Parts};
+use crate::process::{Daemon, output, output_of};
+use crate::wait::{poll, wait_for};
+
+/// How long a start may take on a busy machine. It takes seconds on an idle one.
+const START: Duration = Duration::from_secs(120);
+
+/// What cluster to bring up.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Its name; clusters of different names do not touch each other.
+    pub name: String,
+    /// The Kubernetes version, as `1.37.1`.
+    pub version: String,
+    /// Whether it ends with the value returned and with this process; else `Cluster::down` ends it.
+    pub owned: bool,
+}
+
+impl Options {
+    /// A cluster for a test: of the version set, ending with the test.
+    pub fn for_test(name: &str) -> Self {
+        Self { name: name.to_owned(), version: parts::version_setting(), owned: true }
+    }
+}
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Cluster {
+    name: String,
+    parts: Parts,
+    layout: Layout,
+    namespaces: Namespaces,
+    owned: bool,
+}
+
+impl Cluster {
+    /// Brings a cluster up, until its node is Ready and pods can be made.
+    pub fn up(options: &Options) -> Result<Self> {
+        let state = state_dir(&options.name)?;
+        let parts = Parts::ensure(&options.version)?;
+        if Namespaces::find(&state)?.is_some() {
+            let name = &options.name;
+            bail!("cluster {name} is already up; take it down with: cargo xtask cluster down --name {name}");
+        }
+        clean(&options.name, &state)?;
+        fs::create_dir_all(&state)?;
+        fs::write(state.join("version"), &options.version)?;
+        let layout = Layout::new(&options.name, &state);
+        cgroups::create(&layout.cgroup())?;
+        let namespaces = Namespaces::create(&state, layout.address(), options.owned)?;
+        let mut cluster = Self { name: options.name.clone(), parts, layout, namespaces, owned: options.owned };
+        if let Err(error) = cluster.start() {
+            let logs = cluster.component_tails();
+            // Kept for whoever wants to look, unless it could not be ended with us.
+            if cluster.owned {
+                cluster.take_down()?;
+            }
+            return Err(error.context(format!("cluster {} did not start\n{logs}", options.name)));
+        }
+        Ok(cluster)
+    }
+
+    /// Finds a running cluster by name.
+    pub fn find(name: &str) -> Result<Option<Self>> {
+        let state = state_dir(name)?;
+        let Some(namespaces) = Namespaces::find(&state)? else { return Ok(None) };
+        let parts = Parts::ensure(fs::read_to_string(state.join("version"))?.trim())?;
+        let layout = Layout::new(name, &state);
+        Ok(Some(Self { name: name.to_owned(), parts, layout, namespaces, owned: false }))
+    }
+
+    /// Ends a cluster by name and removes all it left on the host. Nothing to end is fine.
+    pub fn down(name: &str) -> Result<()> {
+        let state = state_dir(name)?;
+        if let Some(mut namespaces) = Namespaces::find(&state)? {
+            namespaces.end()?;
+        }
+        clean(name, &state)
+    }
+
+    /// The names of all clusters that have a state folder, running or not.
+    pub fn names() -> Result<Vec<String>> {
+        let Ok(entries) = fs::read_dir(clusters_dir()) else { return Ok(Vec::new()) };
+        let mut names: Vec<String> =
+            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<Result<_>>()?;
+        names.sort();
+        Ok(names)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.layout.write(&self.parts)?;
+        for component in Component::ALL {
+            let path = self.parts.path_env().to_string_lossy().into_owned();
+            let env = [("PATH".to_owned(), path), ("HOME".to_owned(), "/root".to_owned())];
+            self.component(component).define(&component.args(&self.parts, &self.layout)?, &env)?;
+        }
+        for component in [Component::Etcd, Component::ApiServer, Component::Containerd] {
+            self.component(component).start()?;
+        }
+        // Meanwhile: the API server starts.
+        let socket = self.node_path("/run/containerd/containerd.sock");
+        self.alive_until(Component::Containerd, "containerd's socket", || Ok(socket.exists()))?;
+        for image in images::common(&self.parts)? {
+            self.import(&image)?;
+        }
+        // The API server makes the certificate that every client wants to see.
+        let ca = PathBuf::from(self.layout.ca());
+        self.alive_until(Component::ApiServer, "certificate of the API server", || Ok(ca.exists()))?;
+        self.component(Component::ApiProxy).start()?;
+        self.wait_for_api()?;
+        for component in Component::ALL {
+            self.component(component).start()?;
+        }
+        let node = format!("/api/v1/nodes/{}", Layout::NODE);
+        self.alive_until(Component::Kubelet, "ready node", || {
+            Ok(self.api().get(&node)?.is_some_and(|node| has_condition(&node, "Ready")))
+        })?;
+        self.alive_until(Component::ControllerManager, "default ServiceAccount", || {
+            Ok(self.api().get("/api/v1/namespaces/default/serviceaccounts/default")?.is_some())
+        })
+    }
+
+    /// Waits until the API server says that it is ready.
+    pub fn wait_for_api(&self) -> Result<()> {
+        self.alive_until(Component::ApiServer, "ready API server", || Ok(self.api().text("/readyz")? == "ok"))
+    }
+
+    /// Waits, but not for something that a dead program will never do.
+    fn alive_until(&self, component: Component, what: &str, mut check: impl FnMut() -> Result<bool>) -> Result<()> {
+        let daemon = self.component(component);
+        let ended = wait_for(what, START, || {
+            if !daemon.is_running() {
+                return Ok(Some(true));
+            }
+            Ok(check()?.then_some(false))
+        })?;
+        ensure!(!ended, "{} has ended\n{}", component.name(), daemon.log_tail());
+        Ok(())
+    }
+
+    /// The cluster's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its paths and addresses.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its programs.
+    pub fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// Its folder on the host.
+    pub fn state(&self) -> &Path {
+        self.namespaces.state()
+    }
+
+    /// Its objects, to be read.
+    pub fn api(&self) -> Api {
+        Api::new(self.layout.api_socket())
+    }
+
+    /// A component, to be stopped, killed, restarted.
+    pub fn component(&self, component: Component) -> Daemon<'_> {
+        self.daemon(component.name())
+    }
+
+    /// Any long-running program of this cluster by name: a component, or a host process that a test has defined.
+    pub fn daemon(&self, name: &str) -> Daemon<'_> {
+        Daemon::new(&self.namespaces, name)
+    }
+
+    /// Where a file of the node is for us; `/var/run` must be written `/run`.
+    pub fn node_path(&self, inside: impl AsRef<Path>) -> PathBuf {
+        self.namespaces.path(inside)
+    }
+
+    /// A command on the node, with the cluster's programs in its `PATH` and its admin's kubeconfig.
+    pub fn command<S: AsRef<OsStr>>(&self, program: impl AsRef<OsStr>, args: &[S]) -> Command {
+        let mut command = self.namespaces.command(program, args);
+        command.env("PATH", self.parts.path_env()).env("KUBECONFIG", self.layout.kubeconfig("admin"));
+        command.env("CONTAINERD_NAMESPACE", "k8s.io");
+        command
+    }
+
+    /// Runs kubectl and returns what it printed; a failure is an error with what it said.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String> {
+        output(&mut self.command("kubectl", args))
+    }
+
+    /// Creates or changes the objects of a YAML text.
+    pub fn apply(&self, yaml: &str) -> Result<()> {
+        let args = ["apply", "--server-side", "--force-conflicts", "--filename", "-"];
+        output_of(&mut self.command("kubectl", &args), yaml).map(drop)
+    }
+
+    /// Makes an image available to pods.
+    pub fn import(&self, image: &Image) -> Result<()> {
+        let archive = self.state().join("image.tar");
+        image.write_archive(&archive)?;
+        let archive_name = archive.display().to_string();
+        output(&mut self.command("ctr", &["--namespace", "k8s.io", "images", "import", &archive_name]))?;
+        Ok(fs::remove_file(archive)?)
+    }
+
+    /// Writes everything that explains a failure into a folder: logs, events, objects, files of the node.
+    pub fn collect_logs(&self, dir: &Path) -> Result<()> {
+        logs::collect(self, dir)
+    }
+
+    /// Whether the cluster's first process lives.
+    pub fn is_up(&self) -> bool {
+        self.namespaces.are_alive()
+    }
+
+    fn component_tails(&self) -> String {
+        let ended = Component::ALL.into_iter().map(|component| (component, self.component(component)));
+        let ended = ended.filter(|(_, daemon)| daemon.log().exists() && !daemon.is_running());
+        ended.map(|(component, daemon)| format!("{} has ended:\n{}\n", component.name(), daemon.log_tail())).collect()
+    }
+
+    fn take_down(&mut self) -> Result<()> {
+        self.namespaces.end()?;
+        clean(&self.name, self.namespaces.state())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.owned
+            && self.is_up()
+            && let Err(error) = self.take_down()
+        {
+            crate::process::say(&format!("cluster {} is not entirely gone: {error:#}", self.name));
+        }
+    }
+}
+
+fn clusters_dir() -> PathBuf {
+    // Not the runtime folder: that is below /run, which is another one inside the namespaces.
+    env::temp_dir().join("divvy-clusters")
+}
+
+fn state_dir(name: &str) -> Result<PathBuf> {
+    let fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    ensure!(
+        (1..=32).contains(&name.len()) && name.chars().all(fine),
+        "cluster name {name:?} is not 1 to 32 of a-z, 0-9 and -"
+    );
+    Ok(clusters_dir().join(name))
+}
+
+/// Removes what a cluster that has ended left on the host.
+fn clean(name: &str, state: &Path) -> Result<()> {
+    cgroups::remove(&Layout::new(name, state).cgroup())?;
+    if state.exists() {
+        fs::remove_dir_all(state).context("cannot remove the state folder of the cluster")?;
+    }
+    // Gone when this was the last; another cluster's folder keeps it.
+    let _ = fs::remove_dir(clusters_dir());
+    poll("removal of the state folder", Duration::from_secs(1), || Ok(!state.exists()))
+}

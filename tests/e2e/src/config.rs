@@ -1,0 +1,186 @@
+//! The files that the programs of a cluster read, and where they are.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+use fs_err as fs;
+
+use crate::images::PAUSE;
+use crate::parts::Parts;
+use crate::process::output;
+
+/// Paths and addresses of a cluster.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    name: String,
+    state: PathBuf,
+}
+
+/// Who talks to the API server: name of the kubeconfig, user, group.
+const USERS: &[(&str, &str, &str)] = &[
+    ("admin", "admin", "system:masters"),
+    ("controller-manager", "system:kube-controller-manager", ""),
+    ("scheduler", "system:kube-scheduler", ""),
+    ("kubelet", "system:node:node-1", "system:nodes"),
+    ("kube-proxy", "system:kube-proxy", ""),
+];
+
+impl Layout {
+    /// The name of the node.
+    pub const NODE: &'static str = "node-1";
+    /// Addresses of services.
+    pub const SERVICES: &'static str = "10.96.0.0/16";
+    /// Addresses of pods.
+    pub const PODS: &'static str = "10.244.0.0/24";
+
+    /// The layout of the cluster with this name, whose files are in `state`.
+    pub fn new(name: &str, state: &Path) -> Self {
+        Self { name: name.to_owned(), state: state.to_owned() }
+    }
+
+    /// The node's address; every cluster has a network of its own, so all have the same.
+    pub fn address(&self) -> &'static str {
+        "10.89.0.1"
+    }
+
+    /// A configuration file.
+    pub fn file(&self, name: &str) -> String {
+        self.state.join("etc").join(name).display().to_string()
+    }
+
+    /// The kubeconfig of a user, as `admin`.
+    pub fn kubeconfig(&self, user: &str) -> String {
+        self.file(&format!("{user}.kubeconfig"))
+    }
+
+    /// The certificate that all trust; the API server makes it when it first starts.
+    pub fn ca(&self) -> String {
+        self.file("apiserver.crt")
+    }
+
+    /// Where the API can be had without credentials or TLS, by whoever may open files of this user.
+    pub fn api_socket(&self) -> PathBuf {
+        self.state.join("api.sock")
+    }
+
+    /// The cgroup below which everything of the node's pods is, without the leading `/`.
+    pub fn cgroup(&self) -> String {
+        format!("divvy-e2e-{}", self.name)
+    }
+
+    /// Writes every file.
+    pub fn write(&self, parts: &Parts) -> Result<()> {
+        fs::create_dir_all(self.file("cni"))?;
+        let mut tokens = String::new();
+        for (name, user, group) in USERS {
+            tokens.push_str(&format!("token-{name},{user},{name},{group}\n"));
+            fs::write(self.kubeconfig(name), self.kubeconfig_text(&format!("token-{name}")))?;
+        }
+        fs::write(self.file("tokens.csv"), tokens)?;
+        fs::write(self.file("kubelet.yaml"), self.kubelet())?;
+        fs::write(self.file("containerd.toml"), self.containerd(parts)?)?;
+        fs::write(self.file("cni/10-ptp.conflist"), cni())?;
+        let key = self.file("service-account.key");
+        output(Command::new("openssl").args(["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", &key]))?;
+        Ok(())
+    }
+
+    /// A kubeconfig for any token, as one of a ServiceAccount.
+    pub fn kubeconfig_text(&self, token: &str) -> String {
+        let (ca, address) = (self.ca(), self.address());
+        format!(
+            "apiVersion: v1
+kind: Config
+clusters:
+- name: e2e
+  cluster: {{server: \"https://{address}:6443\", certificate-authority: \"{ca}\"}}
+users:
+- name: e2e
+  user: {{token: \"{token}\"}}
+contexts:
+- name: e2e
+  context: {{cluster: e2e, user: e2e}}
+current-context: e2e
+"
+        )
+    }
+
+    fn kubelet(&self) -> String {
+        format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupRoot: /{cgroup} # keeps parallel clusters apart
+cgroupDriver: cgroupfs # no systemd here
+failCgroupV1: false
+enforceNodeAllocatable: []
+oomScoreAdj: 0 # a lower one needs a right that containers lack
+failSwapOn: false
+authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
+authorization: {{mode: AlwaysAllow}}
+clusterDNS: [10.96.0.10] # nobody answers there; without one every pod gets a warning
+clusterDomain: cluster.local
+maxPods: 250
+nodeStatusUpdateFrequency: 2s
+# A full disk of the host is not what is tested.
+evictionHard: {{nodefs.available: \"0%\", nodefs.inodesFree: \"0%\", imagefs.available: \"0%\", imagefs.inodesFree: \"0%\"}}
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+",
+            cgroup = self.cgroup()
+        )
+    }
+
+    fn containerd(&self, parts: &Parts) -> Result<String> {
+        Ok(format!(
+            r#"version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+address = "/run/containerd/containerd.sock"
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{PAUSE}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+enable_cdi = true
+cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]
+# A lower score than our own needs a right that we may lack; without this sandboxes fail.
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["{cni}"]
+conf_dir = "{conf}"
+
+[plugins."io.containerd.cri.v1.runtime".containerd]
+default_runtime_name = "runc"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+BinaryName = "{runc}"
+SystemdCgroup = false
+"#,
+            cni = parts.cni_dir().display(),
+            conf = self.file("cni"),
+            runc = parts.bin("runc")?.display(),
+        ))
+    }
+}
+
+fn cni() -> String {
+    format!(
+        r#"{{
+  "cniVersion": "1.0.0",
+  "name": "pods",
+  "plugins": [
+    {{"type": "ptp", "ipam": {{"type": "host-local", "subnet": "{}", "routes": [{{"dst": "0.0.0.0/0"}}]}}}}
+  ]
+}}
+"#,
+        Layout::PODS
+    )
+}

@@ -1,0 +1,263 @@
+//! `cargo xtask check`: the structure that DESIGN section 3 promises, held against the tree. Pure crates are pure,
+//! dependencies point one way, every crate takes the workspace's lints, no source file is forgotten by its module
+//! tree or too long to read, and links in documents lead somewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// Crates that decide: no clock, files, async, environment or Kubernetes client.
+const PURE: &[&str] = &["divvy-allocator", "divvy-api", "divvy-carve", "divvy-cdi", "divvy-claims", "divvy-model"];
+
+/// Packages that would make a pure crate impure, directly or through another dependency.
+const IMPURE_PACKAGES: &[&str] = &["tokio", "kube", "kube-client", "hyper", "tonic", "libloading", "rustix", "fs-err"];
+
+/// Words that would make a pure crate's source impure (tests excepted).
+const IMPURE_WORDS: &[&str] = &[
+    "std::fs", "fs_err", "std::net", "std::process", "std::thread", "std::env::", "SystemTime::now", "Instant::now",
+];
+
+/// Which of our crates each may use in a shipped build: DESIGN section 3, one way.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("divvy-model", &[]),
+    ("divvy-proto", &[]),
+    ("divvy-cdi", &[]),
+    ("divvy-allocator", &[]),
+    ("divvy-telemetry", &[]),
+    ("divvy-cdi-hook", &[]),
+    ("divvy-api", &["divvy-model"]),
+    ("divvy-carve", &["divvy-api", "divvy-model"]),
+    ("divvy-claims", &["divvy-api", "divvy-model"]),
+    ("divvy-nvml", &["divvy-model"]),
+    ("divvy-gpu-sim", &["divvy-model"]),
+    ("divvy-host", &["divvy-model"]),
+    ("divvy-nvml-mock", &["divvy-gpu-sim", "divvy-model"]),
+    ("divvy-executor", &["divvy-cdi", "divvy-claims", "divvy-host", "divvy-model"]),
+    ("divvy-fake-cluster", &["divvy-proto"]),
+    ("divvy-controller", &["divvy-carve", "divvy-model"]),
+    (
+        "divvy-kubelet-plugin",
+        &[
+            "divvy-api", "divvy-carve", "divvy-cdi", "divvy-claims", "divvy-controller", "divvy-executor",
+            "divvy-host", "divvy-model", "divvy-nvml", "divvy-proto", "divvy-telemetry",
+        ],
+    ),
+];
+
+/// Crates for development only: never in a shipped build, except of the command line and the mock library.
+const DEVELOPMENT_ONLY: &[&str] = &["divvy-gpu-sim", "divvy-fake-cluster", "divvy-nvml-mock", "divvy-e2e"];
+
+/// Crates that spell out their own lint table, because they hold the product's `unsafe`.
+const OWN_LINTS: &[&str] = &["divvy-nvml", "divvy-nvml-mock"];
+
+/// No file above this; above [`SOFT_LINES`] it is named.
+const HARD_LINES: usize = 800;
+const SOFT_LINES: usize = 400;
+
+/// Runs every check; all findings are printed, then one error counts them.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let mut findings = Vec::new();
+    let packages = packages(root)?;
+    check_dependencies(&packages, &mut findings);
+    for package in &packages {
+        check_lints(package, &mut findings)?;
+        check_sources(package, root, &mut findings)?;
+    }
+    check_links(root, &mut findings)?;
+    for finding in &findings {
+        crate::say(finding);
+    }
+    if findings.is_empty() {
+        crate::say(&format!("structure: {} crates, {} of them pure: fine", packages.len(), PURE.len()));
+        return Ok(());
+    }
+    bail!("{} findings", findings.len())
+}
+
+struct Package {
+    name: String,
+    folder: PathBuf,
+    /// Names of normal (shipped) dependencies.
+    uses: BTreeSet<String>,
+    /// The same with theirs, and theirs.
+    closure: BTreeSet<String>,
+}
+
+fn packages(root: &Path) -> Result<Vec<Package>> {
+    let out = std::process::Command::new("cargo")
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(root)
+        .output()
+        .context("running cargo metadata")?;
+    if !out.status.success() {
+        bail!("cargo metadata: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let meta: Value = serde_json::from_slice(&out.stdout)?;
+    let text = |v: &Value, key: &str| v.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let list = |v: &Value, key: &str| v.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut names = BTreeMap::new();
+    let mut folders = BTreeMap::new();
+    for package in list(&meta, "packages") {
+        let id = text(&package, "id");
+        names.insert(id.clone(), text(&package, "name"));
+        folders.insert(id, PathBuf::from(text(&package, "manifest_path")));
+    }
+    let mut normal: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for node in list(meta.get("resolve").unwrap_or(&Value::Null), "nodes") {
+        let uses = list(&node, "deps")
+            .iter()
+            .filter(|dep| list(dep, "dep_kinds").iter().any(|k| k.get("kind").is_some_and(Value::is_null)))
+            .map(|dep| text(dep, "pkg"))
+            .collect();
+        normal.insert(text(&node, "id"), uses);
+    }
+    let name_of = |id: &String| names.get(id).cloned().unwrap_or_default();
+    Ok(list(&meta, "workspace_members")
+        .iter()
+        .filter_map(Value::as_str)
+        .map(|id| {
+            let mut seen = BTreeSet::new();
+            let mut todo = normal.get(id).cloned().unwrap_or_default();
+            let uses = todo.iter().map(name_of).collect();
+            while let Some(next) = todo.pop() {
+                if seen.insert(next.clone()) {
+                    todo.extend(normal.get(&next).cloned().unwrap_or_default());
+                }
+            }
+            Package {
+                name: name_of(&id.to_owned()),
+                folder: folders.get(id).and_then(|m| m.parent()).unwrap_or(root).to_owned(),
+                uses,
+                closure: seen.iter().map(name_of).collect(),
+            }
+        })
+        .collect())
+}
+
+fn check_dependencies(packages: &[Package], findings: &mut Vec<String>) {
+    for package in packages {
+        let name = &package.name;
+        if PURE.contains(&name.as_str()) {
+            for bad in IMPURE_PACKAGES.iter().filter(|p| package.closure.contains(**p)) {
+                findings.push(format!("{name} is pure but depends on {bad}"));
+            }
+        }
+        if let Some((_, allowed)) = MAY_USE.iter().find(|(n, _)| n == name) {
+            for used in package.uses.iter().filter(|u| u.starts_with("divvy")) {
+                if !allowed.contains(&used.as_str()) {
+                    findings.push(format!("{name} must not depend on {used} (DESIGN section 3; table in xtask/src/check.rs)"));
+                }
+            }
+            for bad in DEVELOPMENT_ONLY.iter().filter(|d| package.closure.contains(**d) && !allowed.contains(d)) {
+                findings.push(format!("{name} ships {bad}, which is for development only"));
+            }
+        } else if !["divvy", "xtask", "divvy-e2e"].contains(&name.as_str()) && !name.starts_with("divvy-test") {
+            findings.push(format!("{name} has no line in the dependency table in xtask/src/check.rs"));
+        }
+    }
+}
+
+fn check_lints(package: &Package, findings: &mut Vec<String>) -> Result<()> {
+    let manifest = fs_err::read_to_string(package.folder.join("Cargo.toml"))?;
+    let inherits = manifest.contains("[lints]\nworkspace = true");
+    if inherits == OWN_LINTS.contains(&package.name.as_str()) {
+        findings.push(format!("{}: `[lints] workspace = true` is missing, or not expected here", package.name));
+    }
+    Ok(())
+}
+
+fn check_sources(package: &Package, root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    let files = rust_files(&package.folder.join("src"))?;
+    for file in &files {
+        let shown = file.strip_prefix(root).unwrap_or(file).display().to_string();
+        let text = fs_err::read_to_string(file)?;
+        let lines = text.lines().count();
+        if lines > HARD_LINES {
+            findings.push(format!("{shown}: {lines} lines, {HARD_LINES} is the limit: split by concept"));
+        } else if lines > SOFT_LINES {
+            crate::say(&format!("note: {shown}: {lines} lines, over the soft limit of {SOFT_LINES}"));
+        }
+        if PURE.contains(&package.name.as_str()) && !is_test_file(file) {
+            let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for word in IMPURE_WORDS.iter().filter(|w| shipped.contains(**w)) {
+                findings.push(format!("{shown}: {word} in a pure crate"));
+            }
+        }
+        if !is_declared(file, &files)? {
+            findings.push(format!("{shown}: no `mod` line leads here, so it is never compiled"));
+        }
+    }
+    Ok(())
+}
+
+fn is_test_file(file: &Path) -> bool {
+    file.components().any(|c| c.as_os_str() == "tests") || file.file_stem().is_some_and(|s| s == "tests")
+}
+
+fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut todo = vec![folder.to_owned()];
+    while let Some(folder) = todo.pop() {
+        if !folder.is_dir() {
+            continue;
+        }
+        for entry in fs_err::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                todo.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Whether some `mod` line leads to the file: in its folder's `mod.rs`, `lib.rs` or `main.rs`, or in the file named
+/// like its folder.
+fn is_declared(file: &Path, files: &[PathBuf]) -> Result<bool> {
+    let (Some(stem), Some(folder)) = (file.file_stem().and_then(|s| s.to_str()), file.parent()) else {
+        return Ok(true);
+    };
+    if ["lib", "main"].contains(&stem) || folder.ends_with("bin") {
+        return Ok(true);
+    }
+    let (module, folder) = if stem == "mod" {
+        (folder.file_name().and_then(|s| s.to_str()).unwrap_or_default(), folder.parent().unwrap_or(folder))
+    } else {
+        (stem, folder)
+    };
+    let parents = [folder.join("lib.rs"), folder.join("main.rs"), folder.join("mod.rs"), folder.with_extension("rs")];
+    for parent in files.iter().filter(|f| parents.contains(f)) {
+        let text = fs_err::read_to_string(parent)?;
+        if text.contains(&format!("mod {module};")) || text.contains(&format!("mod {module} {{")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Relative links of all Markdown files.
+fn check_links(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    let out = std::process::Command::new("git").args(["ls-files", "*.md"]).current_dir(root).output()?;
+    for name in String::from_utf8_lossy(&out.stdout).lines() {
+        let file = root.join(name);
+        let Ok(text) = fs_err::read_to_string(&file) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            for part in line.split("](").skip(1) {
+                let target = part.split(')').next().unwrap_or_default();
+                let path = target.split('#').next().unwrap_or_default();
+                if path.is_empty() || target.contains("://") || target.starts_with("mailto:") {
+                    continue;
+                }
+                if !file.parent().unwrap_or(root).join(path).exists() {
+                    findings.push(format!("{name}:{}: link to {target} leads nowhere", number + 1));
+                }
+            }
+        }
+    }
+    Ok(())
+}
