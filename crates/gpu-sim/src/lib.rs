@@ -1,1 +1,20 @@
-//! Simulated GPUs: faithful facts, topology and faults on demand; implements GpuDriver.
+//! Simulated GPUs with the facts, bus layout and NVLink shape of real boards, and faults on demand.
+//!
+//! [`Engine`] is the state and its rules: pure, serialisable. [`SimNode`] shares one engine between threads and
+//! implements [`divvy_model::GpuDriver`] on it; a clone is the same node. `divvy demo` and the tests use
+//! [`SimNode`]; `divvy-nvml-mock` puts NVML's C ABI over an engine kept in a file.
+
+mod engine;
+mod fault;
+mod node;
+mod profile;
+mod spec;
+
+#[cfg(test)]
+mod tests;
+
+pub use engine::{Engine, SimGpu};
+pub use fault::{Begin, Fault, FaultEffect, FaultId};
+pub use node::SimNode;
+pub use profile::{NvLinkShape, Profile, profile, profiles};
+pub use spec::{MAX_GPUS, SimSpec, SpecError};

@@ -34,11 +34,20 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
             );
             check(
                 system.nvml_version.ends_with(&system.driver_version),
-                format!("NVML version {:?} ends in driver version {:?}", system.nvml_version, system.driver_version),
+                format!(
+                    "NVML version {:?} ends in driver version {:?}",
+                    system.nvml_version, system.driver_version
+                ),
             );
-            check(system.cuda_version.major >= 9, format!("CUDA version {} is plausible", system.cuda_version));
+            check(
+                system.cuda_version.major >= 9,
+                format!("CUDA version {} is plausible", system.cuda_version),
+            );
             if let Some(expected) = &expect.driver_version {
-                check(system.driver_version == *expected, format!("driver version is {expected}, got {}", system.driver_version));
+                check(
+                    system.driver_version == *expected,
+                    format!("driver version is {expected}, got {}", system.driver_version),
+                );
             }
         }
         Err(error) => check(false, format!("system() answers: {error}")),
@@ -67,9 +76,15 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
     for f in &facts {
         check(uuids.contains(&f.uuid), format!("{}: facts carry the UUID that was asked for", f.uuid));
         check(!f.product_name.is_empty(), format!("{}: has a name", f.uuid));
-        check(f.pci_device_id & 0xffff == 0x10de, format!("{}: PCI vendor is NVIDIA, got {:#x}", f.uuid, f.pci_device_id));
+        check(
+            f.pci_device_id & 0xffff == 0x10de,
+            format!("{}: PCI vendor is NVIDIA, got {:#x}", f.uuid, f.pci_device_id),
+        );
         check(f.memory_bytes != Some(0), format!("{}: memory is unknown or more than nothing", f.uuid));
-        check(f.compute_capability.major >= 3, format!("{}: compute capability {} is plausible", f.uuid, f.compute_capability));
+        check(
+            f.compute_capability.major >= 3,
+            format!("{}: compute capability {} is plausible", f.uuid, f.compute_capability),
+        );
         check(f.nvlinks.is_sorted(), format!("{}: NVLinks are sorted", f.uuid));
         check(
             !f.nvlinks.contains(&NvLinkPeer::Gpu(f.pci_address)),
@@ -105,8 +120,12 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
     let nobody: GpuUuid = "GPU-00000000-0000-0000-0000-000000000000".parse().expect("a GPU UUID");
     match driver.facts(&nobody) {
         Err(error) => {
-            let known = [GpuErrorCode::NOT_FOUND, GpuErrorCode::INVALID_ARGUMENT, GpuErrorCode::GPU_NOT_FOUND];
-            check(known.contains(&error.code), format!("facts() of a GPU that is not there says so, got {error}"));
+            let known =
+                [GpuErrorCode::NOT_FOUND, GpuErrorCode::INVALID_ARGUMENT, GpuErrorCode::GPU_NOT_FOUND];
+            check(
+                known.contains(&error.code),
+                format!("facts() of a GPU that is not there says so, got {error}"),
+            );
         }
         Ok(_) => check(false, "facts() of a GPU that is not there is an error".to_owned()),
     }

@@ -39,7 +39,10 @@ impl DeviceKind {
         let error = || ParseDeviceNameError(name.to_string());
         let rest = name.as_str().strip_prefix("gpu-").ok_or_else(error)?;
         // A leading zero would be a second name for the same device.
-        if rest.is_empty() || !rest.bytes().all(|b| b.is_ascii_digit()) || (rest.len() > 1 && rest.starts_with('0')) {
+        if rest.is_empty()
+            || !rest.bytes().all(|b| b.is_ascii_digit())
+            || (rest.len() > 1 && rest.starts_with('0'))
+        {
             return Err(error());
         }
         rest.parse().map(|ordinal| Self::Whole { ordinal }).map_err(|_| error())

@@ -4,10 +4,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{GpuFacts, GpuProcess, GpuUuid, MigMode, SystemFacts};
 
 /// The operation that failed; one per [`GpuDriver`] method, named after the NVML call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum GpuOp {
     /// Loading the library and `nvmlInit_v2`.
     Init,
@@ -24,6 +27,10 @@ pub enum GpuOp {
 }
 
 impl GpuOp {
+    /// Every operation.
+    pub const ALL: [Self; 6] =
+        [Self::Init, Self::System, Self::List, Self::Facts, Self::MigMode, Self::Processes];
+
     /// A short stable name, for messages and metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -38,7 +45,8 @@ impl GpuOp {
 }
 
 /// NVML's return code (`nvmlReturn_t`), kept raw. Zero never appears in an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct GpuErrorCode(pub u32);
 
 #[expect(missing_docs, reason = "the constants carry NVML's names")]
@@ -129,7 +137,9 @@ fn hint(code: GpuErrorCode, detail: Option<&str>) -> String {
     let advice = match code {
         GpuErrorCode::DRIVER_NOT_LOADED => "the NVIDIA kernel module is not loaded",
         GpuErrorCode::LIBRARY_NOT_FOUND => "is the driver root right? see --driver-root and --nvml-library",
-        GpuErrorCode::LIB_RM_VERSION_MISMATCH => "the library and the loaded kernel module differ: reboot or reload the module",
+        GpuErrorCode::LIB_RM_VERSION_MISMATCH => {
+            "the library and the loaded kernel module differ: reboot or reload the module"
+        }
         GpuErrorCode::NO_PERMISSION => "root is needed",
         GpuErrorCode::OPERATING_SYSTEM => "the device cgroup may block the GPU",
         _ => "",
@@ -222,9 +232,14 @@ mod tests {
             "NVML facts failed on GPU-12345678-1234-1234-1234-123456780001: GPU_IS_LOST (15)"
         );
         assert_eq!(
-            GpuError::global(GpuOp::Init, GpuErrorCode::LIBRARY_NOT_FOUND).with_detail("/x/libnvidia-ml.so.1").to_string(),
+            GpuError::global(GpuOp::Init, GpuErrorCode::LIBRARY_NOT_FOUND)
+                .with_detail("/x/libnvidia-ml.so.1")
+                .to_string(),
             "NVML init failed: LIBRARY_NOT_FOUND (12) (/x/libnvidia-ml.so.1; is the driver root right? see --driver-root and --nvml-library)"
         );
-        assert_eq!(GpuError::global(GpuOp::List, GpuErrorCode(4711)).to_string(), "NVML list failed: code 4711");
+        assert_eq!(
+            GpuError::global(GpuOp::List, GpuErrorCode(4711)).to_string(),
+            "NVML list failed: code 4711"
+        );
     }
 }

@@ -138,8 +138,23 @@ impl Brand {
     /// The name as NVIDIA's DRA driver publishes it; `None` for an unknown number.
     pub fn name(self) -> Option<&'static str> {
         const NAMES: [&str; 17] = [
-            "Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan", "NvidiaVApps", "NvidiaVPC", "NvidiaVCS",
-            "NvidiaVWS", "NvidiaCloudGaming", "QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX",
+            "Unknown",
+            "Quadro",
+            "Tesla",
+            "NVS",
+            "Grid",
+            "GeForce",
+            "Titan",
+            "NvidiaVApps",
+            "NvidiaVPC",
+            "NvidiaVCS",
+            "NvidiaVWS",
+            "NvidiaCloudGaming",
+            "QuadroRTX",
+            "NvidiaRTX",
+            "Nvidia",
+            "GeForceRTX",
+            "TitanRTX",
         ];
         usize::try_from(self.0).ok().and_then(|i| NAMES.get(i).copied())
     }

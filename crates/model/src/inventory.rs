@@ -52,7 +52,8 @@ impl Inventory {
     /// have no label. (`hardware.md` section 8)
     pub fn nvlink_domains(&self) -> BTreeMap<GpuUuid, String> {
         use crate::NvLinkPeer;
-        let by_pci: BTreeMap<_, _> = self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
+        let by_pci: BTreeMap<_, _> =
+            self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
         let switched: Vec<&GpuUuid> = self
             .gpus
             .iter()
@@ -60,15 +61,6 @@ impl Inventory {
             .map(|(uuid, _)| uuid)
             .collect();
         let mut root: BTreeMap<&GpuUuid, &GpuUuid> = self.gpus.keys().map(|uuid| (uuid, uuid)).collect();
-        fn find<'a>(root: &BTreeMap<&'a GpuUuid, &'a GpuUuid>, mut at: &'a GpuUuid) -> &'a GpuUuid {
-            while let Some(&up) = root.get(at) {
-                if up == at {
-                    break;
-                }
-                at = up;
-            }
-            at
-        }
         let mut join = |a, b| {
             let (a, b) = (find(&root, a), find(&root, b));
             let (low, high) = if a <= b { (a, b) } else { (b, a) };
@@ -107,7 +99,8 @@ impl Inventory {
     /// one other GPU of the node, and that one back to it alone, is in a pair.
     pub fn nvlink_pairs(&self) -> BTreeMap<GpuUuid, String> {
         use crate::NvLinkPeer;
-        let by_pci: BTreeMap<_, _> = self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
+        let by_pci: BTreeMap<_, _> =
+            self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
         let only_peer = |uuid: &GpuUuid| -> Option<&GpuUuid> {
             let mut peers: Vec<_> = self
                 .gpus
@@ -134,4 +127,15 @@ impl Inventory {
             })
             .collect()
     }
+}
+
+/// The root of a GPU's tree: its connected component.
+fn find<'a>(root: &BTreeMap<&'a GpuUuid, &'a GpuUuid>, mut at: &'a GpuUuid) -> &'a GpuUuid {
+    while let Some(&up) = root.get(at) {
+        if up == at {
+            break;
+        }
+        at = up;
+    }
+    at
 }

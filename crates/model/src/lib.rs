@@ -19,8 +19,8 @@ pub use conformance::{Expect, Violation, conformance};
 pub use device::{DeviceKind, ParseDeviceNameError};
 pub use driver::{GpuDriver, GpuError, GpuErrorCode, GpuOp};
 pub use gpu::{
-    Architecture, Brand, ComputeCapability, CudaVersion, FabricFacts, GpuFacts, GpuProcess, MigMode, NvLinkPeer,
-    SystemFacts,
+    Architecture, Brand, ComputeCapability, CudaVersion, FabricFacts, GpuFacts, GpuProcess, MigMode,
+    NvLinkPeer, SystemFacts,
 };
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
 pub use inventory::{Gpu, GpuProblem, HostTopology, Inventory};

@@ -37,7 +37,7 @@ impl Ordinals {
         let mut taken: BTreeSet<u32> = self.0.values().copied().collect();
         let changed = !fresh.is_empty();
         for (gpu, _) in fresh {
-            let free = (0..).find(|n| !taken.contains(n)).unwrap_or(u32::MAX);
+            let free = (0..=u32::MAX).find(|n| !taken.contains(n)).unwrap_or(u32::MAX);
             taken.insert(free);
             self.0.insert(gpu, free);
         }

@@ -8,7 +8,9 @@ pub fn normalise_version(text: &str) -> Option<semver::Version> {
     let mut parts = text.trim().split('.');
     for slot in &mut numbers {
         match parts.next() {
-            Some(part) if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) => *slot = part.parse().ok()?,
+            Some(part) if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) => {
+                *slot = part.parse().ok()?;
+            }
             Some(_) => return None,
             None => break,
         }

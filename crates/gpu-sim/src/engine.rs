@@ -1,0 +1,366 @@
+//! [`Engine`]: the state of a node's GPUs and what NVML would answer about it. No clock, threads or files.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{
+    BootId, CudaVersion, Gpu, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology,
+    Inventory, MigMode, NvLinkPeer, PciAddress, SystemFacts,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::fault::{Begin, Fault, FaultId, Faults};
+use crate::profile::{NvLinkPort, NvLinkShape, Profile, cores_per_multiprocessor};
+use crate::spec::{MAX_GPUS, SimSpec};
+
+/// One simulated GPU. Tests may change any field: an unknown architecture, no minor, another size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SimGpu {
+    /// The board's key in [`crate::profiles`].
+    pub model: String,
+    /// What NVML answers, but for `nvlinks`, which follow from `nvlink` and who else is there.
+    pub facts: GpuFacts,
+    /// Place in the host.
+    pub topology: HostTopology,
+    /// How it is connected to other GPUs.
+    pub nvlink: NvLinkShape,
+    /// Fell off the bus: still there, but answers nothing but `GPU_IS_LOST`.
+    #[serde(default)]
+    pub lost: bool,
+    /// Processes with a compute context.
+    #[serde(default)]
+    pub processes: BTreeSet<GpuProcess>,
+}
+
+impl SimGpu {
+    /// CUDA cores; 0 where the multiprocessors are unknown.
+    pub fn cores(&self) -> u32 {
+        self.facts.multiprocessors.unwrap_or(0) * cores_per_multiprocessor(self.facts.compute_capability)
+    }
+}
+
+/// A node's GPUs, its driver, and the faults that are set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    boots: u64,
+    node_number: u16,
+    /// Ever-growing, so that a GPU added later is never mistaken for one that left.
+    next_serial: u16,
+    driver_loaded: bool,
+    /// Driver, NVML and CUDA versions.
+    pub system: SystemFacts,
+    gpus: Vec<SimGpu>,
+    faults: Faults,
+}
+
+impl Engine {
+    /// A freshly booted node with these GPUs, MIG off, driver 580.95.05.
+    pub fn new(spec: &SimSpec) -> Self {
+        let mut engine = Self {
+            boots: 1,
+            node_number: spec.node_number(),
+            next_serial: 0,
+            driver_loaded: true,
+            system: system("580.95.05", CudaVersion { major: 13, minor: 0 }),
+            gpus: Vec::new(),
+            faults: Faults::default(),
+        };
+        for (profile, count) in spec.groups() {
+            let baseboard = match profile.nvlink {
+                NvLinkPort::Sxm { links } if count == 4 => {
+                    Some(NvLinkShape::Mesh { board: engine.next_board(), links_per_peer: links / 3 })
+                }
+                _ => None,
+            };
+            for _ in 0..count {
+                engine.add(profile, baseboard);
+            }
+        }
+        engine
+    }
+
+    /// All GPUs, in PCI order.
+    pub fn gpus(&self) -> &[SimGpu] {
+        &self.gpus
+    }
+
+    /// One GPU, by its place in PCI order (NVML's index while none is lost).
+    pub fn gpu_at(&mut self, index: usize) -> Option<&mut SimGpu> {
+        self.gpus.get_mut(index)
+    }
+
+    /// One GPU, by UUID.
+    pub fn gpu(&mut self, uuid: &GpuUuid) -> Option<&mut SimGpu> {
+        self.gpus.iter_mut().find(|g| g.facts.uuid == *uuid)
+    }
+
+    /// What `/proc/sys/kernel/random/boot_id` says.
+    pub fn boot_id(&self) -> BootId {
+        #[expect(clippy::expect_used, reason = "the form is fixed; tested")]
+        format!("00000000-0000-4000-8000-{:012x}", self.boots).parse().expect("a boot id")
+    }
+
+    /// The node is switched off and on: a new boot id, no processes, lost GPUs are back, and MIG mode is off where
+    /// it does not survive a driver unload (Hopper and later) and as it was pending elsewhere.
+    pub fn reboot(&mut self) {
+        self.boots += 1;
+        self.driver_loaded = true;
+        for gpu in &mut self.gpus {
+            gpu.lost = false;
+            gpu.processes.clear();
+            if let MigMode::Supported { current, pending } = &mut gpu.facts.mig_mode {
+                *current = *pending && !gpu.facts.architecture.toggles_mig_without_reset();
+                *pending = *current;
+            }
+        }
+    }
+
+    /// Whether the kernel module is loaded.
+    pub fn driver_loaded(&self) -> bool {
+        self.driver_loaded
+    }
+
+    /// Loads or unloads the kernel module: while it is unloaded every call answers `DRIVER_NOT_LOADED`.
+    pub fn set_driver_loaded(&mut self, loaded: bool) {
+        self.driver_loaded = loaded;
+    }
+
+    /// Another driver, as after an upgrade; NVML's version follows.
+    pub fn set_driver_version(&mut self, version: &str, cuda: CudaVersion) {
+        self.system = system(version, cuda);
+    }
+
+    /// Adds a GPU in the first free slot; `None` when the node is full. Its minor is the lowest free one.
+    pub fn add_gpu(&mut self, profile: &'static Profile) -> Option<GpuUuid> {
+        (self.gpus.len() < MAX_GPUS).then(|| self.add(profile, None))
+    }
+
+    /// Puts a GPU back, as [`Engine::remove_gpu`] gave it.
+    pub fn insert_gpu(&mut self, gpu: SimGpu) {
+        self.gpus.push(gpu);
+        self.gpus.sort_by_key(|g| g.facts.pci_address);
+    }
+
+    /// Takes a GPU out: from now on nobody knows it.
+    pub fn remove_gpu(&mut self, uuid: &GpuUuid) -> Option<SimGpu> {
+        let at = self.gpus.iter().position(|g| g.facts.uuid == *uuid)?;
+        Some(self.gpus.remove(at))
+    }
+
+    /// Sets a fault. Of several that meet a call, the one set first acts.
+    pub fn set_fault(&mut self, fault: Fault) -> FaultId {
+        self.faults.set(fault)
+    }
+
+    /// Lets the calls that hang in a fault go on (all faults: `None`), and no further call hang in it.
+    pub fn release(&mut self, id: Option<FaultId>) {
+        self.faults.release(id);
+    }
+
+    /// Forgets a fault (all: `None`); calls hanging in it go on and do their work.
+    pub fn clear_faults(&mut self, id: Option<FaultId>) {
+        self.faults.clear(id);
+    }
+
+    /// Whether any fault is set; without one, [`Engine::begin`] changes nothing.
+    pub fn has_faults(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
+    /// To be asked before each call: what the faults make of it. Counts the call against them.
+    pub fn begin(&mut self, op: GpuOp, gpu: Option<&GpuUuid>) -> Begin {
+        self.faults.begin(op, gpu)
+    }
+
+    /// What a call does that [`Engine::begin`] let hang: still `Hang`, or what comes after.
+    pub fn after_hang(&self, id: FaultId) -> Begin {
+        self.faults.after_hang(id)
+    }
+
+    /// Opening a session.
+    pub fn init(&self) -> Result<(), GpuError> {
+        self.loaded(GpuOp::Init, None)
+    }
+
+    /// See [`divvy_model::GpuDriver::system`].
+    pub fn system(&self) -> Result<SystemFacts, GpuError> {
+        self.loaded(GpuOp::System, None)?;
+        Ok(self.system.clone())
+    }
+
+    /// See [`divvy_model::GpuDriver::list`].
+    pub fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
+        self.loaded(GpuOp::List, None)?;
+        Ok(self.gpus.iter().filter(|g| !g.lost).map(|g| g.facts.uuid.clone()).collect())
+    }
+
+    /// See [`divvy_model::GpuDriver::facts`].
+    pub fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
+        Ok(self.facts_of(self.find(GpuOp::Facts, gpu)?))
+    }
+
+    /// See [`divvy_model::GpuDriver::mig_mode`].
+    pub fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        Ok(self.find(GpuOp::MigMode, gpu)?.facts.mig_mode)
+    }
+
+    /// See [`divvy_model::GpuDriver::processes`].
+    pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+        Ok(self.find(GpuOp::Processes, gpu)?.processes.iter().cloned().collect())
+    }
+
+    /// Facts of a GPU, faults and loss aside.
+    pub fn facts_of(&self, gpu: &SimGpu) -> GpuFacts {
+        GpuFacts { nvlinks: self.nvlinks(gpu), ..gpu.facts.clone() }
+    }
+
+    /// Where each GPU sits in the host: what sysfs would say, for readers that have no sysfs.
+    pub fn topology(&self) -> BTreeMap<PciAddress, HostTopology> {
+        self.gpus.iter().map(|g| (g.facts.pci_address, g.topology.clone())).collect()
+    }
+
+    /// The inventory a reader would see now, faults aside.
+    pub fn inventory(&self) -> Inventory {
+        let gpus = self.gpus.iter().filter(|g| !g.lost);
+        Inventory {
+            system: self.system.clone(),
+            gpus: gpus
+                .map(|g| {
+                    (g.facts.uuid.clone(), Gpu { facts: self.facts_of(g), topology: g.topology.clone() })
+                })
+                .collect(),
+            problems: Vec::new(),
+        }
+    }
+
+    fn loaded(&self, op: GpuOp, gpu: Option<&GpuUuid>) -> Result<(), GpuError> {
+        if self.driver_loaded {
+            return Ok(());
+        }
+        Err(GpuError { op, code: GpuErrorCode::DRIVER_NOT_LOADED, gpu: gpu.cloned(), detail: None })
+    }
+
+    fn find(&self, op: GpuOp, uuid: &GpuUuid) -> Result<&SimGpu, GpuError> {
+        self.loaded(op, Some(uuid))?;
+        match self.gpus.iter().find(|g| g.facts.uuid == *uuid) {
+            None => Err(GpuError::on_gpu(op, GpuErrorCode::NOT_FOUND, uuid)),
+            Some(gpu) if gpu.lost => Err(GpuError::on_gpu(op, GpuErrorCode::GPU_IS_LOST, uuid)),
+            Some(gpu) => Ok(gpu),
+        }
+    }
+
+    fn nvlinks(&self, gpu: &SimGpu) -> Vec<NvLinkPeer> {
+        let peers = |same: &dyn Fn(NvLinkShape) -> bool, links: u32| {
+            let others = self.gpus.iter().filter(|o| !o.lost && o.facts.uuid != gpu.facts.uuid);
+            let connected = others.filter(|o| same(o.nvlink)).map(|o| NvLinkPeer::Gpu(o.facts.pci_address));
+            let mut all: Vec<_> = connected.flat_map(|peer| (0..links).map(move |_| peer)).collect();
+            all.sort_unstable();
+            all
+        };
+        match gpu.nvlink {
+            NvLinkShape::None => Vec::new(),
+            NvLinkShape::Switch { links } => (0..links).map(|_| NvLinkPeer::Switch).collect(),
+            NvLinkShape::Mesh { board, links_per_peer } => {
+                peers(&|o| matches!(o, NvLinkShape::Mesh { board: b, .. } if b == board), links_per_peer)
+            }
+            NvLinkShape::Bridge { bridge, links } => {
+                peers(&|o| matches!(o, NvLinkShape::Bridge { bridge: b, .. } if b == bridge), links)
+            }
+        }
+    }
+
+    fn add(&mut self, profile: &'static Profile, baseboard: Option<NvLinkShape>) -> GpuUuid {
+        let pci_address = self.free_slot(profile);
+        let serial = self.next_serial;
+        self.next_serial = self.next_serial.wrapping_add(1);
+        let node = self.node_number;
+        #[expect(clippy::expect_used, reason = "the form is fixed; tested")]
+        let uuid: GpuUuid =
+            format!("GPU-12345678-1234-1234-{node:04x}-12345678{serial:04x}").parse().expect("a GPU UUID");
+        let numa = pci_address.domain * 2 + u32::from(pci_address.bus >= 0x80);
+        let taken = |pick: fn(&SimGpu) -> Option<u32>| -> BTreeSet<u32> {
+            self.gpus.iter().filter_map(pick).collect()
+        };
+        let gpu = SimGpu {
+            model: profile.key.to_owned(),
+            facts: GpuFacts {
+                uuid: uuid.clone(),
+                minor: Some(lowest_free(0, &taken(|g| g.facts.minor))),
+                product_name: profile.product_name.to_owned(),
+                brand: profile.brand,
+                architecture: profile.architecture,
+                compute_capability: profile.compute_capability,
+                memory_bytes: Some(profile.memory_bytes),
+                multiprocessors: Some(profile.multiprocessors),
+                pci_address,
+                pci_device_id: profile.pci_device_id,
+                mig_mode: profile.mig_mode(),
+                // HMM comes with the open kernel module's Ampere and later support.
+                addressing_mode: Some(
+                    if profile.compute_capability.major >= 8 { "HMM" } else { "None" }.to_owned(),
+                ),
+                module_id: profile.is_sxm().then(|| lowest_free(1, &taken(|g| g.facts.module_id))),
+                nvlinks: Vec::new(),
+                fabric: None,
+            },
+            topology: HostTopology { numa_node: Some(numa), pcie_root: Some(profile.pcie_root(pci_address)) },
+            nvlink: baseboard.unwrap_or_else(|| self.connect(profile)),
+            lost: false,
+            processes: BTreeSet::new(),
+        };
+        self.insert_gpu(gpu);
+        uuid
+    }
+
+    /// The first slot of the board's chassis that is free; beyond eight, the same slots of another PCI segment.
+    fn free_slot(&self, profile: &Profile) -> PciAddress {
+        let taken: BTreeSet<_> = self.gpus.iter().map(|g| g.facts.pci_address).collect();
+        let slot = |domain, bus: u8| PciAddress { domain, bus, device: 0, function: 0 };
+        (0..=u32::MAX)
+            .flat_map(|domain| profile.chassis.buses.iter().map(move |bus| slot(domain, *bus)))
+            .find(|address| !taken.contains(address))
+            .unwrap_or_else(|| slot(u32::MAX, 0))
+    }
+
+    /// The NVLink shape of a GPU that joins the ones already there.
+    fn connect(&self, profile: &Profile) -> NvLinkShape {
+        let same_model = || self.gpus.iter().filter(|g| g.model == profile.key).map(|g| g.nvlink);
+        match profile.nvlink {
+            NvLinkPort::None => NvLinkShape::None,
+            NvLinkPort::Sxm { links } => {
+                // A GPU put back on a four-GPU baseboard that has a free place.
+                let free = same_model().find(|shape| {
+                    matches!(shape, NvLinkShape::Mesh { .. })
+                        && same_model().filter(|s| s == shape).count() < 4
+                });
+                free.unwrap_or(NvLinkShape::Switch { links })
+            }
+            NvLinkPort::Bridge { links } => {
+                let half_free = same_model().find(|shape| {
+                    matches!(shape, NvLinkShape::Bridge { .. })
+                        && same_model().filter(|s| s == shape).count() < 2
+                });
+                half_free.unwrap_or(NvLinkShape::Bridge { bridge: self.next_board(), links })
+            }
+        }
+    }
+
+    fn next_board(&self) -> u32 {
+        let number = |g: &SimGpu| match g.nvlink {
+            NvLinkShape::Mesh { board: n, .. } | NvLinkShape::Bridge { bridge: n, .. } => Some(n),
+            NvLinkShape::None | NvLinkShape::Switch { .. } => None,
+        };
+        lowest_free(0, &self.gpus.iter().filter_map(number).collect())
+    }
+}
+
+fn lowest_free(from: u32, taken: &BTreeSet<u32>) -> u32 {
+    (from..=u32::MAX).find(|n| !taken.contains(n)).unwrap_or(u32::MAX)
+}
+
+fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
+    SystemFacts {
+        driver_version: driver.to_owned(),
+        nvml_version: format!("{}.{driver}", cuda.major),
+        cuda_version: cuda,
+    }
+}

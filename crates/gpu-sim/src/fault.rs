@@ -1,0 +1,171 @@
+//! Faults: what a call does instead of answering.
+
+use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
+use serde::{Deserialize, Serialize};
+
+/// Names a fault that was set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FaultId(pub u64);
+
+/// What a call that meets the fault does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultEffect {
+    /// Fails at once.
+    Fail(GpuErrorCode),
+    /// Hangs until the fault is released or cleared; then fails with the code, or does its work if there is none.
+    Hang {
+        /// What comes after the hang.
+        then: Option<GpuErrorCode>,
+    },
+}
+
+/// A fault: which calls it meets, how many, and what they do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// Only calls of this operation; `None` = all.
+    #[serde(default)]
+    pub op: Option<GpuOp>,
+    /// Only calls on this GPU; `None` = all, also those on no GPU.
+    #[serde(default)]
+    pub gpu: Option<GpuUuid>,
+    /// So many matching calls pass before the first is met.
+    #[serde(default)]
+    pub skip: u32,
+    /// So many calls are met; `None` = every one until the fault is cleared.
+    #[serde(default)]
+    pub times: Option<u32>,
+    /// What they do.
+    pub effect: FaultEffect,
+}
+
+impl Fault {
+    /// Every call fails with `code`, until cleared.
+    pub fn fail(code: GpuErrorCode) -> Self {
+        Self { op: None, gpu: None, skip: 0, times: None, effect: FaultEffect::Fail(code) }
+    }
+
+    /// Every call hangs until released, and then does its work.
+    pub fn hang() -> Self {
+        Self { effect: FaultEffect::Hang { then: None }, ..Self::fail(GpuErrorCode::UNKNOWN) }
+    }
+
+    /// Every call hangs until released, and then fails with `code`.
+    pub fn hang_then_fail(code: GpuErrorCode) -> Self {
+        Self { effect: FaultEffect::Hang { then: Some(code) }, ..Self::hang() }
+    }
+
+    /// Only calls of `op`.
+    #[must_use]
+    pub fn of(self, op: GpuOp) -> Self {
+        Self { op: Some(op), ..self }
+    }
+
+    /// Only calls on `gpu`.
+    #[must_use]
+    pub fn on(self, gpu: &GpuUuid) -> Self {
+        Self { gpu: Some(gpu.clone()), ..self }
+    }
+
+    /// Only the next `times` matching calls.
+    #[must_use]
+    pub fn times(self, times: u32) -> Self {
+        Self { times: Some(times), ..self }
+    }
+
+    /// Not the first `skip` matching calls.
+    #[must_use]
+    pub fn after(self, skip: u32) -> Self {
+        Self { skip, ..self }
+    }
+
+    fn meets(&self, op: GpuOp, gpu: Option<&GpuUuid>) -> bool {
+        self.op.is_none_or(|o| o == op) && self.gpu.as_ref().is_none_or(|g| Some(g) == gpu)
+    }
+}
+
+/// How a call starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// It does its work.
+    Work,
+    /// It fails.
+    Fail(GpuErrorCode),
+    /// It hangs until this fault is released; ask [`crate::Engine::after_hang`].
+    Hang(FaultId),
+}
+
+/// The faults set on an engine, in order of setting.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Faults {
+    next: u64,
+    set: Vec<SetFault>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct SetFault {
+    id: FaultId,
+    fault: Fault,
+    #[serde(default)]
+    released: bool,
+}
+
+impl Faults {
+    pub(crate) fn set(&mut self, fault: Fault) -> FaultId {
+        let id = FaultId(self.next);
+        self.next += 1;
+        self.set.push(SetFault { id, fault, released: false });
+        id
+    }
+
+    pub(crate) fn release(&mut self, id: Option<FaultId>) {
+        for set in self.set.iter_mut().filter(|s| id.is_none_or(|id| s.id == id)) {
+            set.released = true;
+        }
+    }
+
+    pub(crate) fn clear(&mut self, id: Option<FaultId>) {
+        self.set.retain(|s| id.is_some_and(|id| s.id != id));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.set.is_empty()
+    }
+
+    /// Meets a call with the first fault that applies, and counts it there.
+    pub(crate) fn begin(&mut self, op: GpuOp, gpu: Option<&GpuUuid>) -> Begin {
+        for set in &mut self.set {
+            if !set.fault.meets(op, gpu) || set.fault.times == Some(0) {
+                continue;
+            }
+            if set.fault.skip > 0 {
+                set.fault.skip -= 1;
+                continue;
+            }
+            // A released hang no longer holds anybody.
+            if set.released && matches!(set.fault.effect, FaultEffect::Hang { .. }) {
+                continue;
+            }
+            if let Some(times) = &mut set.fault.times {
+                *times -= 1;
+            }
+            return match set.fault.effect {
+                FaultEffect::Fail(code) => Begin::Fail(code),
+                FaultEffect::Hang { .. } => Begin::Hang(set.id),
+            };
+        }
+        Begin::Work
+    }
+
+    /// Whether a hanging call still hangs.
+    pub(crate) fn after_hang(&self, id: FaultId) -> Begin {
+        match self.set.iter().find(|s| s.id == id) {
+            Some(set) if !set.released => Begin::Hang(id),
+            Some(SetFault {
+                fault: Fault { effect: FaultEffect::Hang { then: Some(code) }, .. }, ..
+            }) => Begin::Fail(*code),
+            _ => Begin::Work,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! [`SimNode`]: one engine shared between threads, as a [`GpuDriver`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use divvy_model::{
+    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology, Inventory,
+    MigMode, PciAddress, SystemFacts,
+};
+
+use crate::engine::{Engine, SimGpu};
+use crate::fault::{Begin, Fault, FaultId};
+use crate::profile::Profile;
+use crate::spec::{SimSpec, SpecError};
+
+/// A simulated node. A clone is the same node.
+#[derive(Clone)]
+pub struct SimNode {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    engine: Engine,
+    hanging: usize,
+    calls: BTreeMap<GpuOp, u64>,
+}
+
+impl SimNode {
+    /// A freshly booted node with these GPUs.
+    pub fn new(spec: &SimSpec) -> Self {
+        Self::from_engine(Engine::new(spec))
+    }
+
+    /// [`SimNode::new`] of a text such as `h100x2`.
+    pub fn parse(spec: &str) -> Result<Self, SpecError> {
+        Ok(Self::new(&spec.parse()?))
+    }
+
+    /// A node that goes on where `engine` is.
+    pub fn from_engine(engine: Engine) -> Self {
+        let state = State { engine, hanging: 0, calls: BTreeMap::new() };
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }) }
+    }
+
+    /// Opens a session: the node itself, unless `Init` has a fault or the driver is not loaded.
+    pub fn open(&self) -> Result<Self, GpuError> {
+        self.call(GpuOp::Init, None, Engine::init)?;
+        Ok(self.clone())
+    }
+
+    /// Reads or changes the engine; hanging calls look at it again afterwards.
+    pub fn edit<R>(&self, edit: impl FnOnce(&mut Engine) -> R) -> R {
+        let result = edit(&mut self.lock().engine);
+        self.shared.changed.notify_all();
+        result
+    }
+
+    /// A copy of the engine as it is.
+    pub fn engine(&self) -> Engine {
+        self.lock().engine.clone()
+    }
+
+    /// UUIDs of all GPUs, lost ones included, in PCI order.
+    pub fn uuids(&self) -> Vec<GpuUuid> {
+        self.lock().engine.gpus().iter().map(|g| g.facts.uuid.clone()).collect()
+    }
+
+    /// See [`Engine::inventory`].
+    pub fn inventory(&self) -> Inventory {
+        self.lock().engine.inventory()
+    }
+
+    /// Where a GPU sits in the host; nothing known about an address without a GPU.
+    pub fn topology(&self, address: PciAddress) -> HostTopology {
+        self.lock().engine.topology().remove(&address).unwrap_or_default()
+    }
+
+    /// Sets a fault.
+    pub fn fault(&self, fault: Fault) -> FaultId {
+        self.edit(|e| e.set_fault(fault))
+    }
+
+    /// Lets the calls hanging in a fault go on.
+    pub fn release(&self, id: FaultId) {
+        self.edit(|e| e.release(Some(id)));
+    }
+
+    /// Forgets all faults; hanging calls go on.
+    pub fn clear_faults(&self) {
+        self.edit(|e| e.clear_faults(None));
+    }
+
+    /// A GPU falls off the bus. Whether there is such a GPU.
+    pub fn lose_gpu(&self, uuid: &GpuUuid) -> bool {
+        self.edit(|e| e.gpu(uuid).map(|g| g.lost = true).is_some())
+    }
+
+    /// A lost GPU comes back. Whether there is such a GPU.
+    pub fn restore_gpu(&self, uuid: &GpuUuid) -> bool {
+        self.edit(|e| e.gpu(uuid).map(|g| g.lost = false).is_some())
+    }
+
+    /// Adds a GPU while running; `None` when the node is full.
+    pub fn add_gpu(&self, profile: &'static Profile) -> Option<GpuUuid> {
+        self.edit(|e| e.add_gpu(profile))
+    }
+
+    /// Takes a GPU out while running.
+    pub fn remove_gpu(&self, uuid: &GpuUuid) -> Option<SimGpu> {
+        self.edit(|e| e.remove_gpu(uuid))
+    }
+
+    /// A process opens a context on a GPU. Whether there is such a GPU.
+    pub fn start_process(&self, uuid: &GpuUuid, pid: u32) -> bool {
+        self.edit(|e| {
+            e.gpu(uuid).map(|g| g.processes.insert(GpuProcess { pid, gpu_instance: None })).is_some()
+        })
+    }
+
+    /// A process ends: its contexts are gone from all GPUs.
+    pub fn end_process(&self, pid: u32) {
+        self.edit(|e| {
+            for uuid in e.gpus().iter().map(|g| g.facts.uuid.clone()).collect::<Vec<_>>() {
+                if let Some(gpu) = e.gpu(&uuid) {
+                    gpu.processes.retain(|p| p.pid != pid);
+                }
+            }
+        });
+    }
+
+    /// How many calls of an operation were made so far, failed and hanging ones included.
+    pub fn calls(&self, op: GpuOp) -> u64 {
+        self.lock().calls.get(&op).copied().unwrap_or(0)
+    }
+
+    /// Waits until at least `count` calls hang. Whether they do in time.
+    pub fn wait_until_hanging(&self, count: usize, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        while state.hanging < count {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in an edit leaves a state that is at worst half edited; the test that panicked has failed anyway.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One call: meets the faults, hangs if it must (without the lock), then asks the engine as it is by then.
+    fn call<T>(
+        &self,
+        op: GpuOp,
+        gpu: Option<&GpuUuid>,
+        answer: impl FnOnce(&Engine) -> Result<T, GpuError>,
+    ) -> Result<T, GpuError> {
+        let mut state = self.lock();
+        *state.calls.entry(op).or_default() += 1;
+        let mut begin = state.engine.begin(op, gpu);
+        if let Begin::Hang(id) = begin {
+            state.hanging += 1;
+            self.shared.changed.notify_all();
+            while matches!(begin, Begin::Hang(_)) {
+                state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                begin = state.engine.after_hang(id);
+            }
+            state.hanging -= 1;
+            self.shared.changed.notify_all();
+        }
+        match begin {
+            Begin::Fail(code) => Err(fault_error(op, gpu, code)),
+            Begin::Work | Begin::Hang(_) => answer(&state.engine),
+        }
+    }
+}
+
+fn fault_error(op: GpuOp, gpu: Option<&GpuUuid>, code: GpuErrorCode) -> GpuError {
+    GpuError { op, code, gpu: gpu.cloned(), detail: None }
+}
+
+impl GpuDriver for SimNode {
+    fn system(&self) -> Result<SystemFacts, GpuError> {
+        self.call(GpuOp::System, None, Engine::system)
+    }
+    fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
+        self.call(GpuOp::List, None, Engine::list)
+    }
+    fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
+        self.call(GpuOp::Facts, Some(gpu), |e| e.facts(gpu))
+    }
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        self.call(GpuOp::MigMode, Some(gpu), |e| e.mig_mode(gpu))
+    }
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+        self.call(GpuOp::Processes, Some(gpu), |e| e.processes(gpu))
+    }
+}
+
+impl fmt::Debug for SimNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("SimNode")
+            .field("gpus", &state.engine.gpus().len())
+            .field("hanging", &state.hanging)
+            .finish()
+    }
+}
