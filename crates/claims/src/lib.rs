@@ -1,1 +1,30 @@
-//! Pure: config resolution, the prepare decision, plans and steps, record and GPU-state types.
+//! What a claim gets, decided without touching anything.
+//!
+//! A [`Claim`] (values taken from the API object) and a [`Snapshot`] (inventory, ordinals, records, GPU states) go
+//! into [`decide`]; out comes a [`Decision`]: the answer is ready, a [`Plan`] is to be run, a holder is to be waited
+//! for, or the claim is refused with a [`Refusal`]. The module `record` holds what is kept on disk about a claim,
+//! `gpu_state` what is kept about a GPU, and `stored` how both are written: versioned, with a checksum over the
+//! stored bytes.
+//!
+//! Pure: no clock, files, async or Kubernetes client. `divvy-executor` takes the snapshot, calls [`decide`] and
+//! carries plans out; the kubelet plugin turns API objects into [`Claim`]s.
+
+mod claim;
+mod config;
+mod decide;
+mod gpu_state;
+mod plan;
+mod record;
+mod refusal;
+mod step;
+mod stored;
+
+pub use claim::{Allocation, AllocatedDevice, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request};
+pub use config::{ConfigKind, resolve};
+pub use decide::{Decision, Holder, Holders, Snapshot, decide, resolve_devices};
+pub use gpu_state::{Fence, Goal, GpuState, Setting, goal};
+pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, cdi_kind, claim_of_cdi_file};
+pub use record::{Leaving, Phase, Record, RecordedDevice, StepState};
+pub use refusal::{Refusal, Retry};
+pub use step::{Cause, InstanceId, Observed, Outcome, Progress, Step, StepError};
+pub use stored::{Head, Stored};

@@ -1,0 +1,121 @@
+//! A claim as the driver sees it: values taken out of the API object by the kubelet plugin.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use divvy_model::{ClaimUid, DeviceName};
+use serde::{Deserialize, Serialize};
+
+/// One allocated device of ours (`status.allocation.devices.results[]`).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AllocatedDevice {
+    /// The request it was allocated for: `main`, or `main/sub` for a subrequest.
+    pub request: String,
+    /// Pool of the device.
+    pub pool: String,
+    /// Name of the device in the pool.
+    pub device: DeviceName,
+    /// Which share of a device that may be allocated several times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    /// Whether this is admin access: the device may be in use by others, who must not notice.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub admin_access: bool,
+    /// Capacity this share was granted, quantities as text.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub consumed_capacity: BTreeMap<String, String>,
+}
+
+/// What makes a prepare the same prepare: the same claim UID can be allocated anew, so results and time count too.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Allocation {
+    /// `status.allocation.allocationTimestamp` as text; older API servers have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated_at: Option<String>,
+    /// Our devices, in the API's order.
+    pub results: Vec<AllocatedDevice>,
+}
+
+/// Where a config entry was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfigSource {
+    /// In the DeviceClass.
+    Class,
+    /// In the claim.
+    Claim,
+}
+
+/// One entry of `status.allocation.devices.config[]`, of any driver.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConfigEntry {
+    /// Where it was written.
+    pub source: ConfigSource,
+    /// Requests it is for; empty means all.
+    pub requests: Vec<String>,
+    /// `opaque.driver`: entries of other drivers are not ours to read.
+    pub driver: String,
+    /// `opaque.parameters`.
+    pub parameters: serde_json::Value,
+}
+
+/// A pod a claim is reserved for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodRef {
+    /// Name, in the claim's namespace.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+}
+
+/// Names a claim in messages and look-ups.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ClaimRef {
+    /// UID.
+    pub uid: ClaimUid,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+impl fmt::Display for ClaimRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} (UID {})", self.namespace, self.name, self.uid)
+    }
+}
+
+/// An allocated claim: UID checked, only our driver's results kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    /// UID.
+    pub uid: ClaimUid,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Our devices and when they were allocated.
+    pub allocation: Allocation,
+    /// Config entries of all drivers, in the API's order (class entries first).
+    pub configs: Vec<ConfigEntry>,
+    /// Pods in `status.reservedFor`.
+    pub pods: Vec<PodRef>,
+}
+
+impl Claim {
+    /// The claim's names.
+    pub fn reference(&self) -> ClaimRef {
+        ClaimRef { uid: self.uid.clone(), namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+
+    /// Whether the claim has this device allocated.
+    pub fn allocates(&self, device: &DeviceName) -> bool {
+        self.allocation.results.iter().any(|r| r.device == *device)
+    }
+}
+
+/// The request's name without a subrequest: what the kubelet and containers know it by.
+pub fn base_request(request: &str) -> &str {
+    request.split_once('/').map_or(request, |(base, _)| base)
+}

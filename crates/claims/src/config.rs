@@ -1,0 +1,208 @@
+//! Which config entry a device gets: the last applicable entry of the device's kind wins whole, claim over class.
+
+use divvy_api::DeviceConfig;
+use divvy_model::DeviceKind;
+
+use crate::refusal::EntryAt;
+use crate::{Claim, ConfigEntry, ConfigSource, Refusal, base_request};
+
+/// What a config is for. Devices have the same kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ConfigKind {
+    /// Whole GPUs: `GpuConfig`.
+    Gpu,
+    /// Partitions: `MigConfig`.
+    Mig,
+    /// Shares: `ShareConfig`.
+    Share,
+}
+
+impl ConfigKind {
+    /// The kind a device takes.
+    pub fn of_device(device: DeviceKind) -> Self {
+        match device {
+            DeviceKind::Whole { .. } => Self::Gpu,
+        }
+    }
+
+    fn of_config(config: &DeviceConfig) -> Self {
+        match config {
+            DeviceConfig::Gpu(_) => Self::Gpu,
+        }
+    }
+
+    /// The kind as users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "GpuConfig",
+            Self::Mig => "MigConfig",
+            Self::Share => "ShareConfig",
+        }
+    }
+}
+
+/// How an entry speaks of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Applies {
+    /// It lists no requests: it is for all of its kind.
+    ToAll,
+    /// It names the request, or the request of this subrequest.
+    ByName,
+}
+
+fn applies(entry: &ConfigEntry, request: &str) -> Option<Applies> {
+    if entry.requests.is_empty() {
+        Some(Applies::ToAll)
+    } else if entry.requests.iter().any(|r| r == request || r == base_request(request)) {
+        Some(Applies::ByName)
+    } else {
+        None
+    }
+}
+
+/// Class entries before claim entries, each in the order written. Later ones win.
+fn in_order(configs: &[ConfigEntry]) -> Vec<(EntryAt, &ConfigEntry)> {
+    let of = |source: ConfigSource| {
+        let own = configs.iter().filter(move |e| e.source == source);
+        own.enumerate().map(move |(index, e)| (EntryAt { source, index }, e))
+    };
+    of(ConfigSource::Class).chain(of(ConfigSource::Claim)).collect()
+}
+
+/// The config of a result's request; the default of its kind when no entry applies. Entries of other drivers are
+/// not looked at, and entries of ours that name none of this request are not decoded: a subrequest that was not
+/// chosen may have a config this version cannot read.
+pub fn resolve(claim: &Claim, driver: &str, request: &str, device: DeviceKind) -> Result<DeviceConfig, Refusal> {
+    let wanted = ConfigKind::of_device(device);
+    let mut candidates = Vec::new();
+    for (at, entry) in in_order(&claim.configs) {
+        if entry.driver != driver {
+            continue;
+        }
+        if let Some(how) = applies(entry, request) {
+            let config = divvy_api::decode(&entry.parameters).map_err(|source| Refusal::BadConfig {
+                claim: claim.reference(),
+                at,
+                source,
+            })?;
+            candidates.push((at, how, ConfigKind::of_config(&config), config));
+        }
+    }
+    let kinds: Vec<_> = candidates.iter().map(|(at, how, kind, _)| (*at, *how, *kind)).collect();
+    let chosen = choose(&kinds, wanted).map_err(|(at, found)| Refusal::WrongConfigKind {
+        claim: claim.reference(),
+        at,
+        request: request.to_owned(),
+        device: device.device_name(),
+        found: found.name(),
+        wanted: wanted.name(),
+    })?;
+    Ok(match chosen.and_then(|i| candidates.into_iter().nth(i)) {
+        Some((_, _, _, config)) => config,
+        None => match wanted {
+            ConfigKind::Gpu | ConfigKind::Mig | ConfigKind::Share => DeviceConfig::Gpu(divvy_api::GpuConfig::default()),
+        },
+    })
+}
+
+/// The index of the entry that wins, or the entry that names the request with a wrong kind. An entry for all
+/// requests is silently not meant for devices of another kind; one that names the request is a mistake.
+fn choose(
+    entries: &[(EntryAt, Applies, ConfigKind)],
+    wanted: ConfigKind,
+) -> Result<Option<usize>, (EntryAt, ConfigKind)> {
+    if let Some((at, _, kind)) = entries.iter().find(|(_, how, kind)| *how == Applies::ByName && *kind != wanted) {
+        return Err((*at, *kind));
+    }
+    Ok(entries.iter().rposition(|(_, _, kind)| *kind == wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Allocation;
+    use serde_json::json;
+
+    const GPU_0: DeviceKind = DeviceKind::Whole { ordinal: 0 };
+
+    fn entry(source: ConfigSource, requests: &[&str], driver: &str, parameters: serde_json::Value) -> ConfigEntry {
+        let requests = requests.iter().map(|r| (*r).to_owned()).collect();
+        ConfigEntry { source, requests, driver: driver.to_owned(), parameters }
+    }
+
+    fn claim(configs: Vec<ConfigEntry>) -> Claim {
+        Claim {
+            uid: "c0ffee".parse().unwrap(),
+            namespace: "ns".to_owned(),
+            name: "train".to_owned(),
+            allocation: Allocation::default(),
+            configs,
+            pods: Vec::new(),
+        }
+    }
+
+    fn gpu_config() -> serde_json::Value {
+        json!({"apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig"})
+    }
+
+    #[test]
+    fn the_last_applicable_entry_of_the_kind_wins_and_the_claim_stands_over_the_class() {
+        use Applies::{ByName, ToAll};
+        use ConfigKind::{Gpu, Mig};
+        let at = |index| EntryAt { source: ConfigSource::Claim, index };
+        assert_eq!(choose(&[(at(0), ToAll, Gpu), (at(1), ByName, Gpu), (at(2), ToAll, Gpu)], Gpu), Ok(Some(2)));
+        assert_eq!(choose(&[(at(0), ToAll, Gpu), (at(1), ToAll, Mig)], Gpu), Ok(Some(0)), "a whole kind is skipped");
+        assert_eq!(choose(&[(at(0), ToAll, Mig)], Gpu), Ok(None));
+        assert_eq!(choose(&[(at(0), ByName, Mig), (at(1), ToAll, Gpu)], Gpu), Err((at(0), Mig)));
+        let class_last = [
+            entry(ConfigSource::Claim, &[], "d", json!(1)),
+            entry(ConfigSource::Class, &[], "d", json!(2)),
+            entry(ConfigSource::Claim, &[], "d", json!(3)),
+        ];
+        let order: Vec<_> = in_order(&class_last).into_iter().map(|(_, e)| e.parameters.clone()).collect();
+        assert_eq!(order, [json!(2), json!(1), json!(3)]);
+    }
+
+    #[test]
+    fn an_entry_for_a_request_applies_to_its_subrequests_and_not_the_other_way_round() {
+        let for_main = entry(ConfigSource::Claim, &["main"], "d", json!({}));
+        let for_sub = entry(ConfigSource::Claim, &["main/big"], "d", json!({}));
+        assert_eq!(applies(&for_main, "main/big"), Some(Applies::ByName));
+        assert_eq!(applies(&for_sub, "main/big"), Some(Applies::ByName));
+        assert_eq!(applies(&for_sub, "main/small"), None);
+        assert_eq!(applies(&for_sub, "main"), None);
+        assert_eq!(applies(&for_main, "mainland"), None);
+        assert_eq!(applies(&entry(ConfigSource::Class, &[], "d", json!({})), "main"), Some(Applies::ToAll));
+    }
+
+    #[test]
+    fn entries_of_other_drivers_and_of_other_requests_are_not_read() {
+        let nonsense = json!({"kind": 7});
+        let c = claim(vec![
+            entry(ConfigSource::Claim, &[], "other.example.com", nonsense.clone()),
+            entry(ConfigSource::Claim, &["net"], "gpu.divvy.dev", nonsense),
+            entry(ConfigSource::Claim, &["main"], "gpu.divvy.dev", gpu_config()),
+        ]);
+        let found = resolve(&c, "gpu.divvy.dev", "main/big", GPU_0).unwrap();
+        assert_eq!(found, DeviceConfig::Gpu(divvy_api::GpuConfig::default()));
+    }
+
+    #[test]
+    fn a_config_with_an_unknown_field_is_refused_with_its_place_and_the_reason() {
+        let mut typo = gpu_config();
+        typo["sharing"] = json!({"strategy": "TimeSlicing"});
+        let c = claim(vec![
+            entry(ConfigSource::Class, &[], "gpu.divvy.dev", gpu_config()),
+            entry(ConfigSource::Claim, &[], "gpu.divvy.dev", typo),
+        ]);
+        let refusal = resolve(&c, "gpu.divvy.dev", "main", GPU_0).unwrap_err();
+        assert_eq!(refusal.category(), "bad-config");
+        assert_eq!(
+            refusal.to_string(),
+            "config entry 0 of claim ns/train (UID c0ffee) for this driver cannot be used \
+             (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew)"
+        );
+        let cause = std::error::Error::source(&refusal).unwrap().to_string();
+        assert!(cause.starts_with("unknown field \"sharing\""), "{cause}");
+    }
+}

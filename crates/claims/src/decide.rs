@@ -1,0 +1,226 @@
+//! The prepare decision. Everything it looks at is in the [`Snapshot`]; everything that is to be done is in the
+//! [`Decision`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use divvy_model::{BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, HoldKind, Inventory, Ordinals};
+
+use crate::{
+    Claim, ClaimRef, GpuState, Phase, Plan, Prepared, Progress, Record, RecordedDevice, Refusal, Step, Stored, resolve,
+};
+
+/// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
+#[derive(Debug, Clone, Copy)]
+pub struct Snapshot<'a> {
+    /// Our driver's name.
+    pub driver: &'a str,
+    /// The node's GPUs; `None` while the NVIDIA driver has not answered yet.
+    pub inventory: Option<&'a Inventory>,
+    /// Which number is which GPU.
+    pub ordinals: &'a Ordinals,
+    /// All records, by claim. A file that is not there has no entry.
+    pub records: &'a BTreeMap<ClaimUid, Arc<Stored<Record>>>,
+    /// States of the claim's GPUs. A file that is not there has no entry.
+    pub gpus: &'a BTreeMap<GpuUuid, Stored<GpuState>>,
+    /// This boot.
+    pub boot: &'a BootId,
+}
+
+/// A claim that is in the way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// Its record says that it holds the GPU.
+    Record {
+        /// The claim.
+        claim: ClaimRef,
+        /// Its device.
+        device: DeviceName,
+        /// Whether it has been unprepared and only something left over is in the way, and what.
+        leaving: Option<String>,
+    },
+    /// Its record cannot be read, so it may.
+    Unreadable {
+        /// UID, from the file's name.
+        claim: ClaimUid,
+        /// What is wrong with the record.
+        reason: String,
+    },
+}
+
+/// Who is to be waited for, and for which device. Never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holders {
+    /// The device asked for.
+    pub device: DeviceName,
+    /// Its GPU.
+    pub gpu: GpuUuid,
+    /// Who is in the way.
+    pub holders: Vec<Holder>,
+}
+
+/// What is to be done about a prepare.
+#[derive(Debug)]
+pub enum Decision {
+    /// Nothing: this is the answer (the CDI file must be there).
+    Ready(Prepared),
+    /// This.
+    Run(Plan),
+    /// Wait until these let go; whether they will is for the API to say.
+    Wait(Holders),
+    /// The claim is not served.
+    Refuse(Refusal),
+}
+
+/// Decides. The same claim with the same allocation gets the same answer; the same claim with another allocation is
+/// undone first.
+pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
+    let own = seen.records.get(&claim.uid).map(Arc::as_ref);
+    let (mut undo_first, mut set_aside) = (false, false);
+    match own {
+        None | Some(Stored::Absent) => {}
+        Some(Stored::Newer { version, .. }) => {
+            return Decision::Refuse(Refusal::RecordNewer { claim: claim.reference(), version: *version });
+        }
+        Some(Stored::Corrupt { .. }) => set_aside = true,
+        Some(Stored::Fine(record)) => {
+            let same = record.is_of(&claim.allocation) && record.boot == *seen.boot;
+            if same && record.phase == Phase::Prepared {
+                return Decision::Ready(Prepared::of(seen.driver, record));
+            }
+            undo_first = !(same && can_be_revived(record));
+        }
+    }
+    if claim.allocation.results.is_empty() && !undo_first && !set_aside {
+        return Decision::Ready(Prepared::default());
+    }
+    match resolve_devices(claim, seen) {
+        Err(refusal) => Decision::Refuse(refusal),
+        Ok(devices) => match conflicts(claim, &devices, seen) {
+            Err(refusal) => Decision::Refuse(refusal),
+            Ok(Some(holders)) => Decision::Wait(holders),
+            Ok(None) => {
+                let steps = if devices.is_empty() { Vec::new() } else { vec![Step::WriteCdi] };
+                Decision::Run(Plan { undo_first, set_aside, devices, steps })
+            }
+        },
+    }
+}
+
+/// A lingering claim of which nothing has been undone yet can be prepared again for its next pod: the processes in
+/// the way are its own.
+fn can_be_revived(record: &Record) -> bool {
+    matches!(record.phase, Phase::Leaving(_))
+        && record.steps.iter().all(|s| matches!(s.progress, Progress::Done { .. }))
+}
+
+/// Each allocated device with the GPU that serves it: the name goes through the ordinals, the UUID is checked
+/// against the inventory, the published pool is not looked at.
+pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<RecordedDevice>, Refusal> {
+    let mut exclusive = BTreeSet::new();
+    let mut devices = Vec::new();
+    for result in &claim.allocation.results {
+        let device = || result.device.clone();
+        let kind = DeviceKind::parse(&result.device)
+            .map_err(|source| Refusal::UnknownDevice { claim: claim.reference(), source })?;
+        // Only decoded and checked: there is nothing to set on a whole GPU yet.
+        let _config = resolve(claim, seen.driver, &result.request, kind)?;
+        let uuid = seen
+            .ordinals
+            .gpu(kind.ordinal())
+            .ok_or_else(|| Refusal::UnknownOrdinal { claim: claim.reference(), device: device() })?;
+        let gpu = find(claim, &result.device, uuid, seen)?;
+        let hold = if result.admin_access { HoldKind::Admin } else { HoldKind::Whole };
+        if hold == HoldKind::Whole {
+            if gpu.facts.mig_mode.is_on() {
+                return Err(Refusal::MigModeOn { claim: claim.reference(), device: device(), gpu: uuid.clone() });
+            }
+            if !exclusive.insert(uuid.clone()) {
+                return Err(Refusal::AllocatedTwice { claim: claim.reference(), device: device() });
+            }
+        }
+        devices.push(RecordedDevice { allocated: result.clone(), gpu: uuid.clone(), kind: hold });
+    }
+    Ok(devices)
+}
+
+fn find<'a>(claim: &Claim, device: &DeviceName, uuid: &GpuUuid, seen: &Snapshot<'a>) -> Result<&'a Gpu, Refusal> {
+    let inventory = seen.inventory.ok_or(Refusal::NoInventory)?;
+    if let Some(gpu) = inventory.gpus.get(uuid).filter(|gpu| gpu.facts.uuid == *uuid) {
+        return Ok(gpu);
+    }
+    let (claim, device, gpu) = (claim.reference(), device.clone(), uuid.clone());
+    Err(match inventory.problems.iter().find(|p| p.gpu == *uuid) {
+        Some(problem) => Refusal::GpuUnreadable { claim, device, gpu, source: problem.error.clone() },
+        None => Refusal::DeviceGone { claim, device, gpu },
+    })
+}
+
+/// Who is in the way of these devices. Admin access is in nobody's way, and nobody in its.
+fn conflicts(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Option<Holders>, Refusal> {
+    for wanted in devices.iter().filter(|d| d.kind.needs().is_some()) {
+        let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
+        let names = || (claim.reference(), device.clone(), gpu.clone());
+        match seen.gpus.get(gpu) {
+            None | Some(Stored::Absent | Stored::Corrupt { .. }) => {}
+            Some(Stored::Newer { version, .. }) => {
+                let (claim, device, gpu) = names();
+                return Err(Refusal::GpuStateNewer { claim, device, gpu, version: *version });
+            }
+            Some(Stored::Fine(state)) => {
+                // A reboot settles what a fence was for.
+                if let Some(fence) = state.fence.as_ref().filter(|f| f.boot == *seen.boot && f.claim != claim.uid) {
+                    let (claim, device, gpu) = names();
+                    return Err(Refusal::Fenced { claim, device, gpu, reason: fence.reason.clone() });
+                }
+            }
+        }
+        let mut holders = Vec::new();
+        for (uid, stored) in seen.records.iter().filter(|(uid, _)| **uid != claim.uid) {
+            match stored.as_ref() {
+                Stored::Absent => {}
+                Stored::Corrupt { reason } => {
+                    holders.push(Holder::Unreadable { claim: uid.clone(), reason: reason.clone() });
+                }
+                Stored::Newer { version, head } => {
+                    if head.gpus.contains(gpu) {
+                        let (claim, device, gpu) = names();
+                        let holder = match &head.claim {
+                            Some(reference) => format!("claim {reference}"),
+                            None => format!("claim UID {uid}"),
+                        };
+                        return Err(Refusal::HeldByNewer { claim, device, gpu, holder, version: *version });
+                    }
+                }
+                Stored::Fine(record) => holders.extend(
+                    record.holds().find(|h| h.gpu == *gpu && !may_share(h.kind, wanted.kind)).map(|hold| {
+                        Holder::Record {
+                            claim: record.reference(),
+                            device: hold.device,
+                            leaving: match &record.phase {
+                                Phase::Leaving(leaving) => Some(leaving.reason.clone()),
+                                Phase::Preparing | Phase::Prepared => None,
+                            },
+                        }
+                    }),
+                ),
+            }
+        }
+        if !holders.is_empty() {
+            let (_, device, gpu) = names();
+            return Ok(Some(Holders { device, gpu, holders }));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether two holds fit on one GPU. The mode lock (DESIGN section 1) leaves nothing else for whole GPUs.
+fn may_share(a: HoldKind, b: HoldKind) -> bool {
+    match (a, b) {
+        (HoldKind::Admin, _) | (_, HoldKind::Admin) => true,
+        (HoldKind::Whole, HoldKind::Whole) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! Plans and answers, and the names that CDI files and devices have.
+
+use divvy_model::{ClaimUid, DeviceName};
+
+use crate::{Record, RecordedDevice, Step, base_request};
+
+/// What the kubelet is told about one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreparedDevice {
+    /// Base names of the requests it serves.
+    pub requests: Vec<String>,
+    /// Pool.
+    pub pool: String,
+    /// Device name.
+    pub device: DeviceName,
+    /// Fully qualified CDI names.
+    pub cdi_ids: Vec<String>,
+    /// Share, if the device is allocated in shares.
+    pub share_id: Option<String>,
+}
+
+/// The answer to a prepare.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// One entry per allocated device of ours, in the API's order.
+    pub devices: Vec<PreparedDevice>,
+}
+
+/// What to do for a claim, in order. Carried out by the executor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Undo what the claim's present record says first: it is of another allocation, or of a prepare that a crash
+    /// cut short.
+    pub undo_first: bool,
+    /// The present record cannot be read: set it aside before it is replaced.
+    pub set_aside: bool,
+    /// The devices, resolved.
+    pub devices: Vec<RecordedDevice>,
+    /// The steps, in order; undone in reverse.
+    pub steps: Vec<Step>,
+}
+
+/// CDI kind of all claims: `<driver>/claim`.
+pub fn cdi_kind(driver: &str) -> String {
+    format!("{driver}/claim")
+}
+
+/// Name of a claim's CDI file: `<driver>-claim_<uid>.json`.
+pub fn cdi_file_name(driver: &str, claim: &ClaimUid) -> String {
+    format!("{driver}-claim_{claim}.json")
+}
+
+/// The claim a CDI file is for, if its name is one of ours.
+pub fn claim_of_cdi_file(driver: &str, file: &str) -> Option<ClaimUid> {
+    file.strip_prefix(driver)?.strip_prefix("-claim_")?.strip_suffix(".json")?.parse().ok()
+}
+
+/// Name of a device within a claim's CDI file: `<uid>-<device>`, and the share where there is one.
+pub fn cdi_device_name(claim: &ClaimUid, device: &DeviceName, share_id: Option<&str>) -> String {
+    match share_id {
+        Some(share) => format!("{claim}-{device}-{share}"),
+        None => format!("{claim}-{device}"),
+    }
+}
+
+impl Prepared {
+    /// The answer for a record: always the same for the same record.
+    pub fn of(driver: &str, record: &Record) -> Self {
+        let kind = cdi_kind(driver);
+        let devices = record.devices.iter().map(|d| {
+            let a = &d.allocated;
+            PreparedDevice {
+                requests: vec![base_request(&a.request).to_owned()],
+                pool: a.pool.clone(),
+                device: a.device.clone(),
+                cdi_ids: vec![format!("{kind}={}", cdi_device_name(&record.uid, &a.device, a.share_id.as_deref()))],
+                share_id: a.share_id.clone(),
+            }
+        });
+        Self { devices: devices.collect() }
+    }
+}

@@ -1,0 +1,190 @@
+//! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to tell a person.
+
+use std::collections::BTreeSet;
+
+use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind};
+use serde::{Deserialize, Serialize};
+
+use crate::stored::{self, Head, Stored, Versions};
+use crate::{Allocation, AllocatedDevice, Claim, ClaimRef, PodRef, Progress, Step};
+
+/// An allocated device, resolved to the GPU that serves it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RecordedDevice {
+    /// As it was allocated.
+    pub allocated: AllocatedDevice,
+    /// The GPU, by UUID: names are resolved once.
+    pub gpu: GpuUuid,
+    /// How it is used.
+    pub kind: HoldKind,
+}
+
+/// A hardware step and how far it has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StepState {
+    /// What.
+    pub step: Step,
+    /// How far.
+    pub progress: Progress,
+}
+
+/// Why an unprepared claim still holds its devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Leaving {
+    /// What is in the way, for people.
+    pub reason: String,
+}
+
+/// Where a claim is in its life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "camelCase")]
+pub enum Phase {
+    /// Steps are under way, or a crash cut them short.
+    Preparing,
+    /// The kubelet may have the answer.
+    Prepared,
+    /// Unprepare has been answered or begun, and something is still to be undone: *lingering*.
+    Leaving(Leaving),
+}
+
+/// The record of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// UID.
+    pub uid: ClaimUid,
+    /// Namespace, kept in every phase: the claim may be gone when it is needed.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// The boot in which the steps were carried out.
+    pub boot: BootId,
+    /// When the claim was allocated, as the API told.
+    pub allocated_at: Option<String>,
+    /// Its devices.
+    pub devices: Vec<RecordedDevice>,
+    /// Pods the claim was reserved for when it was prepared.
+    pub pods: Vec<PodRef>,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Its hardware steps, in the order they are carried out.
+    pub steps: Vec<StepState>,
+}
+
+impl Record {
+    /// A record of a claim's devices in this boot, before any step.
+    pub fn new(claim: &Claim, boot: &BootId, devices: Vec<RecordedDevice>, phase: Phase) -> Self {
+        Self {
+            uid: claim.uid.clone(),
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            boot: boot.clone(),
+            allocated_at: claim.allocation.allocated_at.clone(),
+            devices,
+            pods: claim.pods.clone(),
+            phase,
+            steps: Vec::new(),
+        }
+    }
+
+    /// The claim's names.
+    pub fn reference(&self) -> ClaimRef {
+        ClaimRef { uid: self.uid.clone(), namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+
+    /// The allocation the record is of.
+    pub fn allocation(&self) -> Allocation {
+        Allocation {
+            allocated_at: self.allocated_at.clone(),
+            results: self.devices.iter().map(|d| d.allocated.clone()).collect(),
+        }
+    }
+
+    /// Whether the record is of this very allocation. A server without allocation times makes the results decide.
+    pub fn is_of(&self, allocation: &Allocation) -> bool {
+        self.allocated_at == allocation.allocated_at
+            && self.devices.len() == allocation.results.len()
+            && self.devices.iter().zip(&allocation.results).all(|(d, r)| d.allocated == *r)
+    }
+
+    /// The claim's holds, whatever its phase: a lingering claim holds too.
+    pub fn holds(&self) -> impl Iterator<Item = Hold> + '_ {
+        self.devices.iter().map(|d| Hold {
+            claim: self.uid.clone(),
+            gpu: d.gpu.clone(),
+            device: d.allocated.device.clone(),
+            kind: d.kind,
+        })
+    }
+
+    /// GPUs concerned, in the order their locks are taken.
+    pub fn gpus(&self) -> BTreeSet<GpuUuid> {
+        self.devices.iter().map(|d| d.gpu.clone()).collect()
+    }
+
+    /// The bytes of the file.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = Head { claim: Some(self.reference()), gpus: self.gpus().into_iter().collect() };
+        stored::encode(&VERSIONS, Some(&head), self)
+    }
+
+    /// Reads the bytes of a file.
+    pub fn decode(bytes: &[u8]) -> Stored<Self> {
+        stored::decode(&VERSIONS, bytes)
+    }
+}
+
+/// Version 1 of the body. Frozen once released: a change makes a version 2 beside it, with its upgrade in
+/// [`VERSIONS`]. The claim's names are in the head.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RecordV1 {
+    uid: ClaimUid,
+    namespace: String,
+    name: String,
+    boot: BootId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    allocated_at: Option<String>,
+    devices: Vec<RecordedDevice>,
+    #[serde(default)]
+    pods: Vec<PodRef>,
+    phase: Phase,
+    #[serde(default)]
+    steps: Vec<StepState>,
+}
+
+const VERSIONS: Versions<Record> = Versions {
+    current: 1,
+    encode: |r| {
+        serde_json::to_value(RecordV1 {
+            uid: r.uid.clone(),
+            namespace: r.namespace.clone(),
+            name: r.name.clone(),
+            boot: r.boot.clone(),
+            allocated_at: r.allocated_at.clone(),
+            devices: r.devices.clone(),
+            pods: r.pods.clone(),
+            phase: r.phase.clone(),
+            steps: r.steps.clone(),
+        })
+    },
+    decode: &[(1, |text| {
+        let v: RecordV1 = serde_json::from_str(text)?;
+        Ok(Record {
+            uid: v.uid,
+            namespace: v.namespace,
+            name: v.name,
+            boot: v.boot,
+            allocated_at: v.allocated_at,
+            devices: v.devices,
+            pods: v.pods,
+            phase: v.phase,
+            steps: v.steps,
+        })
+    })],
+};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! Why a claim is not served, in words for the person who wrote it, and whether trying again can help.
+
+use divvy_api::ConfigError;
+use divvy_model::{DeviceName, GpuError, GpuUuid, ParseDeviceNameError};
+
+use crate::{ClaimRef, ConfigSource};
+
+/// Which config entry is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryAt {
+    /// Whether it stands in the DeviceClass or in the claim.
+    pub source: ConfigSource,
+    /// Its place among the entries of that source, of all drivers, from 0.
+    pub index: usize,
+}
+
+impl EntryAt {
+    fn place(self) -> &'static str {
+        match self.source {
+            ConfigSource::Class => "the DeviceClass of claim",
+            ConfigSource::Claim => "claim",
+        }
+    }
+
+    fn fix(self) -> &'static str {
+        match self.source {
+            ConfigSource::Class => "correct spec.config of the DeviceClass, then delete the claim: it holds a copy",
+            ConfigSource::Claim => {
+                "correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew"
+            }
+        }
+    }
+}
+
+/// Whether trying again can help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// It can pass within seconds: tried again inside the same call.
+    Soon,
+    /// It can pass, but not by waiting in the call: the kubelet tries again.
+    Later,
+    /// Somebody has to change something.
+    Never,
+}
+
+/// A claim that is not served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A config entry of ours that cannot be decoded.
+    #[error("config entry {} of {} {claim} for this driver cannot be used ({})", .at.index, .at.place(), .at.fix())]
+    BadConfig {
+        /// The claim.
+        claim: ClaimRef,
+        /// Which entry.
+        at: EntryAt,
+        /// What is wrong with it.
+        #[source]
+        source: ConfigError,
+    },
+    /// A config entry that names a request whose device is of another kind.
+    #[error(
+        "config entry {} of {} {claim} is a {found}, but request {request:?} got device {device}, which takes a {wanted} ({})",
+        .at.index, .at.place(), .at.fix()
+    )]
+    WrongConfigKind {
+        /// The claim.
+        claim: ClaimRef,
+        /// Which entry.
+        at: EntryAt,
+        /// The request it names.
+        request: String,
+        /// What the request got.
+        device: DeviceName,
+        /// The entry's kind.
+        found: &'static str,
+        /// The device's.
+        wanted: &'static str,
+    },
+    /// A device name that this version cannot read.
+    #[error(
+        "claim {claim} has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew)"
+    )]
+    UnknownDevice {
+        /// The claim.
+        claim: ClaimRef,
+        /// Its name.
+        #[source]
+        source: ParseDeviceNameError,
+    },
+    /// A number that no GPU of this node has.
+    #[error(
+        "device {device} of claim {claim} is no GPU this node knows: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)"
+    )]
+    UnknownOrdinal {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+    },
+    /// The GPU is known but not there.
+    #[error(
+        "device {device} of claim {claim} is gone: {gpu} does not answer on this node (delete the pod and the claim to be scheduled anew, or bring the GPU back)"
+    )]
+    DeviceGone {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+    },
+    /// The GPU is there but cannot be read.
+    #[error("device {device} of claim {claim}: {gpu} cannot be read")]
+    GpuUnreadable {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// What its driver said.
+        #[source]
+        source: GpuError,
+    },
+    /// There is no inventory yet.
+    #[error("the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)")]
+    NoInventory,
+    /// A whole GPU was allocated, but its MIG mode is on.
+    #[error(
+        "device {device} of claim {claim} is a whole GPU, but MIG mode of {gpu} is on (turn it off with `nvidia-smi -i {gpu} -mig 0`, or delete the pod and the claim)"
+    )]
+    MigModeOn {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+    },
+    /// One claim got one exclusive device twice.
+    #[error("claim {claim} has device {device} allocated twice (this is a fault of the scheduler: delete the pod and the claim)")]
+    AllocatedTwice {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+    },
+    /// The GPU is fenced.
+    #[error("device {device} of claim {claim}: {gpu} is fenced, since an earlier change has an unknown outcome: {reason} (it is looked at again by itself; a reboot settles it)")]
+    Fenced {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// What is not known.
+        reason: String,
+    },
+    /// The GPU's state was written by a later version.
+    #[error("device {device} of claim {claim}: the state of {gpu} was written by a later divvy (version {version}); it is left untouched (run that version again, or reboot and remove the file)")]
+    GpuStateNewer {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// Version of the file.
+        version: u32,
+    },
+    /// The claim's own record was written by a later version.
+    #[error("the record of claim {claim} was written by a later divvy (version {version}); it is left untouched (run that version again, or delete the pod and the claim)")]
+    RecordNewer {
+        /// The claim.
+        claim: ClaimRef,
+        /// Version of the file.
+        version: u32,
+    },
+    /// Another claim, whose record was written by a later version, may hold the GPU.
+    #[error("device {device} of claim {claim}: {gpu} is held by {holder}, whose record was written by a later divvy (version {version}) (run that version again, or delete the pod and claim named last)")]
+    HeldByNewer {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// Who holds it.
+        holder: String,
+        /// Version of the file.
+        version: u32,
+    },
+    /// The API has the device allocated to two claims.
+    #[error("device {device} of claim {claim} is held by claim {holder}, which has {held} allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)")]
+    HeldByLiveClaim {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Who holds it.
+        holder: ClaimRef,
+        /// The holder's device.
+        held: DeviceName,
+    },
+    /// The hand-over took longer than a call may last.
+    #[error("device {device} of claim {claim} is still held by claim {holder}, which no longer has it allocated: {why} (it is handed over when its last container is gone)")]
+    StillHeld {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Who holds it.
+        holder: ClaimRef,
+        /// What the holder waits for.
+        why: String,
+    },
+    /// A record that cannot be read may hold the GPU, and the API could not say.
+    #[error("device {device} of claim {claim}: the record of claim UID {holder} cannot be read, and it may hold {gpu}: {reason} (it is rebuilt from the API server as soon as that answers)")]
+    UnreadableHolder {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// UID of the record.
+        holder: String,
+        /// What is wrong with the record.
+        reason: String,
+    },
+}
+
+impl Refusal {
+    /// A short stable name, for metrics and conditions.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::BadConfig { .. } => "bad-config",
+            Self::WrongConfigKind { .. } => "wrong-config-kind",
+            Self::UnknownDevice { .. } | Self::UnknownOrdinal { .. } => "unknown-device",
+            Self::DeviceGone { .. } => "device-gone",
+            Self::GpuUnreadable { .. } => "gpu-unreadable",
+            Self::NoInventory => "no-driver",
+            Self::MigModeOn { .. } => "wrong-mode",
+            Self::AllocatedTwice { .. } => "allocated-twice",
+            Self::Fenced { .. } => "fenced",
+            Self::GpuStateNewer { .. } | Self::RecordNewer { .. } | Self::HeldByNewer { .. } => "newer-state",
+            Self::HeldByLiveClaim { .. } => "conflict",
+            Self::StillHeld { .. } => "held",
+            Self::UnreadableHolder { .. } => "unreadable-record",
+        }
+    }
+
+    /// Whether trying again can help.
+    pub fn retry(&self) -> Retry {
+        match self {
+            Self::GpuUnreadable { source, .. } if !source.is_transient() => Retry::Later,
+            Self::NoInventory | Self::Fenced { .. } | Self::GpuUnreadable { .. } => Retry::Soon,
+            Self::DeviceGone { .. }
+            | Self::MigModeOn { .. }
+            | Self::StillHeld { .. }
+            | Self::UnreadableHolder { .. } => Retry::Later,
+            Self::BadConfig { .. }
+            | Self::WrongConfigKind { .. }
+            | Self::UnknownDevice { .. }
+            | Self::UnknownOrdinal { .. }
+            | Self::AllocatedTwice { .. }
+            | Self::GpuStateNewer { .. }
+            | Self::RecordNewer { .. }
+            | Self::HeldByNewer { .. }
+            | Self::HeldByLiveClaim { .. } => Retry::Never,
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Steps: single changes to hardware or files, how each ended, and what is remembered about it.
+
+use std::fmt;
+
+use divvy_model::{GpuError, GpuUuid, MigUuid};
+use serde::{Deserialize, Serialize};
+
+/// One hardware or file change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "camelCase")]
+pub enum Step {
+    /// Write the claim's CDI file. Idempotent and undone by removing the file, so no progress is recorded for it.
+    WriteCdi,
+    /// Make a partition at an exact place. No device of whole GPUs asks for one yet; it is the shape every hardware
+    /// step has, and what the crash tests of the executor use.
+    CreatePartition {
+        /// On which GPU.
+        gpu: GpuUuid,
+        /// GPU instance profile, NVML's number.
+        profile: u32,
+        /// First memory slice.
+        start: u32,
+        /// Number of memory slices.
+        size: u32,
+    },
+}
+
+impl Step {
+    /// Whether the step changes a GPU, so that its intent must be on disk before it begins.
+    pub fn is_hardware(&self) -> bool {
+        self.gpu().is_some()
+    }
+
+    /// The GPU the step changes.
+    pub fn gpu(&self) -> Option<&GpuUuid> {
+        match self {
+            Self::WriteCdi => None,
+            Self::CreatePartition { gpu, .. } => Some(gpu),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WriteCdi => f.write_str("write the CDI file"),
+            Self::CreatePartition { gpu, profile, start, size } => {
+                write!(f, "create a partition of profile {profile} at {start}+{size} on {gpu}")
+            }
+        }
+    }
+}
+
+/// An instance on a GPU, by NVML's id: what was there before a step began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct InstanceId(pub u32);
+
+/// What a finished step made: all that its undo needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "made", rename_all = "camelCase")]
+pub enum Outcome {
+    /// Nothing that has a name of its own.
+    Nothing,
+    /// A partition. The UUID is new at every creation, so ids that NVML reuses cannot be confused.
+    Partition {
+        /// GPU instance id.
+        gi: InstanceId,
+        /// Compute instance id.
+        ci: InstanceId,
+        /// UUID of the MIG device.
+        uuid: MigUuid,
+    },
+}
+
+/// How far a step has come, as recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "camelCase")]
+pub enum Progress {
+    /// It may have begun.
+    Intended {
+        /// Instances that were on the GPU before: one that was not, at our exact place, is ours.
+        before: Vec<InstanceId>,
+    },
+    /// It has been done.
+    Done {
+        /// What it made.
+        outcome: Outcome,
+    },
+    /// It has been undone, or never happened.
+    Undone,
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct Cause {
+    /// What went wrong, in words.
+    pub what: String,
+    /// What the driver said, if it was the driver.
+    #[source]
+    pub source: Option<GpuError>,
+}
+
+impl Cause {
+    /// A cause in words.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), source: None }
+    }
+
+    /// A cause the driver gave.
+    pub fn from_gpu(what: impl Into<String>, source: GpuError) -> Self {
+        Self { what: what.into(), source: Some(source) }
+    }
+}
+
+/// A failed step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// It did not happen and will not.
+    #[error("it was not done")]
+    NotDone(#[source] Cause),
+    /// Nobody knows: a call past its deadline may still succeed.
+    #[error("its outcome is not known")]
+    Unknown(#[source] Cause),
+}
+
+/// What the hardware shows of a step whose outcome is not recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Observed {
+    /// A call of this process has not come back: it may still happen.
+    InFlight,
+    /// It did not happen, and no call is under way.
+    Absent,
+    /// It happened; this is what it made.
+    Ours(Outcome),
+    /// Something is there that may or may not be ours.
+    Uncertain(String),
+}

@@ -1,0 +1,132 @@
+//! How values are kept in files: `{"checksum": "<sha256>", "body": {"version": …, …}}`. The checksum covers the bytes
+//! of `body` as they stand in the file, never a re-serialisation.
+//!
+//! **Compatibility.** The envelope and the head (`version`, and in records `uid`, `namespace`, `name`, `gpus`) never
+//! change, so that an older divvy can tell whose file it cannot read and which GPUs to keep off. A newer version
+//! of the body is added to the chain of its type with a fixture and an upgrade; older ones stay readable. A version that
+//! we do not know is [`Stored::Newer`]: the file is left untouched.
+
+use divvy_model::GpuUuid;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use crate::ClaimRef;
+
+/// The four answers a stored file gives, and only one of them means "nothing there".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stored<T> {
+    /// No file.
+    Absent,
+    /// A file that is not what was written.
+    Corrupt {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file of a later version of divvy.
+    Newer {
+        /// Its version.
+        version: u32,
+        /// What every version tells.
+        head: Head,
+    },
+    /// The value.
+    Fine(T),
+}
+
+impl<T> Stored<T> {
+    /// The value, if it could be read.
+    pub fn fine(&self) -> Option<&T> {
+        match self {
+            Self::Fine(value) => Some(value),
+            Self::Absent | Self::Corrupt { .. } | Self::Newer { .. } => None,
+        }
+    }
+}
+
+/// What every version of a record tells, whatever else it holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// The claim.
+    #[serde(flatten)]
+    pub claim: Option<ClaimRef>,
+    /// GPUs concerned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuUuid>,
+}
+
+type Decode<T> = fn(&str) -> Result<T, serde_json::Error>;
+
+/// The typed chain of a value's versions.
+pub(crate) struct Versions<T: 'static> {
+    /// The version written.
+    pub(crate) current: u32,
+    /// The body of the version written.
+    pub(crate) encode: fn(&T) -> Result<serde_json::Value, serde_json::Error>,
+    /// Readers of all versions, each upgrading to the live type.
+    pub(crate) decode: &'static [(u32, Decode<T>)],
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    checksum: String,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct VersionedHead {
+    version: u32,
+    #[serde(flatten)]
+    head: Head,
+}
+
+fn checksum(body: &str) -> String {
+    Sha256::digest(body.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub(crate) fn encode<T>(versions: &Versions<T>, head: Option<&Head>, value: &T) -> Vec<u8> {
+    let parts = || -> Result<String, serde_json::Error> {
+        let mut body = match (versions.encode)(value)? {
+            serde_json::Value::Object(map) => map,
+            other => serde_json::Map::from_iter([("value".to_owned(), other)]),
+        };
+        if let Some(head) = head
+            && let serde_json::Value::Object(fields) = serde_json::to_value(head)?
+        {
+            body.extend(fields);
+        }
+        body.insert("version".to_owned(), versions.current.into());
+        serde_json::to_string(&body)
+    };
+    // Strings, numbers and lists of them: serialising has no way to fail; a reader would answer `Corrupt`.
+    let body = parts().unwrap_or_default();
+    format!("{{\"checksum\":\"{}\",\"body\":{body}}}\n", checksum(&body)).into_bytes()
+}
+
+pub(crate) fn decode<T>(versions: &Versions<T>, bytes: &[u8]) -> Stored<T> {
+    let corrupt = |reason: String| Stored::Corrupt { reason };
+    if bytes.is_empty() {
+        return corrupt("the file is empty".to_owned());
+    }
+    let envelope: Envelope<'_> = match serde_json::from_slice(bytes) {
+        Ok(envelope) => envelope,
+        Err(error) if error.is_eof() => return corrupt(format!("the file ends early, after {} bytes", bytes.len())),
+        Err(error) => return corrupt(format!("the file is not the JSON that was written: {error}")),
+    };
+    let body = envelope.body.get();
+    if envelope.checksum != checksum(body) {
+        return corrupt("the checksum does not match the content".to_owned());
+    }
+    let head: VersionedHead = match serde_json::from_str(body) {
+        Ok(head) => head,
+        Err(error) => return corrupt(format!("the head cannot be read: {error}")),
+    };
+    match versions.decode.iter().find(|(version, _)| *version == head.version) {
+        Some((_, read)) => read(body).map_or_else(
+            |error| corrupt(format!("version {} cannot be read: {error}", head.version)),
+            Stored::Fine,
+        ),
+        None => Stored::Newer { version: head.version, head: head.head },
+    }
+}
