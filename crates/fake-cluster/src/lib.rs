@@ -1,1 +1,9 @@
-//! A fake API server and a fake kubelet for tests and the demo.
+//! A fake cluster for tests and for `divvy demo`: an API server and a kubelet that
+//! behave like the real ones where a driver can tell, and misbehave on demand; and builders for the objects in it.
+//!
+//! Never a normal dependency of the node plugin.
+
+pub mod api;
+pub mod build;
+
+pub use api::{ApiError, FakeApi, Fault, Gate, HttpServer, View, WaitTimeout};

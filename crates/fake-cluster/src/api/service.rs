@@ -1,0 +1,292 @@
+//! The server as a function from requests to answers: a tower service.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Method, Request, Response, header};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Body, Bytes};
+use serde_json::{Value, json};
+
+use super::call::{self, Path, Query, Target};
+use super::error::ApiError;
+use super::faults::{Effect, Fault};
+use super::json::text;
+use super::kinds::{Kind, Res};
+use super::select::Selector;
+use super::state::{Seen, State, now};
+use super::store::{Key, Part, Preconditions};
+use super::{FakeApi, Shared, watch};
+
+/// Body of an answer: a document, or a stream of watch events.
+pub type FakeBody = UnsyncBoxBody<Bytes, io::Error>;
+
+type Answer = Result<Response<FakeBody>, io::Error>;
+
+impl<B> tower::Service<Request<B>> for FakeApi
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: std::fmt::Display,
+{
+    type Response = Response<FakeBody>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let shared = self.0.clone();
+        Box::pin(async move {
+            let (head, body) = request.into_parts();
+            let body = body.collect().await.map_err(|e| io::Error::other(e.to_string()))?.to_bytes();
+            let media =
+                head.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            let query = call::query(head.uri.query().unwrap_or_default());
+            let asked = Asked { method: head.method, query, media: media.to_owned(), body };
+            answer(&shared, head.uri.path(), &asked).await
+        })
+    }
+}
+
+/// The parts of a request that matter beyond its path.
+struct Asked {
+    method: Method,
+    query: Query,
+    media: String,
+    body: Bytes,
+}
+
+impl Asked {
+    fn parameter(&self, name: &str) -> &str {
+        self.query.get(name).map(String::as_str).unwrap_or_default()
+    }
+
+    fn json(&self) -> Result<Value, ApiError> {
+        serde_json::from_slice(&self.body)
+            .map_err(|e| ApiError::new(400, format!("the body is not JSON: {e}")))
+    }
+}
+
+async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
+    let epoch = {
+        let state = shared.lock();
+        if !state.running {
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the fake API server is stopped"));
+        }
+        state.epoch
+    };
+    let path = match call::target(path) {
+        Err(refusal) => return Ok(refused(&refusal)),
+        Ok(Target::Version) => return Ok(document(200, &version(&shared.lock().version))),
+        Ok(Target::Health) => return Ok(document(200, &json!("ok"))),
+        Ok(Target::Discovery { group, version }) => return Ok(discovery(&shared.lock(), &group, &version)),
+        Ok(Target::Objects(path)) => path,
+    };
+    let verb = match call::verb(&asked.method, &path, &asked.query) {
+        Ok(verb) => verb,
+        Err(refusal) => return Ok(refused(&refusal)),
+    };
+    let resource = if path.subresource.is_empty() {
+        path.plural.clone()
+    } else {
+        format!("{}/{}", path.plural, path.subresource)
+    };
+    let effect = {
+        let mut state = shared.lock();
+        let (namespace, name) = (path.namespace.clone(), path.name.clone());
+        state.count(Seen { verb: verb.into(), resource: resource.clone(), namespace, name });
+        state.faults.take(verb, &resource)
+    };
+    shared.wake();
+    let broken = || Err(io::Error::new(io::ErrorKind::ConnectionReset, "injected: the connection broke"));
+    let mut drop_after = false;
+    match effect {
+        None => {}
+        Some(Effect::Fault(Fault::Status(code))) => {
+            return Ok(refused(&ApiError::new(code, format!("injected: {verb} {resource} fails"))));
+        }
+        Some(Effect::Fault(Fault::Hang)) => {
+            stopped(shared, epoch).await;
+            return broken();
+        }
+        Some(Effect::Fault(Fault::DropBefore)) => return broken(),
+        Some(Effect::Fault(Fault::DropAfter)) => drop_after = true,
+        Some(Effect::Hold(gate)) => tokio::select! {
+            // Released by closing the gate.
+            _ = gate.acquire() => {}
+            () = stopped(shared, epoch) => return broken(),
+        },
+    }
+    let result = objects(shared, verb, &path, asked);
+    shared.wake();
+    if drop_after {
+        return broken();
+    }
+    Ok(result.unwrap_or_else(|refusal| refused(&refusal)))
+}
+
+/// Waits until the server is stopped, for requests that are never answered.
+async fn stopped(shared: &Arc<Shared>, epoch: u64) {
+    let mut wake = shared.changed.subscribe();
+    loop {
+        wake.borrow_and_update();
+        let over = {
+            let state = shared.lock();
+            !state.running || state.epoch != epoch
+        };
+        if over || wake.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn objects(
+    shared: &Arc<Shared>,
+    verb: &str,
+    path: &Path,
+    asked: &Asked,
+) -> Result<Response<FakeBody>, ApiError> {
+    let mut guard = shared.lock();
+    let state = &mut *guard;
+    let res = Res { group: path.group.clone(), plural: path.plural.clone() };
+    let missing = || ApiError::new(404, "the server could not find the requested resource");
+    let kind = state.store.kind(&res).filter(|kind| kind.version == path.version).ok_or_else(missing)?;
+    let part = match path.subresource.as_str() {
+        "" => Part::Main,
+        "status" if kind.status => Part::Status,
+        _ => return Err(missing()),
+    };
+    let key = Key { res, namespace: path.namespace.clone(), name: path.name.clone() };
+    let selector = Selector::parse(&path.plural, &asked.query, state.minor())?;
+    let now = now();
+    match verb {
+        "get" => Ok(document(200, &state.store.get(&kind, &key)?)),
+        "list" => {
+            let items: Vec<Value> = state
+                .store
+                .list(&kind.res, &path.namespace)
+                .filter(|o| selector.matches(o))
+                .cloned()
+                .collect();
+            Ok(document(200, &list_of(&kind, state.store.version(), &items)))
+        }
+        "watch" => {
+            let mut selector_query = asked.query.clone();
+            if !path.name.is_empty() {
+                selector_query.insert("fieldSelector".into(), format!("metadata.name={}", path.name));
+            }
+            let selector = Selector::parse(&path.plural, &selector_query, state.minor())?;
+            let events = watch::open(shared, state, kind, &path.namespace, &asked.query, selector)?;
+            Ok(respond(200, StreamBody::new(events).boxed_unsync()))
+        }
+        "create" => Ok(document(201, &state.store.create(&kind, &key, asked.json()?, &now)?)),
+        "update" => Ok(document(200, &state.store.update(&kind, &key, asked.json()?, part, &now)?)),
+        "patch" => Ok(document(200, &patched(state, &kind, &key, part, asked, &now)?)),
+        "delete" => {
+            let options = if asked.body.is_empty() { Value::Null } else { asked.json()? };
+            let given = |field: &str| options.pointer(field).and_then(Value::as_str).map(str::to_owned);
+            let must = Preconditions {
+                uid: given("/preconditions/uid"),
+                version: given("/preconditions/resourceVersion"),
+            };
+            let left = state.store.delete(&kind, &key, &must, &now)?;
+            Ok(document(200, &left.unwrap_or_else(|| success(&kind, &path.name))))
+        }
+        "deletecollection" => {
+            let gone = state.store.delete_all(&kind, &path.namespace, &selector, &now);
+            Ok(document(200, &list_of(&kind, state.store.version(), &gone)))
+        }
+        other => Err(ApiError::new(405, format!("verb {other} is not served"))),
+    }
+}
+
+fn patched(
+    state: &mut State,
+    kind: &Kind,
+    key: &Key,
+    part: Part,
+    asked: &Asked,
+    now: &str,
+) -> Result<Value, ApiError> {
+    let change = asked.json()?;
+    match asked.media.split(';').next().unwrap_or_default().trim() {
+        "application/merge-patch+json" | "application/strategic-merge-patch+json" => {
+            state.store.merge(kind, key, &change, part, now)
+        }
+        "application/apply-patch+yaml" => {
+            if !text(&change, "/metadata/resourceVersion").is_empty() {
+                return Err(ApiError::new(
+                    409,
+                    "an apply patch must not carry metadata.resourceVersion here",
+                ));
+            }
+            let options = (asked.parameter("fieldManager"), asked.parameter("force") == "true");
+            state.store.apply(kind, key, &change, options, part, now)
+        }
+        other => {
+            Err(ApiError::new(415, format!("the body of the request was in an unknown format: {other}")))
+        }
+    }
+}
+
+fn list_of(kind: &Kind, version: u64, items: &[Value]) -> Value {
+    json!({
+        "apiVersion": kind.api_version(), "kind": format!("{}List", kind.kind),
+        "metadata": {"resourceVersion": version.to_string()}, "items": items,
+    })
+}
+
+fn success(kind: &Kind, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Success",
+        "details": {"name": name, "group": kind.res.group, "kind": kind.res.plural},
+    })
+}
+
+fn version(version: &str) -> Value {
+    let mut parts = version.split('.');
+    let (major, minor) = (parts.next().unwrap_or("1"), parts.next().unwrap_or("0"));
+    json!({
+        "major": major, "minor": minor, "gitVersion": format!("v{version}"), "gitCommit": "fake",
+        "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
+        "platform": "fake/fake",
+    })
+}
+
+fn discovery(state: &State, group: &str, version: &str) -> Response<FakeBody> {
+    let served: Vec<&Kind> =
+        state.store.kinds.iter().filter(|k| k.res.group == group && k.version == version).collect();
+    if served.is_empty() {
+        return refused(&ApiError::new(404, "the server could not find the requested resource"));
+    }
+    let resources: Vec<Value> = served.iter().map(|kind| kind.discovery()).collect();
+    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    document(
+        200,
+        &json!({
+            "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources,
+        }),
+    )
+}
+
+fn refused(refusal: &ApiError) -> Response<FakeBody> {
+    document(refusal.code, &refusal.status())
+}
+
+fn document(code: u16, body: &Value) -> Response<FakeBody> {
+    respond(code, Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed_unsync())
+}
+
+fn respond(code: u16, body: FakeBody) -> Response<FakeBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() =
+        http::StatusCode::from_u16(code).unwrap_or(http::StatusCode::INTERNAL_SERVER_ERROR);
+    let json = http::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}

@@ -1,0 +1,108 @@
+//! Faults, gates, stopping.
+
+use k8s_openapi::api::resource::v1::{Counter, Device, DeviceCounterConsumption, DeviceTaint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::{ListParams, PostParams, WatchParams};
+
+use super::*;
+use futures::TryStreamExt;
+
+#[tokio::test]
+async fn the_next_requests_fail_as_told_and_then_no_longer() {
+    let api = FakeApi::new();
+    api.fail_next(2, "create", "resourceslices", Fault::Status(503));
+    for _ in 0..2 {
+        assert_eq!(refusal(slices(&api).create(&PostParams::default(), &slice("a", "n")).await).0, 503);
+    }
+    slices(&api).create(&PostParams::default(), &slice("a", "n")).await.unwrap();
+    assert_eq!(api.count("create", "resourceslices"), 3);
+    assert_eq!(api.count("*", "*"), 3);
+}
+
+#[tokio::test]
+async fn a_broken_connection_may_or_may_not_have_written() {
+    let api = FakeApi::new();
+    api.fail_next(1, "create", "*", Fault::DropBefore);
+    slices(&api).create(&PostParams::default(), &slice("a", "n")).await.unwrap_err();
+    assert_eq!(api.get::<ResourceSlice>("", "a"), None);
+    api.fail_next(1, "create", "*", Fault::DropAfter);
+    let error = slices(&api).create(&PostParams::default(), &slice("a", "n")).await.unwrap_err();
+    assert!(!matches!(error, kube::Error::Api(_)), "the caller learns nothing: {error}");
+    assert!(api.get::<ResourceSlice>("", "a").is_some());
+}
+
+#[tokio::test]
+async fn a_held_request_goes_on_when_released_and_a_hanging_one_only_ends_with_the_server() {
+    let api = FakeApi::new();
+    api.put(&slice("a", "n")).unwrap();
+    let held = api.hold("get", "resourceslices");
+    let reader = slices(&api);
+    let get = tokio::spawn(async move { reader.get("a").await });
+    api.wait_until(|view| view.count("get", "resourceslices") == 1, SOON).await.unwrap();
+    assert!(!get.is_finished());
+    drop(held);
+    get.await.unwrap().unwrap();
+    api.clear_faults();
+    api.fail_next(1, "list", "*", Fault::Hang);
+    let reader = slices(&api);
+    let list = tokio::spawn(async move { reader.list(&ListParams::default()).await });
+    api.wait_until(|view| view.count("list", "resourceslices") == 1, SOON).await.unwrap();
+    api.stop();
+    list.await.unwrap().unwrap_err();
+    slices(&api).get("a").await.unwrap_err();
+    api.start();
+    slices(&api).get("a").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_gate_that_is_off_drops_its_fields_and_only_those() {
+    let api = FakeApi::new();
+    let mut wanted = slice("a", "n");
+    let counters = [("memory".to_owned(), Counter { value: Quantity("1Gi".into()) })].into();
+    let consumed =
+        DeviceCounterConsumption { counter_set: "gpu-0".into(), counters, compatibility_groups: None };
+    let taint = DeviceTaint { key: "k".into(), effect: "NoSchedule".into(), ..DeviceTaint::default() };
+    let device = Device {
+        taints: Some(vec![taint]),
+        consumes_counters: Some(vec![consumed.clone()]),
+        allow_multiple_allocations: Some(true),
+        binds_to_node: Some(true),
+        ..mk_device("gpu-0")
+    };
+    wanted.spec.devices = Some(vec![device.clone()]);
+    for gate in [Gate::DeviceTaints, Gate::ConsumableCapacity, Gate::BindingConditions] {
+        api.turn_off(gate);
+    }
+    let stored = slices(&api).create(&PostParams::default(), &wanted).await.unwrap();
+    let kept = Device { consumes_counters: Some(vec![consumed]), ..mk_device("gpu-0") };
+    assert_eq!(stored.spec.devices, Some(vec![kept]));
+    api.turn_off(Gate::PartitionableDevices);
+    let in_use = slices(&api).replace("a", &PostParams::default(), &stored).await.unwrap();
+    assert_eq!(in_use.spec, stored.spec, "fields in use are kept on update");
+    let mut other = wanted;
+    other.metadata.name = Some("b".into());
+    let stored = slices(&api).create(&PostParams::default(), &other).await.unwrap();
+    assert_eq!(stored.spec.devices, Some(vec![mk_device("gpu-0")]));
+}
+
+#[tokio::test]
+async fn the_server_is_reachable_over_http_and_refuses_connections_while_stopped() {
+    let api = FakeApi::new();
+    let server = api.serve_http().await.unwrap();
+    let mut config = kube::Config::new(server.url().parse().unwrap());
+    // Without the client's own retries, so that a refusal is seen as one.
+    config.default_retry = false;
+    let client = kube::Client::try_from(config).unwrap();
+    let remote: Api<ResourceSlice> = Api::all(client.clone());
+    let stored = remote.create(&PostParams::default(), &slice("a", "n")).await.unwrap();
+    assert_eq!(api.get::<ResourceSlice>("", "a"), Some(stored));
+    let mut events = Box::pin(remote.watch(&WatchParams::default(), "0").await.unwrap());
+    assert!(events.try_next().await.unwrap().is_some());
+    api.stop();
+    let ended = tokio::time::timeout(SOON, events.try_next()).await.unwrap();
+    assert!(!matches!(ended, Ok(Some(_))), "the open watch breaks: {ended:?}");
+    remote.get("a").await.unwrap_err();
+    api.start();
+    let back = async { while remote.get("a").await.is_err() {} };
+    tokio::time::timeout(SOON, back).await.unwrap();
+}
