@@ -1,1 +1,24 @@
 //! Pure: inventory and rules in, the pool of devices to publish out, every API limit checked.
+//!
+//! The node plugin calls [`carve`] whenever the inventory, the health, the holds or the server's features change,
+//! and hands the [`Pool`] to the publisher (`divvy-controller`), the only place that turns it into ResourceSlices.
+//! `divvy demo` and `divvy inventory` call it too. No clock, files, async or Kubernetes client.
+//!
+//! Today every GPU has one alternative, the whole GPU. The types have room for the others: [`CounterSet`] and
+//! [`CounterUse`] for partitions, `allow_multiple` and [`RequestPolicy`] for shares.
+
+mod carve;
+mod features;
+mod note;
+mod pool;
+mod validate;
+mod whole;
+
+pub use carve::{Carved, Input, carve, pool_name};
+pub use features::{Feature, KubeVersion, ServerFeatures};
+pub use note::Note;
+pub use pool::{
+    Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice,
+    Taint, TaintEffect,
+};
+pub use validate::{Limit, LimitError, validate};

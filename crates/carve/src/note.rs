@@ -1,0 +1,100 @@
+//! [`Note`]: what is not published, or not as it could be, and why.
+
+use divvy_model::{DeviceName, GpuUuid};
+
+/// Something that was left out, with its reason. The caller logs each once, when it first appears.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Note {
+    /// Its MIG mode is on: it is for partitions.
+    #[error(
+        "{gpu} is not published as a whole GPU: its MIG mode is on (turn it off with `nvidia-smi -i {gpu} -mig 0` while it is idle)"
+    )]
+    MigModeOn {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// It has no ordinal, so it has no name.
+    #[error("{gpu} is not published: it has no ordinal yet")]
+    NoOrdinal {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Two GPUs have the same ordinal.
+    #[error(
+        "{gpu} is not published: its ordinal {ordinal} belongs to {other} too (the ordinals file is damaged)"
+    )]
+    SameOrdinal {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The ordinal.
+        ordinal: u32,
+        /// The GPU that keeps it.
+        other: GpuUuid,
+    },
+    /// NVML lists it and cannot read it.
+    #[error("{gpu} cannot be read{}: {error}", if *.published { ", it is published with a taint" } else { " and is not published" })]
+    Unreadable {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// What NVML said.
+        error: String,
+        /// Whether it is still published, tainted.
+        published: bool,
+    },
+    /// It is unfit and the server cannot store the taint that would say so.
+    #[error(
+        "{gpu} is not published: it is tainted ({taint}) and the API server drops taints (feature gate DRADeviceTaints)"
+    )]
+    TaintsDropped {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The key of the first taint that counts.
+        taint: String,
+    },
+    /// A taint was not valid and was changed.
+    #[error("taint {key:?} of {device} is not valid and was published as {instead:?}")]
+    BadTaint {
+        /// The device.
+        device: DeviceName,
+        /// The key as given.
+        key: String,
+        /// The key published.
+        instead: String,
+    },
+    /// A value is over a limit of the API.
+    #[error("{name} of {device} is left out: {why}")]
+    ValueLeftOut {
+        /// The device.
+        device: DeviceName,
+        /// The attribute or capacity.
+        name: String,
+        /// Which limit.
+        why: String,
+    },
+    /// A claim holds a device whose GPU is gone.
+    #[error(
+        "{device} is held by a claim and its GPU is gone: it stays published with a taint until the claim is released"
+    )]
+    HeldAndGone {
+        /// The device.
+        device: DeviceName,
+    },
+    /// A claim holds a device that is no longer offered.
+    #[error(
+        "{device} is held by a claim and is no longer offered ({why}): it stays published with a taint until the claim is released"
+    )]
+    HeldAndWithdrawn {
+        /// The device.
+        device: DeviceName,
+        /// Why it is not offered.
+        why: String,
+    },
+    /// A claim holds a device that nothing is known about.
+    #[error(
+        "a claim holds {device}, which this driver does not know: delete the claim, or bring back the version that published it"
+    )]
+    HeldUnknown {
+        /// The device.
+        device: DeviceName,
+    },
+}

@@ -1,0 +1,115 @@
+//! The whole-GPU alternative: a GPU's facts as attributes and capacities, named and typed as NVIDIA's driver has
+//! them so that existing CEL keeps working.
+
+use divvy_api::names::{attributes as attr, capacity as cap};
+use divvy_model::{CudaVersion, DeviceKind, Gpu, GpuUuid, SystemFacts, normalise_version};
+
+use crate::validate::{MAX_INTEGER, MAX_STRING};
+use crate::{Amount, AttributeValue, Capacity, Device, Note};
+
+/// Labels that need the whole node to know.
+#[derive(Default)]
+pub(crate) struct Links<'a> {
+    pub(crate) domain: Option<&'a str>,
+    pub(crate) pair: Option<&'a str>,
+}
+
+/// A GPU as a device, without taints.
+pub(crate) fn device(
+    ordinal: u32,
+    uuid: &GpuUuid,
+    gpu: &Gpu,
+    system: &SystemFacts,
+    links: &Links<'_>,
+    notes: &mut Vec<Note>,
+) -> Device {
+    let facts = &gpu.facts;
+    let compute = facts.compute_capability;
+    let CudaVersion { major, minor } = system.cuda_version;
+    let mut to = bare_builder(ordinal, uuid, notes);
+    to.string(attr::PRODUCT_NAME, Some(&facts.product_name));
+    to.string(attr::BRAND, facts.brand.name());
+    to.string(attr::ARCHITECTURE, facts.architecture.name());
+    to.version(attr::CUDA_COMPUTE_CAPABILITY, &format!("{}.{}", compute.major, compute.minor));
+    to.version(attr::DRIVER_VERSION, &system.driver_version);
+    to.version(attr::CUDA_DRIVER_VERSION, &format!("{major}.{minor}"));
+    to.string(attr::ADDRESSING_MODE, facts.addressing_mode.as_deref());
+    if facts.pci_address.is_standard() {
+        to.string(attr::PCI_BUS_ID, Some(&facts.pci_address.to_string()));
+    } else {
+        to.leave_out(
+            attr::PCI_BUS_ID,
+            format!("{} has a domain of more than four digits", facts.pci_address),
+        );
+    }
+    to.string(attr::PCIE_ROOT, gpu.topology.pcie_root.as_deref());
+    if let Some(node) = gpu.topology.numa_node {
+        to.put(attr::NUMA_NODE, AttributeValue::Int(i64::from(node)));
+    }
+    to.string(attr::NVLINK_DOMAIN, links.domain);
+    to.string(attr::NVLINK_PAIR, links.pair);
+    to.capacity(cap::MEMORY, facts.memory_bytes.map(Amount::Bytes));
+    to.capacity(cap::MULTIPROCESSORS, facts.multiprocessors.map(|n| Amount::Count(n.into())));
+    to.device
+}
+
+/// A device of a GPU that nothing is known about but its UUID.
+pub(crate) fn bare(ordinal: u32, uuid: &GpuUuid) -> Device {
+    bare_builder(ordinal, uuid, &mut Vec::new()).device
+}
+
+fn bare_builder<'a>(ordinal: u32, uuid: &GpuUuid, notes: &'a mut Vec<Note>) -> Builder<'a> {
+    let mut to = Builder { device: Device::new(DeviceKind::Whole { ordinal }.device_name()), notes };
+    to.string(attr::TYPE, Some("gpu"));
+    to.string(attr::UUID, Some(uuid.as_str()));
+    to.string(attr::GPU_UUID, Some(uuid.as_str()));
+    to.string(attr::SHARING, Some("exclusive"));
+    to.string(attr::ISOLATION, Some("hardware"));
+    to
+}
+
+/// Adds values that are known and within the API's limits; the others are noted.
+struct Builder<'a> {
+    device: Device,
+    notes: &'a mut Vec<Note>,
+}
+
+impl Builder<'_> {
+    fn put(&mut self, name: &str, value: AttributeValue) {
+        self.device.attributes.insert(name.to_owned(), value);
+    }
+
+    fn leave_out(&mut self, name: &str, why: String) {
+        self.notes.push(Note::ValueLeftOut { device: self.device.name.clone(), name: name.to_owned(), why });
+    }
+
+    fn string(&mut self, name: &str, value: Option<&str>) {
+        match value {
+            None | Some("") => {}
+            Some(text) if text.len() <= MAX_STRING => self.put(name, AttributeValue::String(text.to_owned())),
+            Some(text) => {
+                self.leave_out(
+                    name,
+                    format!("{text:?} has {} bytes, the API takes {MAX_STRING}", text.len()),
+                );
+            }
+        }
+    }
+
+    fn version(&mut self, name: &str, text: &str) {
+        match normalise_version(text).map(|version| version.to_string()) {
+            Some(version) if version.len() <= MAX_STRING => self.put(name, AttributeValue::Version(version)),
+            _ => self.leave_out(name, format!("{text:?} is not a version")),
+        }
+    }
+
+    fn capacity(&mut self, name: &str, amount: Option<Amount>) {
+        match amount {
+            None => {}
+            Some(amount) if amount.value() <= MAX_INTEGER => {
+                self.device.capacity.insert(name.to_owned(), Capacity::whole(amount));
+            }
+            Some(amount) => self.leave_out(name, format!("{} is over 63 bits", amount.value())),
+        }
+    }
+}
