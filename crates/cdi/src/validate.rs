@@ -173,7 +173,7 @@ fn check_node(place: &str, node: &DeviceNode) -> Result<(), SpecError> {
     }
     let (place_owned, path) = (|| place.to_owned(), || node.path.clone());
     match (node.node_type.as_deref(), node.major, node.minor) {
-        (None, None, None) | (Some("p"), None, None) => {}
+        (None | Some("p"), None, None) => {}
         (Some("b" | "c" | "u"), Some(major), Some(minor)) if major >= 0 && minor >= 0 => {}
         (Some("b" | "c" | "u" | "p") | None, _, _) => {
             return Err(SpecError::NodeNumbers { place: place_owned(), path: path() });

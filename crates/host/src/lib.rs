@@ -1,1 +1,44 @@
-//! The host as files: sysfs, proc, driver root and libraries, processes; every path under an injectable root.
+//! The host as files: what NVML does not say about a node.
+//!
+//! Everything is read below a [`HostRoot`], so tests, the demo and a plugin in a container that sees the host elsewhere use
+//! the same code. Nothing here changes the host, except [`install_hook`].
+//!
+//! Who calls it: the inventory ([`topology`]), the node plugin's start ([`find_driver`], [`boot_id`], [`nvidia_module`]), the
+//! executor, which turns [`driver_edits`] and [`gpu_edits`] into a claim's CDI file, and unprepare, which asks who still
+//! holds a device open ([`device_holders`]). [`fixture`] builds a host that does not exist, for tests and the demo.
+//!
+//! Two views of one path: *seen* is how this process opens a file, *host* is what a CDI file must say, because the container
+//! runtime reads it in the host's namespace. [`DriverRoot`] knows both.
+
+mod driver;
+mod edits;
+mod elf;
+mod files;
+pub mod fixture;
+mod install;
+mod kernel;
+mod nodes;
+mod processes;
+mod root;
+mod topology;
+
+pub use driver::{
+    DEFAULT_DRIVER_ROOTS, Driver, DriverRoot, DriverRootError, RootReason, find_driver, find_driver_at,
+};
+pub use edits::{Edits, HookCall, LibraryDelivery, MountPoint, driver_edits, gpu_edits};
+pub use elf::{Elf, ElfError};
+pub use files::{
+    BINARY_DIR, DriverFile, DriverFiles, DriverFilesError, LIBRARY_DIR, Library, Symlink, driver_files,
+};
+pub use install::{InstallError, install_hook};
+pub use kernel::{HostFileError, NvidiaModule, boot_id, char_majors, nvidia_module, nvidia_params};
+pub use nodes::{
+    ControlNodes, DeviceNode, DeviceNodes, GpuNodes, MissingNode, NodeError, NodeInfo, control_nodes,
+    gpu_nodes,
+};
+pub use processes::{Holder, Holders, device_holders};
+pub use root::HostRoot;
+pub use topology::{DrmNode, drm_nodes, topology};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! What to change in a container so that the driver works in it: plain data in the shape of CDI's containerEdits.
+
+use crate::files::{DriverFile, DriverFiles, LIBRARY_DIR};
+use crate::nodes::{ControlNodes, DeviceNode, GpuNodes};
+
+/// Changes to a container, in the shape and order of CDI's `containerEdits`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// Character devices; permissions are `rwm`.
+    pub device_nodes: Vec<DeviceNode>,
+    /// Bind mounts.
+    pub mounts: Vec<MountPoint>,
+    /// Programs to call, all at `createContainer`.
+    pub hooks: Vec<HookCall>,
+    /// Groups needed to use the nodes.
+    pub additional_gids: Vec<u32>,
+}
+
+/// A bind mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountPoint {
+    /// Path on the host.
+    pub host: String,
+    /// Path in the container.
+    pub container: String,
+    /// Mount options.
+    pub options: Vec<String>,
+}
+
+/// A call of the hook program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookCall {
+    /// The program on the host.
+    pub path: String,
+    /// All arguments, its name first.
+    pub args: Vec<String>,
+    /// Its whole environment. Never empty: with an empty one some runtimes pass on the container's, which the image wrote.
+    pub env: Vec<String>,
+}
+
+/// How libraries become findable in a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LibraryDelivery {
+    /// Links and the loader's cache are made by the hook program at this path of the host. Works in every image.
+    Hook(String),
+    /// No program is called: each library is mounted under every name it is asked for, and `LD_LIBRARY_PATH` leads to it.
+    /// Replaces an image's own `LD_LIBRARY_PATH`; for hosts that do not let runtimes call programs.
+    MountsOnly,
+}
+
+const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+const SOCKET: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+/// The value in NVIDIA's own CUDA images.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64";
+
+/// What every container with any GPU of this driver gets.
+pub fn driver_edits(files: &DriverFiles, control: &ControlNodes, delivery: &LibraryDelivery) -> Edits {
+    let mut edits = Edits {
+        // Keeps NVIDIA's own runtime hook, where a host has it, from adding all GPUs a second time.
+        env: vec!["NVIDIA_VISIBLE_DEVICES=void".to_owned()],
+        ..Edits::default()
+    };
+    add_nodes(&mut edits, &control.nodes);
+    edits.mounts.extend(files.libraries.iter().map(|library| mount(&library.file, &READ_ONLY)));
+    match delivery {
+        LibraryDelivery::Hook(path) => edits.hooks = hooks(files, path),
+        LibraryDelivery::MountsOnly => {
+            edits.mounts.extend(names_as_mounts(files));
+            edits.env.push(LIBRARY_PATH.to_owned());
+        }
+    }
+    for list in [&files.binaries, &files.configs, &files.firmware] {
+        edits.mounts.extend(list.iter().map(|file| mount(file, &READ_ONLY)));
+    }
+    edits.mounts.extend(files.sockets.iter().map(|file| mount(file, &SOCKET)));
+    edits
+}
+
+/// What a container gets for one GPU, on top of [`driver_edits`].
+pub fn gpu_edits(nodes: &GpuNodes) -> Edits {
+    let mut edits = Edits::default();
+    add_nodes(&mut edits, std::slice::from_ref(&nodes.main));
+    add_nodes(&mut edits, &nodes.drm);
+    edits
+}
+
+fn add_nodes(edits: &mut Edits, nodes: &[DeviceNode]) {
+    const OTHERS_READ_WRITE: u32 = 0o006;
+    for node in nodes {
+        let closed = node.info.mode & OTHERS_READ_WRITE != OTHERS_READ_WRITE;
+        if closed && node.info.gid != 0 && !edits.additional_gids.contains(&node.info.gid) {
+            edits.additional_gids.push(node.info.gid);
+        }
+        edits.device_nodes.push(node.clone());
+    }
+    edits.additional_gids.sort_unstable();
+}
+
+fn mount(file: &DriverFile, options: &[&str]) -> MountPoint {
+    MountPoint {
+        host: file.host.clone(),
+        container: file.container.clone(),
+        options: options.iter().map(|&option| option.to_owned()).collect(),
+    }
+}
+
+fn hooks(files: &DriverFiles, path: &str) -> Vec<HookCall> {
+    let call = |args: Vec<String>| HookCall {
+        path: path.to_owned(),
+        args: std::iter::once("divvy-cdi-hook".to_owned()).chain(args).collect(),
+        env: vec!["DIVVY_CDI_HOOK=1".to_owned()],
+    };
+    let links =
+        files.symlinks.iter().flat_map(|s| ["--link".to_owned(), format!("{}::{}", s.target, s.link)]);
+    let mut calls = Vec::new();
+    if !files.symlinks.is_empty() {
+        calls.push(call(std::iter::once("create-symlinks".to_owned()).chain(links).collect()));
+    }
+    calls.push(call(vec!["update-ldcache".to_owned(), "--folder".to_owned(), LIBRARY_DIR.to_owned()]));
+    calls.push(call(vec!["disable-device-node-modification".to_owned()]));
+    calls
+}
+
+/// The links as further mounts of the files they lead to.
+fn names_as_mounts(files: &DriverFiles) -> Vec<MountPoint> {
+    let target_of = |link: &crate::Symlink| match link.target.strip_prefix("../") {
+        Some(above) => format!("{LIBRARY_DIR}/{above}"),
+        None => link
+            .link
+            .rsplit_once('/')
+            .map_or_else(String::new, |(folder, _)| format!("{folder}/{}", link.target)),
+    };
+    let mut mounts = Vec::new();
+    for link in &files.symlinks {
+        let mut path = target_of(link);
+        // A link may lead to another link (libcuda.so to libcuda.so.1), never further.
+        if let Some(next) = files.symlinks.iter().find(|other| other.link == path) {
+            path = target_of(next);
+        }
+        if let Some(library) = files.libraries.iter().find(|library| library.file.container == path) {
+            let file = DriverFile { host: library.file.host.clone(), container: link.link.clone() };
+            mounts.push(mount(&file, &READ_ONLY));
+        }
+    }
+    mounts
+}

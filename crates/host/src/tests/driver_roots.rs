@@ -1,0 +1,167 @@
+//! Which folder is taken for the driver, and what is said when none is.
+
+use std::path::Path;
+
+use super::{chain, host, link, two_gpus, write};
+use crate::fixture::{Fixture, minimal_library};
+use crate::*;
+
+fn library(root: &Path, path: &str, soname: &str) {
+    write(root, path, &minimal_library(soname));
+}
+
+/// The platforms that differ: where the libraries and programs are, and under which root they are found.
+#[test]
+fn drivers_are_found_on_every_known_platform() {
+    struct Platform {
+        name: &'static str,
+        root: &'static str,
+        libraries: &'static str,
+        programs: &'static str,
+    }
+    let platforms = [
+        Platform { name: "Ubuntu", root: "/", libraries: "usr/lib/x86_64-linux-gnu", programs: "usr/bin" },
+        Platform { name: "Red Hat", root: "/", libraries: "usr/lib64", programs: "usr/bin" },
+        Platform {
+            name: "Ubuntu on Arm",
+            root: "/",
+            libraries: "usr/lib/aarch64-linux-gnu",
+            programs: "usr/bin",
+        },
+        Platform {
+            name: "GPU Operator",
+            root: "/run/nvidia/driver",
+            libraries: "usr/lib64",
+            programs: "usr/bin",
+        },
+        Platform { name: "GKE", root: "/home/kubernetes/bin/nvidia", libraries: "lib64", programs: "bin" },
+        Platform { name: "Flatcar", root: "/opt/nvidia/current", libraries: "usr/lib", programs: "usr/bin" },
+        Platform {
+            name: "Talos",
+            root: "/",
+            libraries: "usr/local/glibc/usr/lib",
+            programs: "usr/local/bin",
+        },
+        Platform {
+            name: "Bottlerocket",
+            root: "/",
+            libraries: "usr/lib/nvidia/tesla",
+            programs: "usr/libexec/nvidia/tesla/bin",
+        },
+    ];
+    for platform in platforms {
+        let dir = tempfile::tempdir().unwrap();
+        let below = dir.path().join(platform.root.trim_start_matches('/'));
+        for name in ["libnvidia-ml", "libcuda"] {
+            library(&below, &format!("{}/{name}.so.580.95.05", platform.libraries), &format!("{name}.so.1"));
+            link(&below, &format!("{}/{name}.so.1", platform.libraries), &format!("{name}.so.580.95.05"));
+        }
+        write(&below, &format!("{}/nvidia-smi", platform.programs), b"");
+        let host = HostRoot::under(dir.path());
+        let driver = find_driver(&host, None).unwrap_or_else(|error| panic!("{}: {error}", platform.name));
+        assert_eq!(driver.root.host(), Path::new(platform.root), "{}", platform.name);
+        assert_eq!(driver.version, "580.95.05");
+        let nvml = format!("{}/libnvidia-ml.so.580.95.05", platform.libraries);
+        assert_eq!(driver.nvml_library, below.join(nvml), "{}", platform.name);
+        assert_eq!(
+            driver.nvidia_smi,
+            Some(below.join(platform.programs).join("nvidia-smi")),
+            "{}",
+            platform.name
+        );
+        assert_eq!(driver_files(&host, &driver).unwrap().libraries.len(), 2, "{}", platform.name);
+    }
+}
+
+#[test]
+fn links_are_followed_inside_the_root_even_when_absolute_or_leading_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    library(&root, "usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.525.147.05", "libcuda.so.1");
+    link(&root, "usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1", "libcuda.so.525.147.05");
+    link(&root, "etc/alternatives/libcuda", "/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1");
+    link(&root, "usr/lib/x86_64-linux-gnu/libcuda.so.1", "/etc/alternatives/libcuda");
+    link(&root, "lib", "../../../usr/lib");
+    link(&root, "loop", "loop");
+    let root = DriverRoot::new(root, "/run/nvidia/driver");
+    let resolved = |path: &str| root.resolve(Path::new(path)).unwrap();
+    let expected = "usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.525.147.05";
+    assert_eq!(resolved("/lib/x86_64-linux-gnu/libcuda.so.1"), Some(expected.into()));
+    assert_eq!(resolved("loop/x"), None);
+    assert_eq!(resolved("usr/nothing"), None);
+    assert_eq!(root.host_path(Path::new(expected)), Path::new("/run/nvidia/driver").join(expected));
+}
+
+#[test]
+fn the_root_whose_libraries_match_the_loaded_module_is_taken() {
+    let mut fixture = two_gpus();
+    fixture.driver_root = "/run/nvidia/driver".into();
+    let (made, dir) = host(&fixture);
+    // Left behind by an earlier installation on the host itself.
+    let old = Fixture { driver_version: "535.161.08".into(), ..Fixture::new(Vec::new()) };
+    let elsewhere = tempfile::tempdir().unwrap();
+    old.build(elsewhere.path()).unwrap();
+    fs_err::create_dir_all(dir.path().join("usr/lib")).unwrap();
+    fs_err::rename(
+        elsewhere.path().join("usr/lib/x86_64-linux-gnu"),
+        dir.path().join("usr/lib/x86_64-linux-gnu"),
+    )
+    .unwrap();
+
+    let driver = find_driver(&made.host, None).unwrap();
+    assert_eq!((driver.root.host(), driver.version.as_str()), (Path::new("/run/nvidia/driver"), "580.95.05"));
+    let error = find_driver(&made.host, Some(Path::new("/"))).unwrap_err().to_string();
+    assert!(
+        error.starts_with(
+            "no usable NVIDIA driver found: /: its libraries are of version 535.161.08, but the loaded kernel module is 580.95.05 (reload the module or reboot);"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_driver_folder_mounted_apart_from_the_hosts_root_keeps_the_hosts_name() {
+    let (made, dir) = host(&two_gpus());
+    let root = DriverRoot::new(dir.path(), "/run/nvidia/driver");
+    let driver = find_driver_at(&made.host, root).unwrap();
+    let files = driver_files(&made.host, &driver).unwrap();
+    assert_eq!(
+        files.libraries[0].file.host,
+        "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"
+    );
+}
+
+#[test]
+fn when_none_fits_each_root_has_its_reason_and_the_setting_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::create_dir_all(dir.path().join("run/nvidia/driver")).unwrap();
+    library(&dir.path().join("opt/nvidia/current"), "usr/lib/libnvidia-ml.so.1", "libnvidia-ml.so.1");
+    library(&dir.path().join("opt/nvidia/current"), "usr/lib/libcuda.so.1", "libcuda.so.1");
+    let error = find_driver(&HostRoot::under(dir.path()), None).unwrap_err();
+    assert_eq!(
+        chain(&error),
+        "no usable NVIDIA driver found: /: libnvidia-ml.so.1 is in none of the library folders; \
+         /run/nvidia/driver: the folder is empty (a driver container still at work?); \
+         /home/kubernetes/bin/nvidia: there is no such folder; \
+         /opt/nvidia/current: /opt/nvidia/current/usr/lib/libnvidia-ml.so.1 does not lead to a file whose name ends in a driver version; \
+         /var/lib/nvidia: there is no such folder; \
+         library folders looked in, below each: usr/lib64, usr/lib/x86_64-linux-gnu, usr/lib/aarch64-linux-gnu, \
+         usr/lib/x86_64-linux-gnu/nvidia/current, usr/lib/aarch64-linux-gnu/nvidia/current, lib64, lib/x86_64-linux-gnu, \
+         lib/aarch64-linux-gnu, usr/lib64/nvidia, usr/lib/nvidia/tesla, usr/local/nvidia/lib64, usr/local/glibc/usr/lib, \
+         usr/local/glibc/lib, usr/lib, lib; \
+         set --driver-root (chart value driverRoot) to the folder that holds the driver; known ones are \
+         / (installed on the host), /run/nvidia/driver (GPU Operator), /home/kubernetes/bin/nvidia (GKE), /opt/nvidia/current (Flatcar)"
+    );
+}
+
+#[test]
+fn a_root_that_was_set_is_the_only_one_tried() {
+    let (made, _dir) = host(&two_gpus());
+    let error = find_driver(&made.host, Some(Path::new("/opt/driver"))).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no usable NVIDIA driver found: /opt/driver: there is no such folder; correct --driver-root (chart value driverRoot), \
+         or leave it empty to try / (installed on the host), /run/nvidia/driver (GPU Operator), \
+         /home/kubernetes/bin/nvidia (GKE), /opt/nvidia/current (Flatcar)"
+    );
+}

@@ -1,0 +1,152 @@
+//! The driver's files.
+
+use std::path::Path;
+
+use super::{chain, host, link, two_gpus, write};
+use crate::fixture::minimal_library;
+use crate::*;
+
+const LIB: &str = "usr/lib/x86_64-linux-gnu";
+
+fn listed(made: &crate::fixture::FixtureHost) -> DriverFiles {
+    driver_files(&made.host, &find_driver(&made.host, None).unwrap()).unwrap()
+}
+
+#[test]
+fn the_files_of_a_driver_are_exactly_these() {
+    let (made, _dir) = host(&two_gpus());
+    let file = |host: &str, container: &str| DriverFile { host: host.into(), container: container.into() };
+    let library = |name: &str, soname: &str| Library {
+        file: file(&format!("/{LIB}/{name}"), &format!("/usr/local/nvidia/lib64/{name}")),
+        soname: Some(soname.into()),
+    };
+    let link = |name: &str, target: &str| Symlink {
+        link: format!("/usr/local/nvidia/lib64/{name}"),
+        target: target.into(),
+    };
+    let expected = DriverFiles {
+        version: "580.95.05".into(),
+        libraries: vec![
+            library("libcuda.so.580.95.05", "libcuda.so.1"),
+            library("libnvidia-glcore.so.580.95.05", "libnvidia-glcore.so.580.95.05"),
+            library("libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1"),
+            library("libnvidia-nvvm.so.580.95.05", "libnvidia-nvvm.so.4"),
+            library("libnvidia-opticalflow.so.580.95.05", "libnvidia-opticalflow.so.1"),
+            library("libnvidia-ptxjitcompiler.so.580.95.05", "libnvidia-ptxjitcompiler.so.1"),
+        ],
+        symlinks: vec![
+            link("libcuda.so", "libcuda.so.1"),
+            link("libcuda.so.1", "libcuda.so.580.95.05"),
+            link("libnvidia-ml.so", "libnvidia-ml.so.1"),
+            link("libnvidia-ml.so.1", "libnvidia-ml.so.580.95.05"),
+            link("libnvidia-nvvm.so.4", "libnvidia-nvvm.so.580.95.05"),
+            link("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+            link("libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so.580.95.05"),
+            link("libnvidia-ptxjitcompiler.so.1", "libnvidia-ptxjitcompiler.so.580.95.05"),
+        ],
+        binaries: ["nvidia-debugdump", "nvidia-smi"]
+            .map(|n| file(&format!("/usr/bin/{n}"), &format!("/usr/bin/{n}")))
+            .into(),
+        configs: vec![file("/usr/share/nvidia/nvoptix.bin", "/usr/share/nvidia/nvoptix.bin")],
+        firmware: vec![file(
+            "/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+            "/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+        )],
+        sockets: vec![file("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket")],
+    };
+    assert_eq!(listed(&made), expected);
+}
+
+#[test]
+fn debians_split_folders_are_both_listed_and_vdpau_keeps_its_folder() {
+    let (made, dir) = host(&two_gpus());
+    for (path, soname) in [
+        ("nvidia/current/libnvidia-eglcore.so.580.95.05", "libnvidia-eglcore.so.580.95.05"),
+        ("vdpau/libvdpau_nvidia.so.580.95.05", "libvdpau_nvidia.so.1"),
+        ("libnvidia-egl-gbm.so.1.1.2", "libnvidia-egl-gbm.so.1"),
+        ("libnvidia-allocator.so.580.95.05", "libnvidia-allocator.so.1"),
+        ("libGLX_nvidia.so.580.95.05", "libGLX_nvidia.so.0"),
+        // Not the driver's, or of another version.
+        ("libz.so.1", "libz.so.1"),
+        ("libnvidia-old.so.535.161.08", "libnvidia-old.so.1"),
+    ] {
+        write(dir.path(), &format!("{LIB}/{path}"), &minimal_library(soname));
+    }
+    // A link that only the host knows.
+    link(dir.path(), &format!("{LIB}/libnvidia-allocator.so"), "libnvidia-allocator.so.580.95.05");
+    link(dir.path(), &format!("{LIB}/libz.so"), "libz.so.1");
+    let files = listed(&made);
+    let names: Vec<_> =
+        files.libraries.iter().map(|l| l.file.container.trim_start_matches(LIBRARY_DIR)).collect();
+    for name in [
+        "/libnvidia-eglcore.so.580.95.05",
+        "/vdpau/libvdpau_nvidia.so.580.95.05",
+        "/libnvidia-egl-gbm.so.1.1.2",
+    ] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+    assert!(!names.iter().any(|name| name.contains("libz") || name.contains("old")), "{names:?}");
+    let links: Vec<_> =
+        files.symlinks.iter().map(|s| (s.link.trim_start_matches(LIBRARY_DIR), s.target.as_str())).collect();
+    for link in [
+        ("/vdpau/libvdpau_nvidia.so.1", "libvdpau_nvidia.so.580.95.05"),
+        ("/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.2"),
+        ("/libnvidia-allocator.so", "libnvidia-allocator.so.580.95.05"),
+        ("/gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
+        ("/libGLX_indirect.so.0", "libGLX_nvidia.so.580.95.05"),
+    ] {
+        assert!(links.contains(&link), "{link:?} in {links:?}");
+    }
+    assert!(!links.iter().any(|(link, _)| link.contains("libz")), "{links:?}");
+}
+
+#[test]
+fn files_that_are_no_64_bit_libraries_are_left_out() {
+    let (made, dir) = host(&two_gpus());
+    let before = listed(&made);
+    write(dir.path(), &format!("{LIB}/libscript.so.580.95.05"), b"INPUT(libcuda.so.1)");
+    let mut narrow = minimal_library("libnarrow.so.1");
+    narrow[4] = 1;
+    write(dir.path(), &format!("{LIB}/libnarrow.so.580.95.05"), &narrow);
+    assert_eq!(listed(&made), before);
+}
+
+#[test]
+fn a_library_that_is_being_written_is_an_error_not_a_missing_library() {
+    let (made, dir) = host(&two_gpus());
+    let whole = minimal_library("libcut.so.1");
+    write(dir.path(), &format!("{LIB}/libcut.so.580.95.05"), &whole[..whole.len() / 2]);
+    let error = driver_files(&made.host, &find_driver(&made.host, None).unwrap()).unwrap_err();
+    let text = chain(&error);
+    assert!(
+        text.ends_with("libcut.so.580.95.05 is damaged; is the driver just being installed?: its dynamic section is damaged"),
+        "{text}"
+    );
+}
+
+#[test]
+fn sockets_of_the_host_are_used_when_the_drivers_root_has_none() {
+    let mut fixture = two_gpus();
+    fixture.driver_root = "/run/nvidia/driver".into();
+    let (made, dir) = host(&fixture);
+    write(dir.path(), "run/nvidia-fabricmanager/socket", b"");
+    let sockets: Vec<_> = listed(&made).sockets.into_iter().map(|s| (s.host, s.container)).collect();
+    let own = "/run/nvidia/driver/run/nvidia-persistenced/socket";
+    let expected = [
+        ("/run/nvidia-fabricmanager/socket", "/run/nvidia-fabricmanager/socket"),
+        (own, "/run/nvidia-persistenced/socket"),
+    ];
+    assert_eq!(sockets, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+}
+
+#[test]
+fn the_name_in_a_real_library_is_read() {
+    // The C library that this test runs with.
+    let maps = fs_err::read_to_string("/proc/self/maps").unwrap();
+    let Some(path) =
+        maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|p| p.contains("libc.so.6"))
+    else {
+        return; // a static test program has none
+    };
+    assert_eq!(Elf::read(Path::new(path)).unwrap().soname.as_deref(), Some("libc.so.6"));
+}

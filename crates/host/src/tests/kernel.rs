@@ -1,0 +1,230 @@
+//! Kernel files, topology, nodes, processes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::HostTopology;
+
+use super::{chain, host, link, pci, two_gpus, write};
+use crate::*;
+
+#[test]
+fn the_kernels_files_are_read() {
+    let (fixture, _dir) = host(&two_gpus());
+    let host = &fixture.host;
+    assert_eq!(boot_id(host).unwrap(), "6f5902ac-237d-4d85-b20d-3ae1a2a0c1f4");
+    let majors = [("drm", 226), ("mem", 1), ("nvidia", 195), ("nvidia-uvm", 511), ("nvidiactl", 195)];
+    assert_eq!(char_majors(host).unwrap(), BTreeMap::from(majors.map(|(name, n)| (name.to_owned(), n))));
+    assert_eq!(nvidia_module(host).unwrap(), Some(NvidiaModule { version: Some("580.95.05".into()) }));
+    let params = nvidia_params(host).unwrap();
+    assert_eq!((params["DeviceFileMode"].as_str(), params["RmMsg"].as_str()), ("438", ""));
+}
+
+#[test]
+fn the_modules_version_is_found_in_proc_when_sysfs_has_none() {
+    for (text, expected) in [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Tue Mar  5 22:42:15 UTC 2024\n",
+            Some("535.161.08"),
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build\n",
+            Some("595.71.05"),
+        ),
+        ("NVRM version: something else\n", None),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "proc/driver/nvidia/version", text.as_bytes());
+        let module = nvidia_module(&HostRoot::under(dir.path())).unwrap().unwrap();
+        assert_eq!(module.version.as_deref(), expected, "{text}");
+    }
+}
+
+#[test]
+fn a_host_without_the_module_has_no_module_and_no_parameters() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = HostRoot::under(dir.path());
+    assert_eq!(nvidia_module(&host).unwrap(), None);
+    assert_eq!(nvidia_params(&host).unwrap(), BTreeMap::new());
+}
+
+#[test]
+fn an_unmounted_proc_says_what_was_looked_for_and_what_to_check() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = HostRoot::default().with_proc(dir.path());
+    let text = chain(&boot_id(&host).unwrap_err());
+    let hint = "cannot read the boot id of the host; check the pod's mounts of the host's /proc and /sys: ";
+    assert!(text.starts_with(hint), "{text}");
+    assert!(text.contains("sys/kernel/random/boot_id"), "{text}");
+    write(dir.path(), "sys/kernel/random/boot_id", b"\n");
+    assert!(
+        boot_id(&host).unwrap_err().to_string().ends_with("the boot id is not of the expected form: \"\\n\"")
+    );
+}
+
+#[test]
+fn topology_is_what_sysfs_says_and_nothing_more() {
+    let (fixture, _dir) = host(&two_gpus());
+    let at = |address| topology(&fixture.host, pci(address));
+    let expected = HostTopology { numa_node: Some(0), pcie_root: Some("pci0000:00".into()) };
+    assert_eq!(at("0000:07:00.0").unwrap(), expected);
+    let expected = HostTopology { numa_node: None, pcie_root: Some("pci0000:80".into()) };
+    assert_eq!(at("0000:87:00.0").unwrap(), expected);
+    let text = at("0000:99:00.0").unwrap_err().to_string();
+    assert!(text.starts_with("PCI device 0000:99:00.0 is not in sysfs"), "{text}");
+}
+
+#[test]
+fn the_pcie_root_is_the_first_on_the_way_whatever_lies_before_and_behind() {
+    for (target, expected) in [
+        ("../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", Some("pci0000:3a")),
+        ("../../../devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:01:00.0", Some("pci0000:00")),
+        ("../../../devices/platform/40000000.pcie/pci0008:00/0008:01:00.0", Some("pci0008:00")),
+        ("../../../devices/vbus/0000:3b:00.0", None),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        link(dir.path(), "sys/bus/pci/devices/0000:3b:00.0", target);
+        let found = topology(&HostRoot::under(dir.path()), pci("0000:3b:00.0")).unwrap();
+        assert_eq!(
+            found,
+            HostTopology { numa_node: None, pcie_root: expected.map(str::to_owned) },
+            "{target}"
+        );
+    }
+}
+
+fn node(path: &str, major: u32, minor: u32) -> DeviceNode {
+    DeviceNode { path: path.into(), info: NodeInfo { major, minor, mode: 0o666, gid: 0 } }
+}
+
+#[test]
+fn nodes_follow_the_minor_number_and_bring_the_drm_nodes_of_the_address() {
+    let (fixture, _dir) = host(&two_gpus());
+    let nodes = gpu_nodes(&fixture.host, &fixture.nodes, 3, pci("0000:87:00.0")).unwrap();
+    let drm = vec![node("/dev/dri/card1", 226, 1), node("/dev/dri/renderD129", 226, 129)];
+    assert_eq!(nodes, GpuNodes { main: node("/dev/nvidia3", 195, 3), drm });
+}
+
+#[test]
+fn nodes_that_nobody_has_made_yet_are_made_up_from_the_majors() {
+    let (fixture, dir) = host(&two_gpus());
+    write(dir.path(), "proc/driver/nvidia/params", b"DeviceFileMode: 432\nDeviceFileGID: 27\n");
+    let none = DeviceNodes::Given(BTreeMap::new());
+    let rights = |path: &str, major, minor| DeviceNode {
+        path: path.into(),
+        info: NodeInfo { major, minor, mode: 0o660, gid: 27 },
+    };
+    let control = control_nodes(&fixture.host, &none).unwrap();
+    let nodes = vec![
+        rights("/dev/nvidiactl", 195, 255),
+        rights("/dev/nvidia-uvm", 511, 0),
+        rights("/dev/nvidia-uvm-tools", 511, 1),
+    ];
+    let missing =
+        vec![MissingNode { path: "/dev/nvidia-modeset".into(), module: "nvidia-modeset", needed: false }];
+    assert_eq!(control, ControlNodes { nodes, missing });
+    let gpu = gpu_nodes(&fixture.host, &none, 3, pci("0000:87:00.0")).unwrap();
+    assert_eq!(gpu.main, rights("/dev/nvidia3", 195, 3));
+}
+
+#[test]
+fn without_node_and_module_the_error_says_what_to_load() {
+    let (fixture, dir) = host(&two_gpus());
+    write(dir.path(), "proc/devices", b"Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n");
+    let none = DeviceNodes::Given(BTreeMap::new());
+    assert_eq!(
+        gpu_nodes(&fixture.host, &none, 3, pci("0000:87:00.0")).unwrap_err().to_string(),
+        "/dev/nvidia3 does not exist and /proc/devices has no entry for nvidia; load the kernel module (nvidia) on the node"
+    );
+    let missing = control_nodes(&fixture.host, &none).unwrap().missing;
+    let needed: Vec<_> = missing.iter().filter(|m| m.needed).map(|m| m.path.as_str()).collect();
+    assert_eq!(needed, ["/dev/nvidiactl", "/dev/nvidia-uvm"]);
+}
+
+#[test]
+fn a_file_in_a_nodes_place_is_not_taken_for_a_node() {
+    let (fixture, _dir) = host(&two_gpus());
+    let error = gpu_nodes(&fixture.host, &DeviceNodes::Real, 3, pci("0000:87:00.0")).unwrap_err();
+    assert!(error.to_string().ends_with(
+        "dev/nvidia3 is not a character device; remove it and run nvidia-modprobe, or reboot the node"
+    ));
+}
+
+#[test]
+fn numbers_of_real_nodes_come_from_the_node() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "proc/devices", b"Character devices:\n195 nvidia\n");
+    // Every machine has /dev/null: 1, 3.
+    link(dir.path(), "dev/nvidia7", "/dev/null");
+    let nodes = gpu_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, 7, pci("0000:87:00.0")).unwrap();
+    assert_eq!((nodes.main.info.major, nodes.main.info.minor, nodes.main.info.mode), (1, 3, 0o666));
+}
+
+#[test]
+fn a_table_of_nodes_reads_back_as_written() {
+    let (fixture, _dir) = host(&two_gpus());
+    let text = fs_err::read_to_string(&fixture.node_table).unwrap();
+    assert_eq!(DeviceNodes::from_table(&text).unwrap(), fixture.nodes);
+    assert_eq!(
+        DeviceNodes::from_table("# nodes\n/dev/nvidia0 195 zero 666 0\n").unwrap_err().to_string(),
+        "device table, line 2: expected \"path major minor mode(octal) gid\", got \"/dev/nvidia0 195 zero 666 0\""
+    );
+}
+
+#[test]
+fn holders_are_found_by_open_files_with_pid_and_command() {
+    let dir = tempfile::tempdir().unwrap();
+    for (pid, command, target) in [
+        ("41", "python3\n", "/dev/nvidia3"),
+        ("7", "dcgm\n", "/dev/nvidia0"),
+        ("12", "bash\n", "/dev/nvidia31"),
+    ] {
+        write(dir.path(), &format!("proc/{pid}/comm"), command.as_bytes());
+        link(dir.path(), &format!("proc/{pid}/fd/0"), "/dev/null");
+        link(dir.path(), &format!("proc/{pid}/fd/5"), target);
+        link(dir.path(), &format!("proc/{pid}/fd/6"), target);
+    }
+    write(dir.path(), "proc/driver/nvidia/version", b"");
+    // Its open files cannot be listed: here because they are no folder.
+    write(dir.path(), "proc/99/fd", b"");
+    // Ended between listing and looking.
+    fs_err::create_dir_all(dir.path().join("proc/100")).unwrap();
+    let devices = BTreeSet::from(["/dev/nvidia0".to_owned(), "/dev/nvidia3".to_owned()]);
+    let holder =
+        |pid, command: &str, device: &str| Holder { pid, command: command.into(), device: device.into() };
+    assert_eq!(
+        device_holders(&HostRoot::under(dir.path()), &devices).unwrap(),
+        Holders {
+            found: vec![holder(7, "dcgm", "/dev/nvidia0"), holder(41, "python3", "/dev/nvidia3")],
+            unreadable: vec![99],
+        }
+    );
+}
+
+#[test]
+fn this_process_is_found_among_the_real_ones() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let name = fs_err::canonicalize(file.path()).unwrap().to_str().unwrap().to_owned();
+    let holders = device_holders(&HostRoot::default(), &BTreeSet::from([name])).unwrap();
+    assert_eq!(holders.found.iter().map(|h| h.pid).collect::<Vec<_>>(), [std::process::id()]);
+}
+
+#[test]
+fn the_hook_is_installed_executable_once_and_replaced_when_it_differs() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("hook"), dir.path().join("plugins/gpu/divvy-cdi-hook"));
+    fs_err::write(&from, b"one").unwrap();
+    install_hook(&from, &to).unwrap();
+    let first = fs_err::metadata(&to).unwrap();
+    assert_eq!(first.permissions().mode() & 0o777, 0o755);
+    install_hook(&from, &to).unwrap();
+    assert_eq!(fs_err::metadata(&to).unwrap().ino(), first.ino());
+    fs_err::write(&from, b"two").unwrap();
+    install_hook(&from, &to).unwrap();
+    assert_eq!(fs_err::read(&to).unwrap(), b"two");
+    assert_eq!(fs_err::read_dir(to.parent().unwrap()).unwrap().count(), 1);
+
+    fs_err::write(dir.path().join("file"), b"").unwrap();
+    let text = chain(&install_hook(&from, &dir.path().join("file/hook")).unwrap_err());
+    assert!(text.contains("the target must be a writable folder of the host"), "{text}");
+}
