@@ -1,1 +1,18 @@
-//! Logs, metrics registry and health endpoints: the shell all binaries share.
+//! Logs, metrics and health endpoints: the shell that all binaries share. Called by their `main` for wiring; other
+//! crates get a [`MetricsRegistry`], a [`ReadyHandle`] or nothing at all, and print errors through [`Chain`].
+//!
+//! There are no globals, but for the log subscriber that `tracing` itself keeps.
+
+mod chain;
+mod logs;
+mod metrics;
+mod ready;
+mod server;
+
+pub use chain::Chain;
+pub use logs::{LogError, LogFormat, init_logs};
+pub use metrics::{Counters, Durations, Gauges, Labels, MetricsRegistry, Timer};
+pub use prometheus_client::metrics::counter::Counter;
+pub use prometheus_client::metrics::gauge::Gauge;
+pub use ready::{Readiness, ReadyHandle};
+pub use server::HttpServer;

@@ -1,0 +1,140 @@
+//! The HTTP endpoints: `/metrics`, `/healthz`, `/readyz`, `/debug/state`.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::Value;
+use tokio::net::TcpListener;
+
+use crate::{MetricsRegistry, Readiness};
+
+type DebugState = Arc<dyn Fn() -> Value + Send + Sync>;
+
+/// The endpoints of one process.
+#[derive(Clone)]
+pub struct HttpServer {
+    metrics: MetricsRegistry,
+    readiness: Readiness,
+    debug: DebugState,
+}
+
+impl fmt::Debug for HttpServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpServer").field("readiness", &self.readiness).finish_non_exhaustive()
+    }
+}
+
+impl HttpServer {
+    /// Endpoints over a registry and a readiness set; `/debug/state` is `null` until [`debug_state`](Self::debug_state).
+    pub fn new(metrics: MetricsRegistry, readiness: Readiness) -> Self {
+        Self { metrics, readiness, debug: Arc::new(|| Value::Null) }
+    }
+
+    /// What `/debug/state` answers: called for each request, on a thread that may block.
+    #[must_use]
+    pub fn debug_state(mut self, state: impl Fn() -> Value + Send + Sync + 'static) -> Self {
+        self.debug = Arc::new(state);
+        self
+    }
+
+    /// Serves until `shutdown` is done, and then until open requests are answered.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
+        axum::serve(listener, self.router()).with_graceful_shutdown(shutdown).await
+    }
+
+    /// The routes, for callers that have a server of their own.
+    pub fn router(self) -> Router {
+        Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(ready))
+            .route("/debug/state", get(debug))
+            .with_state(self)
+    }
+}
+
+async fn metrics(State(server): State<HttpServer>) -> impl IntoResponse {
+    let media = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, media)], server.metrics.encode())
+}
+
+async fn ready(State(server): State<HttpServer>) -> impl IntoResponse {
+    let missing = server.readiness.missing();
+    if missing.is_empty() {
+        (StatusCode::OK, "ok\n".to_owned())
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("not ready\n{}\n", missing.join("\n")))
+    }
+}
+
+async fn debug(State(server): State<HttpServer>) -> impl IntoResponse {
+    // The closure may take locks that a step holds for seconds.
+    match tokio::task::spawn_blocking(move || (server.debug)()).await {
+        Ok(state) => Json(state).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Status and body of a GET, over a real connection.
+    async fn fetch(server: &HttpServer, path: &str) -> (u16, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(server.clone().serve(listener, async { drop(stopped.await) }));
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        stop.send(()).unwrap();
+        serving.await.unwrap().unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    #[tokio::test]
+    async fn readyz_lists_what_is_missing_until_every_part_is_ready() {
+        let readiness = Readiness::new();
+        let server = HttpServer::new(MetricsRegistry::new(), readiness.clone());
+        assert_eq!(fetch(&server, "/readyz").await, (200, "ok\n".into()));
+        let slices = readiness.handle("slices");
+        let driver = readiness.handle("driver");
+        driver.waiting("libnvidia-ml.so.1 is not there");
+        let expected = "not ready\ndriver: libnvidia-ml.so.1 is not there\nslices: not yet\n";
+        assert_eq!(fetch(&server, "/readyz").await, (503, expected.into()));
+        assert_eq!(fetch(&server, "/healthz").await, (200, "ok\n".into()));
+        slices.ready();
+        driver.ready();
+        assert_eq!(fetch(&server, "/readyz").await, (200, "ok\n".into()));
+    }
+
+    #[tokio::test]
+    async fn metrics_and_state_are_read_at_the_time_of_the_request() {
+        let metrics = MetricsRegistry::new();
+        let server = HttpServer::new(metrics.clone(), Readiness::new()).debug_state(|| json!({"claims": []}));
+        metrics.counter("calls", "Calls").inc();
+        let (status, body) = fetch(&server, "/metrics").await;
+        assert_eq!((status, body.contains("divvy_calls_total 1\n")), (200, true), "{body}");
+        assert_eq!(fetch(&server, "/debug/state").await, (200, "{\"claims\":[]}".into()));
+        assert_eq!(fetch(&server, "/nothing").await.0, 404);
+    }
+}
