@@ -1,8 +1,13 @@
 //! The project's own commands: `cargo xtask COMMAND`. One file per command; this one only picks it.
 
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod check;
+mod ci;
 mod cluster;
 mod image;
 
@@ -16,6 +21,10 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// All that CI runs: structure, licences, format, lints, tests, release build, demo, real Kubernetes
+    Ci(ci::Args),
+    /// Only the structure: pure crates, one-way dependencies, forgotten files, links
+    Check,
     /// A real Kubernetes on this machine
     Cluster(cluster::Args),
     /// The driver's container image as an OCI layout
@@ -23,10 +32,23 @@ enum Command {
 }
 
 fn main() -> Result<()> {
+    let root = root();
     match Args::parse().command {
+        Command::Ci(args) => ci::run(&root, &args),
+        Command::Check => check::run(&root),
         Command::Cluster(args) => cluster::run(&args),
         Command::Image(args) => image::run(&args),
     }
+}
+
+/// The checkout this program was built from.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
+}
+
+/// One line on standard output; a closed pipe ends the talk, not the work.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 #[cfg(test)]

@@ -1,0 +1,98 @@
+//! `cargo xtask ci`: what CI runs, step by step, each with its wall time. Stops at the first step that fails.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+/// What `cargo xtask ci` takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Leave out the real Kubernetes (about half of the time)
+    #[arg(long)]
+    no_e2e: bool,
+    /// Begin at this step
+    #[arg(long, value_name = "STEP")]
+    from: Option<String>,
+}
+
+/// Version of the licence and ban checker. Pinned: a newer one may need a newer configuration.
+const CARGO_DENY: &str = "0.20.2";
+
+struct Step {
+    name: &'static str,
+    command: &'static [&'static str],
+}
+
+/// The steps that are one command. `cargo test` is the README's test command.
+const STEPS: &[Step] = &[
+    Step { name: "format", command: &["cargo", "fmt", "--all", "--check"] },
+    Step {
+        name: "lint",
+        command: &["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+    },
+    Step { name: "test", command: &["cargo", "test", "--workspace", "--locked"] },
+    Step { name: "release", command: &["cargo", "build", "--release", "--workspace", "--locked"] },
+    Step {
+        name: "demo",
+        command: &["cargo", "run", "--release", "--locked", "-p", "divvy", "--", "demo"],
+    },
+];
+
+/// Runs CI.
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let mut begun = args.from.is_none();
+    let mut times = Vec::new();
+    let mut step = |name: &str, run: &mut dyn FnMut() -> Result<()>| -> Result<()> {
+        begun = begun || args.from.as_deref() == Some(name);
+        if !begun {
+            return Ok(());
+        }
+        crate::say(&format!("\n=== {name}"));
+        let start = Instant::now();
+        let result = run().with_context(|| format!("CI step {name} failed (again: cargo xtask ci --from {name})"));
+        times.push((name.to_owned(), start.elapsed()));
+        result
+    };
+    step("structure", &mut || crate::check::run(root))?;
+    step("licences", &mut || deny(root))?;
+    for s in STEPS {
+        step(s.name, &mut || command(root, s.command))?;
+    }
+    if !args.no_e2e {
+        step("e2e", &mut || command(root, &["cargo", "run", "--release", "--locked", "-p", "divvy-e2e", "--bin", "e2e"]))?;
+    }
+    crate::say("\nstep        wall time");
+    for (name, time) in times {
+        crate::say(&format!("{name:<10} {:>8.1} s", time.as_secs_f64()));
+    }
+    Ok(())
+}
+
+fn command(root: &Path, words: &[&str]) -> Result<()> {
+    let (program, args) = words.split_first().context("an empty command")?;
+    let status = Command::new(program)
+        .args(args)
+        .current_dir(root)
+        .status()
+        .with_context(|| format!("running {program}"))?;
+    if !status.success() {
+        bail!("`{}`: {status}", words.join(" "));
+    }
+    Ok(())
+}
+
+/// Bans, licences and sources. The checker itself is built once and kept outside the checkout.
+fn deny(root: &Path) -> Result<()> {
+    let cache = divvy_e2e::parts::cache_dir()?.join(format!("cargo-deny-{CARGO_DENY}"));
+    let binary = cache.join("bin/cargo-deny");
+    if !binary.exists() {
+        let cache = cache.to_string_lossy();
+        command(root, &["cargo", "install", "--locked", "--root", &cache, "--version", CARGO_DENY, "cargo-deny"])?;
+    }
+    let binary = binary.to_string_lossy();
+    command(root, &[&binary, "--log-level", "error", "check", "bans", "licenses", "sources"])?;
+    crate::say("advisories were not checked: they need a network that CI does not have");
+    Ok(())
+}
