@@ -1,1 +1,32 @@
-//! Pure: the scheduler's structured allocator and its CEL environment, offline, with reasons.
+//! The scheduler's structured allocator and its CEL environment, offline and with reasons.
+//!
+//! Pure: values of `resource.k8s.io/v1` in, allocation results or reasons out; no client, file or clock.
+//! The demo uses it as its scheduler, `divvy simulate` and `divvy explain` ask it what would fit where and
+//! why not, and validation asks [`cel`] whether a selector compiles.
+//!
+//! * [`cel`]: compiles and evaluates device selectors as Kubernetes does.
+//! * [`Slices`]: the published ResourceSlices, indexed by node, from which the pools of a node are gathered.
+//! * [`AllocatedState`]: what existing claims hold.
+//! * [`Allocator`]: the search. First fit in the scheduler's order: driver and pool name, slice name, device
+//!   index. It does **not** know constraints, shared counters and consumable capacity yet and says so
+//!   ([`AllocError::Unsupported`]) rather than ignore them.
+//! * [`Explanation`]: for each request, why each device was not good enough.
+
+mod allocate;
+mod allocated;
+pub mod cel;
+mod explain;
+mod features;
+mod nodes;
+mod pools;
+mod quantity;
+mod semver;
+
+pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome};
+pub use allocated::{AllocatedState, DeviceId, Holder};
+pub use explain::{DeviceReason, Explanation, Reason, RequestReason};
+pub use features::Features;
+pub use nodes::NodeSelectorError;
+pub use pools::Slices;
+pub use quantity::{Format, Quantity, QuantityError};
+pub use semver::{ParseError as SemverParseError, Semver, SemverError};

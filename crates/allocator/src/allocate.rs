@@ -1,0 +1,246 @@
+//! The allocator: what it is asked, what it answers, and the one call between.
+
+mod request;
+mod results;
+mod search;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
+use thiserror::Error;
+
+use crate::allocated::{AllocatedState, DeviceId, Holder};
+use crate::cel::{self, CelError, Program};
+use crate::explain::{self, Explanation};
+use crate::features::Features;
+use crate::nodes::NodeSelectorError;
+use crate::pools::{self, Pool, PoolProblem, Slices};
+
+pub(crate) use request::{Mode, Prepared, Request};
+pub(crate) use search::{Refusal, Search, Verdict};
+
+/// The most devices that one claim can get.
+pub(crate) const MAX_RESULTS: usize = 32;
+
+/// Compiled selectors that are kept; a cluster has few, a hostile user could send many.
+const MAX_PROGRAMS: usize = 1024;
+
+/// The state of the cluster in which to allocate.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// What the drivers publish.
+    pub slices: &'a Slices<'a>,
+    /// All DeviceClasses.
+    pub classes: &'a [DeviceClass],
+    /// What existing claims hold.
+    pub allocated: &'a AllocatedState,
+    /// The node that the pod is tried on.
+    pub node: &'a Node,
+}
+
+/// The answer to "can these claims be satisfied on this node".
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// Yes, like this.
+    Fits(Allocated),
+    /// No, for these reasons.
+    DoesNotFit(Explanation),
+}
+
+/// An allocation for every claim that was asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Allocated {
+    /// One result a claim, in the order of the claims. There is no timestamp: that is the writer's.
+    pub results: Vec<AllocationResult>,
+    /// How many steps the search took: the measure of its work, independent of the machine.
+    pub steps: u64,
+}
+
+/// What makes an allocation impossible to decide: a mistake in an object, or something not supported.
+///
+/// To the scheduler these are errors of the pod; those for which [`AllocError::is_of_node`] holds only rule out
+/// the node.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AllocError {
+    /// A request has neither `exactly` nor `firstAvailable`, a selector no `cel`, a constraint no attribute, or a
+    /// mode is unknown: from a newer API, or never validated.
+    #[error("claim {claim}, request {request:?}: {problem}")]
+    Malformed {
+        /// The claim.
+        claim: Holder,
+        /// The request, or the part of the claim.
+        request: String,
+        /// What is wrong and how it should be.
+        problem: String,
+    },
+    /// The class of a request does not exist.
+    #[error(
+        "claim {claim}, request {request:?}: device class {class:?} does not exist; `kubectl get deviceclasses` lists those that do"
+    )]
+    NoSuchClass {
+        /// The claim.
+        claim: Holder,
+        /// The request.
+        request: String,
+        /// The class it names.
+        class: String,
+    },
+    /// The scheduler that is imitated does not have the feature.
+    #[error("claim {claim}, request {request:?}: {field} needs the feature gate {gate}, which is off")]
+    FeatureOff {
+        /// The claim.
+        claim: Holder,
+        /// The request.
+        request: String,
+        /// The field that asks for it.
+        field: &'static str,
+        /// The gate.
+        gate: &'static str,
+    },
+    /// A selector does not compile or failed for a device.
+    #[error("{origin}: selector #{index}: CEL {} error", if .device.is_some() { "runtime" } else { "compile" })]
+    Selector {
+        /// `class NAME` or `claim NAMESPACE/NAME`.
+        origin: String,
+        /// Which selector of it, from 0.
+        index: usize,
+        /// The expression.
+        expression: String,
+        /// The device it was evaluated for; none when it does not compile.
+        device: Option<DeviceId>,
+        /// What went wrong.
+        #[source]
+        source: CelError,
+    },
+    /// More devices than a claim can have.
+    #[error("claim {claim}: exceeds the limit of {MAX_RESULTS} devices per claim: {wanted} are asked for at least")]
+    TooManyDevices {
+        /// The claim.
+        claim: Holder,
+        /// The sum of its requests, each at its smallest alternative.
+        wanted: usize,
+    },
+    /// `allocationMode: All` while a pool is not whole.
+    #[error("claim {claim}, request {request:?}: asks for all devices, but resource pool {pool} is currently {state}")]
+    AllFromPartialPool {
+        /// The claim.
+        claim: Holder,
+        /// The request.
+        request: String,
+        /// `driver/pool`.
+        pool: String,
+        /// `being updated` or `invalid: why`.
+        state: String,
+    },
+    /// Nothing fits, and a pool that might have is invalid.
+    #[error("resource pool {pool} is invalid: {problem}; no other pool of the node can satisfy the claim")]
+    InvalidPool {
+        /// `driver/pool`.
+        pool: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A node selector of a slice or device cannot be evaluated.
+    #[error("a node selector in a ResourceSlice cannot be evaluated")]
+    NodeSelector(#[from] NodeSelectorError),
+    /// A device's node selector has several terms, which a claim's cannot express.
+    #[error("ResourceSlice {slice}: its node selector has {terms} terms, exactly one is allowed")]
+    NodeSelectorTerms {
+        /// The slice.
+        slice: String,
+        /// The number of its terms.
+        terms: usize,
+    },
+    /// What is asked for is part of Kubernetes and not of this allocator yet.
+    #[error("{subject}: {what} is not supported by the offline allocator yet, only the real scheduler can allocate it")]
+    Unsupported {
+        /// The request or device.
+        subject: String,
+        /// The field.
+        what: &'static str,
+    },
+}
+
+impl AllocError {
+    /// Whether only this node is ruled out; else the pod cannot be scheduled anywhere until an object changes.
+    pub fn is_of_node(&self) -> bool {
+        matches!(self, Self::InvalidPool { .. })
+    }
+}
+
+/// Allocates devices to claims as the scheduler would.
+///
+/// Keeps the compiled selectors, so one allocator should live as long as its caller.
+#[derive(Debug, Default)]
+pub struct Allocator {
+    features: Features,
+    programs: Mutex<BTreeMap<String, Arc<Result<Program, CelError>>>>,
+}
+
+impl Allocator {
+    /// An allocator for a scheduler with these features.
+    pub fn new(features: Features) -> Self {
+        Self { features, programs: Mutex::default() }
+    }
+
+    /// Whether the claims of one pod can be satisfied together on the node, and with which devices.
+    ///
+    /// Claims that are allocated already belong in [`Inputs::allocated`], not here.
+    pub fn allocate(&self, inputs: &Inputs<'_>, claims: &[&ResourceClaim]) -> Result<Outcome, AllocError> {
+        let pools = pools::gather(inputs.slices, inputs.node, self.features)?;
+        let prepared = Prepared::new(self, inputs, &pools, claims)?;
+        let mut search = Search::new(&prepared);
+        search.collect_all()?;
+        if search.run()? {
+            let results = results::assemble(&prepared, &search)?;
+            return Ok(Outcome::Fits(Allocated { results, steps: search.steps }));
+        }
+        if let Some((pool, problem)) = pools.iter().find_map(|p| Some((p, p.invalid()?))) {
+            return Err(AllocError::InvalidPool { pool: pool.id(), problem: problem.to_owned() });
+        }
+        Ok(Outcome::DoesNotFit(explain::explain(&prepared, &mut search, &pools)))
+    }
+
+    /// [`Allocator::allocate`] for a single claim.
+    pub fn allocate_one(&self, inputs: &Inputs<'_>, claim: &ResourceClaim) -> Result<Outcome, AllocError> {
+        self.allocate(inputs, &[claim])
+    }
+
+    pub(crate) fn features(&self) -> Features {
+        self.features
+    }
+
+    /// The compiled form of an expression, made once.
+    pub(crate) fn program(&self, expression: &str) -> Arc<Result<Program, CelError>> {
+        // A panic elsewhere cannot leave the map half changed.
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(program) = programs.get(expression) {
+            return Arc::clone(program);
+        }
+        let program = Arc::new(cel::compile(expression));
+        if programs.len() >= MAX_PROGRAMS {
+            programs.clear();
+        }
+        programs.insert(expression.to_owned(), Arc::clone(&program));
+        program
+    }
+}
+
+impl Pool<'_> {
+    /// `driver/pool`, for messages.
+    pub(crate) fn id(&self) -> String {
+        format!("{}/{}", self.driver, self.name)
+    }
+
+    fn invalid(&self) -> Option<&str> {
+        match &self.problem {
+            Some(PoolProblem::Invalid(problem)) => Some(problem),
+            Some(PoolProblem::Incomplete { .. }) | None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

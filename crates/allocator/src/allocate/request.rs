@@ -1,0 +1,343 @@
+//! Requests, checked and ready to be searched for: classes resolved, selectors compiled, devices listed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::{
+    CapacityRequirements, Device, DeviceClass, DeviceClaim, DeviceDerivedAttribute, DeviceRequest, DeviceSelector,
+    DeviceToleration, ResourceClaim, ResourceSlice,
+};
+
+use super::{AllocError, Allocator, Inputs, MAX_RESULTS};
+use crate::allocated::{DeviceId, Holder};
+use crate::cel::{CelError, Program};
+use crate::features::Features;
+use crate::pools::{self, Pool, PoolProblem};
+
+/// Everything that a search reads and never changes.
+pub(crate) struct Prepared<'a> {
+    pub(crate) inputs: &'a Inputs<'a>,
+    pub(crate) features: Features,
+    pub(crate) claims: Vec<Claim<'a>>,
+    /// Every device that may be tried, in the order in which it is.
+    pub(crate) candidates: Vec<Candidate<'a>>,
+    /// The number of requests over all claims, alternatives counted one by one.
+    pub(crate) requests: usize,
+    /// Why the first unusable pool is, for requests of `All`.
+    pub(crate) partial: Option<(String, String)>,
+}
+
+pub(crate) struct Claim<'a> {
+    pub(crate) claim: &'a ResourceClaim,
+    pub(crate) spec: &'a DeviceClaim,
+    pub(crate) requests: Vec<Choice<'a>>,
+}
+
+/// A request: one way to satisfy it, or several in order of preference.
+pub(crate) struct Choice<'a> {
+    pub(crate) prioritized: bool,
+    pub(crate) alternatives: Vec<Request<'a>>,
+}
+
+/// One exact request, or one subrequest.
+pub(crate) struct Request<'a> {
+    /// Its number among all requests of the call.
+    pub(crate) id: usize,
+    /// Its claim's number.
+    pub(crate) claim: usize,
+    /// `request`, or `request/subrequest`.
+    pub(crate) name: String,
+    pub(crate) class: &'a DeviceClass,
+    pub(crate) selectors: Vec<Selector<'a>>,
+    pub(crate) mode: Mode,
+    pub(crate) admin: bool,
+    pub(crate) tolerations: Option<&'a Vec<DeviceToleration>>,
+}
+
+/// How many devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Exact(usize),
+    All,
+}
+
+pub(crate) struct Selector<'a> {
+    pub(crate) origin: Origin<'a>,
+    pub(crate) index: usize,
+    program: Arc<Result<Program, CelError>>,
+}
+
+/// Where a selector is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Origin<'a> {
+    Class(&'a str),
+    Claim(&'a ResourceClaim),
+}
+
+impl fmt::Display for Origin<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Class(name) => write!(f, "class {name}"),
+            Self::Claim(claim) => write!(f, "claim {}", Holder::of(claim)),
+        }
+    }
+}
+
+impl Selector<'_> {
+    /// The compiled expression; requests whose selectors do not compile are refused before.
+    pub(crate) fn program(&self) -> Option<&Program> {
+        self.program.as_ref().as_ref().ok()
+    }
+}
+
+/// A device that may be tried.
+pub(crate) struct Candidate<'a> {
+    pub(crate) driver: &'a str,
+    pub(crate) pool: &'a str,
+    pub(crate) slice: &'a ResourceSlice,
+    pub(crate) device: &'a Device,
+}
+
+impl Candidate<'_> {
+    pub(crate) fn id(&self) -> DeviceId {
+        DeviceId {
+            driver: self.driver.to_owned(),
+            pool: self.pool.to_owned(),
+            device: self.device.name.clone(),
+        }
+    }
+}
+
+/// The fields that an exact request and a subrequest have in common.
+struct Fields<'a> {
+    class: &'a str,
+    selectors: Option<&'a Vec<DeviceSelector>>,
+    mode: Option<&'a str>,
+    count: Option<i64>,
+    admin: bool,
+    tolerations: Option<&'a Vec<DeviceToleration>>,
+    capacity: Option<&'a CapacityRequirements>,
+    derived: Option<&'a Vec<DeviceDerivedAttribute>>,
+}
+
+impl<'a> Prepared<'a> {
+    pub(crate) fn new(
+        allocator: &Allocator,
+        inputs: &'a Inputs<'a>,
+        pools: &[Pool<'a>],
+        claims: &[&'a ResourceClaim],
+    ) -> Result<Self, AllocError> {
+        let mut prepared = Self {
+            inputs,
+            features: allocator.features(),
+            claims: Vec::with_capacity(claims.len()),
+            candidates: Vec::new(),
+            requests: 0,
+            partial: None,
+        };
+        for (index, claim) in claims.iter().enumerate() {
+            let claim = prepared.claim(allocator, index, claim)?;
+            prepared.claims.push(claim);
+        }
+        for pool in pools {
+            let state = match &pool.problem {
+                None => {
+                    prepared.candidates.extend(candidates(pool));
+                    continue;
+                }
+                Some(PoolProblem::Incomplete { .. }) => "being updated".to_owned(),
+                Some(PoolProblem::Invalid(problem)) => format!("invalid: {problem}"),
+            };
+            prepared.partial.get_or_insert((pool.id(), state));
+        }
+        Ok(prepared)
+    }
+
+    fn claim(
+        &mut self,
+        allocator: &Allocator,
+        index: usize,
+        claim: &'a ResourceClaim,
+    ) -> Result<Claim<'a>, AllocError> {
+        static NO_DEVICES: DeviceClaim = DeviceClaim { config: None, constraints: None, requests: None };
+        let spec = claim.spec.as_ref().and_then(|s| s.devices.as_ref()).unwrap_or(&NO_DEVICES);
+        let mut requests = Vec::new();
+        for request in spec.requests.iter().flatten() {
+            requests.push(self.request(allocator, (index, claim), request)?);
+        }
+        // Each request at its smallest: if even that is too much, no search can help.
+        let wanted = requests.iter().map(|r: &Choice<'_>| r.fewest()).fold(0, usize::saturating_add);
+        if wanted > MAX_RESULTS {
+            return Err(AllocError::TooManyDevices { claim: Holder::of(claim), wanted });
+        }
+        for constraint in spec.constraints.iter().flatten() {
+            if constraint.match_attribute.is_none() && constraint.distinct_attribute.is_none() {
+                return Err(AllocError::Malformed {
+                    claim: Holder::of(claim),
+                    request: "spec.devices.constraints".to_owned(),
+                    problem: "empty constraint (unsupported constraint type?)".to_owned(),
+                });
+            }
+            return Err(AllocError::Unsupported {
+                subject: format!("claim {}", Holder::of(claim)),
+                what: "spec.devices.constraints (matchAttribute, distinctAttribute)",
+            });
+        }
+        Ok(Claim { claim, spec, requests })
+    }
+
+    fn request(
+        &mut self,
+        allocator: &Allocator,
+        (index, claim): (usize, &'a ResourceClaim),
+        request: &'a DeviceRequest,
+    ) -> Result<Choice<'a>, AllocError> {
+        if let Some(exact) = &request.exactly {
+            if exact.admin_access.is_some() && !self.features.admin_access {
+                return Err(AllocError::FeatureOff {
+                    claim: Holder::of(claim),
+                    request: request.name.clone(),
+                    field: "adminAccess",
+                    gate: "DRAAdminAccess",
+                });
+            }
+            let fields = Fields {
+                class: &exact.device_class_name,
+                selectors: exact.selectors.as_ref(),
+                mode: exact.allocation_mode.as_deref(),
+                count: exact.count,
+                admin: exact.admin_access == Some(true),
+                tolerations: exact.tolerations.as_ref(),
+                capacity: exact.capacity.as_ref(),
+                derived: exact.derived_attributes.as_ref(),
+            };
+            let only = self.exact(allocator, (index, claim), request.name.clone(), &fields)?;
+            return Ok(Choice { prioritized: false, alternatives: vec![only] });
+        }
+        let subrequests = request.first_available.as_deref().unwrap_or_default();
+        if subrequests.is_empty() {
+            return Err(AllocError::Malformed {
+                claim: Holder::of(claim),
+                request: request.name.clone(),
+                problem: "neither exactly nor firstAvailable is set (unsupported request type?)".to_owned(),
+            });
+        }
+        if !self.features.prioritized_list {
+            return Err(AllocError::FeatureOff {
+                claim: Holder::of(claim),
+                request: request.name.clone(),
+                field: "firstAvailable",
+                gate: "DRAPrioritizedList",
+            });
+        }
+        let mut alternatives = Vec::with_capacity(subrequests.len());
+        for sub in subrequests {
+            let fields = Fields {
+                class: &sub.device_class_name,
+                selectors: sub.selectors.as_ref(),
+                mode: sub.allocation_mode.as_deref(),
+                count: sub.count,
+                admin: false,
+                tolerations: sub.tolerations.as_ref(),
+                capacity: sub.capacity.as_ref(),
+                derived: sub.derived_attributes.as_ref(),
+            };
+            let name = format!("{}/{}", request.name, sub.name);
+            alternatives.push(self.exact(allocator, (index, claim), name, &fields)?);
+        }
+        Ok(Choice { prioritized: true, alternatives })
+    }
+
+    fn exact(
+        &mut self,
+        allocator: &Allocator,
+        (index, claim): (usize, &'a ResourceClaim),
+        name: String,
+        fields: &Fields<'a>,
+    ) -> Result<Request<'a>, AllocError> {
+        let malformed =
+            |problem: String| AllocError::Malformed { claim: Holder::of(claim), request: name.clone(), problem };
+        let unsupported = |what| AllocError::Unsupported {
+            subject: format!("claim {}, request {name:?}", Holder::of(claim)),
+            what,
+        };
+        if fields.class.is_empty() {
+            return Err(malformed("deviceClassName is empty (unsupported request type?)".to_owned()));
+        }
+        let class = self.inputs.classes.iter().find(|c| c.metadata.name.as_deref() == Some(fields.class));
+        let class = class.ok_or_else(|| AllocError::NoSuchClass {
+            claim: Holder::of(claim),
+            request: name.clone(),
+            class: fields.class.to_owned(),
+        })?;
+        let mode = match fields.mode {
+            // The API server fills in the defaults; a file that was never sent to one has none.
+            None | Some("" | "ExactCount") => {
+                let count = fields.count.unwrap_or(1);
+                let count = usize::try_from(count).ok().filter(|c| *c > 0);
+                Mode::Exact(count.ok_or_else(|| malformed("count must be at least 1".to_owned()))?)
+            }
+            Some("All") => Mode::All,
+            Some(other) => return Err(malformed(format!("unsupported allocationMode {other:?}"))),
+        };
+        if fields.capacity.and_then(|c| c.requests.as_ref()).is_some_and(|r| !r.is_empty()) {
+            if !self.features.consumable_capacity {
+                return Err(AllocError::FeatureOff {
+                    claim: Holder::of(claim),
+                    request: name,
+                    field: "capacity",
+                    gate: "DRAConsumableCapacity",
+                });
+            }
+            return Err(unsupported("a capacity request"));
+        }
+        if fields.derived.is_some_and(|d| !d.is_empty()) {
+            return Err(unsupported("derivedAttributes"));
+        }
+        let class_name = class.metadata.name.as_deref().unwrap_or_default();
+        let mut selectors = Vec::new();
+        let of_class = class.spec.iter().flat_map(|s| s.selectors.iter().flatten()).enumerate();
+        let of_request = fields.selectors.into_iter().flatten().enumerate();
+        let all = of_class.map(|s| (Origin::Class(class_name), s));
+        for (origin, (number, selector)) in all.chain(of_request.map(|s| (Origin::Claim(claim), s))) {
+            let Some(cel) = &selector.cel else {
+                return Err(malformed(format!(
+                    "{origin}: selector #{number}: CEL expression empty (unsupported selector type?)"
+                )));
+            };
+            let program = allocator.program(&cel.expression);
+            if let Err(source) = program.as_ref() {
+                return Err(AllocError::Selector {
+                    origin: origin.to_string(),
+                    index: number,
+                    expression: cel.expression.clone(),
+                    device: None,
+                    source: source.clone(),
+                });
+            }
+            selectors.push(Selector { origin, index: number, program });
+        }
+        let id = self.requests;
+        self.requests += 1;
+        let (admin, tolerations) = (fields.admin, fields.tolerations);
+        Ok(Request { id, claim: index, name, class, selectors, mode, admin, tolerations })
+    }
+}
+
+impl Choice<'_> {
+    /// The fewest devices it can take, as far as is known before devices are counted.
+    fn fewest(&self) -> usize {
+        let counts = self.alternatives.iter().map(|a| match a.mode {
+            Mode::Exact(count) => count,
+            Mode::All => 0,
+        });
+        counts.min().unwrap_or(0)
+    }
+}
+
+fn candidates<'a>(pool: &Pool<'a>) -> impl Iterator<Item = Candidate<'a>> {
+    let (driver, name) = (pool.driver, pool.name);
+    pool.slices.clone().into_iter().flat_map(move |slice| {
+        pools::devices(&slice.spec).map(move |device| Candidate { driver, pool: name, slice, device })
+    })
+}
