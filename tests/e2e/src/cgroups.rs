@@ -19,8 +19,7 @@ fn folders(name: &str) -> Result<Vec<PathBuf>> {
     let mut folders = Vec::new();
     for entry in fs::read_dir(root)? {
         let hierarchy = entry?.path();
-        // The second hierarchy of a machine that has both kinds carries no controllers.
-        if hierarchy.join("cgroup.procs").exists() && !hierarchy.ends_with("unified") {
+        if hierarchy.join("cgroup.procs").exists() {
             folders.push(hierarchy.join(name));
         }
     }
