@@ -206,12 +206,12 @@ pub enum DriverRootError {
 }
 
 fn explain(tried: &[(PathBuf, RootReason)], set_by_user: bool) -> String {
-    let mut text = String::from("no usable NVIDIA driver found:");
-    for (root, reason) in tried {
-        text += &format!(" {}: {reason};", root.display());
-    }
+    let reasons: Vec<String> = tried.iter().map(|(root, reason)| format!(" {}: {reason};", root.display())).collect();
+    let mut text = format!("no usable NVIDIA driver found:{}", reasons.concat());
     if tried.iter().any(|(_, reason)| matches!(reason, RootReason::NoLibrary(_))) {
-        text += &format!(" library folders looked in, below each: {};", LIBRARY_DIRS.join(", "));
+        text.push_str(" library folders looked in, below each: ");
+        text.push_str(&LIBRARY_DIRS.join(", "));
+        text.push(';');
     }
     text.push_str(if set_by_user {
         " correct --driver-root (chart value driverRoot), or leave it empty to try"

@@ -1,0 +1,138 @@
+//! The command line. By hand: a parser library would be most of this program.
+
+use crate::error::HookError;
+
+const HELP: &str = "\
+divvy-cdi-hook: makes GPU driver libraries findable in a container.
+Called by container runtimes as a createContainer hook, with the container's state on stdin.
+
+  create-symlinks --link TARGET::LINK [--link ...]   links in the container; existing ones are replaced
+  update-ldcache --folder FOLDER [--folder ...]      enters libraries of these folders into /etc/ld.so.cache
+  disable-device-node-modification                   NVIDIA's libraries leave device nodes alone
+  --version, --help
+";
+const VERSION: &str = concat!("divvy-cdi-hook ", env!("CARGO_PKG_VERSION"), "\n");
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    CreateSymlinks(Vec<Link>),
+    UpdateLdCache(Vec<String>),
+    DisableDeviceNodeModification,
+    Show(&'static str),
+}
+
+/// A link to make.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// Its content.
+    pub(crate) target: String,
+    /// Its path in the container.
+    pub(crate) path: String,
+}
+
+pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, HookError> {
+    let command = arguments.next().unwrap_or_default();
+    match command.as_str() {
+        "create-symlinks" => {
+            let links = values(arguments, "--link")?;
+            Ok(Command::CreateSymlinks(links.iter().map(|text| link(text)).collect::<Result<_, _>>()?))
+        }
+        "update-ldcache" => {
+            let folders = values(arguments, "--folder")?;
+            folders.iter().try_for_each(|folder| check_path(folder))?;
+            Ok(Command::UpdateLdCache(folders))
+        }
+        "disable-device-node-modification" => match arguments.next() {
+            None => Ok(Command::DisableDeviceNodeModification),
+            Some(more) => Err(HookError::Usage(format!("unexpected argument {more:?}"))),
+        },
+        "--help" | "-h" | "help" => Ok(Command::Show(HELP)),
+        "--version" => Ok(Command::Show(VERSION)),
+        "" => Err(HookError::Usage("a sub-command is missing".to_owned())),
+        other => Err(HookError::Usage(format!("unknown sub-command {other:?}"))),
+    }
+}
+
+/// The values of an option that may be given many times, as `--name value` or `--name=value`.
+fn values(mut arguments: impl Iterator<Item = String>, name: &str) -> Result<Vec<String>, HookError> {
+    let mut values = Vec::new();
+    while let Some(argument) = arguments.next() {
+        let value = if argument == name {
+            arguments.next()
+        } else {
+            argument.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
+        };
+        values
+            .push(value.ok_or_else(|| {
+                HookError::Usage(format!("expected {name} with a value, got {argument:?}"))
+            })?);
+    }
+    if values.is_empty() { Err(HookError::Usage(format!("{name} is missing"))) } else { Ok(values) }
+}
+
+fn link(text: &str) -> Result<Link, HookError> {
+    let wrong = || HookError::Usage(format!("{text:?} is not of the form target::/absolute/link"));
+    let (target, path) = text.split_once("::").ok_or_else(wrong)?;
+    if target.is_empty() || target.contains('\0') {
+        return Err(wrong());
+    }
+    check_path(path)?;
+    Ok(Link { target: target.to_owned(), path: path.to_owned() })
+}
+
+fn check_path(path: &str) -> Result<(), HookError> {
+    let good = path.starts_with('/')
+        && path.len() > 1
+        && !path.ends_with('/')
+        && !path.contains(['\0', '\n'])
+        && path.split('/').all(|part| part != "..");
+    if good {
+        Ok(())
+    } else {
+        Err(HookError::Usage(format!("{path:?} must be an absolute path without '..'")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, String> {
+        parse(line.split(' ').map(str::to_owned)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn commands_are_understood_in_both_ways_of_writing_options() {
+        let link = |target: &str, path: &str| Link { target: target.into(), path: path.into() };
+        assert_eq!(
+            parsed("create-symlinks --link a.so.1::/l/a.so --link=../b::/l/c/b"),
+            Ok(Command::CreateSymlinks(vec![link("a.so.1", "/l/a.so"), link("../b", "/l/c/b")]))
+        );
+        assert_eq!(
+            parsed("update-ldcache --folder /l --folder=/m"),
+            Ok(Command::UpdateLdCache(vec!["/l".into(), "/m".into()]))
+        );
+        assert_eq!(parsed("disable-device-node-modification"), Ok(Command::DisableDeviceNodeModification));
+        assert_eq!(parsed("--version"), Ok(Command::Show(VERSION)));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (line, expected) in [
+            ("", "a sub-command is missing"),
+            ("chmod", "unknown sub-command \"chmod\""),
+            ("update-ldcache", "--folder is missing"),
+            ("update-ldcache --folder", "expected --folder with a value, got \"--folder\""),
+            ("update-ldcache --fold /l", "expected --folder with a value, got \"--fold\""),
+            ("update-ldcache --folder l", "\"l\" must be an absolute path without '..'"),
+            ("update-ldcache --folder /a/../b", "\"/a/../b\" must be an absolute path without '..'"),
+            ("create-symlinks --link a", "\"a\" is not of the form target::/absolute/link"),
+            ("create-symlinks --link ::/a", "\"::/a\" is not of the form target::/absolute/link"),
+            ("create-symlinks --link a::b", "\"b\" must be an absolute path without '..'"),
+            ("disable-device-node-modification x", "unexpected argument \"x\""),
+        ] {
+            assert_eq!(parsed(line).unwrap_err(), format!("{expected}; see divvy-cdi-hook --help"), "{line}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `disable-device-node-modification`: NVIDIA's libraries read `/proc/driver/nvidia/params` and, unless told otherwise, make
+//! missing device nodes and change the rights of existing ones. In a container that is not theirs to do.
+//!
+//! The file is a view into the kernel module, so a changed copy is mounted over it, in the container's mount namespace only.
+//! The copy lives in a small read-only tmpfs that has no other place in the container.
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
+    move_mount, open_tree, unmount,
+};
+use std::io::{self, Write};
+
+use crate::error::HookError;
+use crate::rootfs::RootFs;
+
+const FOLDER: &str = "/proc/driver/nvidia";
+const PARAMS: &str = "/proc/driver/nvidia/params";
+const NAME: &str = "params";
+const SETTING: &str = "ModifyDeviceFiles:";
+
+/// Does nothing where there is no NVIDIA driver, or where it leaves nodes alone anyway.
+pub(crate) fn disable_modification(root: &RootFs) -> Result<(), HookError> {
+    let Some(params) = root.read(PARAMS)? else { return Ok(()) };
+    let Some(changed) = changed(&String::from_utf8_lossy(&params)) else { return Ok(()) };
+    let (target, folder) = (root.find(PARAMS)?, root.find(FOLDER)?);
+    cover(&target, &folder, changed.as_bytes())
+        .map_err(|error| HookError::inside("mount over", PARAMS, error))
+}
+
+/// The text with the setting at 0, if it is not.
+fn changed(params: &str) -> Option<String> {
+    let on = |line: &str| line.strip_prefix(SETTING).is_some_and(|value| value.trim() != "0");
+    if !params.lines().any(on) {
+        return None;
+    }
+    let lines =
+        params.lines().map(|line| if on(line) { format!("{SETTING} 0\n") } else { format!("{line}\n") });
+    Some(lines.collect())
+}
+
+/// A single file can be mounted only from a file system that is itself mounted somewhere. So the tmpfs is put over the
+/// folder for a moment; `target` was opened before and stays what it is.
+fn cover(target: &impl std::os::fd::AsFd, folder: &impl std::os::fd::AsFd, bytes: &[u8]) -> io::Result<()> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "size", "64k")?;
+    fsconfig_set_string(&context, "mode", "0555")?;
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let tmpfs = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&tmpfs, NAME, flags, Mode::from_raw_mode(0o444))?;
+    std::fs::File::from(file).write_all(bytes)?;
+    let picked = fspick(&tmpfs, "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)?;
+    fsconfig_set_flag(&picked, "ro")?;
+    fsconfig_reconfigure(&picked)?;
+
+    let onto = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&tmpfs, "", folder, "", onto)?;
+    let clone = open_tree(&tmpfs, NAME, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
+    // Taken away again before the outcome of the cloning is looked at: left there, it would hide the driver's files.
+    rustix::process::fchdir(&tmpfs)?;
+    unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")?;
+    move_mount(clone?, "", target, "", onto)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_one_setting_is_changed_and_only_if_it_is_on() {
+        let text = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n";
+        let expected = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n";
+        assert_eq!(changed(text).as_deref(), Some(expected));
+        assert_eq!(changed(expected), None);
+        assert_eq!(changed("DeviceFileMode: 438\n"), None);
+    }
+}

@@ -1,0 +1,84 @@
+//! What can go wrong, in words that make sense in a pod's event.
+
+use std::io;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+/// A failed hook call.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HookError {
+    #[error("{0}; see divvy-cdi-hook --help")]
+    Usage(String),
+    #[error(
+        "cannot read the container's state from stdin; this program is called by container runtimes, from a CDI file"
+    )]
+    State(#[source] io::Error),
+    #[error("the container's state on stdin is not JSON")]
+    StateForm(#[source] serde_json::Error),
+    #[error("{what} has no {field}")]
+    Field { what: &'static str, field: &'static str },
+    #[error("cannot read the container's configuration")]
+    Config(#[source] io::Error),
+    #[error("{} is not JSON", path.display())]
+    ConfigForm {
+        path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("cannot open the container's root {}", path.display())]
+    Root {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// Something inside the container's root.
+    #[error("cannot {action} {path} in the container{}", hint(source))]
+    Inside {
+        action: &'static str,
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl HookError {
+    pub(crate) fn inside(action: &'static str, path: &str, source: impl Into<io::Error>) -> Self {
+        Self::Inside { action, path: path.to_owned(), source: source.into() }
+    }
+
+    /// Whether the reason is that a path does not exist.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Inside { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::XDEV) => {
+            " (a volume is mounted there; mount the pod's volume elsewhere, or set divvy's library delivery to mounts)"
+        }
+        Some(Errno::ROFS) => {
+            " (the image's file system is read-only; set divvy's library delivery to mounts)"
+        }
+        Some(Errno::BUSY) => " (a file of the pod is mounted there; mount it elsewhere)",
+        Some(Errno::LOOP) => " (a link of the image leads in circles; repair the image)",
+        Some(Errno::NOSYS) => " (the kernel is older than 5.6)",
+        Some(Errno::PERM | Errno::ACCESS) => {
+            " (the container runtime's hooks lack rights, or a security module forbids it)"
+        }
+        _ => "",
+    }
+}
+
+/// The error and its causes in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,198 @@
+//! The container's root file system, used without ever leaving it.
+//!
+//! Every path is opened by `openat2` relative to the root's descriptor with `RESOLVE_IN_ROOT`: the kernel treats the root as
+//! `/` for absolute links and `..` alike, also when somebody exchanges folders for links meanwhile. Writing in addition
+//! stays on the root's own mount (`RESOLVE_NO_XDEV`): a volume of the pod, perhaps a folder of the host, is never changed.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::error::HookError;
+
+/// Bounds what a file of an image can make us read.
+const MOST_BYTES: u64 = 64 << 20;
+const FOLDER_MODE: u32 = 0o755;
+
+/// Whether a path may lead into file systems that are mounted in the container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mounts {
+    Enter,
+    Refuse,
+}
+
+/// The root of one container.
+#[derive(Debug)]
+pub(crate) struct RootFs {
+    root: OwnedFd,
+}
+
+impl RootFs {
+    pub(crate) fn open(path: &Path) -> Result<Self, HookError> {
+        let opened = fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let failed = |error: Errno| HookError::Root { path: PathBuf::from(path), source: error.into() };
+        Ok(Self { root: opened.map_err(failed)? })
+    }
+
+    fn resolve(&self, path: &str, flags: OFlags, mounts: Mounts) -> Result<OwnedFd, Errno> {
+        const TRIES: usize = 16;
+        let mut resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        if mounts == Mounts::Refuse {
+            resolve |= ResolveFlags::NO_XDEV;
+        }
+        let mut last = Errno::AGAIN;
+        for _ in 0..TRIES {
+            match fs::openat2(&self.root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+                // Somebody renames folders on the way; the kernel asks for another try.
+                Err(error @ (Errno::AGAIN | Errno::INTR)) => last = error,
+                other => return other,
+            }
+        }
+        Err(last)
+    }
+
+    /// A place that exists, links followed, mounts entered.
+    pub(crate) fn find(&self, path: &str) -> Result<OwnedFd, HookError> {
+        self.resolve(path, OFlags::PATH, Mounts::Enter)
+            .map_err(|error| HookError::inside("open", path, error))
+    }
+
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.resolve(path, OFlags::PATH, Mounts::Enter).is_ok()
+    }
+
+    /// Opens a regular file, and nothing else: opening a pipe would hang, opening a device might do anything.
+    fn open_file(&self, path: &str) -> Result<std::fs::File, HookError> {
+        let failed = |error: Errno| HookError::inside("read", path, error);
+        let place = self.resolve(path, OFlags::PATH, Mounts::Enter).map_err(failed)?;
+        let kind = FileType::from_raw_mode(fs::fstat(&place).map_err(failed)?.st_mode);
+        if kind != FileType::RegularFile {
+            return Err(HookError::inside("read", path, io::Error::other("not a regular file")));
+        }
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        Ok(self.resolve(path, flags, Mounts::Enter).map_err(failed)?.into())
+    }
+
+    /// The content of a file; `None` if there is none.
+    pub(crate) fn read(&self, path: &str) -> Result<Option<Vec<u8>>, HookError> {
+        let file = match self.open_file(path) {
+            Ok(file) => file,
+            Err(error) if error.is_missing() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = Vec::new();
+        file.take(MOST_BYTES)
+            .read_to_end(&mut bytes)
+            .map_err(|error| HookError::inside("read", path, error))?;
+        Ok(Some(bytes))
+    }
+
+    /// The first bytes of a file.
+    pub(crate) fn head<const N: usize>(&self, path: &str) -> Result<[u8; N], HookError> {
+        let mut bytes = [0; N];
+        let mut file = self.open_file(path)?;
+        file.read_exact(&mut bytes).map_err(|error| HookError::inside("read", path, error))?;
+        Ok(bytes)
+    }
+
+    /// The names in a folder, sorted; empty if there is no such folder.
+    pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, HookError> {
+        let failed = |error: Errno| HookError::inside("list", path, error);
+        let folder = match self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Enter) {
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            other => other.map_err(failed)?,
+        };
+        let mut buffer = Vec::with_capacity(8192);
+        let mut entries = RawDir::new(folder, buffer.spare_capacity_mut());
+        let mut names = Vec::new();
+        while let Some(entry) = entries.next() {
+            // A name that is not text is nothing that we or the driver made.
+            if let Ok(name) = entry.map_err(failed)?.file_name().to_str() {
+                names.push(name.to_owned());
+            }
+        }
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
+        Ok(names)
+    }
+
+    /// The folder of `path`, made where it is missing, and the name in it.
+    fn folder_of<'a>(&self, path: &'a str) -> Result<(OwnedFd, &'a str), HookError> {
+        let failed = |error: Errno| HookError::inside("make the folder of", path, error);
+        let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let name = parts.pop().ok_or_else(|| failed(Errno::INVAL))?;
+        let open = |place: &str| self.resolve(place, OFlags::PATH | OFlags::DIRECTORY, Mounts::Refuse);
+        let (mut folder, mut place) = (open("/").map_err(failed)?, String::new());
+        for part in parts {
+            place.push('/');
+            place.push_str(part);
+            folder = match open(&place) {
+                Err(Errno::NOENT) => {
+                    match fs::mkdirat(&folder, part, Mode::from_raw_mode(FOLDER_MODE)) {
+                        // A link that leads nowhere, or made meanwhile: opening it again tells.
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(failed(error)),
+                    }
+                    open(&place).map_err(failed)?
+                }
+                other => other.map_err(failed)?,
+            };
+        }
+        Ok((folder, name))
+    }
+
+    /// Writes a file as a whole: whatever is at `path`, a link included, is replaced and not followed.
+    pub(crate) fn write(&self, path: &str, bytes: &[u8]) -> Result<(), HookError> {
+        const MODE: u32 = 0o644;
+        let failed = |error: io::Error| HookError::inside("write", path, error);
+        let (folder, name) = self.folder_of(path)?;
+        let temporary = temporary(name);
+        let make = || -> io::Result<()> {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = fs::openat(&folder, temporary.as_str(), flags, Mode::from_raw_mode(MODE))?;
+            // Not subject to the umask that the runtime happens to have.
+            fs::fchmod(&file, Mode::from_raw_mode(MODE))?;
+            std::fs::File::from(file).write_all(bytes)?;
+            fs::renameat(&folder, temporary.as_str(), &folder, name)?;
+            Ok(())
+        };
+        put(&folder, &temporary, make).map_err(failed)
+    }
+
+    /// Makes a link; whatever is at `path` is replaced, unless it is a folder.
+    pub(crate) fn link(&self, target: &str, path: &str) -> Result<(), HookError> {
+        let failed = |error: io::Error| HookError::inside("make the link", path, error);
+        let (folder, name) = self.folder_of(path)?;
+        if fs::readlinkat(&folder, name, Vec::new()).is_ok_and(|old| old.as_bytes() == target.as_bytes()) {
+            return Ok(());
+        }
+        let temporary = temporary(name);
+        let make = || -> io::Result<()> {
+            fs::symlinkat(target, &folder, temporary.as_str())?;
+            fs::renameat(&folder, temporary.as_str(), &folder, name)?;
+            Ok(())
+        };
+        put(&folder, &temporary, make).map_err(failed)
+    }
+}
+
+fn temporary(name: &str) -> String {
+    format!(".{name}.divvy-{}", std::process::id())
+}
+
+/// Runs `make`, which makes `temporary` and renames it; cleans up around it. A left-over can only be of our own making or
+/// of an image that wants to be in the way; neither is worth keeping.
+fn put(folder: &impl AsFd, temporary: &str, make: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let remove = || fs::unlinkat(folder, temporary, AtFlags::empty());
+    match remove() {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    make().inspect_err(|_| {
+        // The first failure is the one to report.
+        let _ = remove();
+    })
+}

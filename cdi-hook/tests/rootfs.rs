@@ -1,0 +1,280 @@
+//! The program on root file systems in temporary folders, good and hostile.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Container, namespaces_allowed, sh};
+use divvy_host::fixture::minimal_library;
+
+const LIB: &str = "/usr/local/nvidia/lib64";
+const LINKS: [&str; 5] = [
+    "create-symlinks",
+    "--link",
+    "libcuda.so.1::/usr/local/nvidia/lib64/libcuda.so",
+    "--link",
+    "libcuda.so.580.95.05::/usr/local/nvidia/lib64/libcuda.so.1",
+];
+const UPDATE: [&str; 3] = ["update-ldcache", "--folder", LIB];
+
+/// As the runtime leaves it: the driver's library mounted, here a plain file.
+fn with_driver() -> Container {
+    let container = Container::new();
+    container.write(&format!("{LIB}/libcuda.so.580.95.05"), &minimal_library("libcuda.so.1"));
+    container
+}
+
+#[test]
+fn links_are_made_replaced_and_made_again() {
+    let container = with_driver();
+    container.link(&format!("{LIB}/libcuda.so.1"), "libcuda.so.1.stub");
+    container.write(&format!("{LIB}/libcuda.so"), b"a file of the image");
+    for _ in 0..2 {
+        container.run(&LINKS).ok();
+        assert_eq!(container.read_link(&format!("{LIB}/libcuda.so")), "libcuda.so.1");
+        assert_eq!(container.read_link(&format!("{LIB}/libcuda.so.1")), "libcuda.so.580.95.05");
+        assert_eq!(container.names(LIB), ["libcuda.so", "libcuda.so.1", "libcuda.so.580.95.05"]);
+    }
+    container
+        .run(&["create-symlinks", "--link", "../libnvidia-allocator.so.1::/usr/new/gbm/nvidia-drm_gbm.so"])
+        .ok();
+    assert_eq!(container.read_link("/usr/new/gbm/nvidia-drm_gbm.so"), "../libnvidia-allocator.so.1");
+}
+
+#[test]
+fn a_glibc_image_gets_cache_and_configuration_that_ldconfig_reads() {
+    let container = with_driver();
+    container.write("/lib64/ld-linux-x86-64.so.2", b"");
+    container.write("/etc/ld.so.conf", b"/opt/lib\n");
+    container.write(&format!("{LIB}/libnvidia-ml.so.1"), b"no library");
+    container.run(&LINKS).ok();
+    container.run(&UPDATE).ok();
+    container.run(&UPDATE).ok();
+    assert_eq!(container.read("/etc/ld.so.conf"), "include /etc/ld.so.conf.d/*.conf\n/opt/lib\n");
+    assert_eq!(container.read("/etc/ld.so.conf.d/00-divvy.conf"), "# by divvy\n/usr/local/nvidia/lib64\n");
+    assert_eq!(container.names("/etc"), ["ld.so.cache", "ld.so.conf", "ld.so.conf.d"]);
+    let Ok(listing) = std::process::Command::new("/sbin/ldconfig")
+        .args(["-p", "-C"])
+        .arg(container.path("/etc/ld.so.cache"))
+        .output()
+    else {
+        return; // a machine without glibc's tools
+    };
+    let listing = String::from_utf8(listing.stdout).unwrap();
+    let libraries: Vec<_> = listing.lines().filter(|line| line.contains("=>")).map(str::trim).collect();
+    let line = |name: &str| {
+        format!(
+            "{name} (libc6,{}) => {LIB}/{name}",
+            if cfg!(target_arch = "aarch64") { "AArch64" } else { "x86-64" }
+        )
+    };
+    assert_eq!(
+        libraries,
+        [line("libcuda.so.580.95.05"), line("libcuda.so.1"), line("libcuda.so")],
+        "{listing}"
+    );
+}
+
+#[test]
+fn a_musl_image_gets_a_path_file_that_keeps_the_default_and_own_folders() {
+    let (loader, path) = if cfg!(target_arch = "aarch64") {
+        ("/lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path")
+    } else {
+        ("/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path")
+    };
+    let container = with_driver();
+    container.write(loader, b"");
+    container.run(&UPDATE).ok();
+    container.run(&UPDATE).ok();
+    assert_eq!(container.read(path), format!("/lib\n/usr/local/lib\n/usr/lib\n{LIB}\n"));
+    assert_eq!(container.names("/etc"), [path.trim_start_matches("/etc/")]);
+    container.write(path, b"/lib:/opt/lib");
+    container.run(&UPDATE).ok();
+    assert_eq!(container.read(path), format!("/lib\n/opt/lib\n{LIB}\n"));
+}
+
+#[test]
+fn a_container_without_driver_files_is_left_alone() {
+    let container = Container::new();
+    container.run(&UPDATE).ok();
+    container.run(&["disable-device-node-modification"]).ok();
+    assert_eq!(container.names("/"), [""; 0]);
+}
+
+#[test]
+fn links_of_the_image_never_lead_out_of_the_root() {
+    // What the link is, and what the outside folder must still be afterwards: empty.
+    let outside = tempfile::tempdir().unwrap();
+    let absolute = outside.path().to_str().unwrap().to_owned();
+    let upwards = format!("../../../../../../../../../..{absolute}");
+    for target in [absolute.as_str(), upwards.as_str()] {
+        for place in ["/etc", "/etc/ld.so.conf.d", "/usr", "/usr/local/nvidia/lib64"] {
+            let container = Container::new();
+            container.link(place, target);
+            for arguments in [&LINKS[..], &UPDATE[..]] {
+                // Refused or done inside the root, but never outside.
+                container.run(arguments);
+            }
+            assert_eq!(fs_err::read_dir(outside.path()).unwrap().count(), 0, "{place} -> {target}");
+        }
+    }
+}
+
+#[test]
+fn a_link_that_leads_nowhere_fails_with_the_place() {
+    let container = with_driver();
+    container.link("/etc", "/not/here");
+    let message = container.run(&UPDATE).failed();
+    assert_eq!(
+        message,
+        "divvy-cdi-hook: cannot make the folder of /etc/ld.so.cache in the container: No such file or directory (os error 2)\n"
+    );
+    container.link("/opt", "opt");
+    let message = container.run(&["create-symlinks", "--link", "a::/opt/b"]).failed();
+    assert!(message.contains("(a link of the image leads in circles; repair the image)"), "{message}");
+}
+
+#[test]
+fn files_are_replaced_not_followed() {
+    let outside = tempfile::tempdir().unwrap();
+    let victim = outside.path().join("victim");
+    fs_err::write(&victim, b"the host's").unwrap();
+    let container = with_driver();
+    for path in ["/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d/00-divvy.conf"] {
+        container.link(path, victim.to_str().unwrap());
+    }
+    container.run(&UPDATE).ok();
+    assert_eq!(fs_err::read(&victim).unwrap(), b"the host's");
+    assert_eq!(container.read("/etc/ld.so.conf"), "include /etc/ld.so.conf.d/*.conf\n");
+    // Inside the root, links are the image's business: a link to a folder is followed.
+    container.link("/data/etc", "../etc");
+    container.run(&["create-symlinks", "--link", "a::/data/etc/b"]).ok();
+    assert_eq!(container.read_link("/etc/b"), "a");
+}
+
+#[test]
+fn a_pipe_in_a_files_place_is_refused_instead_of_waited_for() {
+    let container = with_driver();
+    fs_err::create_dir_all(container.path("/etc")).unwrap();
+    sh(&format!("mkfifo {}", container.path("/etc/ld.so.cache").display()));
+    let message = container.run(&UPDATE).failed();
+    assert_eq!(
+        message,
+        "divvy-cdi-hook: cannot read /etc/ld.so.cache in the container: not a regular file\n"
+    );
+}
+
+#[test]
+fn a_damaged_cache_is_replaced() {
+    let container = with_driver();
+    container.write("/etc/ld.so.cache", b"glibc-ld.so.cache1.1 and then nothing of use");
+    container.run(&UPDATE).ok();
+    assert!(fs_err::read(container.path("/etc/ld.so.cache")).unwrap().ends_with(b"divvy-cdi-hook"));
+}
+
+#[test]
+fn what_is_not_a_containers_state_is_said() {
+    let container = Container::new();
+    let hook = |state: &str| container.run_with(&UPDATE, state).failed();
+    assert!(hook("").starts_with("divvy-cdi-hook: the container's state on stdin is not JSON: "));
+    assert_eq!(hook("{}"), "divvy-cdi-hook: the container's state has no bundle\n");
+    let message = hook(r#"{"bundle":"/no/such/bundle"}"#);
+    assert!(
+        message.contains(
+            "cannot read the container's configuration: failed to open file `/no/such/bundle/config.json`"
+        ),
+        "{message}"
+    );
+    fs_err::write(container.bundle().join("config.json"), b"{}").unwrap();
+    assert_eq!(
+        container.run(&UPDATE).failed(),
+        "divvy-cdi-hook: the container's config.json has no root.path\n"
+    );
+    fs_err::write(container.bundle().join("config.json"), br#"{"root":{"path":"gone"}}"#).unwrap();
+    let message = container.run(&UPDATE).failed();
+    assert!(message.starts_with("divvy-cdi-hook: cannot open the container's root "), "{message}");
+}
+
+/// The real loader of this machine, in a root where the C library is only where the cache says.
+#[test]
+fn a_program_finds_its_libraries_through_the_cache() {
+    let maps = fs_err::read_to_string("/proc/self/maps").unwrap();
+    let mapped = |name: &str| {
+        maps.lines()
+            .filter_map(|line| line.split_whitespace().nth(5))
+            .find(|path| path.ends_with(name))
+            .map(str::to_owned)
+    };
+    let (Some(libc), Some(loader)) = (mapped("/libc.so.6"), mapped("/ld-linux-x86-64.so.2")) else {
+        eprintln!("skipped: this test program is static or not for x86_64");
+        return;
+    };
+    if !namespaces_allowed() {
+        return;
+    }
+    let container = Container::new();
+    let copy = |from: &str, to: &str| {
+        container.write(to, b"");
+        fs_err::copy(from, container.path(to)).unwrap();
+    };
+    copy(&loader, "/lib64/ld-linux-x86-64.so.2");
+    copy(&libc, &format!("{LIB}/libc.so.6"));
+    if let Some(unwind) = mapped("/libgcc_s.so.1") {
+        copy(&unwind, &format!("{LIB}/libgcc_s.so.1"));
+    }
+    copy(env!("CARGO_BIN_EXE_divvy-cdi-hook"), "/hook");
+    let start = format!("unshare -Ur chroot {} /hook --version", container.path("/").display());
+    let before = sh(&start);
+    assert!(!before.success, "without the cache the libraries are not found");
+    assert!(before.stderr.contains("error while loading shared libraries"), "{}", before.stderr);
+    container.run(&UPDATE).ok();
+    let after = sh(&start);
+    assert!(after.success, "{}", after.stderr);
+    assert!(after.stdout.starts_with("divvy-cdi-hook "));
+}
+
+/// In a mount namespace, as under a runtime.
+#[test]
+fn the_drivers_setting_is_covered_and_nothing_else_is() {
+    if !namespaces_allowed() {
+        return;
+    }
+    let container = Container::new();
+    container.write("/proc/driver/nvidia/params", b"ModifyDeviceFiles: 1\nDeviceFileMode: 438\n");
+    container.write("/proc/driver/nvidia/version", b"580\n");
+    let folder = container.path("/proc/driver/nvidia");
+    let folder = folder.display();
+    let hook = container.command_line(&["disable-device-node-modification"]);
+    let out = sh(&format!(
+        "unshare -Urm sh -c '{hook} && cat {folder}/params {folder}/version && {hook} && grep -c {folder} /proc/self/mounts; echo x 2>/dev/null >{folder}/params || echo read-only'"
+    ));
+    assert_eq!(
+        out.stdout, "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n580\n1\nread-only\n",
+        "{}",
+        out.stderr
+    );
+    assert_eq!(container.read("/proc/driver/nvidia/params"), "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n");
+}
+
+#[test]
+fn volumes_of_the_pod_are_never_written_to() {
+    if !namespaces_allowed() {
+        return;
+    }
+    let container = with_driver();
+    let volume = tempfile::tempdir().unwrap();
+    for place in ["/etc", "/usr/local/nvidia/lib64"] {
+        fs_err::create_dir_all(container.path(place)).unwrap();
+        let arguments = if place == "/etc" { &UPDATE[..] } else { &LINKS[..] };
+        let hook = container.command_line(arguments);
+        let (from, to) = (volume.path().display(), container.path(place));
+        let out = sh(&format!("unshare -Urm sh -c 'mount --bind {from} {} && {hook}'", to.display()));
+        assert!(!out.success);
+        assert!(
+            out.stderr.contains("(a volume is mounted there; mount the pod's volume elsewhere"),
+            "{}",
+            out.stderr
+        );
+        assert!(Path::new(volume.path()).read_dir().unwrap().next().is_none());
+    }
+}
