@@ -2,7 +2,7 @@
 //! Each file gets an output folder of its own: the wire packages of two kubelet protocols are both called `v1`.
 
 use std::path::PathBuf;
-use std::{env, error::Error, fs};
+use std::{env, error::Error};
 
 const PROTOCOLS: [&str; 4] = ["registration", "dra_v1", "dra_v1beta1", "podresources_v1"];
 
@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     for name in PROTOCOLS {
         let folder = out.join(name);
-        fs::create_dir_all(&folder)?;
+        fs_err::create_dir_all(&folder)?;
         let files = protox::compile([format!("{name}.proto")], ["protos"])?;
         // Ordered maps: what we answer and what tests print must not depend on a hash.
         tonic_prost_build::configure().btree_map(".").out_dir(&folder).compile_fds(files)?;

@@ -1,9 +1,11 @@
-//! A fake cluster for tests and for `divvy demo`: an API server and a kubelet that
+//! A fake cluster for tests and for `divvy demo`: an API server and a kubelet ([`FakeKubelet`]) that
 //! behave like the real ones where a driver can tell, and misbehave on demand; and builders for the objects in it.
 //!
 //! Never a normal dependency of the node plugin.
 
 pub mod api;
 pub mod build;
+pub mod kubelet;
 
 pub use api::{ApiError, FakeApi, Fault, Gate, HttpServer, View, WaitTimeout};
+pub use kubelet::{ClaimRef, FakeKubelet, KubeletConfig, KubeletError};
