@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Container, namespaces_allowed, sh};
+use common::{Container, namespaces_allowed, run_with, sh, skipped};
 use divvy_host::fixture::minimal_library;
 
 const LIB: &str = "/usr/local/nvidia/lib64";
@@ -175,7 +175,7 @@ fn a_damaged_cache_is_replaced() {
 #[test]
 fn what_is_not_a_containers_state_is_said() {
     let container = Container::new();
-    let hook = |state: &str| container.run_with(&UPDATE, state).failed();
+    let hook = |state: &str| run_with(&UPDATE, state).failed();
     assert!(hook("").starts_with("divvy-cdi-hook: the container's state on stdin is not JSON: "));
     assert_eq!(hook("{}"), "divvy-cdi-hook: the container's state has no bundle\n");
     let message = hook(r#"{"bundle":"/no/such/bundle"}"#);
@@ -206,7 +206,7 @@ fn a_program_finds_its_libraries_through_the_cache() {
             .map(str::to_owned)
     };
     let (Some(libc), Some(loader)) = (mapped("/libc.so.6"), mapped("/ld-linux-x86-64.so.2")) else {
-        eprintln!("skipped: this test program is static or not for x86_64");
+        skipped("this test program is static or not for x86_64");
         return;
     };
     if !namespaces_allowed() {

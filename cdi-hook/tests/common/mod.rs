@@ -1,4 +1,5 @@
 //! A bundle in a temporary folder, and calls of the program on it.
+#![expect(clippy::unwrap_used, reason = "only tests call it; clippy sees helpers of a test as ordinary code")]
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -80,19 +81,7 @@ impl Container {
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {
-        self.run_with(arguments, &fs_err::read_to_string(self.dir.path().join("state.json")).unwrap())
-    }
-
-    pub(crate) fn run_with(&self, arguments: &[&str], state: &str) -> Outcome {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_divvy-cdi-hook"))
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(state.as_bytes()).unwrap();
-        Outcome::of(child.wait_with_output().unwrap())
+        run_with(arguments, &fs_err::read_to_string(self.dir.path().join("state.json")).unwrap())
     }
 
     /// The call as a shell command.
@@ -100,6 +89,18 @@ impl Container {
         let state = self.dir.path().join("state.json");
         format!("{} {} <{}", env!("CARGO_BIN_EXE_divvy-cdi-hook"), arguments.join(" "), state.display())
     }
+}
+
+pub(crate) fn run_with(arguments: &[&str], state: &str) -> Outcome {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_divvy-cdi-hook"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(state.as_bytes()).unwrap();
+    Outcome::of(child.wait_with_output().unwrap())
 }
 
 pub(crate) fn sh(line: &str) -> Outcome {
@@ -110,7 +111,13 @@ pub(crate) fn sh(line: &str) -> Outcome {
 pub(crate) fn namespaces_allowed() -> bool {
     let allowed = sh("unshare -Urm true").success;
     if !allowed {
-        eprintln!("skipped: user namespaces are not allowed here");
+        skipped("user namespaces are not allowed here");
     }
     allowed
+}
+
+/// Says so in the test's output.
+#[expect(clippy::print_stderr, reason = "a test that cannot run here must not look like one that ran")]
+pub(crate) fn skipped(why: &str) {
+    eprintln!("skipped: {why}");
 }
