@@ -1,1 +1,41 @@
-//! Carries plans out: records, CDI files, locks, steps, undo, reconcile. Synchronous.
+//! Carries out what `divvy-claims` decides: [`Executor::prepare`], [`Executor::unprepare`], and [`Executor::reconcile`],
+//! which squares what is on disk, on the GPUs and in the CDI folder with the API server and the kubelet.
+//!
+//! Synchronous, one thread per claim; no Kubernetes client, no gRPC. Everything it touches is behind a seam of its own
+//! ([`Parts`]): the [`Store`] of records and GPU states, the [`Locks`], the [`CdiDir`], hardware [`Steps`], the
+//! processes on a GPU, the API ([`ClaimsApi`]), the inventory and the [`Clock`]. The kubelet plugin fills the seams and
+//! calls in; tests fill them with fakes that crash, lose what was not synced, and answer late.
+//!
+//! How a prepare reads: `prepare.rs` takes the locks and a snapshot and calls `decide`; `run.rs` carries a plan out and
+//! unwinds it; `release.rs` lets a claim go (unprepare, and whoever finishes a lingering claim); `reconcile.rs` does
+//! the rest of a claim's life. `state.rs` turns typed values into files of the [`Store`].
+
+mod cdi_dir;
+mod clock;
+mod document;
+mod error;
+mod executor;
+mod locks;
+mod prepare;
+mod reconcile;
+mod release;
+mod report;
+mod restore;
+mod run;
+mod seams;
+mod state;
+mod store;
+
+pub use cdi_dir::{CdiDir, FileCdiDir};
+pub use clock::{Call, Cancel, Clock, SystemClock};
+pub use error::{CdiError, EditsError, LockError, PrepareError, StoreError, UnprepareError, chain};
+pub use executor::{Executor, ExecutorConfig, HeldDevice, NumberError, Parts, Timing};
+pub use locks::{FileLocks, LockGuard, LockName, Locks};
+pub use release::Unprepared;
+pub use report::{Event, Report};
+pub use restore::Refresh;
+pub use reconcile::{ClusterView, RunningDevice};
+pub use seams::{
+    ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup, NoHardwareSteps, ProcessOnGpu, ProcessSource, Steps,
+};
+pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};

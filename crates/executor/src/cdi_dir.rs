@@ -1,0 +1,96 @@
+//! The folder from which container runtimes read CDI files.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fs_err as fs;
+
+/// Files by name. Not synced: the folder is usually in memory, and files are restored from records at start.
+pub trait CdiDir: Send + Sync {
+    /// Names of all files.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// A file's content; `None` if there is none.
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
+    /// Whether there is a file.
+    fn exists(&self, name: &str) -> io::Result<bool>;
+    /// Writes a file as a whole: a runtime that reads the folder meanwhile sees the old or the new one.
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
+    /// Removes a file; whether there was one.
+    fn remove(&self, name: &str) -> io::Result<bool>;
+    /// Where it is, for messages.
+    fn place(&self) -> String;
+}
+
+/// A folder on the host, usually `/var/run/cdi`.
+#[derive(Debug)]
+pub struct FileCdiDir {
+    dir: PathBuf,
+    next: AtomicU64,
+}
+
+impl FileCdiDir {
+    /// The folder need not be there yet: on a fresh node the first writer makes it.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), next: AtomicU64::new(0) }
+    }
+
+    /// Makes the folder itself, but none above it: that would hide a mount that is missing.
+    fn make(&self) -> io::Result<()> {
+        match fs::create_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            done => done,
+        }
+    }
+}
+
+fn unless_missing<T>(result: io::Result<T>, missing: T) -> io::Result<T> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(missing),
+        other => other,
+    }
+}
+
+impl CdiDir for FileCdiDir {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        let Some(entries) = unless_missing(fs::read_dir(&self.dir).map(Some), None)? else { return Ok(names) };
+        for entry in entries {
+            names.extend(entry?.file_name().into_string().ok());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        unless_missing(fs::read(self.dir.join(name)).map(Some), None)
+    }
+
+    fn exists(&self, name: &str) -> io::Result<bool> {
+        unless_missing(fs::metadata(self.dir.join(name)).map(|meta| meta.is_file()), false)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        // Runtimes only read *.json and *.yaml: a temporary file is no CDI file.
+        let serial = self.next.fetch_add(1, Ordering::Relaxed);
+        let temp = self.dir.join(format!(".{name}.{}.{serial}.tmp", std::process::id()));
+        let create = || fs::File::create(&temp);
+        let mut file = match create() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make()?;
+                create()?
+            }
+            other => other?,
+        };
+        let written = file.write_all(bytes).and_then(|()| fs::rename(&temp, self.dir.join(name)));
+        written.inspect_err(|_| drop(std::fs::remove_file(&temp)))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<bool> {
+        unless_missing(fs::remove_file(self.dir.join(name)).map(|()| true), false)
+    }
+
+    fn place(&self) -> String {
+        self.dir.display().to_string()
+    }
+}

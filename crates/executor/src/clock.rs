@@ -1,0 +1,61 @@
+//! Time as a seam, and how long a call may last.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A clock that all processes of a boot share, and the only way anything here waits.
+pub trait Clock: Send + Sync {
+    /// Time since boot. The same for all processes, so that a tombstone of one instance means something to another.
+    fn now(&self) -> Duration;
+    /// Waits.
+    fn sleep(&self, time: Duration);
+}
+
+/// The machine's clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}
+
+/// Tells a waiting call to stop. Steps that have begun are never cut short.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// A call nobody has cancelled.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cancels.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One call of the kubelet. Made by [`crate::Executor::begin`] as soon as the call arrives, before the claim is fetched:
+/// an unprepare that comes later wins over it.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// When it arrived.
+    pub received: Duration,
+    /// When it must be answered.
+    pub until: Duration,
+    /// Set when nobody waits for the answer any more.
+    pub cancel: Cancel,
+}

@@ -1,0 +1,261 @@
+//! What can go wrong, each layer with its own part of the message; [`chain`] puts them together.
+
+use std::error::Error;
+use std::io;
+
+use divvy_cdi::SpecError;
+use divvy_claims::{ClaimRef, Refusal, Retry, StepError};
+use divvy_model::{ClaimUid, GpuUuid};
+
+/// An error with all its causes, as one line: for gRPC answers, Events and logs.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        // Some errors of others print their cause themselves.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// What to do about an IO error, where the kind tells.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => " (it is mounted read-only: the plugin's hostPath mounts must be writable)",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => " (the node's disk is full: free some space)",
+        io::ErrorKind::PermissionDenied => " (the plugin must run as root, and the folder must not be immutable)",
+        io::ErrorKind::NotFound => " (the folder is not there: check the plugin's hostPath mounts)",
+        _ => "",
+    }
+}
+
+/// A file of the store could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} cannot be {action}{}", advice(source))]
+pub struct StoreError {
+    /// What it is, for people.
+    pub what: String,
+    /// `read`, `written`, `removed`.
+    pub action: &'static str,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// A lock could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Somebody else has it.
+    #[error("{lock} was locked by another call until the deadline (another plugin instance may hang: see its log)")]
+    TimedOut {
+        /// What is locked.
+        lock: String,
+    },
+    /// The lock file cannot be used.
+    #[error("the lock file of {lock} cannot be used{}", advice(source))]
+    Io {
+        /// What is locked.
+        lock: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The edits of a device could not be worked out: driver files or device nodes are missing.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct EditsError {
+    /// What is missing, and what to do.
+    pub what: String,
+    /// Why.
+    #[source]
+    pub source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+/// A CDI file could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CdiError {
+    /// The content is not known.
+    #[error("what containers need for device {device} is not known")]
+    Edits {
+        /// The device; `(all)` for what all share.
+        device: String,
+        /// Why.
+        #[source]
+        source: EditsError,
+    },
+    /// The device's GPU is not in the inventory.
+    #[error("{gpu} of device {device} does not answer")]
+    NoGpu {
+        /// The device.
+        device: String,
+        /// Its GPU.
+        gpu: GpuUuid,
+    },
+    /// The document breaks a rule of CDI.
+    #[error("its document is not valid CDI (this is a fault of divvy, please report it)")]
+    Document(#[source] Box<SpecError>),
+    /// The file could not be used.
+    #[error("CDI file {file} in {folder} cannot be {action}{}", cdi_advice(source))]
+    File {
+        /// The file.
+        file: String,
+        /// The folder.
+        folder: String,
+        /// `read`, `written`, `removed`.
+        action: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn cdi_advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => " (the folder above it is not there: mount the host's CDI folder into the plugin, at the path of --cdi-dir)",
+        _ => advice(source),
+    }
+}
+
+impl CdiError {
+    /// Whether it can pass within seconds: the driver's files may be on their way.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Edits { .. } | Self::NoGpu { .. })
+    }
+}
+
+/// A claim could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// It was decided not to.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Its locks could not be had.
+    #[error("claim {claim} cannot be prepared")]
+    Lock {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        #[source]
+        source: LockError,
+    },
+    /// An unprepare of the claim came after this prepare.
+    #[error("claim {claim} was unprepared while this call waited (nothing is left to do)")]
+    Unprepared {
+        /// The claim.
+        claim: ClaimRef,
+    },
+    /// Nobody waits for the answer any more.
+    #[error("preparing claim {claim} was cancelled")]
+    Cancelled {
+        /// The claim.
+        claim: ClaimRef,
+    },
+    /// Its record or a GPU's state could not be used.
+    #[error("claim {claim} cannot be prepared")]
+    Store {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        #[source]
+        source: StoreError,
+    },
+    /// Its CDI file could not be made.
+    #[error("claim {claim} cannot be prepared")]
+    Cdi {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        #[source]
+        source: CdiError,
+    },
+    /// A step failed.
+    #[error("claim {claim} cannot be prepared: the step to {step} failed")]
+    Step {
+        /// The claim.
+        claim: ClaimRef,
+        /// The step.
+        step: String,
+        /// Why.
+        #[source]
+        source: StepError,
+    },
+    /// It failed, and so did taking back what had been done; reconcile goes on with that.
+    #[error("{} (taking back what had been done failed too: {undo})", chain(first.as_ref()))]
+    Undo {
+        /// Why it failed.
+        first: Box<PrepareError>,
+        /// What is left.
+        undo: String,
+    },
+}
+
+impl PrepareError {
+    /// A short stable name, for metrics and conditions.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.category(),
+            Self::Lock { .. } => "lock",
+            Self::Unprepared { .. } => "unprepared",
+            Self::Cancelled { .. } => "cancelled",
+            Self::Store { .. } => "store",
+            Self::Cdi { .. } => "cdi",
+            Self::Step { .. } => "step",
+            Self::Undo { first, .. } => first.category(),
+        }
+    }
+
+    /// Whether nothing but a change by somebody helps: worth a condition on the claim.
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.retry() == Retry::Never)
+    }
+}
+
+/// A claim could not be unprepared. The kubelet tries again.
+#[derive(Debug, thiserror::Error)]
+pub enum UnprepareError {
+    /// Its locks could not be had.
+    #[error("claim UID {claim} cannot be unprepared")]
+    Lock {
+        /// The claim.
+        claim: ClaimUid,
+        /// Why.
+        #[source]
+        source: LockError,
+    },
+    /// Its record or a GPU's state could not be used.
+    #[error("claim UID {claim} cannot be unprepared")]
+    Store {
+        /// The claim.
+        claim: ClaimUid,
+        /// Why.
+        #[source]
+        source: StoreError,
+    },
+    /// Its CDI file could not be removed.
+    #[error("claim UID {claim} cannot be unprepared")]
+    Cdi {
+        /// The claim.
+        claim: ClaimUid,
+        /// Why.
+        #[source]
+        source: CdiError,
+    },
+}
+
+impl UnprepareError {
+    /// A short stable name, for metrics.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Lock { .. } => "lock",
+            Self::Store { .. } => "store",
+            Self::Cdi { .. } => "cdi",
+        }
+    }
+}

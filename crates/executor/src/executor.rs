@@ -1,0 +1,226 @@
+//! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use divvy_claims::{Claim, ClaimRef, Decision, Fence, Head, Phase, Snapshot, Stored, decide};
+use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, Ordinals, PciAddress};
+use serde::Serialize;
+
+use crate::reconcile::Orphans;
+use crate::state::State;
+use crate::{
+    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, LockName, Locks, ProcessSource, Steps, Store,
+    StoreError,
+};
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// A prepare tries again inside its call for this long: holders about to leave, a driver that is not there yet.
+    pub hand_over: Duration,
+    /// An unprepare waits this long for processes to leave before the claim lingers.
+    pub process_wait: Duration,
+    /// How often a waiting call looks whether the records changed.
+    pub poll: Duration,
+    /// How often it looks at everything else.
+    pub look_again: Duration,
+    /// A claim must look orphaned for this long, with a connected kubelet, before it is undone. Longer than the
+    /// kubelet's own clean-up loop of 60 s.
+    pub orphan_grace: Duration,
+    /// Tombstones are kept this long: longer than any call lasts.
+    pub tombstones: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            hand_over: Duration::from_secs(40),
+            process_wait: Duration::from_secs(10),
+            poll: Duration::from_millis(20),
+            look_again: Duration::from_millis(250),
+            orphan_grace: Duration::from_secs(120),
+            tombstones: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Settings of an [`Executor`].
+#[derive(Debug, Clone)]
+pub struct ExecutorConfig {
+    /// Our driver's name: vendor of the CDI kind, start of CDI file names.
+    pub driver: String,
+    /// This boot.
+    pub boot: BootId,
+    /// How long things may take.
+    pub timing: Timing,
+    /// The decision; tests put one here that asks for hardware steps.
+    pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
+}
+
+impl ExecutorConfig {
+    /// The usual settings.
+    pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
+        Self { driver: driver.into(), boot, timing: Timing::default(), decide }
+    }
+}
+
+/// What an [`Executor`] works on.
+#[derive(Clone)]
+pub struct Parts {
+    /// Records, GPU states, tombstones, ordinals.
+    pub store: Arc<dyn Store>,
+    /// Locks on claims and GPUs.
+    pub locks: Arc<dyn Locks>,
+    /// The folder of CDI files.
+    pub cdi: Arc<dyn CdiDir>,
+    /// What containers need for a device.
+    pub edits: Arc<dyn DeviceEdits>,
+    /// Hardware changes.
+    pub steps: Arc<dyn Steps>,
+    /// Processes on GPUs.
+    pub processes: Arc<dyn ProcessSource>,
+    /// The node's GPUs.
+    pub inventory: Arc<dyn InventorySource>,
+    /// The API server.
+    pub claims: Arc<dyn ClaimsApi>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Carries claims out. Shared between threads; one thread per call.
+pub struct Executor {
+    pub(crate) config: ExecutorConfig,
+    pub(crate) parts: Parts,
+    pub(crate) state: State,
+    pub(crate) orphans: Mutex<Orphans>,
+}
+
+/// A device that a claim holds, for taints, metrics, Events and the debug page.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldDevice {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// How it holds what.
+    pub hold: Hold,
+    /// Where the claim is in its life.
+    pub phase: Phase,
+}
+
+impl Executor {
+    /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
+    pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
+        let state = State::new(parts.store.clone());
+        Self { config, parts, state, orphans: Mutex::default() }
+    }
+
+    /// Marks the arrival of a call that must be answered within `budget`.
+    pub fn begin(&self, budget: Duration) -> Call {
+        let received = self.parts.clock.now();
+        Call { received, until: received + budget, cancel: Cancel::new() }
+    }
+
+    /// All holds, by claim; lingering ones too.
+    pub fn held(&self) -> Result<Vec<HeldDevice>, StoreError> {
+        let records = self.state.records()?;
+        let fine = records.values().filter_map(|stored| stored.fine());
+        Ok(fine
+            .flat_map(|record| {
+                let of = |hold| HeldDevice { claim: record.reference(), hold, phase: record.phase.clone() };
+                record.holds().map(of).collect::<Vec<_>>()
+            })
+            .collect())
+    }
+
+    /// GPUs that records of a later version name, with those records' claims: nothing new may go there.
+    pub fn fenced_by_newer(&self) -> Result<BTreeMap<ClaimUid, Head>, StoreError> {
+        let records = self.state.records()?;
+        Ok(records
+            .iter()
+            .filter_map(|(uid, stored)| match stored.as_ref() {
+                Stored::Newer { head, .. } => Some((uid.clone(), head.clone())),
+                Stored::Absent | Stored::Corrupt { .. } | Stored::Fine(_) => None,
+            })
+            .collect())
+    }
+
+    /// GPUs that are fenced in this boot, and why.
+    pub fn fences(&self) -> Result<BTreeMap<GpuUuid, Fence>, StoreError> {
+        let states = self.state.gpus()?;
+        Ok(states
+            .into_iter()
+            .filter_map(|(gpu, state)| Some((gpu, state.fine()?.fence.clone()?)))
+            .filter(|(_, fence)| fence.boot == self.config.boot)
+            .collect())
+    }
+
+    /// The numbers in device names.
+    pub fn ordinals(&self) -> Result<Ordinals, StoreError> {
+        self.state.ordinals().map(|ordinals| ordinals.as_ref().clone())
+    }
+
+    /// Gives new GPUs a number and forgets GPUs that are neither present nor kept. `keep` says whether an allocation in
+    /// the API may still refer to a number; what records refer to is kept anyway. Call it whenever the inventory
+    /// changes, before devices are published.
+    pub fn number_gpus(
+        &self,
+        present: &[(GpuUuid, PciAddress)],
+        keep: &dyn Fn(&GpuUuid, u32) -> bool,
+    ) -> Result<Ordinals, NumberError> {
+        let until = self.parts.clock.now() + Duration::from_secs(10);
+        let _lock = self.parts.locks.acquire(&LockName::Ordinals, until)?;
+        let mut ordinals = self.state.ordinals()?.as_ref().clone();
+        let records = self.state.records()?;
+        // A record that cannot be read may refer to any number.
+        let all_readable = records.values().all(|r| r.fine().is_some());
+        let recorded: Vec<_> = records.values().filter_map(|r| r.fine()).flat_map(|r| r.gpus()).collect();
+        let forgot = all_readable
+            && ordinals.forget(|gpu, number| {
+                present.iter().any(|(p, _)| p == gpu) || recorded.contains(gpu) || keep(gpu, number)
+            });
+        let assigned = ordinals.assign(present.iter().cloned());
+        if forgot || assigned {
+            self.state.write_ordinals(&ordinals)?;
+        }
+        Ok(ordinals)
+    }
+
+    /// Everything kept, for `/debug/state`. Without opaque configs: those are users'.
+    pub fn debug_state(&self) -> serde_json::Value {
+        let records = self.state.records().map(|records| {
+            let one = |stored: &Stored<divvy_claims::Record>| match stored {
+                Stored::Fine(record) => serde_json::json!({
+                    "claim": record.reference(),
+                    "phase": record.phase,
+                    "boot": record.boot,
+                    "devices": record.devices,
+                    "pods": record.pods,
+                    "steps": record.steps,
+                }),
+                Stored::Corrupt { reason } => serde_json::json!({ "corrupt": reason }),
+                Stored::Newer { version, head } => serde_json::json!({ "newer": version, "head": head }),
+                Stored::Absent => serde_json::Value::Null,
+            };
+            records.iter().map(|(uid, stored)| (uid.to_string(), one(stored))).collect::<serde_json::Map<_, _>>()
+        });
+        serde_json::json!({
+            "boot": self.config.boot,
+            "claims": records.map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), Into::into),
+            "fences": self.fences().map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), |f| serde_json::json!(f)),
+            "ordinals": self.ordinals().map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), |o| serde_json::json!(o)),
+        })
+    }
+}
+
+/// GPUs could not be numbered.
+#[derive(Debug, thiserror::Error)]
+pub enum NumberError {
+    /// Another instance is at it.
+    #[error("GPUs cannot be numbered")]
+    Lock(#[from] crate::LockError),
+    /// The file cannot be used.
+    #[error("GPUs cannot be numbered")]
+    Store(#[from] StoreError),
+}

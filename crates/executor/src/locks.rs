@@ -1,0 +1,181 @@
+//! Locks on claims and GPUs: between the threads of a process, and between the two plugin instances of a rolling update.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use divvy_model::{ClaimUid, GpuUuid};
+use fs_err as fs;
+
+use crate::{Clock, LockError};
+
+/// What is locked. Order of taking: a claim, then its GPUs by UUID, then the node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LockName {
+    /// A claim.
+    Claim(ClaimUid),
+    /// A GPU.
+    Gpu(GpuUuid),
+    /// The ordinals.
+    Ordinals,
+}
+
+/// Lock files are never removed (removing one would let two processes each hold "the" lock), and there is a new claim
+/// for every pod: so claims share this many files. Two claims that meet only wait for each other.
+const CLAIM_FILES: u64 = 4096;
+
+impl LockName {
+    /// The lock file's name.
+    pub fn file_name(&self) -> String {
+        match self {
+            Self::Claim(uid) => {
+                // FNV-1a: any fixed function that all versions agree on.
+                let hash = uid.as_str().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                    (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+                });
+                format!("claims-{:03x}.lock", (hash ^ (hash >> 32)) % CLAIM_FILES)
+            }
+            Self::Gpu(uuid) => format!("{uuid}.lock"),
+            Self::Ordinals => "ordinals.lock".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Claim(uid) => write!(f, "claim UID {uid}"),
+            Self::Gpu(uuid) => write!(f, "{uuid}"),
+            Self::Ordinals => f.write_str("the GPU numbers"),
+        }
+    }
+}
+
+/// A lock that is held until this is dropped.
+pub type LockGuard = Box<dyn Send>;
+
+/// A set of named locks.
+pub trait Locks: Send + Sync {
+    /// Takes a lock, waiting until `until` at most.
+    fn acquire(&self, name: &LockName, until: Duration) -> Result<LockGuard, LockError>;
+}
+
+#[derive(Default)]
+struct Busy {
+    names: Mutex<BTreeSet<String>>,
+    freed: Condvar,
+}
+
+/// Lock files in a folder. Threads of this process queue in memory; other processes are seen through the file.
+pub struct FileLocks {
+    dir: PathBuf,
+    clock: Arc<dyn Clock>,
+    busy: Arc<Busy>,
+}
+
+impl FileLocks {
+    /// Makes the folder where it is missing.
+    pub fn open(dir: impl Into<PathBuf>, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        let dir = dir.into();
+        fs::create_dir_all(&dir)?;
+        Ok(Self { dir, clock, busy: Arc::default() })
+    }
+
+    fn wait_in_process(&self, name: &LockName, file: &str, until: Duration) -> Result<Reserved, LockError> {
+        let mut names = self.busy.names.lock().unwrap_or_else(PoisonError::into_inner);
+        while names.contains(file) {
+            let left = until.saturating_sub(self.clock.now());
+            if left.is_zero() {
+                return Err(LockError::TimedOut { lock: name.to_string() });
+            }
+            names = self.busy.freed.wait_timeout(names, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        names.insert(file.to_owned());
+        Ok(Reserved { busy: self.busy.clone(), file: file.to_owned() })
+    }
+}
+
+/// A lock as this process sees it.
+struct Reserved {
+    busy: Arc<Busy>,
+    file: String,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.busy.names.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.file);
+        self.busy.freed.notify_all();
+    }
+}
+
+/// Fields are dropped in order: the file first, so that the next thread finds it free.
+struct Held {
+    _file: fs::File,
+    _reserved: Reserved,
+}
+
+impl Locks for FileLocks {
+    fn acquire(&self, name: &LockName, until: Duration) -> Result<LockGuard, LockError> {
+        let file_name = name.file_name();
+        let reserved = self.wait_in_process(name, &file_name, until)?;
+        let io = |source| LockError::Io { lock: name.to_string(), source };
+        let path = self.dir.join(&file_name);
+        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            match file.file().try_lock() {
+                Ok(()) => return Ok(Box::new(Held { _file: file, _reserved: reserved })),
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    let left = until.saturating_sub(self.clock.now());
+                    if left.is_zero() {
+                        return Err(LockError::TimedOut { lock: name.to_string() });
+                    }
+                    self.clock.sleep(pause.min(left));
+                    pause = (pause * 2).min(Duration::from_millis(20));
+                }
+                Err(std::fs::TryLockError::Error(source)) => return Err(io(source)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SystemClock;
+
+    fn soon() -> Duration {
+        SystemClock.now() + Duration::from_millis(30)
+    }
+
+    #[test]
+    fn a_held_lock_times_out_for_others_of_the_process_and_of_another_and_is_free_when_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || FileLocks::open(dir.path(), Arc::new(SystemClock)).unwrap();
+        // Two sets over one folder stand for two plugin instances: flock belongs to the open file.
+        let (a, b) = (open(), open());
+        let gpu = LockName::Gpu("GPU-12345678-1234-1234-1234-123456780001".parse().unwrap());
+        let held = a.acquire(&gpu, soon()).unwrap();
+        for locks in [&a, &b] {
+            let error = locks.acquire(&gpu, soon()).map(drop).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "GPU-12345678-1234-1234-1234-123456780001 was locked by another call until the deadline (another plugin instance may hang: see its log)"
+            );
+        }
+        drop(held);
+        drop(b.acquire(&gpu, soon()).unwrap());
+        drop(a.acquire(&gpu, soon()).unwrap());
+    }
+
+    #[test]
+    fn claims_have_a_bounded_number_of_lock_files_with_fixed_names() {
+        let name = |uid: &str| LockName::Claim(uid.parse().unwrap()).file_name();
+        assert_eq!(name("0f0e0d0c-1111-2222-3333-444455556666"), name("0f0e0d0c-1111-2222-3333-444455556666"));
+        let names: BTreeSet<_> = (0..20_000).map(|n| name(&format!("c{n}"))).collect();
+        assert!((3500..=4096).contains(&names.len()), "{}", names.len());
+    }
+}

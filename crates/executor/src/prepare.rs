@@ -1,0 +1,219 @@
+//! Prepare: locks, snapshot, decision; then carry it out, or wait without any lock and look again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use divvy_claims::{Claim, Decision, Holder, Holders, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored};
+use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Ordinals};
+
+use crate::release::Release;
+use crate::run::Left;
+use crate::state::Records;
+use crate::{Call, CdiError, Executor, LockError, LockGuard, LockName, Lookup, PrepareError, StoreError};
+
+/// How often a holder is asked for at the API while it is waited for.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// One attempt, made under the locks.
+enum Attempt {
+    Done(Prepared),
+    /// Others are in the way.
+    Wait(Holders),
+    /// It may go better soon; this is the answer if it does not.
+    Again(PrepareError),
+}
+
+impl Executor {
+    /// Prepares a claim and tells what the kubelet is to be answered. Blocks: everything that can pass within seconds
+    /// is tried again inside the call. Calls for one claim may come at once; they take turns.
+    pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
+        let give_up = call.until.min(call.received + self.config.timing.hand_over);
+        let mut asked = BTreeMap::new();
+        loop {
+            let seen = self.state.records_stamp();
+            let why = match self.attempt(claim, call)? {
+                Attempt::Done(prepared) => return Ok(prepared),
+                Attempt::Wait(holders) => self.press(claim, &holders, &mut asked)?.into(),
+                Attempt::Again(why) => why,
+            };
+            let look_again = self.parts.clock.now() + self.config.timing.look_again;
+            loop {
+                if call.cancel.is_cancelled() {
+                    return Err(PrepareError::Cancelled { claim: claim.reference() });
+                }
+                let now = self.parts.clock.now();
+                if now >= give_up {
+                    return Err(why);
+                }
+                // The unprepare that is waited for may reach the other plugin instance: it shows in the folder.
+                if now >= look_again || self.state.records_stamp() != seen {
+                    break;
+                }
+                self.parts.clock.sleep(self.config.timing.poll);
+            }
+        }
+    }
+
+    fn attempt(&self, claim: &Claim, call: &Call) -> Result<Attempt, PrepareError> {
+        let locked = |source| PrepareError::Lock { claim: claim.reference(), source };
+        let stored = |source| PrepareError::Store { claim: claim.reference(), source };
+        let _claim_lock = self.lock_claim(&claim.uid, call.until).map_err(locked)?;
+        if let Some(tombstone) = self.state.tombstone(&claim.uid).map_err(stored)?
+            && tombstone.boot == self.config.boot
+            && tombstone.at >= call.received
+        {
+            return Err(PrepareError::Unprepared { claim: claim.reference() });
+        }
+        let ordinals = self.state.ordinals().map_err(stored)?;
+        let own = self.state.record(&claim.uid).map_err(stored)?;
+        let mut concerned = gpus_of(claim, &ordinals);
+        concerned.extend(own.fine().map(Record::gpus).unwrap_or_default());
+        let _gpu_locks = self.lock_gpus(&concerned, call.until).map_err(locked)?;
+        let records = self.state.records().map_err(stored)?;
+        let gpus = concerned.iter().map(|gpu| Ok((gpu.clone(), self.state.gpu(gpu)?)));
+        let gpus = gpus.collect::<Result<BTreeMap<_, _>, StoreError>>().map_err(stored)?;
+        let inventory = self.parts.inventory.inventory();
+        let snapshot = Snapshot {
+            driver: &self.config.driver,
+            inventory: inventory.as_deref(),
+            ordinals: &ordinals,
+            records: &records,
+            gpus: &gpus,
+            boot: &self.config.boot,
+        };
+        match (self.config.decide)(claim, &snapshot) {
+            Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
+                Ok(_) => Ok(Attempt::Done(prepared)),
+                Err(source) => again_if_transient(PrepareError::Cdi { claim: claim.reference(), source }),
+            },
+            Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
+            Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => Ok(Attempt::Again(refusal.into())),
+            Decision::Refuse(refusal) => Err(refusal.into()),
+            Decision::Run(plan) => {
+                let mut revived = own.fine();
+                if plan.undo_first
+                    && let Some(record) = revived.take()
+                    && let Some(why) = self.undo_first(claim, record)?
+                {
+                    return Ok(Attempt::Again(why));
+                }
+                match self.run(claim, plan, revived, call) {
+                    Ok(prepared) => Ok(Attempt::Done(prepared)),
+                    Err(error) => again_if_transient(error),
+                }
+            }
+        }
+    }
+
+    /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.
+    fn undo_first(&self, claim: &Claim, record: &Record) -> Result<Option<PrepareError>, PrepareError> {
+        let reference = || claim.reference();
+        let device = || record.devices.first().map(|d| (d.allocated.device.clone(), d.gpu.clone()));
+        match self.release(record) {
+            Ok(Release::Released) => Ok(None),
+            Ok(Release::Blocked(why)) => Ok(device().map(|(device, _)| {
+                Refusal::StillHeld { claim: reference(), device, holder: record.reference(), why }.into()
+            })),
+            Err(Left::Steps(reason)) => Ok(device()
+                .map(|(device, gpu)| Refusal::Fenced { claim: reference(), device, gpu, reason }.into())),
+            Err(Left::Store(source)) => Err(PrepareError::Store { claim: reference(), source }),
+            Err(Left::Cdi(source)) => Err(PrepareError::Cdi { claim: reference(), source }),
+        }
+    }
+
+    /// Sees to it that holders who may go do go. No lock is held. An error if one of them will not; else the refusal
+    /// that tells whom the claim waited for in vain.
+    fn press(
+        &self,
+        claim: &Claim,
+        wanted: &Holders,
+        asked: &mut BTreeMap<ClaimUid, Duration>,
+    ) -> Result<Refusal, PrepareError> {
+        let mut why = None;
+        for holder in &wanted.holders {
+            let (uid, name) = match holder {
+                Holder::Record { claim, .. } => (&claim.uid, Some(claim)),
+                Holder::Unreadable { claim, .. } => (claim, None),
+            };
+            let now = self.parts.clock.now();
+            let ask = asked.get(uid).is_none_or(|last| now >= *last + ASK_AGAIN);
+            match holder {
+                Holder::Record { claim: holder, device, leaving } => {
+                    if ask && leaving.is_none() {
+                        asked.insert(uid.clone(), now);
+                        if let Lookup::Found(found) = self.parts.claims.look_up(uid, name)
+                            && found.allocates(device)
+                        {
+                            return Err(Refusal::HeldByLiveClaim {
+                                claim: claim.reference(),
+                                device: wanted.device.clone(),
+                                holder: holder.clone(),
+                                held: device.clone(),
+                            }
+                            .into());
+                        }
+                    }
+                    // Only finishes what was unprepared or cut short; a live holder is left alone.
+                    drop(self.finish(uid));
+                    why.get_or_insert_with(|| Refusal::StillHeld {
+                        claim: claim.reference(),
+                        device: wanted.device.clone(),
+                        holder: holder.clone(),
+                        why: leaving.clone().unwrap_or_else(|| "it has not been unprepared yet".to_owned()),
+                    });
+                }
+                Holder::Unreadable { reason, .. } => {
+                    if ask {
+                        asked.insert(uid.clone(), now);
+                        match self.parts.claims.look_up(uid, name) {
+                            Lookup::Found(found) => drop(self.rebuild(uid, Some(&found))),
+                            Lookup::Gone => drop(self.rebuild(uid, None)),
+                            Lookup::Unknown(_) => {}
+                        }
+                    }
+                    why.get_or_insert_with(|| Refusal::UnreadableHolder {
+                        claim: claim.reference(),
+                        device: wanted.device.clone(),
+                        gpu: wanted.gpu.clone(),
+                        holder: uid.to_string(),
+                        reason: reason.clone(),
+                    });
+                }
+            }
+        }
+        Ok(why.unwrap_or(Refusal::NoInventory))
+    }
+
+    pub(crate) fn lock_claim(&self, uid: &ClaimUid, until: Duration) -> Result<LockGuard, LockError> {
+        self.parts.locks.acquire(&LockName::Claim(uid.clone()), until)
+    }
+
+    /// In UUID order, after the claim's: nobody waits for somebody who waits for him.
+    pub(crate) fn lock_gpus(&self, gpus: &BTreeSet<GpuUuid>, until: Duration) -> Result<Vec<LockGuard>, LockError> {
+        gpus.iter().map(|gpu| self.parts.locks.acquire(&LockName::Gpu(gpu.clone()), until)).collect()
+    }
+
+    /// All records that can be read and are not this claim's.
+    pub(crate) fn others<'a>(records: &'a Records, uid: &'a ClaimUid) -> impl Iterator<Item = &'a Record> {
+        records.iter().filter(move |(other, _)| *other != uid).filter_map(|(_, stored)| stored.fine())
+    }
+
+    /// Whether the claim has a record that says it is prepared.
+    pub(crate) fn is_prepared(stored: &Stored<Record>) -> bool {
+        stored.fine().is_some_and(|record| record.phase == Phase::Prepared)
+    }
+}
+
+/// Missing driver files or device nodes may be on their way; nothing has been left behind.
+fn again_if_transient(error: PrepareError) -> Result<Attempt, PrepareError> {
+    match &error {
+        PrepareError::Cdi { source, .. } if CdiError::is_transient(source) => Ok(Attempt::Again(error)),
+        _ => Err(error),
+    }
+}
+
+/// GPUs the claim's devices are on, as far as names can be resolved.
+pub(crate) fn gpus_of(claim: &Claim, ordinals: &Ordinals) -> BTreeSet<GpuUuid> {
+    let kinds = claim.allocation.results.iter().filter_map(|r| DeviceKind::parse(&r.device).ok());
+    kinds.filter_map(|kind| ordinals.gpu(kind.ordinal()).cloned()).collect()
+}

@@ -1,0 +1,239 @@
+//! Reconcile: records, API claims, CDI files and the kubelet's view of running pods are squared with each other, at
+//! start and periodically, by the one plugin instance that is in charge.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use divvy_claims::{Claim, Phase, Record, Snapshot, Stored, claim_of_cdi_file, resolve_devices};
+use divvy_model::{ClaimUid, DeviceName};
+
+use crate::prepare::gpus_of;
+use crate::release::{Release, gpus_of_record};
+use crate::{Event, Executor, LockError, Refresh, Report, chain};
+
+/// A device that a running container has, as the kubelet's PodResources tells.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RunningDevice {
+    /// Namespace of pod and claim.
+    pub namespace: String,
+    /// Name of the claim.
+    pub claim: String,
+    /// The device.
+    pub device: DeviceName,
+}
+
+/// What others know. `None` means "could not be asked", never "nothing".
+#[derive(Debug, Clone, Default)]
+pub struct ClusterView {
+    /// Claims that have devices of ours on this node allocated.
+    pub claims: Option<BTreeMap<ClaimUid, Claim>>,
+    /// Devices of running pods.
+    pub running: Option<BTreeSet<RunningDevice>>,
+    /// Since when (time since boot) a kubelet has been connected.
+    pub kubelet_connected_since: Option<Duration>,
+}
+
+/// Since when claims have looked orphaned.
+#[derive(Debug, Default)]
+pub(crate) struct Orphans(BTreeMap<ClaimUid, Duration>);
+
+const BRIEFLY: Duration = Duration::from_millis(100);
+
+impl Executor {
+    /// Squares everything once. Never takes long: a claim that somebody is at work on is left for the next time.
+    pub fn reconcile(&self, view: &ClusterView) -> Report {
+        let mut report = self.restore_cdi(Refresh::Missing);
+        let records = match self.state.records() {
+            Ok(records) => records,
+            Err(error) => {
+                report.push(Event::Failed { claim: None, error: chain(&error) });
+                return report;
+            }
+        };
+        if let Some(claims) = &view.claims {
+            for (uid, stored) in &records {
+                match stored.as_ref() {
+                    Stored::Corrupt { .. } => report.events.extend(self.rebuild(uid, claims.get(uid))),
+                    Stored::Fine(record) if record.phase == Phase::Prepared => {
+                        report.events.extend(self.check_orphan(record, claims, view));
+                    }
+                    Stored::Fine(_) | Stored::Newer { .. } | Stored::Absent => {}
+                }
+            }
+            report.events.extend(self.check_cdi_files(claims, view));
+            let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+            orphans.0.retain(|uid, _| !claims.contains_key(uid));
+        }
+        self.check_fences(&mut report);
+        let old = self.parts.clock.now().saturating_sub(self.config.timing.tombstones);
+        if let Err(error) = self.state.prune_tombstones(&self.config.boot, old) {
+            report.push(Event::Failed { claim: None, error: chain(&error) });
+        }
+        report
+    }
+
+    /// An orphan is undone only if its claim no longer allocates the device, no running pod lists it, it has been so
+    /// for a grace period with a connected kubelet, and no process is on it.
+    fn check_orphan(&self, record: &Record, claims: &BTreeMap<ClaimUid, Claim>, view: &ClusterView) -> Option<Event> {
+        let uid = &record.uid;
+        let allocated = claims.get(uid).is_some_and(|c| record.devices.iter().any(|d| c.allocates(&d.allocated.device)));
+        if allocated {
+            self.orphans.lock().unwrap_or_else(PoisonError::into_inner).0.remove(uid);
+            return None;
+        }
+        let kept = |why: &str| Some(Event::Kept { claim: uid.clone(), why: why.to_owned() });
+        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
+        if !self.grace_is_over(uid, view) {
+            return kept("its claim is gone; an unprepare is waited for");
+        }
+        let runs = |running: &BTreeSet<RunningDevice>| {
+            running.iter().any(|r| r.namespace == record.namespace && r.claim == record.name)
+        };
+        match &view.running {
+            None => return kept("its claim is gone, but the kubelet could not tell whether a pod still runs"),
+            Some(running) if runs(running) => return kept("its claim is gone, but a running pod still has its devices"),
+            Some(_) => {}
+        }
+        let until = self.parts.clock.now() + BRIEFLY;
+        let _claim_lock = self.lock_claim(uid, until).ok()?;
+        // Prepared anew since the view was taken?
+        if !self.state.record(uid).is_ok_and(|now| now.fine() == Some(record)) {
+            return None;
+        }
+        let _gpu_locks = self.lock_gpus(&gpus_of_record(record), until).ok()?;
+        match self.release(record) {
+            Ok(Release::Released) => Some(Event::OrphanUndone { claim: uid.clone() }),
+            Ok(Release::Blocked(why)) => kept(&format!("its claim is gone, but {why}")),
+            Err(left) => failed(left.to_string()),
+        }
+    }
+
+    fn grace_is_over(&self, uid: &ClaimUid, view: &ClusterView) -> bool {
+        let now = self.parts.clock.now();
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *orphans.0.entry(uid.clone()).or_insert(now);
+        view.kubelet_connected_since
+            .is_some_and(|connected| now.saturating_sub(since.max(connected)) >= self.config.timing.orphan_grace)
+    }
+
+    /// CDI files of ours without a record: of a claim that is still allocated here the record was lost and is made
+    /// again; others are removed.
+    fn check_cdi_files(&self, claims: &BTreeMap<ClaimUid, Claim>, view: &ClusterView) -> Vec<Event> {
+        let files = match self.parts.cdi.list() {
+            Ok(files) => files,
+            Err(error) => {
+                let error = format!("the CDI folder {} cannot be read: {error}", self.parts.cdi.place());
+                return vec![Event::Failed { claim: None, error }];
+            }
+        };
+        let ours = files.into_iter().filter_map(|file| Some((claim_of_cdi_file(&self.config.driver, &file)?, file)));
+        ours.filter_map(|(uid, file)| {
+            if self.state.record(&uid).ok()? != Stored::Absent {
+                return None;
+            }
+            if let Some(claim) = claims.get(&uid) {
+                return self.rebuild(&uid, Some(claim));
+            }
+            if !self.grace_is_over(&uid, view) {
+                return None;
+            }
+            let _claim_lock = self.lock_claim(&uid, self.parts.clock.now() + BRIEFLY).ok()?;
+            if self.state.record(&uid).ok()? != Stored::Absent {
+                return None;
+            }
+            match self.remove_cdi(&uid) {
+                Ok(()) => Some(Event::CdiRemoved { file }),
+                Err(error) => Some(Event::Failed { claim: Some(uid), error: chain(&error) }),
+            }
+        })
+        .collect()
+    }
+
+    /// Replaces a record that cannot be read, or was lost, by what the API says; `None` means that the API knows no such
+    /// claim. The unreadable bytes are kept for people.
+    pub(crate) fn rebuild(&self, uid: &ClaimUid, claim: Option<&Claim>) -> Option<Event> {
+        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
+        let until = self.parts.clock.now() + BRIEFLY;
+        let _claim_lock = match self.lock_claim(uid, until) {
+            Ok(lock) => lock,
+            Err(LockError::TimedOut { .. }) => return None,
+            Err(error) => return failed(chain(&error)),
+        };
+        let reason = match self.state.record(uid) {
+            Ok(Stored::Corrupt { reason }) => Some(reason),
+            Ok(Stored::Absent) if claim.is_some() => None,
+            Ok(_) => return None,
+            Err(error) => return failed(chain(&error)),
+        };
+        let set_aside = || match reason {
+            Some(_) => self.state.copy_aside(uid, self.parts.clock.now()),
+            None => Ok(()),
+        };
+        let Some(claim) = claim.filter(|c| !c.allocation.results.is_empty()) else {
+            let gone = set_aside().map_err(|e| chain(&e));
+            let gone = gone.and_then(|()| self.remove_cdi(uid).map_err(|e| chain(&e)));
+            let gone = gone.and_then(|()| self.state.remove_record(uid).map_err(|e| chain(&e)));
+            return match gone {
+                Ok(()) => Some(Event::SetAside { claim: uid.clone(), reason: reason.unwrap_or_default() }),
+                Err(error) => failed(error),
+            };
+        };
+        let ordinals = match self.state.ordinals() {
+            Ok(ordinals) => ordinals,
+            Err(error) => return failed(chain(&error)),
+        };
+        let inventory = self.parts.inventory.inventory();
+        let (records, gpus) = (BTreeMap::new(), BTreeMap::new());
+        let seen = Snapshot {
+            driver: &self.config.driver,
+            inventory: inventory.as_deref(),
+            ordinals: &ordinals,
+            records: &records,
+            gpus: &gpus,
+            boot: &self.config.boot,
+        };
+        let _gpu_locks = match self.lock_gpus(&gpus_of(claim, &ordinals), until) {
+            Ok(locks) => locks,
+            Err(LockError::TimedOut { .. }) => return None,
+            Err(error) => return failed(chain(&error)),
+        };
+        let rebuilt = resolve_devices(claim, &seen)
+            .map_err(|e| chain(&e))
+            .map(|devices| Record::new(claim, &self.config.boot, devices, Phase::Prepared))
+            .and_then(|record| set_aside().map(|()| record).map_err(|e| chain(&e)))
+            .and_then(|record| self.state.write_record(&record).map(|()| record).map_err(|e| chain(&e)))
+            .and_then(|record| self.refresh_cdi(&record).map_err(|e| chain(&e)));
+        match rebuilt {
+            Ok(_) => Some(Event::Rebuilt { claim: uid.clone() }),
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Fences whose claim has no record any more, or of another boot: nothing is open about those GPUs.
+    fn check_fences(&self, report: &mut Report) {
+        let states = match self.state.gpus() {
+            Ok(states) => states,
+            Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
+        };
+        for (gpu, stored) in states {
+            let Some(fence) = stored.fine().and_then(|state| state.fence.clone()) else { continue };
+            let Ok(_gpu_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY) else {
+                continue;
+            };
+            let over = fence.boot != self.config.boot
+                || self.state.record(&fence.claim).is_ok_and(|record| record == Stored::Absent);
+            if !over {
+                continue;
+            }
+            let cleared = self.gpu_state(&gpu).and_then(|mut state| {
+                state.fence = None;
+                self.state.write_gpu(&gpu, &state, self.parts.clock.now())
+            });
+            report.push(match cleared {
+                Ok(()) => Event::FenceCleared { gpu },
+                Err(error) => Event::Failed { claim: None, error: chain(&error) },
+            });
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Letting a claim go: unprepare, and finishing what an unprepare or a crash has left.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use divvy_claims::{Leaving, Phase, Record, Stored};
+use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid};
+
+use crate::run::Left;
+use crate::state::Tombstone;
+use crate::{Call, Event, Executor, LockError, Lookup, StoreError, UnprepareError};
+
+/// How an unprepare ended. All of these are a success towards the kubelet: an error would leave the pod terminating.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unprepared {
+    /// The devices are free.
+    Done,
+    /// There was nothing to undo.
+    NothingThere,
+    /// The claim still holds its devices, for this reason; reconcile finishes it.
+    Lingering(String),
+    /// The record is of a later version of divvy and stays as it is.
+    LeftToNewer {
+        /// Its version.
+        version: u32,
+    },
+    /// A later prepare took the claim up again meanwhile.
+    PreparedAgain,
+}
+
+/// How letting go went, unless it failed.
+pub(crate) enum Release {
+    Released,
+    /// Nothing was changed.
+    Blocked(String),
+}
+
+/// How long reconcile and waiting prepares wait for a lock before they leave a claim to whoever has it.
+const BRIEFLY: Duration = Duration::from_millis(100);
+
+/// Pause between two looks at the processes on a device.
+const PROCESS_PAUSE: Duration = Duration::from_millis(100);
+
+impl Executor {
+    /// Unprepares a claim. Waits for a prepare of it that is at work; one that only waits gives up by itself.
+    pub fn unprepare(&self, uid: &ClaimUid, call: &Call) -> Result<Unprepared, UnprepareError> {
+        let stored = |source| UnprepareError::Store { claim: uid.clone(), source };
+        let locked = |source| UnprepareError::Lock { claim: uid.clone(), source };
+        let wait_until = call.until.min(call.received + self.config.timing.process_wait);
+        let mut waited = false;
+        loop {
+            let outcome = {
+                let _claim_lock = self.lock_claim(uid, call.until).map_err(locked)?;
+                if !waited {
+                    let tombstone = Tombstone { boot: self.config.boot.clone(), at: call.received };
+                    self.state.write_tombstone(uid, &tombstone).map_err(stored)?;
+                }
+                let record = self.state.record(uid).map_err(stored)?;
+                if waited && Self::is_prepared(&record) {
+                    return Ok(Unprepared::PreparedAgain);
+                }
+                match record {
+                    Stored::Absent => {
+                        self.remove_cdi(uid).map_err(|source| UnprepareError::Cdi { claim: uid.clone(), source })?;
+                        return Ok(if waited { Unprepared::Done } else { Unprepared::NothingThere });
+                    }
+                    Stored::Newer { version, .. } => return Ok(Unprepared::LeftToNewer { version }),
+                    Stored::Corrupt { reason } => Err(reason),
+                    Stored::Fine(record) => {
+                        let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), call.until).map_err(locked)?;
+                        Ok(self.release_or_linger(record).map_err(|left| failed(uid, left))?)
+                    }
+                }
+            };
+            // No lock is held from here on.
+            let reason = match outcome {
+                Ok(Release::Released) => return Ok(Unprepared::Done),
+                Ok(Release::Blocked(reason)) => reason,
+                Err(corrupt) => match self.read_again_from_api(uid) {
+                    Some(Event::SetAside { .. }) => return Ok(Unprepared::Done),
+                    Some(Event::Rebuilt { .. }) => {
+                        // Known again; now it can be undone. Not `waited`: nobody else prepared it.
+                        continue;
+                    }
+                    _ => return Ok(Unprepared::Lingering(format!("its record cannot be read: {corrupt}"))),
+                },
+            };
+            waited = true;
+            if self.parts.clock.now() >= wait_until || call.cancel.is_cancelled() {
+                return Ok(Unprepared::Lingering(reason));
+            }
+            self.parts.clock.sleep(PROCESS_PAUSE);
+        }
+    }
+
+    fn read_again_from_api(&self, uid: &ClaimUid) -> Option<Event> {
+        match self.parts.claims.look_up(uid, None) {
+            Lookup::Found(claim) => self.rebuild(uid, Some(&claim)),
+            Lookup::Gone => self.rebuild(uid, None),
+            Lookup::Unknown(_) => None,
+        }
+    }
+
+    /// Lets go if nothing is in the way; else makes the record say that the claim lingers, and why.
+    fn release_or_linger(&self, record: Record) -> Result<Release, Left> {
+        match self.release(&record) {
+            Ok(Release::Blocked(reason)) => {
+                self.remove_cdi(&record.uid)?;
+                let phase = Phase::Leaving(Leaving { reason: reason.clone() });
+                if record.phase != phase {
+                    self.state.write_record(&Record { phase, ..record })?;
+                }
+                Ok(Release::Blocked(reason))
+            }
+            Err(Left::Steps(reason)) => Ok(Release::Blocked(reason)),
+            other => other,
+        }
+    }
+
+    /// Lets go if no process is in the way. Under the locks of the claim and its GPUs.
+    pub(crate) fn release(&self, record: &Record) -> Result<Release, Left> {
+        match self.in_the_way(record)? {
+            Some(reason) => Ok(Release::Blocked(reason)),
+            None => self.unwind(record.clone()).map(|()| Release::Released),
+        }
+    }
+
+    /// Processes on the claim's exclusive devices: neither an unprepare nor a gone claim proves that its containers
+    /// are gone.
+    pub(crate) fn in_the_way(&self, record: &Record) -> Result<Option<String>, StoreError> {
+        // Of another boot: no process is left. Never answered: no container was started.
+        if record.boot != self.config.boot || record.phase == Phase::Preparing {
+            return Ok(None);
+        }
+        for device in record.devices.iter().filter(|d| d.kind.needs().is_some()) {
+            let found = match self.parts.processes.on_gpu(&device.gpu) {
+                Ok(found) => found,
+                Err(error) if nothing_can_run(&error) => continue,
+                Err(error) => return Ok(Some(format!("the processes on {} cannot be told: {error}", device.gpu))),
+            };
+            if found.is_empty() {
+                continue;
+            }
+            // Someone with admin access to the same GPU is not in the way, if we know that it is his process.
+            let records = self.state.records()?;
+            let mut others: BTreeSet<&str> =
+                Self::others(&records, &record.uid).flat_map(|r| &r.pods).map(|p| p.uid.as_str()).collect();
+            for own in &record.pods {
+                others.remove(own.uid.as_str());
+            }
+            let mut pids: Vec<_> = found
+                .iter()
+                .filter(|p| !p.pod.as_deref().is_some_and(|pod| others.contains(pod)))
+                .map(|p| p.pid)
+                .collect();
+            pids.sort_unstable();
+            if !pids.is_empty() {
+                let list: Vec<_> = pids.iter().map(u32::to_string).collect();
+                return Ok(Some(format!("process {} still uses {}", list.join(", "), device.gpu)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Finishes a claim that lingers, or whose prepare a crash cut short. A claim that somebody is at work on, or
+    /// that is simply prepared, is left alone.
+    pub(crate) fn finish(&self, uid: &ClaimUid) -> Option<Event> {
+        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
+        let until = self.parts.clock.now() + BRIEFLY;
+        let _claim_lock = match self.lock_claim(uid, until) {
+            Ok(lock) => lock,
+            Err(LockError::TimedOut { .. }) => return None,
+            Err(error) => return failed(crate::chain(&error)),
+        };
+        let record = match self.state.record(uid) {
+            Ok(Stored::Fine(record)) if record.phase != Phase::Prepared => record,
+            Ok(_) => return None,
+            Err(error) => return failed(crate::chain(&error)),
+        };
+        let _gpu_locks = match self.lock_gpus(&gpus_of_record(&record), until) {
+            Ok(locks) => locks,
+            Err(LockError::TimedOut { .. }) => return None,
+            Err(error) => return failed(crate::chain(&error)),
+        };
+        let cut_short = record.phase == Phase::Preparing;
+        match self.release_or_linger(record) {
+            Ok(Release::Released) if cut_short => Some(Event::TakenBack { claim: uid.clone() }),
+            Ok(Release::Released) => Some(Event::Released { claim: uid.clone() }),
+            Ok(Release::Blocked(why)) => Some(Event::Kept { claim: uid.clone(), why }),
+            Err(left) => failed(left.to_string()),
+        }
+    }
+}
+
+/// GPUs to lock for a record: of its devices and of its steps.
+pub(crate) fn gpus_of_record(record: &Record) -> BTreeSet<GpuUuid> {
+    let mut gpus = record.gpus();
+    gpus.extend(record.steps.iter().filter_map(|s| s.step.gpu().cloned()));
+    gpus
+}
+
+/// A GPU that is gone, or has no kernel module, runs nothing.
+fn nothing_can_run(error: &GpuError) -> bool {
+    [
+        GpuErrorCode::DRIVER_NOT_LOADED,
+        GpuErrorCode::GPU_IS_LOST,
+        GpuErrorCode::GPU_NOT_FOUND,
+        GpuErrorCode::NOT_FOUND,
+    ]
+    .contains(&error.code)
+}
+
+fn failed(uid: &ClaimUid, left: Left) -> UnprepareError {
+    match left {
+        Left::Store(source) => UnprepareError::Store { claim: uid.clone(), source },
+        Left::Cdi(source) => UnprepareError::Cdi { claim: uid.clone(), source },
+        // Turned into `Blocked` before it gets here; kept total rather than panicking.
+        Left::Steps(reason) => UnprepareError::Store {
+            claim: uid.clone(),
+            source: StoreError { what: reason, action: "undone", source: std::io::Error::other("a step is stuck") },
+        },
+    }
+}

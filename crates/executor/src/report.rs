@@ -1,0 +1,85 @@
+//! What reconcile and restore did, for logs, Events and metrics.
+
+use divvy_model::{ClaimUid, GpuUuid};
+use serde::Serialize;
+
+/// One thing that was done, or could not be.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "event", rename_all = "camelCase")]
+pub enum Event {
+    /// A CDI file had vanished or was out of date.
+    CdiRestored {
+        /// Whose.
+        claim: ClaimUid,
+    },
+    /// A record of an earlier boot was carried out again.
+    ExecutedAgain {
+        /// Whose.
+        claim: ClaimUid,
+    },
+    /// A prepare that a crash had cut short was taken back.
+    TakenBack {
+        /// Whose.
+        claim: ClaimUid,
+    },
+    /// A lingering claim let its devices go.
+    Released {
+        /// Which.
+        claim: ClaimUid,
+    },
+    /// A claim that nobody uses any more, and that was never unprepared, was undone.
+    OrphanUndone {
+        /// Which.
+        claim: ClaimUid,
+    },
+    /// A record was made again from the API.
+    Rebuilt {
+        /// Whose.
+        claim: ClaimUid,
+    },
+    /// A record that could not be read, of a claim that is gone, was set aside.
+    SetAside {
+        /// Whose.
+        claim: ClaimUid,
+        /// What was wrong with it.
+        reason: String,
+    },
+    /// A CDI file of ours without a record was removed.
+    CdiRemoved {
+        /// The file.
+        file: String,
+    },
+    /// A GPU is no longer fenced.
+    FenceCleared {
+        /// Which.
+        gpu: GpuUuid,
+    },
+    /// A claim holds on to its devices although it should not need them; looked at again next time.
+    Kept {
+        /// Which.
+        claim: ClaimUid,
+        /// Why.
+        why: String,
+    },
+    /// Something failed; tried again next time.
+    Failed {
+        /// Whose, if a claim's.
+        claim: Option<ClaimUid>,
+        /// What, with all causes.
+        error: String,
+    },
+}
+
+/// What was done, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Report {
+    /// One entry each.
+    pub events: Vec<Event>,
+}
+
+impl Report {
+    pub(crate) fn push(&mut self, event: Event) {
+        self.events.push(event);
+    }
+}

@@ -1,0 +1,104 @@
+//! What must be right before the kubelet may call: CDI files, records of an earlier boot, prepares that a crash cut
+//! short.
+
+use std::time::Duration;
+
+use divvy_claims::{Phase, Record, Stored};
+use divvy_model::ClaimUid;
+
+use crate::release::gpus_of_record;
+use crate::{Event, Executor, LockError, PrepareError, Report, chain};
+
+/// Which CDI files are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refresh {
+    /// Those that are not there.
+    Missing,
+    /// Also those that differ from what would be written today: at start, and when driver files have changed.
+    All,
+}
+
+/// How long one claim may take to be carried out again after a reboot.
+const EXECUTE_AGAIN: Duration = Duration::from_secs(60);
+
+impl Executor {
+    /// Takes back prepares that a crash cut short, finishes lingering claims, carries records of an earlier boot out
+    /// again under the same CDI names, and writes CDI files. Call it before registering with the kubelet, which asks
+    /// again only for new sandboxes, and whenever files in the CDI folder vanish.
+    pub fn restore_cdi(&self, refresh: Refresh) -> Report {
+        let mut report = Report::default();
+        let records = match self.state.records() {
+            Ok(records) => records,
+            Err(error) => {
+                report.push(Event::Failed { claim: None, error: chain(&error) });
+                return report;
+            }
+        };
+        // Those that let go first: another boot's record may need what they hold.
+        for (uid, stored) in &records {
+            if stored.fine().is_some_and(|r| r.phase != Phase::Prepared) {
+                report.events.extend(self.finish(uid));
+            }
+        }
+        for (uid, stored) in &records {
+            match stored.as_ref() {
+                Stored::Fine(record) if record.phase == Phase::Prepared => {
+                    report.events.extend(self.restore(uid, refresh));
+                }
+                Stored::Newer { version, .. } => report.push(Event::Kept {
+                    claim: uid.clone(),
+                    why: format!("its record was written by a later divvy (version {version})"),
+                }),
+                Stored::Corrupt { reason } => report.push(Event::Kept {
+                    claim: uid.clone(),
+                    why: format!("its record cannot be read and is rebuilt from the API: {reason}"),
+                }),
+                Stored::Fine(_) | Stored::Absent => {}
+            }
+        }
+        report
+    }
+
+    fn restore(&self, uid: &ClaimUid, refresh: Refresh) -> Option<Event> {
+        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
+        let now = self.parts.clock.now();
+        let _claim_lock = match self.lock_claim(uid, now + Duration::from_millis(100)) {
+            Ok(lock) => lock,
+            // Somebody is preparing or unpreparing it right now.
+            Err(LockError::TimedOut { .. }) => return None,
+            Err(error) => return failed(chain(&error)),
+        };
+        let record = match self.state.record(uid) {
+            Ok(Stored::Fine(record)) if record.phase == Phase::Prepared => record,
+            Ok(_) => return None,
+            Err(error) => return failed(chain(&error)),
+        };
+        if record.boot != self.config.boot {
+            return match self.execute_again(record, now + EXECUTE_AGAIN) {
+                Ok(()) => Some(Event::ExecutedAgain { claim: uid.clone() }),
+                Err(error) => failed(chain(&error)),
+            };
+        }
+        let written = match refresh {
+            Refresh::Missing => self.ensure_cdi(&record),
+            Refresh::All => self.refresh_cdi(&record),
+        };
+        match written {
+            Ok(true) => Some(Event::CdiRestored { claim: uid.clone() }),
+            Ok(false) => None,
+            Err(error) => failed(chain(&error)),
+        }
+    }
+
+    /// Hardware state does not outlast a reboot; the same steps are done again for the same devices.
+    fn execute_again(&self, mut record: Record, until: Duration) -> Result<(), PrepareError> {
+        let claim = record.reference();
+        let _gpu_locks = self
+            .lock_gpus(&gpus_of_record(&record), until)
+            .map_err(|source| PrepareError::Lock { claim, source })?;
+        let steps = std::mem::take(&mut record.steps).into_iter().map(|s| s.step).collect();
+        record.boot = self.config.boot.clone();
+        let record = self.run_steps(record, steps, until)?;
+        self.complete(record).map(drop)
+    }
+}

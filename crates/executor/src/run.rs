@@ -1,0 +1,245 @@
+//! Carrying a plan out, and unwinding it. Called under the locks of the claim and its GPUs.
+//!
+//! A claim without hardware steps is one write: its record says *prepared* before the CDI file is there, and whoever
+//! finds the one without the other writes the other. With hardware steps, the intent of each is on disk before it
+//! begins and its outcome before the next; after a crash, an instance that was not there before, at our exact place, is
+//! ours, and anything less certain fences the GPU.
+
+use std::time::Duration;
+
+use divvy_claims::{
+    Claim, Fence, GpuState, Leaving, Observed, Phase, Plan, Prepared, Progress, Record, Step, StepError, StepState,
+    Stored,
+};
+use divvy_model::GpuUuid;
+
+use crate::{Call, CdiError, Executor, PrepareError, StoreError, chain};
+
+/// Why something could not be taken back as a whole. What is left is on record.
+#[derive(Debug)]
+pub(crate) enum Left {
+    Store(StoreError),
+    Cdi(CdiError),
+    /// A step's outcome is not known, or its undo failed: the GPU is fenced and the claim lingers.
+    Steps(String),
+}
+
+impl From<StoreError> for Left {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<CdiError> for Left {
+    fn from(error: CdiError) -> Self {
+        Self::Cdi(error)
+    }
+}
+
+impl std::fmt::Display for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Store(error) => f.write_str(&chain(error)),
+            Self::Cdi(error) => f.write_str(&chain(error)),
+            Self::Steps(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl Executor {
+    /// Carries a plan out. `revived` is the claim's lingering record, if that is simply taken up again.
+    pub(crate) fn run(
+        &self,
+        claim: &Claim,
+        plan: Plan,
+        revived: Option<&Record>,
+        call: &Call,
+    ) -> Result<Prepared, PrepareError> {
+        let stored = |source| PrepareError::Store { claim: claim.reference(), source };
+        if plan.set_aside {
+            self.state.copy_aside(&claim.uid, self.parts.clock.now()).map_err(stored)?;
+        }
+        let mut record = Record::new(claim, &self.config.boot, plan.devices, Phase::Prepared);
+        if record.devices.is_empty() {
+            // Nothing of ours any more: only the earlier state had to go.
+            let gone = self.remove_cdi(&claim.uid).map_err(|source| PrepareError::Cdi { claim: claim.reference(), source });
+            gone.and_then(|()| self.state.remove_record(&claim.uid).map_err(stored))?;
+            return Ok(Prepared::default());
+        }
+        match revived {
+            Some(old) => record.steps.clone_from(&old.steps),
+            None => {
+                let hardware: Vec<_> = plan.steps.into_iter().filter(Step::is_hardware).collect();
+                record = self.run_steps(record, hardware, call.until)?;
+            }
+        }
+        self.complete(record)
+    }
+
+    /// The last part of every prepare: content, record, file. The content comes first, since it can fail for reasons
+    /// of its own and then nothing has been written.
+    pub(crate) fn complete(&self, mut record: Record) -> Result<Prepared, PrepareError> {
+        let claim = record.reference();
+        record.phase = Phase::Prepared;
+        let bytes = match self.document(&record) {
+            Ok(bytes) => bytes,
+            Err(source) if record.steps.is_empty() => return Err(PrepareError::Cdi { claim, source }),
+            Err(source) => return Err(self.take_back(record, PrepareError::Cdi { claim, source })),
+        };
+        if let Err(source) = self.state.write_record(&record) {
+            return Err(self.take_back(record, PrepareError::Store { claim, source }));
+        }
+        if let Err(source) = self.write_cdi(&record.uid, &bytes) {
+            return Err(self.take_back(record, PrepareError::Cdi { claim, source }));
+        }
+        Ok(Prepared::of(&self.config.driver, &record))
+    }
+
+    /// Does the hardware steps in order. On failure all is undone in reverse before this returns.
+    pub(crate) fn run_steps(
+        &self,
+        mut record: Record,
+        steps: Vec<Step>,
+        until: Duration,
+    ) -> Result<Record, PrepareError> {
+        for step in steps {
+            let claim = record.reference();
+            let failed = |source| PrepareError::Step { claim: claim.clone(), step: step.to_string(), source };
+            record.phase = Phase::Preparing;
+            let before = match self.parts.steps.before(&step) {
+                Ok(before) => before,
+                Err(error) => return Err(self.take_back(record, failed(error))),
+            };
+            record.steps.push(StepState { step: step.clone(), progress: Progress::Intended { before: before.clone() } });
+            let write = self.state.write_record(&record);
+            let mut progress = |progress| {
+                if let Some(last) = record.steps.last_mut() {
+                    last.progress = progress;
+                }
+            };
+            if let Err(source) = write {
+                progress(Progress::Undone);
+                return Err(self.take_back(record, PrepareError::Store { claim, source }));
+            }
+            let error = match self.parts.steps.apply(&step, until) {
+                Ok(outcome) => {
+                    // On disk with the next write: the intent of the next step, or completion.
+                    progress(Progress::Done { outcome });
+                    continue;
+                }
+                Err(error @ StepError::NotDone(_)) => {
+                    progress(Progress::Undone);
+                    error
+                }
+                // A call past its deadline may have succeeded after all.
+                Err(error @ StepError::Unknown(_)) => match self.parts.steps.probe(&step, &before) {
+                    Observed::Ours(outcome) => {
+                        progress(Progress::Done { outcome });
+                        continue;
+                    }
+                    Observed::Absent => {
+                        progress(Progress::Undone);
+                        error
+                    }
+                    Observed::InFlight | Observed::Uncertain(_) => error,
+                },
+            };
+            return Err(self.take_back(record, failed(error)));
+        }
+        Ok(record)
+    }
+
+    /// Undoes a failed prepare in the same call, and reports both errors if that fails too.
+    fn take_back(&self, record: Record, first: PrepareError) -> PrepareError {
+        match self.unwind(record) {
+            Ok(()) => first,
+            Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
+        }
+    }
+
+    /// Takes back all that a record says, in reverse, and the record last.
+    pub(crate) fn unwind(&self, mut record: Record) -> Result<(), Left> {
+        self.remove_cdi(&record.uid)?;
+        // Of another boot: the hardware has forgotten.
+        let live = record.boot == self.config.boot;
+        if live && record.steps.iter().any(|s| s.progress != Progress::Undone) {
+            if record.phase == Phase::Prepared {
+                // A crash from here on must not look like a prepared claim.
+                record.phase = Phase::Leaving(Leaving { reason: "its partitions are being removed".to_owned() });
+                self.state.write_record(&record)?;
+            }
+            let mut steps = std::mem::take(&mut record.steps);
+            let mut stuck = None;
+            for state in steps.iter_mut().rev() {
+                if let Err(reason) = self.undo_step(state) {
+                    stuck = Some((state.step.gpu().cloned(), reason));
+                    break;
+                }
+            }
+            record.steps = steps;
+            if let Some((gpu, reason)) = stuck {
+                if let Some(gpu) = gpu {
+                    self.fence(&record, &gpu, &reason)?;
+                }
+                record.phase = Phase::Leaving(Leaving { reason: reason.clone() });
+                self.state.write_record(&record)?;
+                return Err(Left::Steps(reason));
+            }
+        }
+        self.clear_fences(&record)?;
+        Ok(self.state.remove_record(&record.uid)?)
+    }
+
+    fn undo_step(&self, state: &mut StepState) -> Result<(), String> {
+        let steps = &self.parts.steps;
+        let step = &state.step;
+        if let Progress::Intended { before } = &state.progress {
+            state.progress = match steps.probe(step, before) {
+                Observed::Absent => Progress::Undone,
+                Observed::Ours(outcome) => Progress::Done { outcome },
+                Observed::InFlight => return Err(format!("the call to {step} has not come back")),
+                Observed::Uncertain(what) => {
+                    return Err(format!("it is not certain whether the step to {step} was done: {what}"));
+                }
+            };
+        }
+        if let Progress::Done { outcome } = &state.progress {
+            steps.undo(step, outcome).map_err(|e| format!("undoing the step to {step} failed: {}", chain(&e)))?;
+            state.progress = Progress::Undone;
+        }
+        Ok(())
+    }
+
+    fn fence(&self, record: &Record, gpu: &GpuUuid, reason: &str) -> Result<(), StoreError> {
+        let mut state = self.gpu_state(gpu)?;
+        let fence =
+            Fence { claim: record.uid.clone(), reason: reason.to_owned(), boot: self.config.boot.clone() };
+        if state.fence.as_ref() == Some(&fence) {
+            return Ok(());
+        }
+        state.fence = Some(fence);
+        self.state.write_gpu(gpu, &state, self.parts.clock.now())
+    }
+
+    /// Lifts the fences this claim's steps have put up. Its GPUs are those of its devices and of its steps.
+    fn clear_fences(&self, record: &Record) -> Result<(), StoreError> {
+        let mut gpus = record.gpus();
+        gpus.extend(record.steps.iter().filter_map(|s| s.step.gpu().cloned()));
+        for gpu in gpus {
+            let mut state = self.gpu_state(&gpu)?;
+            if state.fence.as_ref().is_some_and(|fence| fence.claim == record.uid) {
+                state.fence = None;
+                self.state.write_gpu(&gpu, &state, self.parts.clock.now())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A state that cannot be read is as good as none: what may be wrong on the GPU is in the claims' records.
+    pub(crate) fn gpu_state(&self, gpu: &GpuUuid) -> Result<GpuState, StoreError> {
+        Ok(match self.state.gpu(gpu)? {
+            Stored::Fine(state) => state,
+            Stored::Absent | Stored::Corrupt { .. } | Stored::Newer { .. } => GpuState::default(),
+        })
+    }
+}

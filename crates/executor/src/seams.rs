@@ -1,0 +1,119 @@
+//! What the executor needs from others, as traits: filled by the kubelet plugin, faked in tests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_cdi::ContainerEdits;
+use divvy_claims::{
+    Cause, Claim, ClaimRef, InstanceId, Observed, Outcome, RecordedDevice, Step, StepError, StepState,
+};
+use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuUuid, Inventory};
+
+use crate::EditsError;
+
+/// Changes to hardware. Called under the GPU's lock. All blocking; none retries.
+pub trait Steps: Send + Sync {
+    /// Instances on the GPU the step is about, recorded with its intent.
+    fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError>;
+    /// Does it, until `until` (time since boot) at most: after that the outcome is [`StepError::Unknown`].
+    fn apply(&self, step: &Step, until: Duration) -> Result<Outcome, StepError>;
+    /// What became of a step whose outcome is not recorded. `before` is what was there when it began.
+    fn probe(&self, step: &Step, before: &[InstanceId]) -> Observed;
+    /// Takes back what a step made. Something that is already gone is a success: a crash may have cut an undo short.
+    fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError>;
+}
+
+/// For nodes whose devices need no hardware steps: whole GPUs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoHardwareSteps;
+
+impl NoHardwareSteps {
+    fn refuse(step: &Step) -> StepError {
+        StepError::NotDone(Cause::new(format!("this divvy carries out no hardware steps, but was asked to {step}")))
+    }
+}
+
+impl Steps for NoHardwareSteps {
+    fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError> {
+        Err(Self::refuse(step))
+    }
+    fn apply(&self, step: &Step, _until: Duration) -> Result<Outcome, StepError> {
+        Err(Self::refuse(step))
+    }
+    fn probe(&self, step: &Step, _before: &[InstanceId]) -> Observed {
+        Observed::Uncertain(Self::refuse(step).to_string())
+    }
+    fn undo(&self, step: &Step, _outcome: &Outcome) -> Result<(), StepError> {
+        Err(Self::refuse(step))
+    }
+}
+
+/// What a container needs for a device.
+pub trait DeviceEdits: Send + Sync {
+    /// What every container of a claim gets: driver files, control nodes, environment.
+    fn common(&self) -> Result<ContainerEdits, EditsError>;
+    /// What a container that asks for this device gets. `steps` tells what the claim's hardware steps made.
+    fn device(&self, gpu: &Gpu, device: &RecordedDevice, steps: &[StepState]) -> Result<ContainerEdits, EditsError>;
+}
+
+/// The node's GPUs as last read; cheap.
+pub trait InventorySource: Send + Sync {
+    /// `None` while the NVIDIA driver has not answered yet.
+    fn inventory(&self) -> Option<Arc<Inventory>>;
+}
+
+/// What the API says about a claim.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Lookup {
+    /// It is there, with these devices of ours on this node (perhaps none).
+    Found(Box<Claim>),
+    /// No claim with this UID is allocated: deleted, replaced, or deallocated.
+    Gone,
+    /// The API could not say.
+    Unknown(String),
+}
+
+/// Asks the API server. Blocking; called without any lock held.
+pub trait ClaimsApi: Send + Sync {
+    /// Looks a claim up; without its name (a record that cannot be read) by listing.
+    fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>) -> Lookup;
+}
+
+/// A process on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProcessOnGpu {
+    /// Process id on the host.
+    pub pid: u32,
+    /// UID of the pod it belongs to, where that could be found out.
+    pub pod: Option<String>,
+}
+
+/// Who uses a GPU.
+pub trait ProcessSource: Send + Sync {
+    /// Processes with a context on the GPU.
+    fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError>;
+}
+
+/// Processes as NVML tells, with pods as `pods` tells (from `/proc/<pid>/cgroup`; empty if unknown).
+pub struct DriverProcesses<P = fn(&[u32]) -> BTreeMap<u32, String>> {
+    /// The driver.
+    pub gpus: Arc<dyn GpuDriver>,
+    /// Finds the pod UIDs of processes.
+    pub pods: P,
+}
+
+impl DriverProcesses {
+    /// Processes whose pods are not looked for.
+    pub fn without_pods(gpus: Arc<dyn GpuDriver>) -> Self {
+        Self { gpus, pods: |_| BTreeMap::new() }
+    }
+}
+
+impl<P: Fn(&[u32]) -> BTreeMap<u32, String> + Send + Sync> ProcessSource for DriverProcesses<P> {
+    fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
+        let pids: Vec<_> = self.gpus.processes(gpu)?.into_iter().map(|p| p.pid).collect();
+        let mut pods = if pids.is_empty() { BTreeMap::new() } else { (self.pods)(&pids) };
+        Ok(pids.into_iter().map(|pid| ProcessOnGpu { pid, pod: pods.remove(&pid) }).collect())
+    }
+}

@@ -1,0 +1,232 @@
+//! Records, GPU states, tombstones and ordinals as values, over the [`Store`]'s files.
+//!
+//! All records are looked at in every prepare (who holds this GPU?), so parsed ones are kept with the stamp of the file
+//! they came from. The folder is listed each time: another plugin instance may have changed it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use divvy_claims::{GpuState, Record, Stored};
+use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals};
+use serde::{Deserialize, Serialize};
+
+use crate::{Durability, Folder, Stamp, Store, StoreError};
+
+/// All records by claim, shared with the cache.
+pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
+
+const ORDINALS: &str = "ordinals.json";
+
+/// Says that a claim was unprepared: a prepare that arrived before must not bring it back. Not synced: after a loss
+/// of power there is no call left that could come late.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tombstone {
+    pub(crate) boot: BootId,
+    /// Time since boot.
+    pub(crate) at: Duration,
+}
+
+pub(crate) struct State {
+    store: Arc<dyn Store>,
+    parsed: Mutex<BTreeMap<ClaimUid, (Stamp, Arc<Stored<Record>>)>>,
+    numbers: Mutex<Option<(Stamp, Arc<Ordinals>)>>,
+}
+
+fn file_of(name: &impl std::fmt::Display) -> String {
+    format!("{name}.json")
+}
+
+fn cannot(action: &'static str, what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StoreError {
+    let what = what.into();
+    move |source| StoreError { what, action, source }
+}
+
+fn record_of(uid: &ClaimUid) -> String {
+    format!("the record of claim UID {uid}")
+}
+
+fn state_of(gpu: &GpuUuid) -> String {
+    format!("the state of {gpu}")
+}
+
+impl State {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, parsed: Mutex::default(), numbers: Mutex::default() }
+    }
+
+    /// Changes when a record comes or goes, mostly (see [`Store::stamp`]).
+    pub(crate) fn records_stamp(&self) -> Option<Stamp> {
+        self.store.stamp(Folder::Claims).ok()
+    }
+
+    pub(crate) fn record(&self, uid: &ClaimUid) -> Result<Stored<Record>, StoreError> {
+        let bytes = self.store.read(Folder::Claims, &file_of(uid)).map_err(cannot("read", record_of(uid)))?;
+        Ok(bytes.map_or(Stored::Absent, |bytes| decode_record(uid, &bytes)))
+    }
+
+    pub(crate) fn records(&self) -> Result<Records, StoreError> {
+        let entries = self.store.list(Folder::Claims).map_err(cannot("read", "the folder of claim records"))?;
+        let listed: Vec<(ClaimUid, Stamp)> = entries
+            .into_iter()
+            .filter_map(|e| Some((e.name.strip_suffix(".json")?.parse().ok()?, e.stamp)))
+            .collect();
+        let mut records = Records::new();
+        let mut unread = Vec::new();
+        {
+            let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+            for (uid, stamp) in &listed {
+                match parsed.get(uid) {
+                    Some((known, record)) if known == stamp => {
+                        records.insert(uid.clone(), record.clone());
+                    }
+                    _ => unread.push((uid.clone(), *stamp)),
+                }
+            }
+            if parsed.len() > listed.len() + unread.len() {
+                parsed.retain(|uid, _| listed.iter().any(|(l, _)| l == uid));
+            }
+        }
+        for (uid, stamp) in unread {
+            let record = self.record(&uid)?;
+            // Removed since it was listed.
+            if record == Stored::Absent {
+                continue;
+            }
+            let record = Arc::new(record);
+            records.insert(uid.clone(), record.clone());
+            // If the file was replaced between listing and reading, the next listing has another stamp.
+            self.parsed.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, (stamp, record));
+        }
+        Ok(records)
+    }
+
+    pub(crate) fn write_record(&self, record: &Record) -> Result<(), StoreError> {
+        let name = file_of(&record.uid);
+        self.store
+            .write(Folder::Claims, &name, &record.encode(), Durability::Synced)
+            .map_err(cannot("written", record_of(&record.uid)))
+    }
+
+    pub(crate) fn remove_record(&self, uid: &ClaimUid) -> Result<(), StoreError> {
+        self.store
+            .remove(Folder::Claims, &file_of(uid), Durability::Synced)
+            .map(drop)
+            .map_err(cannot("removed", record_of(uid)))
+    }
+
+    /// Keeps the bytes of a record that cannot be read, for people. The record itself stays until it is replaced or
+    /// removed: a crash in between must not look like "no claim".
+    pub(crate) fn copy_aside(&self, uid: &ClaimUid, now: Duration) -> Result<(), StoreError> {
+        let read = self.store.read(Folder::Claims, &file_of(uid)).map_err(cannot("read", record_of(uid)))?;
+        let Some(bytes) = read else { return Ok(()) };
+        let name = format!("claim-{uid}-{}", now.as_millis());
+        self.store
+            .write(Folder::Corrupt, &name, &bytes, Durability::Lazy)
+            .map_err(cannot("written", format!("a copy of {}", record_of(uid))))
+    }
+
+    pub(crate) fn gpu(&self, gpu: &GpuUuid) -> Result<Stored<GpuState>, StoreError> {
+        let bytes = self.store.read(Folder::Gpus, &file_of(gpu)).map_err(cannot("read", state_of(gpu)))?;
+        Ok(bytes.map_or(Stored::Absent, |bytes| GpuState::decode(&bytes)))
+    }
+
+    pub(crate) fn gpus(&self) -> Result<BTreeMap<GpuUuid, Stored<GpuState>>, StoreError> {
+        let entries = self.store.list(Folder::Gpus).map_err(cannot("read", "the folder of GPU states"))?;
+        let names = entries.into_iter().filter_map(|e| e.name.strip_suffix(".json")?.parse::<GpuUuid>().ok());
+        names.map(|gpu| Ok((gpu.clone(), self.gpu(&gpu)?))).collect()
+    }
+
+    /// Writes a GPU's state. A corrupt one before it is kept for people; a newer one is never touched.
+    pub(crate) fn write_gpu(&self, gpu: &GpuUuid, state: &GpuState, now: Duration) -> Result<(), StoreError> {
+        let name = file_of(gpu);
+        match self.gpu(gpu)? {
+            Stored::Newer { .. } => return Ok(()),
+            Stored::Corrupt { .. } => {
+                if let Some(bytes) = self.store.read(Folder::Gpus, &name).map_err(cannot("read", state_of(gpu)))? {
+                    self.store
+                        .write(Folder::Corrupt, &format!("{gpu}-{}", now.as_millis()), &bytes, Durability::Lazy)
+                        .map_err(cannot("written", format!("a copy of {}", state_of(gpu))))?;
+                }
+            }
+            Stored::Absent | Stored::Fine(_) => {}
+        }
+        if state.is_default() {
+            let removed = self.store.remove(Folder::Gpus, &name, Durability::Synced);
+            removed.map(drop).map_err(cannot("removed", state_of(gpu)))
+        } else {
+            self.store
+                .write(Folder::Gpus, &name, &state.encode(), Durability::Synced)
+                .map_err(cannot("written", state_of(gpu)))
+        }
+    }
+
+    /// The newest unprepare of a claim. One that cannot be read was of another time: it never lasts.
+    pub(crate) fn tombstone(&self, uid: &ClaimUid) -> Result<Option<Tombstone>, StoreError> {
+        let read = self.store.read(Folder::Tombstones, &file_of(uid));
+        let bytes = read.map_err(cannot("read", format!("the tombstone of claim UID {uid}")))?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    pub(crate) fn write_tombstone(&self, uid: &ClaimUid, tombstone: &Tombstone) -> Result<(), StoreError> {
+        let bytes = serde_json::to_vec(tombstone).unwrap_or_default();
+        self.store
+            .write(Folder::Tombstones, &file_of(uid), &bytes, Durability::Lazy)
+            .map_err(cannot("written", format!("the tombstone of claim UID {uid}")))
+    }
+
+    /// Removes tombstones of another boot, and those made before `before`.
+    pub(crate) fn prune_tombstones(&self, boot: &BootId, before: Duration) -> Result<(), StoreError> {
+        let listed = self.store.list(Folder::Tombstones).map_err(cannot("read", "the folder of tombstones"))?;
+        for entry in listed {
+            let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else { continue };
+            if self.tombstone(&uid)?.is_none_or(|t| t.boot != *boot || t.at < before) {
+                self.store
+                    .remove(Folder::Tombstones, &entry.name, Durability::Lazy)
+                    .map_err(cannot("removed", format!("the tombstone of claim UID {uid}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ordinals(&self) -> Result<Arc<Ordinals>, StoreError> {
+        let what = "the file of GPU numbers";
+        let listed = self.store.list(Folder::Node).map_err(cannot("read", what))?;
+        let stamp = listed.into_iter().find(|e| e.name == ORDINALS).map(|e| e.stamp).unwrap_or_default();
+        if let Some((known, numbers)) = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
+            && *known == stamp
+        {
+            return Ok(numbers.clone());
+        }
+        let read = self.store.read(Folder::Node, ORDINALS).map_err(cannot("read", what))?;
+        let numbers = match read {
+            None => Ordinals::default(),
+            // Numbers are written whole and synced, and without them no device name means anything: not to be guessed.
+            Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| StoreError {
+                what: format!("{what} node/{ORDINALS} (remove it only if no pod uses a GPU of this node)"),
+                action: "read",
+                source: error.into(),
+            })?,
+        };
+        let numbers = Arc::new(numbers);
+        *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = Some((stamp, numbers.clone()));
+        Ok(numbers)
+    }
+
+    pub(crate) fn write_ordinals(&self, ordinals: &Ordinals) -> Result<(), StoreError> {
+        let bytes = serde_json::to_vec(ordinals).unwrap_or_default();
+        let written = self.store.write(Folder::Node, ORDINALS, &bytes, Durability::Synced);
+        *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        written.map_err(cannot("written", "the file of GPU numbers"))
+    }
+}
+
+/// A file that names another claim inside is not what was written there.
+fn decode_record(uid: &ClaimUid, bytes: &[u8]) -> Stored<Record> {
+    match Record::decode(bytes) {
+        Stored::Fine(record) if record.uid != *uid => {
+            Stored::Corrupt { reason: format!("it is the record of claim UID {}", record.uid) }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,75 @@
+//! Where records, GPU states, tombstones and ordinals are kept: files, behind a seam that tests crash.
+
+mod files;
+
+use std::io;
+
+pub use files::FileStore;
+
+/// The folders of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Folder {
+    /// Records, `<uid>.json`.
+    Claims,
+    /// GPU states, `<uuid>.json`.
+    Gpus,
+    /// Traces of recent unprepares, `<uid>.json`.
+    Tombstones,
+    /// What concerns the node: ordinals.
+    Node,
+    /// Files that could not be read, kept for people.
+    Corrupt,
+}
+
+impl Folder {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Claims, Self::Gpus, Self::Tombstones, Self::Node, Self::Corrupt];
+
+    /// The folder's name below the plugin's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Claims => "claims",
+            Self::Gpus => "gpus",
+            Self::Tombstones => "tombstones",
+            Self::Node => "node",
+            Self::Corrupt => "corrupt",
+        }
+    }
+}
+
+/// Changes whenever the file or folder does: inode, time of change and size. A file is always replaced by a new one,
+/// so two contents of a name never share an inode while one of them is being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Stamp(pub u64, pub i128, pub u64);
+
+/// A file in a folder.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its stamp.
+    pub stamp: Stamp,
+}
+
+/// What a loss of power may undo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing: on disk when the call returns (temp file, fsync, rename, fsync folder).
+    Synced,
+    /// This change: whole or not at all, but perhaps not at all.
+    Lazy,
+}
+
+/// Files by folder and name. Every write replaces a file as a whole: a reader sees the old or the new content.
+pub trait Store: Send + Sync {
+    /// Files of a folder, by name.
+    fn list(&self, folder: Folder) -> io::Result<Vec<Entry>>;
+    /// Changes when a file of the folder comes or goes; perhaps not for two changes within a few milliseconds.
+    fn stamp(&self, folder: Folder) -> io::Result<Stamp>;
+    /// A file's content; `None` if there is none.
+    fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>>;
+    /// Writes a file.
+    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()>;
+    /// Removes a file; whether there was one.
+    fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool>;
+}

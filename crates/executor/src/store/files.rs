@@ -1,0 +1,131 @@
+//! The [`Store`] of a node: files below the plugin's folder.
+
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fs_err as fs;
+
+use super::{Durability, Entry, Folder, Stamp, Store};
+
+/// Suffix of files that are being written; a crash may leave some.
+const TEMP: &str = ".tmp";
+
+/// Files below a folder of the host's disk.
+#[derive(Debug)]
+pub struct FileStore {
+    root: PathBuf,
+    next: AtomicU64,
+}
+
+impl FileStore {
+    /// Makes the folders where they are missing and removes temporary files of processes that are gone.
+    pub fn open(root: impl Into<PathBuf>) -> io::Result<Self> {
+        let store = Self { root: root.into(), next: AtomicU64::new(0) };
+        for folder in Folder::ALL {
+            let dir = store.dir(folder);
+            fs::create_dir_all(&dir)?;
+            for entry in fs::read_dir(&dir)? {
+                let path = entry?.path();
+                if is_abandoned(&path) {
+                    remove_if_there(&path)?;
+                }
+            }
+        }
+        Ok(store)
+    }
+
+    /// The folder on disk.
+    pub fn dir(&self, folder: Folder) -> PathBuf {
+        self.root.join(folder.name())
+    }
+
+    fn write_temp(&self, dir: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<PathBuf> {
+        let serial = self.next.fetch_add(1, Ordering::Relaxed);
+        let temp = dir.join(format!(".{name}.{}.{serial}{TEMP}", std::process::id()));
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        fs_err::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let write = || {
+            let mut file = options.open(&temp)?;
+            file.write_all(bytes)?;
+            if durability == Durability::Synced { file.sync_all() } else { Ok(()) }
+        };
+        write().inspect_err(|_| drop(std::fs::remove_file(&temp)))?;
+        Ok(temp)
+    }
+}
+
+/// Whether a path is a temporary file whose writer is gone (its process id is in the name).
+fn is_abandoned(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_suffix(TEMP)) else { return false };
+    let writer = name.rsplit('.').nth(1).and_then(|pid| pid.parse::<u32>().ok());
+    writer.is_none_or(|pid| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists())
+}
+
+fn remove_if_there(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    fs::File::open(dir)?.sync_all()
+}
+
+fn stamp_of(meta: &std::fs::Metadata) -> Stamp {
+    Stamp(meta.ino(), i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()), meta.size())
+}
+
+impl Store for FileStore {
+    fn list(&self, folder: Folder) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(self.dir(folder))? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if name.starts_with('.') {
+                continue;
+            }
+            match entry.metadata() {
+                Ok(meta) if meta.is_file() => entries.push(Entry { name, stamp: stamp_of(&meta) }),
+                Ok(_) => {}
+                // Removed since it was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        entries.sort();
+        Ok(entries)
+    }
+
+    fn stamp(&self, folder: Folder) -> io::Result<Stamp> {
+        fs::metadata(self.dir(folder)).map(|meta| stamp_of(&meta))
+    }
+
+    fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
+        match fs::read(self.dir(folder).join(name)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
+        let dir = self.dir(folder);
+        let temp = self.write_temp(&dir, name, bytes, durability)?;
+        fs::rename(&temp, dir.join(name)).inspect_err(|_| drop(std::fs::remove_file(&temp)))?;
+        if durability == Durability::Synced { sync_dir(&dir) } else { Ok(()) }
+    }
+
+    fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
+        let dir = self.dir(folder);
+        let was_there = remove_if_there(&dir.join(name))?;
+        if was_there && durability == Durability::Synced {
+            sync_dir(&dir)?;
+        }
+        Ok(was_there)
+    }
+}
