@@ -1,1 +1,25 @@
-//! The ResourceSlice publisher.
+//! The ResourceSlice publisher: keeps the API server's slices of one node equal to a [`divvy_carve::Pool`].
+//!
+//! The node plugin (and `divvy demo`) calls [`spawn`] with a channel that carries the pool to publish, and reads
+//! [`PublishStatus`]. What to write is decided by [`plan_sync`], a pure function of the slices that exist and the
+//! pool that is wanted; the loop around it watches, writes and retries. Nothing is written while nothing changes.
+//!
+//! Why generations move as they do: `docs/adr/0002-in-place-updates-keep-the-generation.md`.
+
+mod cache;
+mod content;
+#[cfg(feature = "corpus")]
+pub mod corpus;
+mod error;
+mod names;
+mod plan;
+mod publisher;
+mod quantity;
+mod retry;
+mod status;
+
+pub use error::PublishError;
+pub use names::slice_name;
+pub use plan::{Accepted, Sync, Target, Write, plan_sync};
+pub use publisher::{Publisher, PublisherConfig, spawn};
+pub use status::{PublishStatus, Writes};

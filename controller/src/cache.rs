@@ -1,0 +1,169 @@
+//! What the watch, lists and own writes say exists. Events can be older than an own write; the resource version
+//! decides.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::ResourceExt;
+
+/// The slices of this driver and node.
+#[derive(Debug, Default)]
+pub(crate) struct Cache {
+    slices: BTreeMap<String, ResourceSlice>,
+    /// Version of the last list: older events are already in it.
+    listed: u64,
+    /// Slices that we deleted and whose last event has not arrived yet, by UID.
+    deleted: BTreeSet<String>,
+    /// A list that is arriving.
+    arriving: Option<BTreeMap<String, ResourceSlice>>,
+}
+
+/// What an event means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Nothing that was not known.
+    Old,
+    /// Somebody else changed or created a slice.
+    Changed,
+    /// Somebody else deleted a slice.
+    Deleted,
+}
+
+/// Versions are compared as numbers, as Kubernetes allows since 1.35; one that is none is never old.
+fn version(slice: &ResourceSlice) -> u64 {
+    slice.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or(u64::MAX)
+}
+
+impl Cache {
+    pub(crate) fn all(&self) -> Vec<ResourceSlice> {
+        self.slices.values().cloned().collect()
+    }
+
+    /// The watch starts afresh: what follows is a full list.
+    pub(crate) fn begin(&mut self) {
+        self.arriving = Some(BTreeMap::new());
+    }
+
+    pub(crate) fn arrive(&mut self, slice: ResourceSlice) {
+        self.arriving.get_or_insert_default().insert(slice.name_any(), slice);
+    }
+
+    /// The list is complete. Tells whether a slice is missing that was there.
+    pub(crate) fn complete(&mut self) -> News {
+        let arrived = self.arriving.take().unwrap_or_default();
+        let gone = self.slices.keys().any(|name| !arrived.contains_key(name));
+        let same = !gone && self.slices == arrived;
+        self.deleted.clear();
+        self.slices = arrived;
+        match (gone, same) {
+            (true, _) => News::Deleted,
+            (false, true) => News::Old,
+            (false, false) => News::Changed,
+        }
+    }
+
+    /// A list of our own.
+    pub(crate) fn replace(&mut self, slices: Vec<ResourceSlice>, version: Option<&str>) -> News {
+        self.listed = version.and_then(|v| v.parse().ok()).unwrap_or(self.listed);
+        self.begin();
+        for slice in slices {
+            self.arrive(slice);
+        }
+        self.complete()
+    }
+
+    pub(crate) fn apply(&mut self, slice: ResourceSlice) -> News {
+        let name = slice.name_any();
+        let known = self.slices.get(&name).is_some_and(|had| version(had) >= version(&slice));
+        let ours = slice.metadata.uid.as_ref().is_some_and(|uid| self.deleted.contains(uid));
+        if known || ours || version(&slice) <= self.listed {
+            return News::Old;
+        }
+        self.slices.insert(name, slice);
+        News::Changed
+    }
+
+    pub(crate) fn delete(&mut self, slice: &ResourceSlice) -> News {
+        if slice.metadata.uid.as_ref().is_some_and(|uid| self.deleted.remove(uid))
+            || version(slice) <= self.listed
+        {
+            return News::Old;
+        }
+        let name = slice.name_any();
+        match self.slices.get(&name) {
+            // Deleted and created again in the meantime: another object, or a newer version.
+            Some(had) if had.metadata.uid == slice.metadata.uid && version(had) <= version(slice) => {
+                self.slices.remove(&name);
+                News::Deleted
+            }
+            _ => News::Old,
+        }
+    }
+
+    /// The answer to an own create or update.
+    pub(crate) fn wrote(&mut self, slice: ResourceSlice) {
+        self.slices.insert(slice.name_any(), slice);
+    }
+
+    /// An own delete succeeded.
+    pub(crate) fn deleted(&mut self, name: &str) {
+        if let Some(uid) = self.slices.remove(name).and_then(|slice| slice.metadata.uid) {
+            self.deleted.insert(uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+
+    fn slice(name: &str, uid: &str, version: u32) -> ResourceSlice {
+        let metadata = ObjectMeta {
+            name: Some(name.into()),
+            uid: Some(uid.into()),
+            resource_version: Some(version.to_string()),
+            ..ObjectMeta::default()
+        };
+        ResourceSlice { metadata, ..ResourceSlice::default() }
+    }
+
+    #[test]
+    fn events_older_than_own_writes_and_lists_are_no_news() {
+        let mut cache = Cache::default();
+        assert_eq!(cache.replace(vec![slice("a", "1", 5)], Some("7")), News::Changed);
+        assert_eq!(cache.apply(slice("b", "2", 6)), News::Old, "it was deleted before the list");
+        assert_eq!(cache.delete(&slice("a", "0", 7)), News::Old, "a twin that was deleted before the list");
+        cache.wrote(slice("a", "1", 9));
+        assert_eq!(cache.apply(slice("a", "1", 8)), News::Old);
+        assert_eq!(cache.apply(slice("a", "1", 9)), News::Old, "our own write comes back");
+        assert_eq!(cache.apply(slice("a", "1", 10)), News::Changed);
+        assert_eq!(cache.delete(&slice("a", "1", 11)), News::Deleted);
+        assert_eq!(cache.delete(&slice("a", "1", 11)), News::Old);
+    }
+
+    #[test]
+    fn own_deletes_are_not_taken_for_foreign_ones() {
+        let mut cache = Cache::default();
+        cache.replace(vec![slice("a", "1", 5)], Some("5"));
+        cache.deleted("a");
+        assert_eq!(cache.apply(slice("a", "1", 6)), News::Old, "an event from before our delete");
+        assert_eq!(cache.delete(&slice("a", "1", 7)), News::Old);
+        cache.wrote(slice("a", "2", 8));
+        assert_eq!(cache.delete(&slice("a", "1", 7)), News::Old);
+        assert_eq!(cache.all(), [slice("a", "2", 8)]);
+    }
+
+    #[test]
+    fn a_new_list_tells_what_went_missing() {
+        let mut cache = Cache::default();
+        cache.replace(vec![slice("a", "1", 5), slice("b", "2", 5)], Some("5"));
+        cache.begin();
+        cache.arrive(slice("a", "1", 5));
+        assert_eq!(cache.complete(), News::Deleted);
+        cache.begin();
+        cache.arrive(slice("a", "1", 5));
+        assert_eq!(cache.complete(), News::Old);
+    }
+}

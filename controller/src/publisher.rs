@@ -1,0 +1,428 @@
+//! The loop: watch, compare, write, retry. What to write is decided in [`crate::plan`].
+
+use std::fmt::Display;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_carve::{Pool, validate};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::runtime::watcher;
+use kube::runtime::watcher::Event;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{Cache, News};
+use crate::error::{PublishError, hint, reason};
+use crate::plan::{Accepted, Target, Write, plan_sync};
+use crate::retry::{Backoff, jitter};
+use crate::status::PublishStatus;
+
+/// Waiting for one answer. Shorter than a lost connection takes to be noticed; the client retries 429 and 503 within.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Slices are often deleted together (the kubelet wipes a node's): answering the first at once would be a generation
+/// for each. Grows while somebody keeps doing it, up to eight times as long.
+const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE_DOUBLINGS: u32 = 3;
+/// Without foreign changes for this long, [`SETTLE`] counts from its start again.
+const QUIET: Duration = Duration::from_secs(30);
+/// The first list must be there by then, or the watch starts again: a list has no deadline of its own.
+const FIRST_LIST: Duration = Duration::from_secs(30);
+/// The watch starts again this long after its last event: a connection can die in ways nobody notices.
+const WATCH_AGE: Duration = Duration::from_secs(15 * 60);
+
+/// Whose slices are published.
+#[derive(Debug, Clone)]
+pub struct PublisherConfig {
+    /// Name of the driver, `gpu.divvy.dev`.
+    pub driver: String,
+    /// Name of the Node object.
+    pub node_name: String,
+}
+
+/// A running publisher.
+#[derive(Debug)]
+pub struct Publisher {
+    status: watch::Receiver<PublishStatus>,
+    task: JoinHandle<()>,
+}
+
+impl Publisher {
+    /// Its state, now and on every change.
+    pub fn status(&self) -> watch::Receiver<PublishStatus> {
+        self.status.clone()
+    }
+
+    /// Waits until it has stopped, after the token was cancelled or the channel of pools closed. The slices stay.
+    pub async fn stopped(self) {
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "the publisher ended badly");
+        }
+    }
+}
+
+/// Starts publishing. While `desired` is `None` nothing is written: what an earlier instance published stays.
+/// Ends when `stop` is cancelled or the sender of `desired` is gone; the slices stay then too.
+/// Must be called in a tokio runtime.
+pub fn spawn(
+    client: kube::Client,
+    config: PublisherConfig,
+    desired: watch::Receiver<Option<Pool>>,
+    stop: CancellationToken,
+) -> Publisher {
+    let (status, receiver) = watch::channel(PublishStatus::default());
+    let worker = Worker {
+        slices: Api::all(client.clone()),
+        nodes: Api::all(client),
+        selector: format!("spec.driver={},spec.nodeName={}", config.driver, config.node_name),
+        config,
+        desired,
+        status,
+        cache: Cache::default(),
+        accepted: Accepted::default(),
+        owner: None,
+        due: Due { at: Some(Instant::now()), list: false },
+        backoff: Backoff::new(Duration::from_millis(200), Duration::from_secs(10)),
+        disturbed: (0, None),
+    };
+    Publisher { status: receiver, task: tokio::spawn(worker.run(stop)) }
+}
+
+type Events = BoxStream<'static, Result<Event<ResourceSlice>, watcher::Error>>;
+
+struct Worker {
+    slices: Api<ResourceSlice>,
+    nodes: Api<Node>,
+    selector: String,
+    config: PublisherConfig,
+    desired: watch::Receiver<Option<Pool>>,
+    status: watch::Sender<PublishStatus>,
+    cache: Cache,
+    accepted: Accepted,
+    owner: Option<OwnerReference>,
+    due: Due,
+    backoff: Backoff,
+    /// Foreign changes in a row, and when the last was.
+    disturbed: (u32, Option<Instant>),
+}
+
+/// Whether and when to compare and write.
+#[derive(Debug)]
+struct Due {
+    /// Not before then; `None` when there is nothing to do.
+    at: Option<Instant>,
+    /// The cache cannot be trusted: list first.
+    list: bool,
+}
+
+/// The watch and when to lose patience with it.
+struct Watch {
+    events: Events,
+    /// The first list is complete.
+    ready: bool,
+    /// Polled again not before then, after an error.
+    from: Option<Instant>,
+    deadline: Instant,
+    backoff: Backoff,
+}
+
+impl Worker {
+    async fn run(mut self, stop: CancellationToken) {
+        let mut watch = self.watch();
+        loop {
+            let now = Instant::now();
+            if watch.ready && self.due.at.is_some_and(|at| at <= now) {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = self.round() => {}
+                }
+                continue;
+            }
+            // Before the first list nothing can be due.
+            let due = self.due.at.filter(|_| watch.ready);
+            let deadline = watch.deadline;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = self.desired.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    // A new pool is worth a try, whatever the last one met.
+                    self.backoff.reset();
+                    self.due_in(Duration::ZERO);
+                }
+                () = sleep_until(due.unwrap_or(now)), if due.is_some() => {}
+                event = next(&mut watch) => self.heed(&mut watch, event),
+                () = sleep_until(deadline) => {
+                    tracing::debug!(ready = watch.ready, "starting the watch of ResourceSlices again");
+                    watch = self.watch();
+                }
+            }
+        }
+    }
+
+    fn watch(&self) -> Watch {
+        let config = watcher::Config::default().fields(&self.selector);
+        Watch {
+            events: watcher::watcher(self.slices.clone(), config).boxed(),
+            ready: false,
+            from: None,
+            deadline: Instant::now() + FIRST_LIST,
+            backoff: Backoff::new(Duration::from_millis(500), Duration::from_secs(5)),
+        }
+    }
+
+    fn due_in(&mut self, wait: Duration) {
+        self.due.at = Some(Instant::now() + wait);
+        self.status.send_if_modified(|status| std::mem::replace(&mut status.in_sync, false));
+    }
+
+    fn heed(&mut self, watch: &mut Watch, event: Option<Result<Event<ResourceSlice>, watcher::Error>>) {
+        let event = match event {
+            Some(Ok(event)) => event,
+            Some(Err(error)) => {
+                let text = describe(&error);
+                tracing::warn!(error = %text, "cannot watch ResourceSlices");
+                self.status.send_modify(|status| status.watch_error = Some(text));
+                watch.from = Some(Instant::now() + watch.backoff.next());
+                return;
+            }
+            None => {
+                *watch = self.watch();
+                return;
+            }
+        };
+        let news = match event {
+            Event::Init => {
+                watch.ready = false;
+                watch.deadline = Instant::now() + FIRST_LIST;
+                self.cache.begin();
+                return;
+            }
+            Event::InitApply(slice) => {
+                self.cache.arrive(slice);
+                return;
+            }
+            Event::InitDone => {
+                watch.ready = true;
+                let news = self.cache.complete();
+                // The server answers again: what failed before is worth another try at once.
+                if self.due.at.is_some() {
+                    self.due_in(Duration::ZERO);
+                }
+                news
+            }
+            Event::Apply(slice) => self.cache.apply(slice),
+            Event::Delete(slice) => {
+                let news = self.cache.delete(&slice);
+                if news == News::Deleted {
+                    self.accepted.forget(slice.metadata.name.as_deref().unwrap_or_default());
+                }
+                news
+            }
+        };
+        watch.backoff.reset();
+        watch.deadline = Instant::now() + WATCH_AGE + jitter(WATCH_AGE / 4);
+        self.status.send_if_modified(|status| status.watch_error.take().is_some());
+        self.disturb(news);
+    }
+
+    /// Somebody else changed or deleted something: put it right, soon.
+    fn disturb(&mut self, news: News) {
+        match news {
+            News::Old => return,
+            News::Changed => {}
+            News::Deleted => {
+                // The Node may have been made anew under the same name, and the slices collected with the old one.
+                self.owner = None;
+                self.status.send_modify(|status| status.foreign_deletes += 1);
+            }
+        }
+        let now = Instant::now();
+        let (count, last) = self.disturbed;
+        let count = if last.is_some_and(|last| now - last < QUIET) { count.saturating_add(1) } else { 0 };
+        self.disturbed = (count, Some(now));
+        // A date that is set stays: else a steady stream of changes would put it off for ever.
+        if self.due.at.is_none() {
+            self.due_in(SETTLE * 2_u32.pow((count / 4).min(SETTLE_DOUBLINGS)));
+        }
+    }
+
+    /// Compares and writes once, and notes the outcome.
+    async fn round(&mut self) {
+        let Some(pool) = self.desired.borrow_and_update().clone() else {
+            self.due.at = None;
+            return;
+        };
+        self.due.at = None;
+        let result = match validate(&pool) {
+            Ok(()) => self.sync(&pool).await,
+            Err(error) => Err(error.into()),
+        };
+        match result {
+            Ok(generation) => {
+                self.backoff.reset();
+                self.note_success(pool, generation);
+            }
+            Err(error) => {
+                let retry = error.is_retryable().then(|| self.backoff.next());
+                self.due.list = true;
+                self.due.at = retry.map(|wait| Instant::now() + wait);
+                tracing::warn!(%error, ?retry, "cannot publish the pool");
+                self.status.send_modify(|status| {
+                    status.last_error = Some(error.to_string());
+                    status.in_sync = false;
+                    status.writes.failed += 1;
+                });
+            }
+        }
+    }
+
+    fn note_success(&self, pool: Pool, generation: i64) {
+        let (dropped, altered) = (self.accepted.dropped(), self.accepted.altered());
+        self.status.send_modify(|status| {
+            if !dropped.is_empty() && dropped != status.dropped {
+                let gates = dropped.iter().map(|feature| feature.gate()).collect::<Vec<_>>().join(", ");
+                tracing::warn!(gates, "the API server drops fields of ResourceSlices: its feature gates are off");
+            } else if !altered.is_empty() && altered != status.altered {
+                tracing::warn!(slices = ?altered, "the API server stored ResourceSlices otherwise than they were sent");
+            }
+            status.in_sync = true;
+            status.slices = pool.slices.len().max(1);
+            status.devices = pool.devices().count();
+            status.published = Some(Arc::new(pool));
+            status.published_at = Some(jiff::Timestamp::now());
+            status.generation = generation;
+            status.last_error = None;
+            status.dropped = dropped;
+            status.altered = altered;
+            status.rounds += 1;
+        });
+    }
+
+    async fn sync(&mut self, pool: &Pool) -> Result<i64, PublishError> {
+        if self.due.list {
+            let selected = ListParams::default().fields(&self.selector);
+            let list = answered("list", || "ResourceSlices".to_owned(), self.slices.list(&selected)).await?;
+            self.cache.replace(list.items, list.metadata.resource_version.as_deref());
+            self.due.list = false;
+        }
+        let owner = self.owner().await?;
+        let PublisherConfig { driver, node_name } = &self.config;
+        let target = Target { driver, node: node_name, owner: &owner, pool, accepted: &self.accepted };
+        let plan = plan_sync(&self.cache.all(), &target);
+        for write in plan.writes {
+            tracing::debug!(verb = write.verb(), slice = write.name(), "writing");
+            self.write(write).await?;
+        }
+        Ok(plan.generation)
+    }
+
+    async fn owner(&mut self) -> Result<OwnerReference, PublishError> {
+        if let Some(owner) = &self.owner {
+            return Ok(owner.clone());
+        }
+        let name = &self.config.node_name;
+        let node = answered("get", || format!("Node {name}"), self.nodes.get_metadata(name)).await?;
+        let owner = OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: name.clone(),
+            uid: node.metadata.uid.ok_or_else(|| PublishError::NoUid(name.clone()))?,
+            controller: Some(true),
+            block_owner_deletion: None,
+        };
+        self.owner = Some(owner.clone());
+        Ok(owner)
+    }
+
+    async fn write(&mut self, write: Write) -> Result<(), PublishError> {
+        let (name, verb) = (write.name().to_owned(), write.verb());
+        let object = || format!("ResourceSlice {name}");
+        match write {
+            Write::Delete { uid, resource_version, .. } => {
+                let must = DeleteParams {
+                    preconditions: Some(Preconditions { uid, resource_version }),
+                    ..DeleteParams::default()
+                };
+                match answered(verb, object, self.slices.delete(&name, &must)).await {
+                    Err(error) if error.code() != Some(404) => return Err(error),
+                    _ => {}
+                }
+                self.cache.deleted(&name);
+                self.accepted.forget(&name);
+                self.status.send_modify(|status| status.writes.deleted += 1);
+            }
+            Write::Update(slice) => {
+                let stored =
+                    answered(verb, object, self.slices.replace(&name, &PostParams::default(), &slice))
+                        .await?;
+                self.accepted.remember(&slice, &stored);
+                self.cache.wrote(stored);
+                self.status.send_modify(|status| status.writes.updated += 1);
+            }
+            Write::Create(slice) => {
+                let created =
+                    answered(verb, object, self.slices.create(&PostParams::default(), &slice)).await;
+                let stored = match created {
+                    Err(error) if error.code() == Some(409) => return Err(self.whose(&name, error).await),
+                    created => created?,
+                };
+                self.accepted.remember(&slice, &stored);
+                self.cache.wrote(stored);
+                self.status.send_modify(|status| status.writes.created += 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says who has the name that could not be created. Our own slice is no mystery: the next list brings it.
+    async fn whose(&self, name: &str, conflict: PublishError) -> PublishError {
+        let object = || format!("ResourceSlice {name}");
+        let Ok(slice) = answered("get", object, self.slices.get(name)).await else { return conflict };
+        let (driver, node) = (slice.spec.driver, slice.spec.node_name.unwrap_or_default());
+        if driver == self.config.driver && node == self.config.node_name {
+            return conflict;
+        }
+        PublishError::NameTaken { name: name.to_owned(), driver, node }
+    }
+}
+
+/// The next event, after the wait that an error asked for.
+async fn next(watch: &mut Watch) -> Option<Result<Event<ResourceSlice>, watcher::Error>> {
+    if let Some(from) = watch.from {
+        sleep_until(from).await;
+        watch.from = None;
+    }
+    watch.events.next().await
+}
+
+async fn answered<T>(
+    verb: &'static str,
+    object: impl Fn() -> String,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, PublishError> {
+    match timeout(ANSWER, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(PublishError::Api { verb, object: object(), error }),
+        Err(_) => Err(PublishError::NoAnswer { verb, object: object(), limit: ANSWER }),
+    }
+}
+
+fn describe(error: &watcher::Error) -> String {
+    let told = |error: &dyn Display, advice: &str| format!("cannot watch ResourceSlices: {error}{advice}");
+    match error {
+        watcher::Error::InitialListFailed(e)
+        | watcher::Error::WatchStartFailed(e)
+        | watcher::Error::WatchFailed(e) => told(&reason(e), hint("watch", e)),
+        watcher::Error::WatchError(status) => told(&status.message, ""),
+        other => told(other, ""),
+    }
+}
