@@ -9,14 +9,23 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Crates that decide: no clock, files, async, environment or Kubernetes client.
-const PURE: &[&str] = &["divvy-allocator", "divvy-api", "divvy-carve", "divvy-cdi", "divvy-claims", "divvy-model"];
+const PURE: &[&str] =
+    &["divvy-allocator", "divvy-api", "divvy-carve", "divvy-cdi", "divvy-claims", "divvy-model"];
 
 /// Packages that would make a pure crate impure, directly or through another dependency.
-const IMPURE_PACKAGES: &[&str] = &["tokio", "kube", "kube-client", "hyper", "tonic", "libloading", "rustix", "fs-err"];
+const IMPURE_PACKAGES: &[&str] =
+    &["tokio", "kube", "kube-client", "hyper", "tonic", "libloading", "rustix", "fs-err"];
 
 /// Words that would make a pure crate's source impure (tests excepted).
 const IMPURE_WORDS: &[&str] = &[
-    "std::fs", "fs_err", "std::net", "std::process", "std::thread", "std::env::", "SystemTime::now", "Instant::now",
+    "std::fs",
+    "fs_err",
+    "std::net",
+    "std::process",
+    "std::thread",
+    "std::env::",
+    "SystemTime::now",
+    "Instant::now",
 ];
 
 /// Which of our crates each may use in a shipped build: DESIGN section 3, one way.
@@ -40,8 +49,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "divvy-kubelet-plugin",
         &[
-            "divvy-api", "divvy-carve", "divvy-cdi", "divvy-claims", "divvy-controller", "divvy-executor",
-            "divvy-host", "divvy-model", "divvy-nvml", "divvy-proto", "divvy-telemetry",
+            "divvy-api",
+            "divvy-carve",
+            "divvy-cdi",
+            "divvy-claims",
+            "divvy-controller",
+            "divvy-executor",
+            "divvy-host",
+            "divvy-model",
+            "divvy-nvml",
+            "divvy-proto",
+            "divvy-telemetry",
         ],
     ),
 ];
@@ -147,13 +165,18 @@ fn check_dependencies(packages: &[Package], findings: &mut Vec<String>) {
         if let Some((_, allowed)) = MAY_USE.iter().find(|(n, _)| n == name) {
             for used in package.uses.iter().filter(|u| u.starts_with("divvy")) {
                 if !allowed.contains(&used.as_str()) {
-                    findings.push(format!("{name} must not depend on {used} (DESIGN section 3; table in xtask/src/check.rs)"));
+                    findings.push(format!(
+                        "{name} must not depend on {used} (DESIGN section 3; table in xtask/src/check.rs)"
+                    ));
                 }
             }
-            for bad in DEVELOPMENT_ONLY.iter().filter(|d| package.closure.contains(**d) && !allowed.contains(d)) {
+            for bad in
+                DEVELOPMENT_ONLY.iter().filter(|d| package.closure.contains(**d) && !allowed.contains(d))
+            {
                 findings.push(format!("{name} ships {bad}, which is for development only"));
             }
-        } else if !["divvy", "xtask", "divvy-e2e"].contains(&name.as_str()) && !name.starts_with("divvy-test") {
+        } else if !["divvy", "xtask", "divvy-e2e"].contains(&name.as_str()) && !name.starts_with("divvy-test")
+        {
             findings.push(format!("{name} has no line in the dependency table in xtask/src/check.rs"));
         }
     }
@@ -163,7 +186,8 @@ fn check_lints(package: &Package, findings: &mut Vec<String>) -> Result<()> {
     let manifest = fs_err::read_to_string(package.folder.join("Cargo.toml"))?;
     let inherits = manifest.contains("[lints]\nworkspace = true");
     if inherits == OWN_LINTS.contains(&package.name.as_str()) {
-        findings.push(format!("{}: `[lints] workspace = true` is missing, or not expected here", package.name));
+        findings
+            .push(format!("{}: `[lints] workspace = true` is missing, or not expected here", package.name));
     }
     Ok(())
 }
@@ -230,7 +254,8 @@ fn is_declared(file: &Path, files: &[PathBuf]) -> Result<bool> {
     } else {
         (stem, folder)
     };
-    let parents = [folder.join("lib.rs"), folder.join("main.rs"), folder.join("mod.rs"), folder.with_extension("rs")];
+    let parents =
+        [folder.join("lib.rs"), folder.join("main.rs"), folder.join("mod.rs"), folder.with_extension("rs")];
     for parent in files.iter().filter(|f| parents.contains(f)) {
         let text = fs_err::read_to_string(parent)?;
         if text.contains(&format!("mod {module};")) || text.contains(&format!("mod {module} {{")) {

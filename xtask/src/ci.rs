@@ -34,10 +34,7 @@ const STEPS: &[Step] = &[
     },
     Step { name: "test", command: &["cargo", "test", "--workspace", "--locked"] },
     Step { name: "release", command: &["cargo", "build", "--release", "--workspace", "--locked"] },
-    Step {
-        name: "demo",
-        command: &["cargo", "run", "--release", "--locked", "-p", "divvy", "--", "demo"],
-    },
+    Step { name: "demo", command: &["cargo", "run", "--release", "--locked", "-p", "divvy", "--", "demo"] },
 ];
 
 /// Runs CI.
@@ -51,7 +48,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         }
         crate::say(&format!("\n=== {name}"));
         let start = Instant::now();
-        let result = run().with_context(|| format!("CI step {name} failed (again: cargo xtask ci --from {name})"));
+        let result =
+            run().with_context(|| format!("CI step {name} failed (again: cargo xtask ci --from {name})"));
         times.push((name.to_owned(), start.elapsed()));
         result
     };
@@ -61,7 +59,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         step(s.name, &mut || command(root, s.command))?;
     }
     if !args.no_e2e {
-        step("e2e", &mut || command(root, &["cargo", "run", "--release", "--locked", "-p", "divvy-e2e", "--bin", "e2e"]))?;
+        step("e2e", &mut || command(root, &["cargo", "xtask", "e2e"]))?;
     }
     crate::say("\nstep        wall time");
     for (name, time) in times {
@@ -89,7 +87,10 @@ fn deny(root: &Path) -> Result<()> {
     let binary = cache.join("bin/cargo-deny");
     if !binary.exists() {
         let cache = cache.to_string_lossy();
-        command(root, &["cargo", "install", "--locked", "--root", &cache, "--version", CARGO_DENY, "cargo-deny"])?;
+        command(
+            root,
+            &["cargo", "install", "--locked", "--root", &cache, "--version", CARGO_DENY, "cargo-deny"],
+        )?;
     }
     let binary = binary.to_string_lossy();
     command(root, &[&binary, "--log-level", "error", "check", "bans", "licenses", "sources"])?;

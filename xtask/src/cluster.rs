@@ -78,7 +78,11 @@ fn up(name: &str, version: &str) -> Result<()> {
     let cluster = Cluster::up(&options)?;
     let (seconds, option) = (start.elapsed().as_secs_f32(), name_option(name));
     let mut out = std::io::stdout();
-    writeln!(out, "Kubernetes {version} is up after {seconds:.1} s; its files are in {}", cluster.state().display())?;
+    writeln!(
+        out,
+        "Kubernetes {version} is up after {seconds:.1} s; its files are in {}",
+        cluster.state().display()
+    )?;
     writeln!(out, "  cargo xtask cluster {option}exec kubectl get pods --all-namespaces")?;
     writeln!(out, "  cargo xtask cluster {option}down")?;
     Ok(())
@@ -92,7 +96,11 @@ fn status() -> Result<()> {
     }
     for name in names {
         let Some(cluster) = Cluster::find(&name)? else {
-            writeln!(out, "{name}: not running; remove it with: cargo xtask cluster {}down", name_option(&name))?;
+            writeln!(
+                out,
+                "{name}: not running; remove it with: cargo xtask cluster {}down",
+                name_option(&name)
+            )?;
             continue;
         };
         writeln!(out, "{name}: Kubernetes {}, {}", cluster.parts().version(), cluster.state().display())?;
@@ -106,7 +114,8 @@ fn status() -> Result<()> {
 }
 
 fn running(name: &str) -> Result<Cluster> {
-    let hint = || format!("cluster {name} is not up; start it with: cargo xtask cluster {}up", name_option(name));
+    let hint =
+        || format!("cluster {name} is not up; start it with: cargo xtask cluster {}up", name_option(name));
     Cluster::find(name)?.with_context(hint)
 }
 

@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 mod check;
 mod ci;
 mod cluster;
+mod e2e;
 mod image;
 
 /// The project's own commands.
@@ -27,6 +28,8 @@ enum Command {
     Check,
     /// A real Kubernetes on this machine
     Cluster(cluster::Args),
+    /// The end-to-end cases, on a cluster of their own
+    E2e(e2e::Args),
     /// The driver's container image as an OCI layout
     Image(image::Args),
 }
@@ -37,6 +40,7 @@ fn main() -> Result<()> {
         Command::Ci(args) => ci::run(&root, &args),
         Command::Check => check::run(&root),
         Command::Cluster(args) => cluster::run(&args),
+        Command::E2e(args) => e2e::run(&args),
         Command::Image(args) => image::run(&args),
     }
 }

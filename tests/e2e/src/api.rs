@@ -1,7 +1,7 @@
-//! Reading objects of a cluster, about a millisecond each: plain HTTP on the Unix socket of the `api-proxy` component.
+//! Objects of a cluster, about a millisecond each: plain HTTP on the Unix socket of the `api-proxy` component.
 //!
 //! Waiting for a state is nearly all that end-to-end tests do, and starting kubectl for each look costs a hundred times
-//! as much. Writing is left to `kubectl apply`.
+//! as much.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+
+const JSON: &str = "application/json";
 
 /// The API server of a cluster.
 #[derive(Debug, Clone)]
@@ -32,7 +34,7 @@ impl Api {
 
     /// The object or list at a path as `/api/v1/nodes/node-1`; `None` if there is none.
     pub fn get(&self, path: &str) -> Result<Option<Value>> {
-        let answer = self.request(path)?;
+        let answer = self.request("GET", path, None)?;
         match answer.status {
             200 => Ok(Some(serde_json::from_str(&answer.body).with_context(|| format!("GET {path}"))?)),
             404 => Ok(None),
@@ -48,22 +50,63 @@ impl Api {
 
     /// The text at a path, as a pod's log or `/readyz`.
     pub fn text(&self, path: &str) -> Result<String> {
-        let answer = self.request(path)?;
+        let answer = self.request("GET", path, None)?;
         match answer.status {
             200 => Ok(answer.body),
             status => bail!("GET {path}: {status}: {}", answer.body.trim()),
         }
     }
 
-    fn request(&self, path: &str) -> Result<Answer> {
+    /// Creates an object in the collection at a path and returns it as stored.
+    pub fn create(&self, path: &str, object: &Value) -> Result<Value> {
+        let answer = self.request("POST", path, Some((JSON, object)))?;
+        match answer.status {
+            200..=202 => serde_json::from_str(&answer.body).with_context(|| format!("POST {path}")),
+            status => bail!("POST {path}: {status}: {}", answer.body.trim()),
+        }
+    }
+
+    /// Changes fields of the object at a path (a JSON merge patch) and returns it as stored.
+    pub fn patch(&self, path: &str, change: &Value) -> Result<Value> {
+        let answer = self.request("PATCH", path, Some(("application/merge-patch+json", change)))?;
+        match answer.status {
+            200 => serde_json::from_str(&answer.body).with_context(|| format!("PATCH {path}")),
+            status => bail!("PATCH {path}: {status}: {}", answer.body.trim()),
+        }
+    }
+
+    /// Deletes the object at a path; one that is gone already is fine. `options` as `{"gracePeriodSeconds": 0}`.
+    pub fn delete(&self, path: &str, options: &Value) -> Result<()> {
+        let answer = self.request("DELETE", path, Some((JSON, options)))?;
+        match answer.status {
+            200 | 202 | 404 => Ok(()),
+            status => bail!("DELETE {path}: {status}: {}", answer.body.trim()),
+        }
+    }
+
+    fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<Answer> {
         let mut stream = UnixStream::connect(&self.socket)
             .with_context(|| format!("no API proxy on {}", self.socket.display()))?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         // HTTP/1.0: one answer, not chunked, then the end of the stream.
-        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n").as_bytes())?;
+        let mut request =
+            format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n");
+        if let Some((media_type, body)) = body {
+            let body = body.to_string();
+            let length = body.len();
+            request.extend([
+                format!("Content-Type: {media_type}\r\n"),
+                format!("Content-Length: {length}\r\n\r\n"),
+                body,
+            ]);
+        } else {
+            request.push_str("\r\n");
+        }
+        stream.write_all(request.as_bytes())?;
         let mut bytes = Vec::new();
-        stream.read_to_end(&mut bytes).with_context(|| format!("GET {path}"))?;
-        parse(&String::from_utf8_lossy(&bytes)).with_context(|| format!("GET {path}: not an HTTP answer"))
+        stream.read_to_end(&mut bytes).with_context(|| format!("{method} {path}"))?;
+        parse(&String::from_utf8_lossy(&bytes))
+            .with_context(|| format!("{method} {path}: not an HTTP answer"))
     }
 }
 

@@ -18,11 +18,11 @@ use crate::logs;
 use crate::namespaces::Namespaces;
 use crate::oci::Image;
 use crate::parts::{self, Parts};
-use crate::process::{Daemon, output, output_of};
+use crate::process::{Daemon, Signal, output, output_of};
 use crate::wait::{poll, wait_for};
 
 /// How long a start may take on a busy machine. It takes seconds on an idle one.
-const START: Duration = Duration::from_secs(120);
+const START: Duration = Duration::from_mins(2);
 
 /// What cluster to bring up.
 #[derive(Debug, Clone)]
@@ -67,7 +67,8 @@ impl Cluster {
         let layout = Layout::new(&options.name, &state);
         cgroups::create(&layout.cgroup())?;
         let namespaces = Namespaces::create(&state, layout.address(), options.owned)?;
-        let mut cluster = Self { name: options.name.clone(), parts, layout, namespaces, owned: options.owned };
+        let mut cluster =
+            Self { name: options.name.clone(), parts, layout, namespaces, owned: options.owned };
         if let Err(error) = cluster.start() {
             let logs = cluster.component_tails();
             // Kept for whoever wants to look, unless it could not be ended with us.
@@ -100,8 +101,9 @@ impl Cluster {
     /// The names of all clusters that have a state folder, running or not.
     pub fn names() -> Result<Vec<String>> {
         let Ok(entries) = fs::read_dir(clusters_dir()) else { return Ok(Vec::new()) };
-        let mut names: Vec<String> =
-            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<Result<_>>()?;
+        let mut names: Vec<String> = entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<Result<_>>()?;
         names.sort();
         Ok(names)
     }
@@ -145,7 +147,12 @@ impl Cluster {
     }
 
     /// Waits, but not for something that a dead program will never do.
-    fn alive_until(&self, component: Component, what: &str, mut check: impl FnMut() -> Result<bool>) -> Result<()> {
+    fn alive_until(
+        &self,
+        component: Component,
+        what: &str,
+        mut check: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
         let daemon = self.component(component);
         let ended = wait_for(what, START, || {
             if !daemon.is_running() {
@@ -225,6 +232,29 @@ impl Cluster {
         Ok(fs::remove_file(archive)?)
     }
 
+    /// The process ids, on the node, of programs whose command line fits.
+    pub fn processes(&self, fits: impl Fn(&[String]) -> bool) -> Result<Vec<u32>> {
+        let mut pids = Vec::new();
+        for entry in fs::read_dir(self.node_path("/proc"))? {
+            let entry = entry?;
+            let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+            // It may have ended since it was listed; then it has no command line either.
+            let bytes = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let args: Vec<String> =
+                bytes.split(|&byte| byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned()).collect();
+            if fits(&args) && self.namespaces.is_alive(pid) {
+                pids.push(pid);
+            }
+        }
+        pids.sort_unstable();
+        Ok(pids)
+    }
+
+    /// Signals a process of the node.
+    pub fn send(&self, pid: u32, signal: Signal) -> Result<()> {
+        self.namespaces.send(pid, signal)
+    }
+
     /// Writes everything that explains a failure into a folder: logs, events, objects, files of the node.
     pub fn collect_logs(&self, dir: &Path) -> Result<()> {
         logs::collect(self, dir)
@@ -235,10 +265,16 @@ impl Cluster {
         self.namespaces.are_alive()
     }
 
+    /// What the components that have ended said last.
     fn component_tails(&self) -> String {
-        let ended = Component::ALL.into_iter().map(|component| (component, self.component(component)));
-        let ended = ended.filter(|(_, daemon)| daemon.log().exists() && !daemon.is_running());
-        ended.map(|(component, daemon)| format!("{} has ended:\n{}\n", component.name(), daemon.log_tail())).collect()
+        let mut tails = Vec::new();
+        for component in Component::ALL {
+            let daemon = self.component(component);
+            if daemon.log().exists() && !daemon.is_running() {
+                tails.push(format!("{} has ended:\n{}", component.name(), daemon.log_tail()));
+            }
+        }
+        tails.join("\n")
     }
 
     fn take_down(&mut self) -> Result<()> {

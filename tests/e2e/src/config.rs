@@ -72,17 +72,25 @@ impl Layout {
     /// Writes every file.
     pub fn write(&self, parts: &Parts) -> Result<()> {
         fs::create_dir_all(self.file("cni"))?;
-        let mut tokens = String::new();
+        let mut tokens = Vec::new();
         for (name, user, group) in USERS {
-            tokens.push_str(&format!("token-{name},{user},{name},{group}\n"));
+            tokens.push(format!("token-{name},{user},{name},{group}\n"));
             fs::write(self.kubeconfig(name), self.kubeconfig_text(&format!("token-{name}")))?;
         }
-        fs::write(self.file("tokens.csv"), tokens)?;
+        fs::write(self.file("tokens.csv"), tokens.concat())?;
         fs::write(self.file("kubelet.yaml"), self.kubelet())?;
         fs::write(self.file("containerd.toml"), self.containerd(parts)?)?;
         fs::write(self.file("cni/10-ptp.conflist"), cni())?;
         let key = self.file("service-account.key");
-        output(Command::new("openssl").args(["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", &key]))?;
+        output(Command::new("openssl").args([
+            "ecparam",
+            "-name",
+            "prime256v1",
+            "-genkey",
+            "-noout",
+            "-out",
+            &key,
+        ]))?;
         Ok(())
     }
 

@@ -40,7 +40,11 @@ pub fn driver(bin: &Path, version: &str) -> Result<Image> {
         .label("org.opencontainers.image.licenses", "Apache-2.0");
     for name in ["divvy-kubelet-plugin", "divvy-cdi-hook"] {
         let program = bin.join(name);
-        ensure!(program.exists(), "{} is not there; build it with: cargo build --release -p {name}", program.display());
+        ensure!(
+            program.exists(),
+            "{} is not there; build it with: cargo build --release -p {name}",
+            program.display()
+        );
         image = image.program(&format!("/usr/bin/{name}"), &program);
         for library in libraries(&program)? {
             // Under the name it is asked for by, whatever file that leads to.
@@ -90,7 +94,8 @@ mod tests {
     #[test]
     fn the_loader_and_every_library_found_are_taken_and_a_missing_one_is_an_error() {
         let text = "\tlinux-vdso.so.1 (0x00007)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007)\n";
-        let expected: Vec<PathBuf> = vec!["/lib/x86_64-linux-gnu/libc.so.6".into(), "/lib64/ld-linux-x86-64.so.2".into()];
+        let expected: Vec<PathBuf> =
+            vec!["/lib/x86_64-linux-gnu/libc.so.6".into(), "/lib64/ld-linux-x86-64.so.2".into()];
         assert_eq!(parse_ldd(text).unwrap(), expected);
         assert_eq!(parse_ldd("\tstatically linked\n").unwrap(), Vec::<PathBuf>::new());
         let missing = parse_ldd("\tlibx.so.1 => not found\n").unwrap_err();

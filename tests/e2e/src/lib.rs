@@ -9,16 +9,22 @@
 //! Nothing here leaves the machine, and killing the first process of the namespaces ends everything.
 
 pub mod api;
+pub mod case;
+pub mod cases;
 mod cgroups;
 pub mod cluster;
 pub mod components;
 pub mod config;
+pub mod driver;
+pub mod gpus;
 pub mod images;
 pub mod logs;
 pub mod namespaces;
+pub mod objects;
 pub mod oci;
 pub mod parts;
 pub mod process;
+pub mod runner;
 mod wait;
 
 pub use cluster::{Cluster, Options};

@@ -24,8 +24,12 @@ const ASKED: &[(&str, &[&str])] = &[
 ];
 
 /// Folders of the node whose files are copied, and the name they get.
-const COPIED: &[(&str, &str)] =
-    &[("/var/lib/kubelet/plugins", "plugins"), ("/run/cdi", "cdi"), ("/etc/cdi", "etc-cdi"), ("/var/log/pods", "pods")];
+const COPIED: &[(&str, &str)] = &[
+    ("/var/lib/kubelet/plugins", "plugins"),
+    ("/run/cdi", "cdi"),
+    ("/etc/cdi", "etc-cdi"),
+    ("/var/log/pods", "pods"),
+];
 
 /// Writes all of it. What cannot be had (the API server may be what failed) is noted in its own file.
 pub(crate) fn collect(cluster: &Cluster, dir: &Path) -> Result<()> {

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use crate::process::{Signal, output};
 use crate::wait::{poll, wait_for};
 
 const INIT: &str = include_str!("init.sh");
@@ -88,7 +89,10 @@ impl Namespaces {
     /// Where a file inside is for us. The path must not lead through an absolute link (`/var/run` does).
     pub fn path(&self, inside: impl AsRef<Path>) -> PathBuf {
         let inside = inside.as_ref();
-        Path::new("/proc").join(self.init.pid.to_string()).join("root").join(inside.strip_prefix("/").unwrap_or(inside))
+        Path::new("/proc")
+            .join(self.init.pid.to_string())
+            .join("root")
+            .join(inside.strip_prefix("/").unwrap_or(inside))
     }
 
     /// A command that runs inside, in the same working directory.
@@ -104,6 +108,15 @@ impl Namespaces {
         }
         command.arg("--").arg(program).args(args);
         command
+    }
+
+    /// Signals a process by its number inside.
+    pub(crate) fn send(&self, pid: u32, signal: Signal) -> Result<()> {
+        let name = match signal {
+            Signal::Term => "TERM",
+            Signal::Kill => "KILL",
+        };
+        output(&mut self.command("/bin/sh", ["-c", &format!("kill -{name} {pid}")])).map(drop)
     }
 
     /// Asks the first process to start what `run/NAME.sh` says.

@@ -112,12 +112,14 @@ impl Image {
         });
         let config = blob("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?);
         let manifest_type = "application/vnd.oci.image.manifest.v1+json";
-        let manifest = json!({"schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": [layer]});
+        let manifest =
+            json!({"schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": [layer]});
         let mut manifest = blob(manifest_type, serde_json::to_vec(&manifest)?);
         let tag = self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
         if let Some(fields) = manifest.as_object_mut() {
             // The second is what containerd calls the image; without it the name would be the bare tag.
-            let names = json!({"org.opencontainers.image.ref.name": tag, "io.containerd.image.name": self.name});
+            let names =
+                json!({"org.opencontainers.image.ref.name": tag, "io.containerd.image.name": self.name});
             fields.insert("annotations".to_owned(), names);
         }
         let index_type = "application/vnd.oci.image.index.v1+json";
@@ -131,7 +133,9 @@ impl Image {
         let mut layer = tar::Builder::new(Vec::new());
         for (path, entry) in &self.entries {
             match entry {
-                Entry::File { source, mode } => append(&mut layer, path, &Content::File(&fs::read(source)?, *mode))?,
+                Entry::File { source, mode } => {
+                    append(&mut layer, path, &Content::File(&fs::read(source)?, *mode))?;
+                }
                 Entry::Link(target) => append(&mut layer, path, &Content::Link(target))?,
                 Entry::Folder => append(&mut layer, &format!("{path}/"), &Content::Folder)?,
             }
@@ -194,7 +198,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("program");
         fs_err::write(&source, "bytes").unwrap();
-        let image = Image::new("localhost/x:1", &["/usr/bin/x"]).program("/usr/bin/x", &source).link("bin", "usr/bin");
+        let image = Image::new("localhost/x:1", &["/usr/bin/x"])
+            .program("/usr/bin/x", &source)
+            .link("bin", "usr/bin");
         assert_eq!(image.files(), ["bin", "usr/bin/x"]);
 
         let files = image.layout().unwrap();
@@ -207,8 +213,11 @@ mod tests {
         let manifest: Value = serde_json::from_slice(&blob(&index["manifests"][0])).unwrap();
         let layer = blob(&manifest["layers"][0]);
         let mut archive = tar::Archive::new(layer.as_slice());
-        let paths: Vec<String> =
-            archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect();
+        let paths: Vec<String> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| entry.unwrap().path().unwrap().display().to_string())
+            .collect();
         assert_eq!(paths, ["bin", "usr/", "usr/bin/", "usr/bin/x"]);
         assert_eq!(image.layout().unwrap(), files, "the same files give the same bytes");
     }

@@ -124,7 +124,8 @@ pub fn helm() -> Result<PathBuf> {
 pub fn cache_dir() -> Result<PathBuf> {
     let base = match env::var_os("XDG_CACHE_HOME").filter(|set| !set.is_empty()) {
         Some(set) => PathBuf::from(set),
-        None => PathBuf::from(env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
+        None => PathBuf::from(env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
+            .join(".cache"),
     };
     Ok(base.join("divvy"))
 }
@@ -213,7 +214,10 @@ fn build(part: &Part, module: &Path, ldflags: &[String]) -> Result<PathBuf> {
     if dir.exists() {
         return Ok(dir);
     }
-    crate::process::say(&format!("building {} (once; the first build of Kubernetes takes minutes)", part.name));
+    crate::process::say(&format!(
+        "building {} (once; the first build of Kubernetes takes minutes)",
+        part.name
+    ));
     let fresh = parts.join(format!(".{}.new", part.name));
     if fresh.exists() {
         fs::remove_dir_all(&fresh)?;
@@ -248,15 +252,15 @@ fn program_name<'a>(part: &'a Part, package: &'a str) -> &'a str {
 
 /// The hash of everything that decides what a build gives.
 fn hash(part: &Part, module: &Path, ldflags: &str) -> Result<String> {
-    let go = output(Command::new("go").arg("version")).context("Go 1.26 or later is needed to build the cluster")?;
+    let go = output(Command::new("go").arg("version"))
+        .context("Go 1.26 or later is needed to build the cluster")?;
     let mut hash = Sha256::new();
     for text in [go.as_str(), ldflags, part.tags.unwrap_or_default(), &part.packages.join(" ")] {
         hash.update(text.as_bytes());
         hash.update([0]);
     }
-    let mut files: Vec<PathBuf> = fs::read_dir(module)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(module)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     files.sort();
     ensure!(!files.is_empty(), "{} has no module", module.display());
     for file in files {

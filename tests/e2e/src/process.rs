@@ -77,13 +77,11 @@ impl<'a> Daemon<'a> {
 
     /// Says how the program is called: `start` from now on runs this.
     pub fn define(&self, args: &[String], env: &[(String, String)]) -> Result<()> {
-        let mut script = String::new();
-        for (key, value) in env {
-            script.push_str(&format!("export {key}={}\n", quote(value)));
-        }
+        let mut script: Vec<String> =
+            env.iter().map(|(key, value)| format!("export {key}={}\n", quote(value))).collect();
         let quoted: Vec<String> = args.iter().map(|arg| quote(arg)).collect();
-        script.push_str(&format!("exec {}\n", quoted.join(" ")));
-        fs::write(self.namespaces.state().join("run").join(format!("{}.sh", self.name)), script)?;
+        script.push(format!("exec {}\n", quoted.join(" ")));
+        fs::write(self.namespaces.state().join("run").join(format!("{}.sh", self.name)), script.concat())?;
         Ok(())
     }
 
@@ -103,15 +101,15 @@ impl<'a> Daemon<'a> {
     /// Ends the program and waits until it is gone; with `Term` it is killed after 20 s.
     pub fn stop(&self, signal: Signal) -> Result<()> {
         let Some(pid) = self.pid() else { return Ok(()) };
-        let send = |name: &str| {
-            output(&mut self.namespaces.command("/bin/sh", ["-c", &format!("kill -{name} {pid}")])).map(drop)
-        };
         let gone = |wait| poll(&format!("end of {}", self.name), wait, || Ok(!self.is_running()));
-        if signal == Signal::Term && send("TERM").is_ok() && gone(Duration::from_secs(20)).is_ok() {
+        if signal == Signal::Term
+            && self.namespaces.send(pid, signal).is_ok()
+            && gone(Duration::from_secs(20)).is_ok()
+        {
             return Ok(());
         }
         if self.is_running() {
-            send("KILL")?;
+            self.namespaces.send(pid, Signal::Kill)?;
         }
         gone(Duration::from_secs(5))
     }

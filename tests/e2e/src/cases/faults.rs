@@ -1,0 +1,102 @@
+//! Components that are killed, stopped and started under running pods. Each has the cluster to itself.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+
+use super::SHARED;
+use crate::api::at;
+use crate::case::{Env, PATIENCE};
+use crate::components::Component;
+use crate::objects::{Pod, claim, product};
+use crate::process::Signal;
+use crate::wait::{poll, wait_for};
+
+/// A pod with a GPU of its own; the claim has the pod's name.
+fn pod_with_gpu(env: &Env, name: &str) -> Result<String> {
+    let uid = Env::uid(&env.create(&claim(name, &product(SHARED)))?)?;
+    env.create(&Pod::new(name).claim(name).build())?;
+    env.check(name, "main", &[name])?;
+    Ok(uid)
+}
+
+/// Checks that a pod has run all the time.
+fn undisturbed(env: &Env, name: &str) -> Result<()> {
+    let pod = env.wait_until_running(name)?;
+    let restarts = at(&pod, "status.containerStatuses.0.restartCount");
+    ensure!(restarts == 0, "pod {name} was restarted {restarts} times");
+    Ok(())
+}
+
+pub(super) fn plugin_killed(env: &Env) -> Result<()> {
+    let uid = pod_with_gpu(env, "before")?;
+    let killed = env.driver.kill()?;
+    wait_for("another plugin process", PATIENCE, || {
+        Ok(env.driver.pids()?.into_iter().find(|&pid| pid != killed))
+    })?;
+    undisturbed(env, "before")?;
+    let after = pod_with_gpu(env, "after")?;
+    ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
+    env.end("before", &uid)?;
+    env.end("after", &after)?;
+    env.driver.wait_until_ready().map(drop)
+}
+
+pub(super) fn kubelet_restarted(env: &Env) -> Result<()> {
+    let uid = pod_with_gpu(env, "before")?;
+    let old = uids(&env.driver.wait_for_slices()?)?;
+    env.cluster.component(Component::Kubelet).restart()?;
+    // A kubelet that starts removes all slices of its node.
+    wait_for("new ResourceSlices in the place of those that the kubelet removed", PATIENCE, || {
+        let slices = env.driver.wait_for_slices()?;
+        Ok(uids(&slices)?.iter().all(|uid| !old.contains(uid)).then_some(()))
+    })?;
+    undisturbed(env, "before")?;
+    let after = pod_with_gpu(env, "after")?;
+    env.end("before", &uid)?;
+    env.end("after", &after)
+}
+
+fn uids(slices: &[Value]) -> Result<Vec<String>> {
+    slices.iter().map(Env::uid).collect()
+}
+
+pub(super) fn api_server_stopped(env: &Env) -> Result<()> {
+    let uid = pod_with_gpu(env, "before")?;
+    let api_server = env.cluster.component(Component::ApiServer);
+    let old = uids(&env.driver.slices()?)?;
+    api_server.stop(Signal::Kill)?;
+    poll("refused connection to the API server", Duration::from_secs(10), || {
+        Ok(env.api().text("/readyz").is_err())
+    })?;
+    api_server.start()?;
+    env.cluster.wait_for_api()?;
+    undisturbed(env, "before")?;
+    ensure!(
+        uids(&env.driver.wait_for_slices()?)? == old,
+        "slices were written again although nothing had changed"
+    );
+    let after = pod_with_gpu(env, "after")?;
+    env.end("before", &uid)?;
+    env.end("after", &after)
+}
+
+pub(super) fn claim_deleted_meanwhile(env: &Env) -> Result<()> {
+    let uid = pod_with_gpu(env, "a")?;
+    let minors = env.minors("a")?;
+    env.driver.stop()?;
+    env.force_delete("a")?;
+    env.delete("ResourceClaim", "a")?;
+    env.wait_until_gone("ResourceClaim", "a")?;
+    ensure!(env.driver.record(&uid).exists(), "the record went although no plugin ran");
+    env.driver.start()?;
+    env.driver.wait_until_unprepared(&uid)?;
+    // The GPU can be had again.
+    let gpu = minors.first().copied().unwrap_or_default();
+    let card = env.driver.uuid_of(&format!("gpu-{gpu}"))?;
+    let this = format!("device.attributes['{}'].uuid == '{card}'", divvy_api::names::DRIVER);
+    env.create(&claim("again", &this))?;
+    env.create(&Pod::new("b").claim("again").build())?;
+    env.check("b", "main", &["again"]).map(drop)
+}

@@ -1,0 +1,50 @@
+//! The cases. Each is a sentence about the driver on a real Kubernetes; the name is what a report shows.
+//!
+//! The node has 12 GPUs of one kind, which cases share as they need them, and one each of four other kinds. A case that
+//! needs a certain GPU takes one of those, which is then its own: the comment at [`GPUS`] says whose.
+
+mod faults;
+mod pods;
+mod policy;
+mod successors;
+
+use crate::case::Case;
+
+/// The node's GPUs. `a30`: successors::claim_reused; `l40s`: pods::selectors; `l4`: successors::force_deleted; `t4`:
+/// successors::stubborn.
+pub const GPUS: &str = "h100x12,a30x1,l40sx1,l4x1,t4x1";
+
+/// The product that cases share.
+const SHARED: &str = "NVIDIA H100 80GB HBM3";
+
+/// Every case.
+pub const ALL: &[Case] = &[
+    together("one_pod_gets_one_gpu", pods::one_pod_one_gpu),
+    together("two_pods_get_two_gpus", pods::two_pods_two_gpus),
+    together("two_pods_share_one_claim", pods::one_claim_two_pods),
+    together("two_containers_share_one_claim", pods::one_claim_two_containers),
+    together("one_pod_uses_two_claims", pods::two_claims_one_pod),
+    together("one_claim_gets_two_gpus", pods::count_two),
+    together("more_gpus_than_the_node_has_stay_pending", pods::count_beyond_node),
+    together("cel_selects_by_product_memory_and_driver_version", pods::selectors),
+    together("a_deployment_gets_its_gpus_from_a_template", pods::deployment),
+    together("deleting_a_pod_frees_its_gpu", pods::deletion_frees),
+    together("an_unknown_field_in_a_config_is_told_to_the_user", pods::unknown_field),
+    together("a_claim_serves_one_pod_after_another", successors::claim_reused),
+    together("a_pod_follows_a_force_deleted_one_within_seconds", successors::force_deleted),
+    together("no_pod_gets_a_gpu_while_its_old_pod_lives", successors::stubborn),
+    together("a_plugin_may_write_only_slices_of_its_own_node", policy::own_slices),
+    together("the_chart_refuses_values_that_cannot_work", policy::chart_values),
+    alone("a_killed_plugin_goes_on_under_running_pods", faults::plugin_killed),
+    alone("slices_come_back_after_a_restart_of_the_kubelet", faults::kubelet_restarted),
+    alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),
+    alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
+];
+
+const fn together(name: &'static str, run: fn(&crate::case::Env) -> anyhow::Result<()>) -> Case {
+    Case { name, alone: false, run }
+}
+
+const fn alone(name: &'static str, run: fn(&crate::case::Env) -> anyhow::Result<()>) -> Case {
+    Case { name, alone: true, run }
+}

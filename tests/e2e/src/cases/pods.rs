@@ -1,0 +1,163 @@
+//! Pods and claims when nothing goes wrong, and what users see when they ask for what there is not.
+
+use anyhow::{Result, ensure};
+use divvy_api::names;
+use serde_json::json;
+
+use super::SHARED;
+use crate::api::at;
+use crate::case::{Env, PATIENCE};
+use crate::objects::{Pod, claim, claim_for, product, request, template};
+use crate::wait::wait_for;
+
+pub(super) fn one_pod_one_gpu(env: &Env) -> Result<()> {
+    env.create(&claim("one", &product(SHARED)))?;
+    env.create(&Pod::new("a").claim("one").build())?;
+    let seen = env.check("a", "main", &["one"])?;
+    ensure!(seen.len() == 1, "expected one GPU, got {seen:?}");
+    Ok(())
+}
+
+pub(super) fn two_pods_two_gpus(env: &Env) -> Result<()> {
+    for name in ["a", "b"] {
+        env.create(&claim(name, &product(SHARED)))?;
+        env.create(&Pod::new(name).claim(name).build())?;
+    }
+    let (a, b) = (env.check("a", "main", &["a"])?, env.check("b", "main", &["b"])?);
+    ensure!(a.len() == 1 && b.len() == 1 && a != b, "expected a GPU each, got {a:?} and {b:?}");
+    Ok(())
+}
+
+pub(super) fn one_claim_two_pods(env: &Env) -> Result<()> {
+    let uid = Env::uid(&env.create(&claim("shared", &product(SHARED)))?)?;
+    for pod in ["a", "b"] {
+        env.create(&Pod::new(pod).claim("shared").build())?;
+    }
+    for pod in ["a", "b"] {
+        env.check(pod, "main", &["shared"])?;
+    }
+    env.delete("Pod", "a")?;
+    env.wait_until_gone("Pod", "a")?;
+    ensure!(env.driver.record(&uid).exists(), "the claim was unprepared although pod b still uses it");
+    env.end("b", &uid)
+}
+
+pub(super) fn one_claim_two_containers(env: &Env) -> Result<()> {
+    env.create(&claim("one", &product(SHARED)))?;
+    let pod =
+        Pod::new("a").claim("one").container("x", &["one"]).container("y", &["one"]).container("z", &[]);
+    // The third has no GPU: what a pod has, its containers get only if they say so.
+    let quiet =
+        "echo NVIDIA_VISIBLE_DEVICES=void; ls -d /dev/nvidia[0-9]*; echo that is all; exec sleep 1000";
+    let pod = pod.container_running("quiet", &[], quiet);
+    env.create(&pod.build())?;
+    env.check("a", "x", &["one"])?;
+    env.check("a", "y", &["one"])?;
+    env.check("a", "quiet", &[])?;
+    Ok(())
+}
+
+pub(super) fn two_claims_one_pod(env: &Env) -> Result<()> {
+    for name in ["first", "second"] {
+        env.create(&claim(name, &product(SHARED)))?;
+    }
+    let pod = Pod::new("a").claim("first").claim("second");
+    env.create(&pod.container("both", &["first", "second"]).container("one", &["second"]).build())?;
+    let both = env.check("a", "both", &["first", "second"])?;
+    ensure!(both.len() == 2, "expected two GPUs, got {both:?}");
+    env.check("a", "one", &["second"])?;
+    Ok(())
+}
+
+pub(super) fn count_two(env: &Env) -> Result<()> {
+    env.create(&claim_for("two", &request(&product(SHARED), 2)))?;
+    env.create(&Pod::new("a").claim("two").build())?;
+    let seen = env.check("a", "main", &["two"])?;
+    ensure!(seen.len() == 2, "expected two GPUs, got {seen:?}");
+    Ok(())
+}
+
+pub(super) fn count_beyond_node(env: &Env) -> Result<()> {
+    env.create(&claim_for("all", &request("true", env.driver.gpus().count() + 1)))?;
+    env.create(&Pod::new("a").claim("all").build())?;
+    let reason = env.wait_until_unschedulable("a")?;
+    ensure!(reason.contains("cannot allocate all claims"), "the scheduler's reason is another: {reason}");
+    Ok(())
+}
+
+pub(super) fn selectors(env: &Env) -> Result<()> {
+    let driver = names::DRIVER;
+    let l40s = format!(
+        "device.attributes['{driver}'].productName.contains('L40S') \
+         && device.capacity['{driver}'].memory.compareTo(quantity('40Gi')) > 0 \
+         && device.attributes['{driver}'].driverVersion.isGreaterThan(semver('500.0.0'))"
+    );
+    env.create(&claim("fits", &l40s))?;
+    env.create(&Pod::new("a").claim("fits").build())?;
+    env.check("a", "main", &["fits"])?;
+    let uuid = env.driver.gpus().of_product("L40S");
+    let minor = env.driver.gpus().get(uuid.first().copied().unwrap_or_default())?.minor;
+    ensure!(env.minors("fits")? == [minor].into(), "another GPU than the L40S was selected");
+
+    env.create(&claim("fits-none", &l40s.replace("40Gi", "900Gi")))?;
+    env.create(&Pod::new("b").claim("fits-none").build())?;
+    env.wait_until_unschedulable("b").map(drop)
+}
+
+pub(super) fn deployment(env: &Env) -> Result<()> {
+    env.create(&template("gpu", &request(&product(SHARED), 1)))?;
+    env.create(&json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d"},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "d"}},
+            "template": {"metadata": {"labels": {"app": "d"}}, "spec": Pod::new("").template("gpu").spec()},
+        },
+    }))?;
+    let path = env.path("Deployment", "d")?;
+    wait_for("Deployment with two pods", PATIENCE, || {
+        let found = env.api().get(&path)?;
+        Ok(found.filter(|deployment| at(deployment, "status.availableReplicas") == 2))
+    })?;
+    let pods = env.api().list(&env.path("Pod", "")?)?;
+    let mut all = std::collections::BTreeSet::new();
+    let mut uids = Vec::new();
+    for pod in &pods {
+        let (name, claim) = (at(pod, "metadata.name").as_str().unwrap_or_default(), Env::claim_of(pod)?);
+        all.append(&mut env.check(name, "main", &[&claim])?);
+        uids.push(Env::uid(&env.claim(&claim)?)?);
+    }
+    ensure!(all.len() == 2, "expected two different GPUs, got {all:?}");
+    env.delete("Deployment", "d")?;
+    uids.iter().try_for_each(|uid| env.driver.wait_until_unprepared(uid))
+}
+
+pub(super) fn deletion_frees(env: &Env) -> Result<()> {
+    env.create(&template("gpu", &request(&product(SHARED), 1)))?;
+    env.create(&Pod::new("a").template("gpu").build())?;
+    let claim = Env::claim_of(&env.wait_until_running("a")?)?;
+    env.check("a", "main", &[&claim])?;
+    let uid = Env::uid(&env.claim(&claim)?)?;
+    ensure!(env.driver.record(&uid).exists(), "a prepared claim has no record");
+    ensure!(!env.driver.cdi_files(&uid)?.is_empty(), "a prepared claim has no CDI file");
+    env.end("a", &uid)?;
+    env.wait_until_gone("ResourceClaim", &claim)
+}
+
+pub(super) fn unknown_field(env: &Env) -> Result<()> {
+    let mut spec = request(&product(SHARED), 1);
+    let parameters = json!({"apiVersion": names::API_VERSION, "kind": "GpuConfig", "sharring": {}});
+    let config = json!([{"opaque": {"driver": names::DRIVER, "parameters": parameters}}]);
+    if let Some(devices) = spec.get_mut("devices").and_then(|devices| devices.as_object_mut()) {
+        devices.insert("config".to_owned(), config);
+    }
+    env.create(&claim_for("wrong", &spec))?;
+    env.create(&Pod::new("a").claim("wrong").build())?;
+    wait_for("event of pod a that names the unknown field", PATIENCE, || {
+        let messages = env.messages("a");
+        Ok(messages.into_iter().find(|text| text.contains("unknown field") && text.contains("sharring")))
+    })?;
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! The driver on a cluster: image imported, chart installed, node labelled.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use divvy_api::names;
+use serde_json::{Value, json};
+
+use crate::api::at;
+use crate::cluster::Cluster;
+use crate::config::Layout;
+use crate::gpus::Gpus;
+use crate::images;
+use crate::parts;
+use crate::process::{Signal, output};
+use crate::wait::{poll, wait_for};
+
+/// Where the chart is installed.
+pub const NAMESPACE: &str = "divvy";
+/// The plugin's program.
+const PROGRAM: &str = "divvy-kubelet-plugin";
+/// How long the driver may take to start or stop on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The driver, installed on a cluster.
+#[derive(Debug)]
+pub struct Driver<'a> {
+    cluster: &'a Cluster,
+    gpus: Gpus,
+}
+
+impl<'a> Driver<'a> {
+    /// Installs the driver built into `bin` (as `target/release`) for simulated GPUs, and waits until they are published.
+    pub fn install(cluster: &'a Cluster, bin: &Path, gpus: &str) -> Result<Self> {
+        let version = env!("CARGO_PKG_VERSION");
+        let gpus = Gpus::create(&cluster.state().join("host"), gpus, &bin.join("libnvidia_ml.so"))?;
+        let driver = Self { cluster, gpus };
+        cluster.import(&images::driver(bin, version)?)?;
+        let values = cluster.state().join("values.json");
+        fs_err::write(&values, driver.values(version).to_string())?;
+        cluster.kubectl(&["create", "namespace", NAMESPACE])?;
+        helm(
+            cluster,
+            &[
+                "install",
+                "divvy",
+                &chart(),
+                "--namespace",
+                NAMESPACE,
+                "--values",
+                &values.display().to_string(),
+            ],
+        )?;
+        driver.label_node(true)?;
+        driver.wait_for_slices()?;
+        Ok(driver)
+    }
+
+    fn values(&self, tag: &str) -> Value {
+        let mock = self.gpus.mock_state();
+        let folder = mock.parent().unwrap_or(Path::new("/"));
+        json!({
+            "image": {"tag": tag, "pullPolicy": "Never"},
+            "hostRoot": self.gpus.root(),
+            "driverRoot": Gpus::DRIVER_ROOT,
+            "log": {"level": "debug"},
+            "extraEnv": [
+                {"name": "DIVVY_MOCK_STATE", "value": mock},
+                {"name": "DIVVY_MOCK_GPUS", "value": self.gpus.spec()},
+            ],
+            "extraVolumes": [{"name": "mock", "hostPath": {"path": folder}}],
+            "extraVolumeMounts": [{"name": "mock", "mountPath": folder}],
+        })
+    }
+
+    /// The node's GPUs.
+    pub fn gpus(&self) -> &Gpus {
+        &self.gpus
+    }
+
+    /// Labels the node for the driver, or takes the label away: the DaemonSet follows.
+    pub fn label_node(&self, wanted: bool) -> Result<()> {
+        let value = if wanted { json!("true") } else { Value::Null };
+        let path = format!("/api/v1/nodes/{}", Layout::NODE);
+        self.cluster
+            .api()
+            .patch(&path, &json!({"metadata": {"labels": {names::NODE_LABEL: value}}}))
+            .map(drop)
+    }
+
+    /// The plugin's pod, once it is ready.
+    pub fn wait_until_ready(&self) -> Result<Value> {
+        wait_for("ready plugin pod", PATIENCE, || {
+            let pods = self.pods()?;
+            Ok(pods.into_iter().find(|pod| crate::api::has_condition(pod, "Ready")))
+        })
+        .with_context(|| self.explain())
+    }
+
+    /// Stops the plugin (its pod ends) and waits until it is gone.
+    pub fn stop(&self) -> Result<()> {
+        self.label_node(false)?;
+        poll("end of the plugin", PATIENCE, || Ok(self.pods()?.is_empty() && self.pids()?.is_empty()))
+    }
+
+    /// Starts the plugin again after [`Driver::stop`].
+    pub fn start(&self) -> Result<()> {
+        self.label_node(true)?;
+        self.wait_until_ready().map(drop)
+    }
+
+    /// Kills the plugin's process with SIGKILL and returns its process id.
+    pub fn kill(&self) -> Result<u32> {
+        let pids = self.pids()?;
+        ensure!(pids.len() == 1, "expected one plugin process, found {pids:?}");
+        let pid = *pids.first().context("no plugin process")?;
+        self.cluster.send(pid, Signal::Kill)?;
+        Ok(pid)
+    }
+
+    /// The process ids of the plugin on the node.
+    pub fn pids(&self) -> Result<Vec<u32>> {
+        self.cluster.processes(|args| args.first().is_some_and(|program| program.ends_with(PROGRAM)))
+    }
+
+    /// The plugin's pods.
+    pub fn pods(&self) -> Result<Vec<Value>> {
+        let pods =
+            format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=node");
+        self.cluster.api().list(&pods)
+    }
+
+    /// The driver's ResourceSlices.
+    pub fn slices(&self) -> Result<Vec<Value>> {
+        let path =
+            format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={}", names::DRIVER);
+        self.cluster.api().list(&path)
+    }
+
+    /// Waits until every GPU is published, in a complete pool.
+    pub fn wait_for_slices(&self) -> Result<Vec<Value>> {
+        wait_for("ResourceSlices with every GPU", PATIENCE, || {
+            let slices = self.slices()?;
+            let devices: usize =
+                slices.iter().map(|slice| at(slice, "spec.devices").as_array().map_or(0, Vec::len)).sum();
+            Ok((devices == self.gpus.count()).then_some(slices))
+        })
+        .with_context(|| self.explain())
+    }
+
+    /// The UUID of a published device.
+    pub fn uuid_of(&self, device: &str) -> Result<String> {
+        let slices = self.slices()?;
+        let mut devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array()).flatten();
+        let found = devices.find(|found| at(found, "name") == device);
+        let uuid = found.and_then(|found| at(found, "attributes.uuid.string").as_str());
+        uuid.map(str::to_owned).with_context(|| format!("no published device {device} has a uuid"))
+    }
+
+    /// The record of a claim, on the node.
+    pub fn record(&self, claim_uid: &str) -> PathBuf {
+        self.plugin_dir().join("claims").join(format!("{claim_uid}.json"))
+    }
+
+    /// The CDI files of a claim, on the node.
+    pub fn cdi_files(&self, claim_uid: &str) -> Result<Vec<PathBuf>> {
+        let folder = self.cluster.node_path("/run/cdi");
+        let mut files = Vec::new();
+        for entry in fs_err::read_dir(folder)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name.to_string_lossy().contains(claim_uid)) {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// Waits until nothing on the node is left of a claim.
+    pub fn wait_until_unprepared(&self, claim_uid: &str) -> Result<()> {
+        poll(&format!("unprepare of claim {claim_uid} (record and CDI file gone)"), PATIENCE, || {
+            Ok(!self.record(claim_uid).exists() && self.cdi_files(claim_uid)?.is_empty())
+        })
+    }
+
+    fn plugin_dir(&self) -> PathBuf {
+        self.cluster.node_path(format!("/var/lib/kubelet/plugins/{}", names::DRIVER))
+    }
+
+    /// What the plugin said last, for an error message.
+    fn explain(&self) -> String {
+        let args =
+            ["logs", "--namespace", NAMESPACE, "--selector=app.kubernetes.io/component=node", "--tail=10"];
+        let said = self.cluster.kubectl(&args).unwrap_or_else(|error| format!("{error:#}"));
+        format!("the plugin's last lines:\n{said}")
+    }
+}
+
+/// The chart's folder.
+pub fn chart() -> String {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/chart/divvy").to_owned()
+}
+
+/// Runs helm on a cluster and returns what it printed.
+pub fn helm(cluster: &Cluster, args: &[&str]) -> Result<String> {
+    output(&mut cluster.command(parts::helm()?, args))
+}

@@ -1,0 +1,105 @@
+//! GPUs that do not exist, for a cluster's node: a folder that stands in for the node's `/` where the driver looks for
+//! NVIDIA's driver, sysfs, `/proc` and device nodes, and the state file of the mock NVML library in it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use divvy_gpu_sim::{Engine, SimSpec};
+use divvy_host::fixture::{Fixture, FixtureGpu};
+use fs_err as fs;
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+/// The simulated GPUs of a node.
+#[derive(Debug, Clone)]
+pub struct Gpus {
+    root: PathBuf,
+    spec: String,
+    by_uuid: BTreeMap<String, Gpu>,
+}
+
+/// What tests want to know of a simulated GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// The number in its device node, `/dev/nvidia<minor>`.
+    pub minor: u32,
+    /// NVML's product name.
+    pub product: String,
+}
+
+impl Gpus {
+    /// Where NVIDIA's driver is on the node, below [`Gpus::root`]: where a driver container mounts it.
+    pub const DRIVER_ROOT: &'static str = "/run/nvidia/driver";
+
+    /// Makes the folder for the GPUs of a text as `h100x8,l4x2`. `nvml` is the built mock library.
+    pub fn create(root: &Path, spec: &str, nvml: &Path) -> Result<Self> {
+        let inventory = Engine::new(&spec.parse::<SimSpec>()?).inventory();
+        let mut fixture_gpus = Vec::new();
+        let mut by_uuid = BTreeMap::new();
+        for (uuid, gpu) in &inventory.gpus {
+            let minor = gpu.facts.minor.context("a simulated GPU has no minor number")?;
+            by_uuid.insert(uuid.to_string(), Gpu { minor, product: gpu.facts.product_name.clone() });
+            fixture_gpus.push(FixtureGpu {
+                minor,
+                pci: gpu.facts.pci_address,
+                numa_node: gpu.topology.numa_node,
+                pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".to_owned()),
+            });
+        }
+        fixture_gpus.sort_by_key(|gpu| gpu.minor);
+        let mut fixture = Fixture::new(fixture_gpus);
+        fixture.driver_version.clone_from(&inventory.system.driver_version);
+        fixture.driver_root = PathBuf::from(Self::DRIVER_ROOT);
+        fixture.nvml = Some(nvml.to_owned());
+        fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().clone_into(&mut fixture.boot_id);
+        fixture.build(root)?;
+        device_nodes(&root.join("dev"))?;
+        fs::create_dir_all(root.join("mock"))?;
+        Ok(Self { root: root.to_owned(), spec: spec.to_owned(), by_uuid })
+    }
+
+    /// The folder that stands in for the node's `/`.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The text they were made from.
+    pub fn spec(&self) -> &str {
+        &self.spec
+    }
+
+    /// The state file of the mock library, as host and plugin see it.
+    pub fn mock_state(&self) -> PathBuf {
+        self.root.join("mock/state.json")
+    }
+
+    /// The GPU with this UUID.
+    pub fn get(&self, uuid: &str) -> Result<&Gpu> {
+        self.by_uuid.get(uuid).with_context(|| format!("no simulated GPU has the UUID {uuid}"))
+    }
+
+    /// The UUIDs of the GPUs whose product name contains this.
+    pub fn of_product(&self, product: &str) -> Vec<&str> {
+        let fitting = self.by_uuid.iter().filter(|(_, gpu)| gpu.product.contains(product));
+        fitting.map(|(uuid, _)| uuid.as_str()).collect()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.by_uuid.len()
+    }
+}
+
+/// Puts a real device, the null device, in the place of every device file that the fixture made.
+fn device_nodes(dev: &Path) -> Result<()> {
+    for entry in fs::read_dir(dev)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::remove_file(entry.path())?;
+            let rights = Mode::from_raw_mode(0o666);
+            mknodat(CWD, entry.path(), FileType::CharacterDevice, rights, makedev(1, 3))
+                .with_context(|| format!("cannot make the device node {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}

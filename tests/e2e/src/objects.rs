@@ -1,0 +1,141 @@
+//! The objects that cases make, as short as the cases want to be read.
+
+use divvy_api::names;
+use serde_json::{Value, json};
+
+use crate::images::BUSYBOX;
+
+/// The line after which a test container has said everything.
+pub const SAID: &str = "that is all";
+
+/// What test containers run: they say which GPUs they see, then live until they are told to stop.
+const SAY_AND_STAY: &str = "trap 'exit 0' TERM; ls -d /dev/nvidia[0-9]* 2>&1; \
+                            echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; echo that is all; \
+                            while :; do sleep 1000 & wait $!; done";
+
+/// A pod being described.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    name: String,
+    claims: Vec<Value>,
+    containers: Vec<Value>,
+    grace: u32,
+}
+
+impl Pod {
+    /// A pod without claims and containers; with no container added it gets one that uses all claims.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), claims: Vec::new(), containers: Vec::new(), grace: 5 }
+    }
+
+    /// Uses an existing claim, under its own name.
+    #[must_use]
+    pub fn claim(mut self, claim: &str) -> Self {
+        self.claims.push(json!({"name": claim, "resourceClaimName": claim}));
+        self
+    }
+
+    /// Gets a claim from a template, under the template's name.
+    #[must_use]
+    pub fn template(mut self, template: &str) -> Self {
+        self.claims.push(json!({"name": template, "resourceClaimTemplateName": template}));
+        self
+    }
+
+    /// Adds a container that uses these claims.
+    #[must_use]
+    pub fn container(self, name: &str, claims: &[&str]) -> Self {
+        self.container_running(name, claims, SAY_AND_STAY)
+    }
+
+    /// Adds a container that runs this script.
+    #[must_use]
+    pub fn container_running(mut self, name: &str, claims: &[&str], script: &str) -> Self {
+        let claims: Vec<Value> = claims.iter().map(|claim| json!({"name": claim})).collect();
+        self.containers.push(json!({
+            "name": name,
+            "image": BUSYBOX,
+            "command": ["/bin/sh", "-c", script],
+            "resources": {"claims": claims},
+        }));
+        self
+    }
+
+    /// How long containers may take to end when told to, in seconds.
+    #[must_use]
+    pub fn grace(mut self, seconds: u32) -> Self {
+        self.grace = seconds;
+        self
+    }
+
+    /// The pod's spec.
+    pub fn spec(&self) -> Value {
+        let names: Vec<&str> = self.claims.iter().filter_map(|claim| claim.get("name")?.as_str()).collect();
+        let containers = if self.containers.is_empty() {
+            self.clone().container("main", &names).containers
+        } else {
+            self.containers.clone()
+        };
+        json!({
+            "terminationGracePeriodSeconds": self.grace,
+            "resourceClaims": self.claims,
+            "containers": containers,
+            "automountServiceAccountToken": false,
+        })
+    }
+
+    /// The pod.
+    pub fn build(&self) -> Value {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": self.spec()})
+    }
+}
+
+/// A claim for one GPU that a CEL expression selects.
+pub fn claim(name: &str, cel: &str) -> Value {
+    claim_for(name, &request(cel, 1))
+}
+
+/// A claim with this spec.
+pub fn claim_for(name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec})
+}
+
+/// A template for claims with this spec.
+pub fn template(name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": spec},
+    })
+}
+
+/// The spec of a claim for some GPUs that a CEL expression selects.
+pub fn request(cel: &str, count: usize) -> Value {
+    json!({"devices": {"requests": [{
+        "name": "gpu",
+        "exactly": {
+            "deviceClassName": names::CLASS_GPU,
+            "count": count,
+            "selectors": [{"cel": {"expression": cel}}],
+        },
+    }]}})
+}
+
+/// CEL that selects a product.
+pub fn product(name: &str) -> String {
+    format!("device.attributes['{}'].productName == '{name}'", names::DRIVER)
+}
+
+/// The collection that objects of a kind are in.
+pub fn collection(kind: &str, namespace: &str) -> Option<String> {
+    let (group, plural) = match kind {
+        "Pod" => ("/api/v1", "pods"),
+        "Event" => ("/api/v1", "events"),
+        "Deployment" => ("/apis/apps/v1", "deployments"),
+        "ResourceClaim" => ("/apis/resource.k8s.io/v1", "resourceclaims"),
+        "ResourceClaimTemplate" => ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
+        _ => return None,
+    };
+    Some(format!("{group}/namespaces/{namespace}/{plural}"))
+}

@@ -1,0 +1,95 @@
+//! `cargo xtask e2e`: the end-to-end cases on a cluster of their own.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use divvy_e2e::cases::{ALL, GPUS};
+use divvy_e2e::driver::Driver;
+use divvy_e2e::parts::{self, Parts};
+use divvy_e2e::process;
+use divvy_e2e::runner::{Plan, run as run_cases};
+use divvy_e2e::{Cluster, Options};
+
+/// What the driver is made of.
+const PACKAGES: &[&str] = &["divvy-kubelet-plugin", "divvy-cdi-hook", "divvy-nvml-mock"];
+
+/// Arguments of `cargo xtask e2e`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only cases whose name contains one of these
+    filter: Vec<String>,
+    /// Show the cases and run none
+    #[arg(long)]
+    list: bool,
+    /// Kubernetes version, as 1.36.4
+    #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
+    version: String,
+    /// How many cases at once
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+    /// Take the programs from this folder instead of building them
+    #[arg(long)]
+    bin: Option<PathBuf>,
+    /// Leave the cluster up afterwards, as `e2e` (see `cargo xtask cluster --name e2e`)
+    #[arg(long)]
+    keep: bool,
+    /// Where failed cases leave their folders
+    #[arg(long, default_value = "target/e2e")]
+    failures: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut out = std::io::stdout();
+    let wanted =
+        |name: &str| args.filter.is_empty() || args.filter.iter().any(|part| name.contains(part.as_str()));
+    let cases: Vec<_> = ALL.iter().copied().filter(|case| wanted(case.name)).collect();
+    ensure!(
+        !cases.is_empty(),
+        "no case is named like {:?}; see them with: cargo xtask e2e --list",
+        args.filter
+    );
+    if args.list {
+        for case in cases {
+            writeln!(out, "{}{}", case.name, if case.alone { " (alone)" } else { "" })?;
+        }
+        return Ok(());
+    }
+    let bin = args.bin.clone().map_or_else(build, Ok)?;
+    Parts::ensure(&args.version)?;
+    parts::helm()?;
+    if args.failures.exists() {
+        fs_err::remove_dir_all(&args.failures)?;
+    }
+
+    let start = Instant::now();
+    Cluster::down("e2e")?;
+    let cluster =
+        Cluster::up(&Options { name: "e2e".to_owned(), version: args.version.clone(), owned: !args.keep })?;
+    writeln!(out, "Kubernetes {} is up after {:.1} s", args.version, start.elapsed().as_secs_f32())?;
+    let driver = Driver::install(&cluster, &bin, GPUS).inspect_err(|_| {
+        // The error that counts is the one being returned.
+        let _ = cluster.collect_logs(&args.failures.join("install"));
+    })?;
+    writeln!(out, "the driver has published its GPUs after {:.1} s", start.elapsed().as_secs_f32())?;
+    let plan = Plan { cases, jobs: args.jobs, failures: args.failures.clone() };
+    let outcome = run_cases(&cluster, &driver, &plan)?;
+    writeln!(out, "{:.0} s in all", start.elapsed().as_secs_f32())?;
+    writeln!(out, "{} passed, {} failed", outcome.passed, outcome.failed)?;
+    ensure!(outcome.failed == 0, "{} cases failed; see {}", outcome.failed, args.failures.display());
+    Ok(())
+}
+
+/// Builds the driver and returns the folder of its programs.
+fn build() -> Result<PathBuf> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--release"]);
+    for package in PACKAGES {
+        cargo.args(["--package", package]);
+    }
+    process::run(&mut cargo)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    Ok(target.join("release"))
+}
