@@ -100,22 +100,12 @@ pub enum AllocError {
         gate: &'static str,
     },
     /// A selector does not compile or failed for a device.
-    #[error("{origin}: selector #{index}: CEL {} error", if .device.is_some() { "runtime" } else { "compile" })]
-    Selector {
-        /// `class NAME` or `claim NAMESPACE/NAME`.
-        origin: String,
-        /// Which selector of it, from 0.
-        index: usize,
-        /// The expression.
-        expression: String,
-        /// The device it was evaluated for; none when it does not compile.
-        device: Option<DeviceId>,
-        /// What went wrong.
-        #[source]
-        source: CelError,
-    },
+    #[error(transparent)]
+    Selector(#[from] Box<SelectorError>),
     /// More devices than a claim can have.
-    #[error("claim {claim}: exceeds the limit of {MAX_RESULTS} devices per claim: {wanted} are asked for at least")]
+    #[error(
+        "claim {claim}: exceeds the limit of {MAX_RESULTS} devices per claim: {wanted} are asked for at least"
+    )]
     TooManyDevices {
         /// The claim.
         claim: Holder,
@@ -123,7 +113,9 @@ pub enum AllocError {
         wanted: usize,
     },
     /// `allocationMode: All` while a pool is not whole.
-    #[error("claim {claim}, request {request:?}: asks for all devices, but resource pool {pool} is currently {state}")]
+    #[error(
+        "claim {claim}, request {request:?}: asks for all devices, but resource pool {pool} is currently {state}"
+    )]
     AllFromPartialPool {
         /// The claim.
         claim: Holder,
@@ -154,13 +146,32 @@ pub enum AllocError {
         terms: usize,
     },
     /// What is asked for is part of Kubernetes and not of this allocator yet.
-    #[error("{subject}: {what} is not supported by the offline allocator yet, only the real scheduler can allocate it")]
+    #[error(
+        "{subject}: {what} is not supported by the offline allocator yet, only the real scheduler can allocate it"
+    )]
     Unsupported {
         /// The request or device.
         subject: String,
         /// The field.
         what: &'static str,
     },
+}
+
+/// A selector that does not compile or that failed for a device.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{origin}: selector #{index}: CEL {} error", if .device.is_some() { "runtime" } else { "compile" })]
+pub struct SelectorError {
+    /// `class NAME` or `claim NAMESPACE/NAME`.
+    pub origin: String,
+    /// Which selector of it, from 0.
+    pub index: usize,
+    /// The expression.
+    pub expression: String,
+    /// The device it was evaluated for; none when it does not compile.
+    pub device: Option<DeviceId>,
+    /// What went wrong.
+    #[source]
+    pub source: CelError,
 }
 
 impl AllocError {

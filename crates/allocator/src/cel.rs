@@ -10,7 +10,9 @@
 //! match and results that are not bool; [`eval`] gives the errors of one device.
 
 mod check;
+mod collections;
 mod device;
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the declaration macros pass arguments by reference")]
 mod library;
 mod macros;
 mod regexes;

@@ -96,8 +96,9 @@ pub(crate) fn explain<'a>(
     let mut all = Vec::new();
     for claim in &prepared.claims {
         for choice in &claim.requests {
-            let holder = Holder::of(claim.claim);
-            let reasons = choice.alternatives.iter().map(|request| of_request(prepared, search, &holder, request));
+            let holder = Holder::of(claim.object);
+            let reasons =
+                choice.alternatives.iter().map(|request| of_request(prepared, search, &holder, request));
             all.push(reasons.collect::<Vec<_>>());
         }
     }

@@ -22,7 +22,7 @@ mod pools;
 mod quantity;
 mod semver;
 
-pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome};
+pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError};
 pub use allocated::{AllocatedState, DeviceId, Holder};
 pub use explain::{DeviceReason, Explanation, Reason, RequestReason};
 pub use features::Features;

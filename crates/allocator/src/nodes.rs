@@ -98,9 +98,8 @@ mod tests {
     fn selects(expressions: Vec<NodeSelectorRequirement>) -> Result<bool, NodeSelectorError> {
         let mut node = Node::default();
         node.metadata.name = Some("n1".to_owned());
-        node.metadata.labels = Some(
-            [("zone", "a"), ("rank", "5")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
-        );
+        node.metadata.labels =
+            Some([("zone", "a"), ("rank", "5")].map(|(k, v)| (k.to_owned(), v.to_owned())).into());
         let (fields, expressions) = expressions.into_iter().partition(|r| r.key.starts_with("metadata."));
         let term = NodeSelectorTerm { match_expressions: Some(expressions), match_fields: Some(fields) };
         matches(&NodeSelector { node_selector_terms: vec![term] }, &node)

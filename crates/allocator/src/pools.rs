@@ -113,7 +113,7 @@ pub(crate) fn gather<'a>(
     let mut pools = Vec::with_capacity(relevant.len());
     for ((driver, name), slices) in relevant {
         let everywhere = all.of_pool.get(&(driver, name)).map(Vec::as_slice).unwrap_or_default();
-        pools.extend(build(driver, name, slices, everywhere));
+        pools.extend(build(driver, name, slices, everywhere, features));
     }
     // Waiting for a device to be attached comes last; otherwise the order of names stays.
     pools.sort_by_key(Pool::has_binding_conditions);
@@ -147,6 +147,7 @@ fn build<'a>(
     name: &'a str,
     relevant: Vec<&'a ResourceSlice>,
     everywhere: &[&'a ResourceSlice],
+    features: Features,
 ) -> Option<Pool<'a>> {
     let generation = relevant.iter().map(|s| s.spec.pool.generation).max()?;
     let mut slices: Vec<&ResourceSlice> =
@@ -175,18 +176,22 @@ fn build<'a>(
     let counters = counters.into_iter().chain(more_counters).collect();
     let mut pool = Pool { driver, name, slices, counters, elsewhere, problem };
     if pool.problem.is_none() {
-        pool.problem = contradiction(&pool).map(PoolProblem::Invalid);
+        pool.problem = contradiction(&pool, features).map(PoolProblem::Invalid);
     }
     Some(pool)
 }
 
 /// What makes a pool invalid, if anything does.
-fn contradiction(pool: &Pool<'_>) -> Option<String> {
+fn contradiction(pool: &Pool<'_>, features: Features) -> Option<String> {
     let mut names = BTreeSet::new();
     for device in pool.devices() {
         if !names.insert(device.name.as_str()) {
             return Some(format!("duplicate device name {}", device.name));
         }
+    }
+    if !features.partitionable_devices {
+        // Counters mean nothing then; a device that consumes some is not usable, the others are.
+        return None;
     }
     let mut sets = BTreeMap::new();
     for set in pool.counters.iter().flat_map(|s| s.spec.shared_counters.iter().flatten()) {
@@ -203,7 +208,8 @@ fn contradiction(pool: &Pool<'_>) -> Option<String> {
                     device.name, consumption.counter_set
                 ));
             };
-            if let Some((counter, _)) = consumption.counters.iter().find(|(name, _)| !set.contains_key(*name)) {
+            if let Some((counter, _)) = consumption.counters.iter().find(|(name, _)| !set.contains_key(*name))
+            {
                 return Some(format!(
                     "device {} references unknown counter {counter} in counter set {}",
                     device.name, consumption.counter_set

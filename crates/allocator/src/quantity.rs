@@ -18,18 +18,8 @@ const ONE: i128 = 1_000_000_000;
 const MAX_FRACTION_DIGITS: usize = 20;
 
 /// Suffixes of powers of ten, with the exponent.
-const DECIMAL: [(&str, i32); 10] = [
-    ("n", -9),
-    ("u", -6),
-    ("m", -3),
-    ("", 0),
-    ("k", 3),
-    ("M", 6),
-    ("G", 9),
-    ("T", 12),
-    ("P", 15),
-    ("E", 18),
-];
+const DECIMAL: [(&str, i32); 10] =
+    [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
 
 /// Suffixes of powers of 1024, with the power.
 const BINARY: [(&str, u32); 6] = [("Ki", 1), ("Mi", 2), ("Gi", 3), ("Ti", 4), ("Pi", 5), ("Ei", 6)];
@@ -38,7 +28,9 @@ const BINARY: [(&str, u32); 6] = [("Ki", 1), ("Mi", 2), ("Gi", 3), ("Ti", 4), ("
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum QuantityError {
     /// Not `<sign><digits>[.<digits>]<suffix>`.
-    #[error("{0:?} is not a quantity: expected a number and one of the suffixes n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent e<n>")]
+    #[error(
+        "{0:?} is not a quantity: expected a number and one of the suffixes n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent e<n>"
+    )]
     Format(String),
     /// A number that does not fit (about 1.7e29).
     #[error("{0:?} is out of range")]
@@ -239,12 +231,8 @@ impl Number {
 
     fn times_ten_pow_wide(&self, exponent: i32) -> Option<i128> {
         let units = Self { units: self.units, fraction: 0, fraction_digits: 0, cut: false };
-        let rest = Self {
-            units: 0,
-            fraction: self.fraction,
-            fraction_digits: self.fraction_digits,
-            cut: self.cut,
-        };
+        let rest =
+            Self { units: 0, fraction: self.fraction, fraction_digits: self.fraction_digits, cut: self.cut };
         units.times_ten_pow(exponent)?.checked_add(rest.times_ten_pow(exponent)?)
     }
 }

@@ -117,8 +117,20 @@ mod tests {
     #[test]
     fn precedence_follows_the_specification() {
         let ordered = [
-            "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta", "1.0.0-beta.2", "1.0.0-beta.11",
-            "1.0.0-rc.1", "1.0.0", "1.0.1", "1.1.0", "2.0.0", "550.54.15", "580.95.5", "580.100.0",
+            "1.0.0-alpha",
+            "1.0.0-alpha.1",
+            "1.0.0-alpha.beta",
+            "1.0.0-beta",
+            "1.0.0-beta.2",
+            "1.0.0-beta.11",
+            "1.0.0-rc.1",
+            "1.0.0",
+            "1.0.1",
+            "1.1.0",
+            "2.0.0",
+            "550.54.15",
+            "580.95.5",
+            "580.100.0",
         ];
         for pair in ordered.windows(2) {
             assert!(v(pair[0]) < v(pair[1]), "{pair:?}");
@@ -146,10 +158,7 @@ mod tests {
         ] {
             assert_eq!(Semver::parse_lenient(text).map(|v| v.to_string()), Ok(strict.to_owned()), "{text}");
         }
-        assert_eq!(
-            Semver::parse_lenient("1.2-rc1"),
-            Err(SemverError::ShortWithSuffix("1.2-rc1".to_owned()))
-        );
+        assert_eq!(Semver::parse_lenient("1.2-rc1"), Err(SemverError::ShortWithSuffix("1.2-rc1".to_owned())));
         assert!(Semver::parse_lenient("vv1").is_err());
     }
 }

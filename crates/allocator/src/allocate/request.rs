@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{
-    CapacityRequirements, Device, DeviceClass, DeviceClaim, DeviceDerivedAttribute, DeviceRequest, DeviceSelector,
-    DeviceToleration, ResourceClaim, ResourceSlice,
+    CapacityRequirements, Device, DeviceClaim, DeviceClass, DeviceDerivedAttribute, DeviceRequest,
+    DeviceSelector, DeviceToleration, ResourceClaim, ResourceSlice,
 };
 
-use super::{AllocError, Allocator, Inputs, MAX_RESULTS};
+use super::{AllocError, Allocator, Inputs, MAX_RESULTS, SelectorError};
 use crate::allocated::{DeviceId, Holder};
 use crate::cel::{CelError, Program};
 use crate::features::Features;
@@ -28,7 +28,7 @@ pub(crate) struct Prepared<'a> {
 }
 
 pub(crate) struct Claim<'a> {
-    pub(crate) claim: &'a ResourceClaim,
+    pub(crate) object: &'a ResourceClaim,
     pub(crate) spec: &'a DeviceClaim,
     pub(crate) requests: Vec<Choice<'a>>,
 }
@@ -170,20 +170,21 @@ impl<'a> Prepared<'a> {
         if wanted > MAX_RESULTS {
             return Err(AllocError::TooManyDevices { claim: Holder::of(claim), wanted });
         }
-        for constraint in spec.constraints.iter().flatten() {
-            if constraint.match_attribute.is_none() && constraint.distinct_attribute.is_none() {
-                return Err(AllocError::Malformed {
-                    claim: Holder::of(claim),
-                    request: "spec.devices.constraints".to_owned(),
-                    problem: "empty constraint (unsupported constraint type?)".to_owned(),
-                });
-            }
+        let constraints = spec.constraints.as_deref().unwrap_or_default();
+        if constraints.iter().any(|c| c.match_attribute.is_none() && c.distinct_attribute.is_none()) {
+            return Err(AllocError::Malformed {
+                claim: Holder::of(claim),
+                request: "spec.devices.constraints".to_owned(),
+                problem: "empty constraint (unsupported constraint type?)".to_owned(),
+            });
+        }
+        if !constraints.is_empty() {
             return Err(AllocError::Unsupported {
                 subject: format!("claim {}", Holder::of(claim)),
                 what: "spec.devices.constraints (matchAttribute, distinctAttribute)",
             });
         }
-        Ok(Claim { claim, spec, requests })
+        Ok(Claim { object: claim, spec, requests })
     }
 
     fn request(
@@ -255,8 +256,11 @@ impl<'a> Prepared<'a> {
         name: String,
         fields: &Fields<'a>,
     ) -> Result<Request<'a>, AllocError> {
-        let malformed =
-            |problem: String| AllocError::Malformed { claim: Holder::of(claim), request: name.clone(), problem };
+        let malformed = |problem: String| AllocError::Malformed {
+            claim: Holder::of(claim),
+            request: name.clone(),
+            problem,
+        };
         let unsupported = |what| AllocError::Unsupported {
             subject: format!("claim {}, request {name:?}", Holder::of(claim)),
             what,
@@ -307,13 +311,13 @@ impl<'a> Prepared<'a> {
             };
             let program = allocator.program(&cel.expression);
             if let Err(source) = program.as_ref() {
-                return Err(AllocError::Selector {
+                return Err(AllocError::Selector(Box::new(SelectorError {
                     origin: origin.to_string(),
                     index: number,
                     expression: cel.expression.clone(),
                     device: None,
                     source: source.clone(),
-                });
+                })));
             }
             selectors.push(Selector { origin, index: number, program });
         }

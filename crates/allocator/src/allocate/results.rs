@@ -161,12 +161,10 @@ fn node_selector(
 }
 
 /// Adds requirements that are not there yet; the order of values does not matter.
-fn merge(
-    into: &mut Option<Vec<NodeSelectorRequirement>>,
-    from: Option<&Vec<NodeSelectorRequirement>>,
-) {
+fn merge(into: &mut Option<Vec<NodeSelectorRequirement>>, from: Option<&Vec<NodeSelectorRequirement>>) {
     for requirement in from.into_iter().flatten() {
-        let values = |r: &NodeSelectorRequirement| r.values.iter().flatten().cloned().collect::<BTreeSet<_>>();
+        let values =
+            |r: &NodeSelectorRequirement| r.values.iter().flatten().cloned().collect::<BTreeSet<_>>();
         let same = |r: &NodeSelectorRequirement| {
             r.key == requirement.key && r.operator == requirement.operator && values(r) == values(requirement)
         };

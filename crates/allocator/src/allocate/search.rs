@@ -5,18 +5,21 @@
 //! entered again, and devices that no request can tell apart count as the same. That changes the time, never the
 //! result.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod memory;
+mod taints;
 
-use k8s_openapi::api::resource::v1::{DeviceTaint, DeviceToleration};
+use k8s_openapi::api::resource::v1::DeviceTaint;
 
+use self::memory::Memory;
 use super::request::{Candidate, Choice, Mode, Prepared, Request};
-use super::{AllocError, MAX_RESULTS};
+use super::{AllocError, MAX_RESULTS, SelectorError};
 use crate::allocated::Holder;
 use crate::cel;
 use crate::nodes;
 
-/// Dead ends after which the search begins to remember them: remembering costs more than a few of them.
-const PATIENCE: u64 = 64;
+/// Dead ends after which the search begins to remember them: remembering costs more than a few of them. In unit
+/// tests it begins at once, so that small cases go through it.
+const PATIENCE: u64 = if cfg!(test) { 0 } else { 64 };
 
 /// What a request thinks of a device, whoever holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,14 +96,6 @@ pub(crate) struct Search<'s, 'a> {
     memory: Option<Memory>,
 }
 
-/// The states that failed.
-struct Memory {
-    /// By candidate: devices of one kind are the same to every request.
-    kinds: Vec<usize>,
-    kind_count: usize,
-    failed: BTreeSet<Vec<usize>>,
-}
-
 impl<'s, 'a> Search<'s, 'a> {
     pub(crate) fn new(prepared: &'s Prepared<'a>) -> Self {
         Self {
@@ -125,14 +120,14 @@ impl<'s, 'a> Search<'s, 'a> {
             for choice in &claim.requests {
                 for request in &choice.alternatives {
                     if request.mode == Mode::All {
-                        self.collect(request, Holder::of(claim.claim))?;
+                        self.collect(request, Holder::of(claim.object))?;
                     }
                 }
                 let counts = choice.alternatives.iter().map(|a| self.wanted(a));
                 fewest = fewest.saturating_add(counts.min().unwrap_or(0));
             }
             if fewest > MAX_RESULTS {
-                return Err(AllocError::TooManyDevices { claim: Holder::of(claim.claim), wanted: fewest });
+                return Err(AllocError::TooManyDevices { claim: Holder::of(claim.object), wanted: fewest });
             }
         }
         Ok(())
@@ -260,7 +255,8 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Goes on with the candidate picked, and takes the pick back unless that succeeds.
     fn with(&mut self, at: At, alternative: usize, candidate: usize) -> Result<Step, AllocError> {
-        let (Some(claims), Some(picks)) = (self.taking.get_mut(candidate), self.picks.get_mut(at.claim)) else {
+        let (Some(claims), Some(picks)) = (self.taking.get_mut(candidate), self.picks.get_mut(at.claim))
+        else {
             return Ok(Step::No);
         };
         claims.push(at.claim);
@@ -312,7 +308,9 @@ impl<'s, 'a> Search<'s, 'a> {
         };
         match unsupported {
             None => Ok(None),
-            Some(what) => Err(AllocError::Unsupported { subject: format!("device {}", candidate.id()), what }),
+            Some(what) => {
+                Err(AllocError::Unsupported { subject: format!("device {}", candidate.id()), what })
+            }
         }
     }
 
@@ -327,11 +325,8 @@ impl<'s, 'a> Search<'s, 'a> {
         if !self.prepared.features.device_taints {
             return None;
         }
-        let taints = candidate.device.taints.as_ref()?;
         let tolerations = request.tolerations.map(Vec::as_slice).unwrap_or_default();
-        // Other effects do not keep anyone away: None by definition, unknown ones because they are unknown.
-        let keeps_away = |t: &&DeviceTaint| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute");
-        taints.iter().filter(keeps_away).find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
+        taints::untolerated(candidate.device.taints.as_deref()?, tolerations)
     }
 
     /// What the request thinks of the candidate; its selectors are evaluated once.
@@ -363,13 +358,13 @@ impl<'s, 'a> Search<'s, 'a> {
                 Ok(true) => {}
                 Ok(false) => return Ok(Verdict::Rejected(place)),
                 Err(source) => {
-                    return Err(AllocError::Selector {
+                    return Err(AllocError::Selector(Box::new(SelectorError {
                         origin: selector.origin.to_string(),
                         index: selector.index,
                         expression: program.source().to_owned(),
                         device: Some(candidate.id()),
                         source,
-                    });
+                    })));
                 }
             }
         }
@@ -378,74 +373,5 @@ impl<'s, 'a> Search<'s, 'a> {
             return Ok(Verdict::NotOnNode);
         }
         Ok(Verdict::Selected)
-    }
-
-    /// Sorts the devices by what all requests think of them.
-    fn kinds(&mut self) -> Memory {
-        let prepared = self.prepared;
-        let all = |claim: &'s super::request::Claim<'a>| claim.requests.iter().flat_map(|c| &c.alternatives);
-        let mut numbers = BTreeMap::new();
-        let mut kinds = Vec::with_capacity(prepared.candidates.len());
-        for (index, candidate) in prepared.candidates.iter().enumerate() {
-            let mut signature = vec![usize::from(self.is_taken(candidate))];
-            for request in prepared.claims.iter().flat_map(all) {
-                // A device whose selector fails is like no other: whoever reaches it must meet the error.
-                signature.push(match self.verdict(request, index) {
-                    Ok(Verdict::Selected) => usize::from(self.untolerated(request, candidate).is_some()),
-                    Ok(_) => 2,
-                    Err(_) => 3 + index,
-                });
-            }
-            let next = numbers.len();
-            kinds.push(*numbers.entry(signature).or_insert(next));
-        }
-        Memory { kinds, kind_count: numbers.len(), failed: BTreeSet::new() }
-    }
-
-    /// All that the rest of the search depends on.
-    fn key(&self, memory: &Memory, at: At, alternative: usize, results: usize) -> Vec<usize> {
-        let mut key = vec![at.claim, at.request, alternative, at.found, at.start, results];
-        let requests = || self.prepared.claims.iter().flat_map(|c| &c.requests).flat_map(|r| &r.alternatives);
-        if requests().any(|r| r.admin || r.mode == Mode::All) {
-            // Who has which device matters then, not only how many of a kind are left.
-            let used = self.taking.iter().enumerate().filter(|(_, claims)| !claims.is_empty());
-            for (index, claims) in used {
-                key.push(index);
-                key.push(claims.len());
-                key.extend(claims);
-            }
-            return key;
-        }
-        // Used devices by kind: of all, and of those that this request can still reach.
-        let mut counts = vec![0; memory.kind_count * 2];
-        for (index, (claims, kind)) in self.taking.iter().zip(&memory.kinds).enumerate() {
-            if claims.is_empty() {
-                continue;
-            }
-            let reachable = if index >= at.start { memory.kind_count } else { 0 };
-            for slot in [*kind, reachable + *kind] {
-                if let Some(count) = counts.get_mut(slot) {
-                    *count += 1;
-                }
-            }
-        }
-        key.extend(counts);
-        key
-    }
-}
-
-/// Whether a toleration covers a taint; an empty key or effect covers all of them.
-fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
-    let key = toleration.key.as_deref().unwrap_or_default();
-    let effect = toleration.effect.as_deref().unwrap_or_default();
-    if !(key.is_empty() || key == taint.key) || !(effect.is_empty() || effect == taint.effect) {
-        return false;
-    }
-    match toleration.operator.as_deref().unwrap_or_default() {
-        "Exists" => true,
-        "" | "Equal" => {
-            toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
-        }
-        _ => false,
     }
 }

@@ -5,99 +5,15 @@
 //! is not bool. Where a type is not certain it stays silent, so that it never refuses what Kubernetes accepts.
 
 mod signatures;
-
-use std::fmt;
+mod ty;
 
 use cel::Program;
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr, operators,
 };
 
+use self::ty::Ty;
 use super::CelError;
-
-/// A static type; `Dyn` is anything.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Ty {
-    Dyn,
-    /// The value of an attribute.
-    Any,
-    Bool,
-    Int,
-    Uint,
-    Double,
-    String,
-    Bytes,
-    Null,
-    Type,
-    Quantity,
-    Semver,
-    Device,
-    List(Box<Ty>),
-    Map(Box<Ty>, Box<Ty>),
-    Optional(Box<Ty>),
-}
-
-impl Ty {
-    fn list(element: Ty) -> Self {
-        Self::List(Box::new(element))
-    }
-
-    fn map(key: Ty, value: Ty) -> Self {
-        Self::Map(Box::new(key), Box::new(value))
-    }
-
-    fn optional(inner: Ty) -> Self {
-        Self::Optional(Box::new(inner))
-    }
-
-    fn unknown(&self) -> bool {
-        matches!(self, Self::Dyn | Self::Any)
-    }
-
-    fn is_number(&self) -> bool {
-        matches!(self, Self::Int | Self::Uint | Self::Double)
-    }
-
-    /// Whether a value of one may be given where the other is expected.
-    fn fits(&self, other: &Ty) -> bool {
-        match (self, other) {
-            (a, b) if a.unknown() || b.unknown() => true,
-            (Self::List(a), Self::List(b)) | (Self::Optional(a), Self::Optional(b)) => a.fits(b),
-            (Self::Map(ak, av), Self::Map(bk, bv)) => ak.fits(bk) && av.fits(bv),
-            (Self::Null, Self::Optional(_)) | (Self::Optional(_), Self::Null) => true,
-            (a, b) => a == b,
-        }
-    }
-
-    /// The type of a value that is one or the other.
-    fn join(self, other: Ty) -> Ty {
-        if self == other { self } else { Ty::Dyn }
-    }
-}
-
-impl fmt::Display for Ty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::Dyn => "dyn",
-            Self::Any => "any",
-            Self::Bool => "bool",
-            Self::Int => "int",
-            Self::Uint => "uint",
-            Self::Double => "double",
-            Self::String => "string",
-            Self::Bytes => "bytes",
-            Self::Null => "null",
-            Self::Type => "type",
-            Self::Quantity => "kubernetes.Quantity",
-            Self::Semver => "kubernetes.Semver",
-            Self::Device => "kubernetes.DRADevice",
-            Self::List(element) => return write!(f, "list({element})"),
-            Self::Map(key, value) => return write!(f, "map({key}, {value})"),
-            Self::Optional(inner) => return write!(f, "optional_type({inner})"),
-        };
-        f.write_str(name)
-    }
-}
 
 /// Checks a parsed selector.
 pub(super) fn check(program: &Program) -> Result<(), CelError> {
@@ -106,7 +22,11 @@ pub(super) fn check(program: &Program) -> Result<(), CelError> {
     if !checker.problems.is_empty() {
         return Err(CelError::Compile(checker.problems.join("\n")));
     }
-    if result.unknown() || result == Ty::Bool { Ok(()) } else { Err(CelError::ResultType(result.to_string())) }
+    if result.unknown() || result == Ty::Bool {
+        Ok(())
+    } else {
+        Err(CelError::ResultType(result.to_string()))
+    }
 }
 
 struct Checker<'p> {
@@ -126,8 +46,7 @@ impl Checker<'_> {
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count();
         let snippet = info.source.lines().nth(line).unwrap_or_default();
         let mark = ".".repeat(column);
-        let text =
-            format!("ERROR: <input>:{}:{}: {message}\n | {snippet}\n | {mark}^", line + 1, column + 1);
+        let text = format!("ERROR: <input>:{}:{}: {message}\n | {snippet}\n | {mark}^", line + 1, column + 1);
         if !self.problems.contains(&text) {
             self.problems.push(text);
         }
@@ -177,7 +96,7 @@ impl Checker<'_> {
                         let text = format!("expected type '{first}' but found '{ty}'");
                         self.problem(item.id, &text);
                     }
-                    element = Some(element.map_or(ty.clone(), |first| first.join(ty)));
+                    element = Some(element.map_or(ty.clone(), |first| first.join(&ty)));
                 }
                 Ty::list(element.unwrap_or(Ty::Dyn))
             }
@@ -297,7 +216,7 @@ impl Checker<'_> {
                 if !yes.fits(no) {
                     return self.no_overload(at, name, None, &args);
                 }
-                yes.clone().join(no.clone())
+                yes.clone().join(no)
             }
             (operators::LOGICAL_AND | operators::LOGICAL_OR, [a, b]) => {
                 if a.fits(&Ty::Bool) && b.fits(&Ty::Bool) {
@@ -307,7 +226,11 @@ impl Checker<'_> {
                 }
             }
             (operators::LOGICAL_NOT, [a]) => {
-                if a.fits(&Ty::Bool) { Ty::Bool } else { self.no_overload(at, name, None, &args) }
+                if a.fits(&Ty::Bool) {
+                    Ty::Bool
+                } else {
+                    self.no_overload(at, name, None, &args)
+                }
             }
             (operators::NOT_STRICTLY_FALSE, _) => Ty::Bool,
             (operators::EQUALS | operators::NOT_EQUALS, [a, b]) => {
@@ -355,7 +278,7 @@ impl Checker<'_> {
             (operators::ADD, [a, b]) => match (a, b) {
                 (Ty::List(x), Ty::List(y)) => Ty::list(match (&**x, &**y) {
                     (Ty::Dyn, other) | (other, Ty::Dyn) => other.clone(),
-                    (x, y) => x.clone().join(y.clone()),
+                    (x, y) => x.clone().join(y),
                 }),
                 _ => self.arithmetic(at, name, a, b, &[Ty::String, Ty::Bytes]),
             },
@@ -404,7 +327,7 @@ impl Checker<'_> {
         let matching: Vec<Ty> = signatures::matching(name, target, args).collect();
         let mut results = matching.into_iter();
         match results.next() {
-            Some(first) => results.fold(first, Ty::join),
+            Some(first) => results.fold(first, |all, one| all.join(&one)),
             None => self.no_overload(at, name, target, args),
         }
     }

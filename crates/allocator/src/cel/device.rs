@@ -61,7 +61,7 @@ impl Val for DeviceView<'_> {
     }
 }
 
-impl<'a> Indexer for DeviceView<'a> {
+impl Indexer for DeviceView<'_> {
     fn get<'b, 'v>(&'b self, field: &dyn Val) -> Result<CowVal<'b, 'v>, ExecutionError>
     where
         Self: 'v,
@@ -172,6 +172,16 @@ impl<'a> MapView<'a> {
     }
 }
 
+/// A list as a CEL list, element by element.
+fn list<'a: 'v, 'v, T, V: Val + 'v>(
+    items: &'a [T],
+    value: impl Fn(&'a T) -> Result<V, ExecutionError>,
+) -> Result<Box<dyn Val + 'v>, ExecutionError> {
+    let items: Result<Vec<Box<dyn Val + 'v>>, ExecutionError> =
+        items.iter().map(|item| Ok(Box::new(value(item)?) as Box<dyn Val + 'v>)).collect();
+    Ok(Box::new(CelList::from(items?)))
+}
+
 /// An attribute as the CEL value of its type.
 fn attribute<'a: 'v, 'v>(
     attribute: &'a DeviceAttribute,
@@ -180,14 +190,6 @@ fn attribute<'a: 'v, 'v>(
     let version = |text: &str| -> Result<Semver, ExecutionError> {
         text.parse().map_err(|e| ExecutionError::function_error("attributes", format!("parse semver: {e}")))
     };
-    fn list<'a: 'v, 'v, T, V: Val + 'v>(
-        items: &'a [T],
-        value: impl Fn(&'a T) -> Result<V, ExecutionError>,
-    ) -> Result<Box<dyn Val + 'v>, ExecutionError> {
-        let items: Result<Vec<Box<dyn Val + 'v>>, ExecutionError> =
-            items.iter().map(|item| Ok(Box::new(value(item)?) as Box<dyn Val + 'v>)).collect();
-        Ok(Box::new(CelList::from(items?)))
-    }
     match attribute {
         DeviceAttribute { int: Some(v), .. } => Ok(Box::new(CelInt::from(*v))),
         DeviceAttribute { bool: Some(v), .. } => Ok(Box::new(CelBool::from(*v))),
@@ -210,7 +212,7 @@ impl fmt::Debug for MapView<'_> {
     }
 }
 
-impl<'a> Val for MapView<'a> {
+impl Val for MapView<'_> {
     fn get_type(&self) -> &Type {
         &MAP_TYPE
     }
@@ -249,7 +251,7 @@ impl<'a> Val for MapView<'a> {
     }
 }
 
-impl<'a> Indexer for MapView<'a> {
+impl Indexer for MapView<'_> {
     fn get<'b, 'v>(&'b self, key: &dyn Val) -> Result<CowVal<'b, 'v>, ExecutionError>
     where
         Self: 'v,
@@ -303,7 +305,7 @@ impl<'b, 'v, 'a: 'v> traits::Iterator<'b, 'v> for Keys<'b, 'a> {
     }
 }
 
-impl<'a> Iterable for MapView<'a> {
+impl Iterable for MapView<'_> {
     fn iter<'b, 'v>(&'b self) -> Box<dyn traits::Iterator<'b, 'v> + 'b>
     where
         Self: 'v,

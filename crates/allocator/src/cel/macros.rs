@@ -86,12 +86,11 @@ fn cel_bind(
     let (Some(body), Some(init), Some(name)) = (args.pop(), args.pop(), args.pop()) else {
         return Ok(None);
     };
-    let name = match name.expr {
-        Expr::Ident(name) => name,
-        _ => return Err(helper.new_error(name.id, "cel.bind() variable names must be simple identifiers")),
+    let Expr::Ident(variable) = name.expr else {
+        return Err(helper.new_error(name.id, "cel.bind() variable names must be simple identifiers"));
     };
     *target = None;
-    Ok(Some(bind(helper, name, init, body)))
+    Ok(Some(bind(helper, variable, init, body)))
 }
 
 /// The two variables and what follows them; `body` of the loop sees them.
@@ -102,7 +101,11 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(helper: &mut MacroExprHelper<'_>, range: IdedExpr, names: [IdedExpr; 2]) -> Result<Self, ParseError> {
+    fn new(
+        helper: &mut MacroExprHelper<'_>,
+        range: IdedExpr,
+        names: [IdedExpr; 2],
+    ) -> Result<Self, ParseError> {
         let [key, value] = names;
         let value_id = value.id;
         let (key, value) = (name_of(helper, key)?, name_of(helper, value)?);

@@ -187,7 +187,7 @@ fn macros_exist_on_map_keys_and_lists() {
     holds(r#"["foo", "index"].exists(x, x in device.attributes["dra.example.com"])"#);
     holds(r#"device.attributes.exists(d, d == "resource.kubernetes.io")"#);
     holds(r#"device.attributes["dra.example.com"].exists_one(id, id == "name")"#);
-    holds(r#"device.attributes.all(d, device.attributes[d].size() > 0)"#);
+    holds(r"device.attributes.all(d, device.attributes[d].size() > 0)");
     holds(r#"device.attributes["dra.example.com"].strings.exists(s, s == "b")"#);
     holds(r#"device.attributes["dra.example.com"].versions.exists(v, v.major() == 2)"#);
     holds(r#"["a", "b"].map(x, x + "c").filter(x, x == "bc").size() == 1"#);
@@ -218,7 +218,7 @@ fn two_variable_comprehensions() {
     holds(r#"["a", "b"].transformList(i, v, i > 0, v + "!") == ["b!"]"#);
     holds(r#"{"a": 1}.transformMap(k, v, v + 1)["a"] == 2"#);
     holds(r#"["x", "y"].transformMapEntry(i, v, {v: i}) == {"x": 0, "y": 1}"#);
-    holds(r#"[[1, 2], [3]].exists(i, v, v.exists(j, w, i == 0 && j == 1 && w == 2))"#);
+    holds(r"[[1, 2], [3]].exists(i, v, v.exists(j, w, i == 0 && j == 1 && w == 2))");
     fails(r#"["x", "x"].transformMapEntry(i, v, {v: i}).size() == 1"#, "key already exists");
     fails(r#"["x"].all(i, i, true)"#, "duplicate variable name: i");
 }
@@ -248,9 +248,9 @@ fn strings_lists_sets_and_regexes() {
     holds(r#""a-b-c".split("-").size() == 3 && "a,b".split(",", 1)[0] == "a,b""#);
     holds(r#""H100 and A30".find("[AH][0-9]+") == "H100" && "H100 A30".findAll("[AH][0-9]+").size() == 2"#);
     holds(r#"["b", "a"].sort() == ["a", "b"] && [1, 1].distinct() == [1] && ["a", "b"].join("-") == "a-b""#);
-    holds(r#"[1, 2, 3].sum() == 6 && [3, 1].min() == 1 && [3, 1].max() == 3 && ![3, 1].isSorted()"#);
-    holds(r#"[1, 2, 1].indexOf(1) == 0 && [1, 2, 1].lastIndexOf(1) == 2 && [1].indexOf(5) == -1"#);
-    holds(r#"sets.contains([1, 2], [2]) && sets.equivalent([1, 1], [1]) && !sets.intersects([1], [2])"#);
+    holds(r"[1, 2, 3].sum() == 6 && [3, 1].min() == 1 && [3, 1].max() == 3 && ![3, 1].isSorted()");
+    holds(r"[1, 2, 1].indexOf(1) == 0 && [1, 2, 1].lastIndexOf(1) == 2 && [1].indexOf(5) == -1");
+    holds(r"sets.contains([1, 2], [2]) && sets.equivalent([1, 1], [1]) && !sets.intersects([1], [2])");
     fails(r#"device.driver.matches("a(")"#, "regex");
 }
 
@@ -331,7 +331,8 @@ fn a_compile_error_shows_the_place() {
     assert_eq!(
         compile("true &&\n nope").map(drop),
         Err(CelError::Compile(
-            "ERROR: <input>:2:2: undeclared reference to 'nope' (in container '')\n |  nope\n | .^".to_owned()
+            "ERROR: <input>:2:2: undeclared reference to 'nope' (in container '')\n |  nope\n | .^"
+                .to_owned()
         ))
     );
 }

@@ -84,7 +84,9 @@ impl Explanation {
             return Some(format!("devices come free when the pods that use {who} end"));
         }
         let tainted = reasons().any(|r| matches!(r, Reason::Tainted { .. }));
-        tainted.then(|| "a tainted device is kept free on purpose; a toleration in the request overrides that".to_owned())
+        tainted.then(|| {
+            "a tainted device is kept free on purpose; a toleration in the request overrides that".to_owned()
+        })
     }
 }
 
@@ -122,7 +124,9 @@ fn many(devices: usize, reason: &Reason) -> String {
             format!("{count} not selected by {origin}, selector #{index} `{}`", one_line(expression))
         }
         Reason::InUse { .. } => format!("{count} in use"),
-        Reason::Tainted { taint } => format!("{count} tainted with {taint}, which the request does not tolerate"),
+        Reason::Tainted { taint } => {
+            format!("{count} tainted with {taint}, which the request does not tolerate")
+        }
         Reason::NotOnNode => format!("{count} for other nodes"),
         Reason::FeatureOff => format!("{count} not usable: a feature gate of the scheduler is off"),
         Reason::Failed { error } => format!("{count} not judged ({error})"),
@@ -137,9 +141,6 @@ fn one_line(expression: &str) -> String {
 /// A list that stays short.
 fn named<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
     let total = names.len();
-    let mut text = names.take(NAMED).collect::<Vec<_>>().join(", ");
-    if total > NAMED {
-        text.push_str(&format!(" and {} more", total - NAMED));
-    }
-    text
+    let text = names.take(NAMED).collect::<Vec<_>>().join(", ");
+    if total > NAMED { format!("{text} and {} more", total - NAMED) } else { text }
 }

@@ -7,14 +7,37 @@ use super::Ty;
 
 /// Names that stand for a type.
 pub(super) const TYPES: [&str; 13] = [
-    "bool", "bytes", "double", "dyn", "int", "list", "map", "null_type", "optional_type", "string", "type", "uint",
+    "bool",
+    "bytes",
+    "double",
+    "dyn",
+    "int",
+    "list",
+    "map",
+    "null_type",
+    "optional_type",
+    "string",
+    "type",
+    "uint",
     "kubernetes",
 ];
 
 /// Functions and namespaces of Kubernetes' environment that are not implemented here.
 pub(super) const KNOWN_ELSEWHERE: [&str; 14] = [
-    "authorizer", "cidr", "duration", "format", "getHost", "ip", "isCIDR", "isIP", "isURL", "network", "timestamp", "url",
-    "isCanonical", "validate",
+    "authorizer",
+    "cidr",
+    "duration",
+    "format",
+    "getHost",
+    "ip",
+    "isCIDR",
+    "isIP",
+    "isURL",
+    "network",
+    "timestamp",
+    "url",
+    "isCanonical",
+    "validate",
 ];
 
 /// One declaration a line: `[receiver.]name(arguments) result`. Generic types are written `dyn`: the check only
