@@ -146,6 +146,13 @@ impl Engine {
         Some(self.gpus.remove(at))
     }
 
+    /// A process ends: its contexts are gone from all GPUs.
+    pub fn end_process(&mut self, pid: u32) {
+        for gpu in &mut self.gpus {
+            gpu.processes.retain(|p| p.pid != pid);
+        }
+    }
+
     /// Sets a fault. Of several that meet a call, the one set first acts.
     pub fn set_fault(&mut self, fault: Fault) -> FaultId {
         self.faults.set(fault)

@@ -126,13 +126,7 @@ impl SimNode {
 
     /// A process ends: its contexts are gone from all GPUs.
     pub fn end_process(&self, pid: u32) {
-        self.edit(|e| {
-            for uuid in e.gpus().iter().map(|g| g.facts.uuid.clone()).collect::<Vec<_>>() {
-                if let Some(gpu) = e.gpu(&uuid) {
-                    gpu.processes.retain(|p| p.pid != pid);
-                }
-            }
-        });
+        self.edit(|e| e.end_process(pid));
     }
 
     /// How many calls of an operation were made so far, failed and hanging ones included.

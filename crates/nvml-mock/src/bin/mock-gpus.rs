@@ -1,0 +1,121 @@
+//! Looks at and changes the state of mock GPUs, for scripts and end-to-end tests.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use divvy_gpu_sim::{Engine, Fault, profile, profiles};
+use divvy_model::{GpuProcess, GpuUuid};
+use nvidia_ml::MockState;
+
+const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
+  create MODELxCOUNT[,…]   make the file if it is absent
+  show                     the whole state, as JSON
+  boot-id                  the simulated boot id
+  list                     index, UUID, minor, model, lost
+  lose GPU | restore GPU   a GPU falls off the bus, comes back (GPU: index or UUID)
+  remove GPU | add MODEL   a GPU is taken out, put in
+  fault JSON               set a fault, such as {\"op\":\"facts\",\"times\":2,\"effect\":{\"fail\":999}} or {\"effect\":{\"hang\":{\"then\":null}}}
+  release | clear          let hanging calls go on; forget all faults
+  driver loaded|unloaded   load or unload the kernel module
+  process GPU PID          a process opens a context on a GPU
+  end PID                  a process ends
+  reboot                   switch the node off and on";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let (text, code) = match run(&args) {
+        Ok(text) => (text, ExitCode::SUCCESS),
+        Err(message) => (format!("mock-gpus: {message}\n"), ExitCode::FAILURE),
+    };
+    let written = if code == ExitCode::SUCCESS {
+        std::io::stdout().write_all(text.as_bytes())
+    } else {
+        std::io::stderr().write_all(text.as_bytes())
+    };
+    if written.is_err() { ExitCode::FAILURE } else { code }
+}
+
+fn run(args: &[&str]) -> Result<String, String> {
+    let (file, command, rest) = match args {
+        [file, command, rest @ ..] => (*file, *command, rest),
+        _ => return Err(USAGE.to_owned()),
+    };
+    let explain = |error: nvidia_ml::StateError| {
+        let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
+        format!("{error}{cause}")
+    };
+    if command == "create" {
+        let [gpus] = rest else { return Err(USAGE.to_owned()) };
+        let gpus = gpus.parse().map_err(|e: divvy_gpu_sim::SpecError| e.to_string())?;
+        return MockState::open_or_create(file, &gpus).map(|_| String::new()).map_err(explain);
+    }
+    let state = MockState::open(file).map_err(explain)?;
+    match (command, rest) {
+        ("show", []) => {
+            let engine = state.read().map_err(explain)?;
+            Ok(serde_json::to_string_pretty(&*engine).map_err(|e| e.to_string())? + "\n")
+        }
+        ("boot-id", []) => Ok(format!("{}\n", state.read().map_err(explain)?.boot_id())),
+        ("list", []) => Ok(list(&*state.read().map_err(explain)?)),
+        _ => state.edit(|engine| change(engine, command, rest)).map_err(explain)?,
+    }
+}
+
+fn list(engine: &Engine) -> String {
+    let line = |(index, gpu): (usize, &divvy_gpu_sim::SimGpu)| {
+        let minor = gpu.facts.minor.map_or_else(|| "-".to_owned(), |m| m.to_string());
+        let lost = if gpu.lost { " lost" } else { "" };
+        format!("{index} {} {minor} {}{lost}\n", gpu.facts.uuid, gpu.model)
+    };
+    engine.gpus().iter().enumerate().map(line).collect()
+}
+
+fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, String> {
+    let mut said = String::new();
+    match (command, rest) {
+        ("lose" | "restore", [gpu]) => {
+            let uuid = find(engine, gpu)?;
+            if let Some(gpu) = engine.gpu(&uuid) {
+                gpu.lost = command == "lose";
+            }
+        }
+        ("remove", [gpu]) => {
+            let uuid = find(engine, gpu)?;
+            engine.remove_gpu(&uuid);
+        }
+        ("add", [model]) => {
+            let known = || profiles().iter().map(|p| p.key).collect::<Vec<_>>().join(", ");
+            let board = profile(model).ok_or_else(|| format!("no model {model:?}; known: {}", known()))?;
+            said = format!("{}\n", engine.add_gpu(board).ok_or("the node is full")?);
+        }
+        ("fault", [json]) => {
+            let fault: Fault = serde_json::from_str(json).map_err(|e| format!("not a fault: {e}"))?;
+            said = format!("{}\n", engine.set_fault(fault).0);
+        }
+        ("release", []) => engine.release(None),
+        ("clear", []) => engine.clear_faults(None),
+        ("driver", ["loaded"]) => engine.set_driver_loaded(true),
+        ("driver", ["unloaded"]) => engine.set_driver_loaded(false),
+        ("process", [gpu, pid]) => {
+            let pid = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
+            let uuid = find(engine, gpu)?;
+            if let Some(gpu) = engine.gpu(&uuid) {
+                gpu.processes.insert(GpuProcess { pid, gpu_instance: None });
+            }
+        }
+        ("end", [pid]) => {
+            let pid: u32 = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
+            engine.end_process(pid);
+        }
+        ("reboot", []) => engine.reboot(),
+        _ => return Err(USAGE.to_owned()),
+    }
+    Ok(said)
+}
+
+fn find(engine: &Engine, gpu: &str) -> Result<GpuUuid, String> {
+    let uuids = || engine.gpus().iter().map(|g| &g.facts.uuid);
+    let by_index = gpu.parse().ok().and_then(|index: usize| uuids().nth(index));
+    by_index.or_else(|| uuids().find(|u| u.as_str() == gpu)).cloned().ok_or_else(|| format!("no GPU {gpu:?}"))
+}

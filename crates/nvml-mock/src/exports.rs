@@ -1,0 +1,42 @@
+//! Which symbols of the library serve which operation: a test loads the library and looks for each.
+
+use divvy_model::GpuOp;
+
+/// The symbols an operation of [`divvy_model::GpuDriver`] needs. The first is the one that meets the faults set for
+/// the operation, once per call. (Reading facts calls `nvmlDeviceGetMigMode` too, and so meets faults of that.)
+pub fn symbols(op: GpuOp) -> &'static [&'static str] {
+    match op {
+        GpuOp::Init => &["nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"],
+        GpuOp::System => {
+            &["nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion", "nvmlSystemGetCudaDriverVersion_v2"]
+        }
+        GpuOp::List => &["nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"],
+        GpuOp::Facts => &[
+            "nvmlDeviceGetName",
+            "nvmlDeviceGetHandleByUUID",
+            "nvmlDeviceGetBrand",
+            "nvmlDeviceGetMinorNumber",
+            "nvmlDeviceGetPciInfo_v3",
+            "nvmlDeviceGetArchitecture",
+            "nvmlDeviceGetCudaComputeCapability",
+            "nvmlDeviceGetMemoryInfo",
+            "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetNumGpuCores",
+            "nvmlDeviceGetModuleId",
+            "nvmlDeviceGetAddressingMode",
+            "nvmlDeviceGetNvLinkState",
+            "nvmlDeviceGetNvLinkRemoteDeviceType",
+            "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+            "nvmlDeviceGetGpuFabricInfo",
+            "nvmlDeviceGetGpuFabricInfoV",
+        ],
+        GpuOp::MigMode => &["nvmlDeviceGetMigMode"],
+        GpuOp::Processes => {
+            &["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"]
+        }
+    }
+}
+
+/// Exported for other users of NVML; no operation of ours needs them.
+pub const ALSO: &[&str] =
+    &["nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetIndex", "nvmlDeviceGetFieldValues"];

@@ -1,0 +1,57 @@
+//! The library as a program sees it: its symbols, its name, and the layout of what it writes.
+
+use std::mem::{offset_of, size_of};
+use std::path::PathBuf;
+
+use divvy_model::GpuOp;
+use nvidia_ml::{ALSO, symbols};
+use nvml_wrapper_sys::bindings::{
+    nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t,
+    nvmlGpuFabricInfo_v3_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+};
+
+fn library() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().join("libnvidia_ml.so")
+}
+
+#[test]
+fn every_operation_of_the_engine_is_exported() {
+    // SAFETY: loading runs no code of ours beyond the standard library's.
+    let library = unsafe { libloading::Library::new(library()) }.unwrap();
+    let missing = |names: &[&'static str]| -> Vec<&'static str> {
+        // SAFETY: the symbols are looked up, not used.
+        names.iter().copied().filter(|s| unsafe { library.get::<fn()>(*s) }.is_err()).collect()
+    };
+    for op in GpuOp::ALL {
+        assert_eq!(missing(symbols(op)), [""; 0], "{op:?}");
+    }
+    assert_eq!(missing(ALSO), [""; 0]);
+}
+
+#[test]
+fn the_library_carries_the_name_that_programs_load() {
+    let bytes = fs_err::read(library()).unwrap();
+    let name = b"\0libnvidia-ml.so.1\0";
+    assert!(bytes.windows(name.len()).any(|w| w == name));
+}
+
+#[test]
+fn each_c_struct_is_laid_out_as_nvml_h_says() {
+    // Worked out by hand from nvml.h's fields by the rules of a 64-bit C ABI, not from the Rust types.
+    assert_eq!(size_of::<nvmlPciInfo_t>(), 68);
+    assert_eq!((offset_of!(nvmlPciInfo_t, domain), offset_of!(nvmlPciInfo_t, busId)), (16, 36));
+    assert_eq!((size_of::<nvmlMemory_t>(), offset_of!(nvmlMemory_t, used)), (24, 16));
+    assert_eq!((size_of::<nvmlMemory_v2_t>(), offset_of!(nvmlMemory_v2_t, total)), (40, 8));
+    assert_eq!((size_of::<nvmlProcessInfo_t>(), offset_of!(nvmlProcessInfo_t, gpuInstanceId)), (24, 16));
+    assert_eq!((size_of::<nvmlGpuFabricInfo_t>(), offset_of!(nvmlGpuFabricInfo_t, state)), (28, 24));
+    assert_eq!(
+        (size_of::<nvmlGpuFabricInfo_v2_t>(), offset_of!(nvmlGpuFabricInfo_v2_t, healthMask)),
+        (36, 32)
+    );
+    assert_eq!(
+        (size_of::<nvmlGpuFabricInfo_v3_t>(), offset_of!(nvmlGpuFabricInfo_v3_t, healthSummary)),
+        (40, 36)
+    );
+    assert_eq!(size_of::<nvmlDeviceAddressingMode_t>(), 8);
+    assert_eq!((size_of::<nvmlFieldValue_t>(), offset_of!(nvmlFieldValue_t, value)), (40, 32));
+}
