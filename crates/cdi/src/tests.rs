@@ -3,16 +3,8 @@ use crate::*;
 const DRIVER: &str = "gpu.divvy.dev";
 const UID: &str = "8a3f0b6e-2a57-4ac3-9d4b-0f6a3f1f9c11";
 
-fn node(path: &str, minor: i64) -> DeviceNode {
-    DeviceNode {
-        path: path.into(),
-        node_type: Some("c".into()),
-        major: Some(195),
-        minor: Some(minor),
-        file_mode: Some(0o666),
-        permissions: Some("rwm".into()),
-        ..DeviceNode::default()
-    }
+fn node(path: &str, minor: u32) -> DeviceNode {
+    DeviceNode::character(path, 195, minor, 0o666, 0)
 }
 
 fn good() -> Spec {

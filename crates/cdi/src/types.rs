@@ -120,6 +120,22 @@ pub struct DeviceNode {
     pub gid: Option<u32>,
 }
 
+impl DeviceNode {
+    /// A character device that need not exist on the host, with all rights of use (`rwm`). Group 0 is left out.
+    pub fn character(path: impl Into<String>, major: u32, minor: u32, mode: u32, gid: u32) -> Self {
+        Self {
+            path: path.into(),
+            node_type: Some("c".to_owned()),
+            major: Some(i64::from(major)),
+            minor: Some(i64::from(minor)),
+            file_mode: Some(mode),
+            permissions: Some("rwm".to_owned()),
+            gid: Some(gid).filter(|gid| *gid != 0),
+            ..Self::default()
+        }
+    }
+}
+
 /// A network device to move into the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -146,6 +162,13 @@ pub struct Mount {
     pub mount_type: Option<String>,
 }
 
+impl Mount {
+    /// A bind mount; that it is one is said by the options (`bind` or `rbind`).
+    pub fn new(host: impl Into<String>, container: impl Into<String>, options: Vec<String>) -> Self {
+        Self { host_path: host.into(), container_path: container.into(), options, mount_type: None }
+    }
+}
+
 /// A program that the runtime calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -163,6 +186,13 @@ pub struct Hook {
     /// Seconds until the runtime gives up on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<u32>,
+}
+
+impl Hook {
+    /// A program called in the container's namespaces before its root is changed.
+    pub fn create_container(path: impl Into<String>, args: Vec<String>, env: Vec<String>) -> Self {
+        Self { hook_name: HookName::CreateContainer, path: path.into(), args, env, timeout: None }
+    }
 }
 
 /// The moments at which a runtime calls hooks.

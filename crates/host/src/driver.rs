@@ -206,7 +206,8 @@ pub enum DriverRootError {
 }
 
 fn explain(tried: &[(PathBuf, RootReason)], set_by_user: bool) -> String {
-    let reasons: Vec<String> = tried.iter().map(|(root, reason)| format!(" {}: {reason};", root.display())).collect();
+    let reasons: Vec<String> =
+        tried.iter().map(|(root, reason)| format!(" {}: {reason};", root.display())).collect();
     let mut text = format!("no usable NVIDIA driver found:{}", reasons.concat());
     if tried.iter().any(|(_, reason)| matches!(reason, RootReason::NoLibrary(_))) {
         text.push_str(" library folders looked in, below each: ");
@@ -225,7 +226,8 @@ fn explain(tried: &[(PathBuf, RootReason)], set_by_user: bool) -> String {
 }
 
 /// Finds the driver: at `root` if one is given (a path of the host), else in the first of [`DEFAULT_DRIVER_ROOTS`] that has
-/// libraries of the loaded kernel module's version.
+/// libraries of the loaded kernel module's version. While no module is loaded, any version fits: whether the driver is up
+/// is for [`nvidia_module`] to say.
 pub fn find_driver(host: &HostRoot, root: Option<&Path>) -> Result<Driver, DriverRootError> {
     let roots: Vec<PathBuf> = match root {
         Some(root) => vec![root.to_owned()],

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use divvy_model::PciAddress;
 
+use crate::driver::DriverRoot;
 use crate::nodes::{DeviceNodes, NodeInfo};
 use crate::root::HostRoot;
 
@@ -49,6 +50,8 @@ pub struct FixtureHost {
     pub nodes: DeviceNodes,
     /// The file that holds the numbers as text, for another process.
     pub node_table: PathBuf,
+    /// The driver's root under the name it really has, so that mounts made from it work; for [`crate::find_driver_at`].
+    pub driver_root: DriverRoot,
 }
 
 const LIBRARIES: [(&str, &str); 6] = [
@@ -77,7 +80,7 @@ impl Fixture {
         }
     }
 
-    /// Makes the host below `dir`, which becomes its `/`.
+    /// Makes the host below `dir`, which becomes its `/`. Called again with another driver version, it upgrades the driver.
     pub fn build(&self, dir: &Path) -> io::Result<FixtureHost> {
         let host = HostRoot::under(dir);
         self.proc_files(&host)?;
@@ -93,7 +96,8 @@ impl Fixture {
         let node_table = host.see(Path::new("/device-nodes"));
         file(&node_table, nodes.to_table().as_bytes())?;
         self.driver(&host.see(&self.driver_root))?;
-        Ok(FixtureHost { host, nodes, node_table })
+        let root = host.see(&self.driver_root);
+        Ok(FixtureHost { driver_root: DriverRoot::new(&root, &root), host, nodes, node_table })
     }
 
     fn proc_files(&self, host: &HostRoot) -> io::Result<()> {
@@ -178,9 +182,10 @@ fn link(target: &str, path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs_err::create_dir_all(folder)?;
     }
-    match fs_err::os::unix::fs::symlink(target, path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
+    // Made again for another driver version, the link leads to the new file.
+    match fs_err::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => fs_err::os::unix::fs::symlink(target, path),
     }
 }
 

@@ -165,3 +165,15 @@ fn a_root_that_was_set_is_the_only_one_tried() {
          /home/kubernetes/bin/nvidia (GKE), /opt/nvidia/current (Flatcar)"
     );
 }
+
+#[test]
+fn an_upgraded_driver_is_found_under_its_new_version_with_its_new_files_only() {
+    let (made, dir) = host(&two_gpus());
+    assert_eq!(find_driver_at(&made.host, made.driver_root.clone()).unwrap().version, "580.95.05");
+    let upgraded = Fixture { driver_version: "595.71.05".into(), ..two_gpus() }.build(dir.path()).unwrap();
+    let driver = find_driver_at(&upgraded.host, upgraded.driver_root).unwrap();
+    assert_eq!(driver.version, "595.71.05");
+    let files = driver_files(&upgraded.host, &driver).unwrap();
+    assert!(files.libraries.iter().all(|library| library.file.host.ends_with(".so.595.71.05")), "{files:?}");
+    assert!(files.libraries.iter().all(|library| Path::new(&library.file.host).is_file()), "{files:?}");
+}

@@ -150,3 +150,14 @@ fn the_name_in_a_real_library_is_read() {
     };
     assert_eq!(Elf::read(Path::new(path)).unwrap().soname.as_deref(), Some("libc.so.6"));
 }
+
+#[test]
+fn the_fixtures_libraries_are_accepted_by_a_real_loader() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libcuda.so.1");
+    fs_err::write(&path, minimal_library("libcuda.so.1")).unwrap();
+    // The loader complains on stderr about what it cannot load, and a damaged library kills the program.
+    let out = std::process::Command::new("env").env("LD_PRELOAD", &path).output().unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{out:?}");
+    assert_eq!(Elf::read(&path).unwrap().soname.as_deref(), Some("libcuda.so.1"));
+}
