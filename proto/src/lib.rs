@@ -11,7 +11,8 @@ macro_rules! generated {
 }
 
 /// Plugin registration, v1 (`pluginregistration.Registration`).
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+#[allow(missing_docs, unreachable_pub, reason = "generated code")]
+#[allow(clippy::all, clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated code")]
 pub mod registration {
     generated!("registration", "pluginregistration");
 }
@@ -19,13 +20,25 @@ pub mod registration {
 /// The DRA plugin service, in the versions that the kubelet may pick.
 pub mod dra {
     /// Kubernetes 1.34 and later (`k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin`).
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+    #[allow(missing_docs, unreachable_pub, reason = "generated code")]
+    #[allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated code"
+    )]
     pub mod v1 {
         generated!("dra_v1", "k8s.io.kubelet.pkg.apis.dra.v1");
     }
 
     /// Kubernetes 1.32 and later (`k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin`); no shares.
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+    #[allow(missing_docs, unreachable_pub, reason = "generated code")]
+    #[allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated code"
+    )]
     pub mod v1beta1 {
         generated!("dra_v1beta1", "k8s.io.kubelet.pkg.apis.dra.v1beta1");
     }
@@ -39,8 +52,17 @@ pub mod dra {
 /// What running pods hold, as the kubelet tells it.
 pub mod podresources {
     /// Version 1 (`v1.PodResourcesLister`).
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+    #[allow(missing_docs, unreachable_pub, reason = "generated code")]
+    #[allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated code"
+    )]
     pub mod v1 {
         generated!("podresources_v1", "v1");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -118,7 +118,6 @@ pub fn mk_pod(namespace: &str, name: &str, node: Option<&str>, claims: &[&str]) 
         name: (*claim).into(),
         resource_claim_name: Some((*claim).into()),
         resource_claim_template_name: None,
-        ..PodResourceClaim::default()
     });
     let spec = PodSpec {
         containers: vec![container],

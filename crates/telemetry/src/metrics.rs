@@ -124,11 +124,13 @@ impl MetricsRegistry {
     }
 }
 
+type Histograms = Family<Vec<(&'static str, &'static str)>, Histogram, fn() -> Histogram>;
+
 /// Histograms of durations, by one label and by result. See [`MetricsRegistry::durations`].
 #[derive(Clone, Debug)]
 pub struct Durations {
     label: &'static str,
-    family: Family<Vec<(&'static str, &'static str)>, Histogram, fn() -> Histogram>,
+    family: Histograms,
 }
 
 impl Durations {

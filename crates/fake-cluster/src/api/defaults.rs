@@ -74,9 +74,10 @@ fn each(
     value: Option<&mut Value>,
     change: impl Fn(&mut Value) -> Result<(), ApiError>,
 ) -> Result<(), ApiError> {
+    let Some(value) = value else { return Ok(()) };
     match value {
-        Some(Value::Object(map)) => map.values_mut().try_for_each(change),
-        Some(Value::Array(list)) => list.iter_mut().try_for_each(change),
+        Value::Object(map) => map.values_mut().try_for_each(change),
+        Value::Array(list) => list.iter_mut().try_for_each(change),
         _ => Ok(()),
     }
 }

@@ -28,7 +28,8 @@ impl Res {
 pub(crate) struct Kind {
     pub(crate) res: Res,
     pub(crate) version: String,
-    pub(crate) kind: String,
+    /// As in `kind:`.
+    pub(crate) name: String,
     pub(crate) namespaced: bool,
     /// Has a status subresource, so that writes to the object leave the status alone.
     pub(crate) status: bool,
@@ -41,7 +42,7 @@ impl Kind {
         Self {
             res: Res::of::<K>(),
             version: K::version(&()).into_owned(),
-            kind: K::kind(&()).into_owned(),
+            name: K::kind(&()).into_owned(),
             namespaced,
             status,
             normalize: |value| serde_json::to_value(serde_json::from_value::<K>(value)?),
@@ -68,7 +69,7 @@ impl Kind {
     /// Entry of the discovery document.
     pub(crate) fn discovery(&self) -> Value {
         json!({
-            "name": self.res.plural, "singularName": self.kind.to_lowercase(), "kind": self.kind,
+            "name": self.res.plural, "singularName": self.name.to_lowercase(), "kind": self.name,
             "namespaced": self.namespaced,
             "verbs": ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
         })

@@ -166,7 +166,7 @@ impl FakeApi {
 
     /// All objects of a type, ordered by namespace and name.
     pub fn list<K: Object>(&self) -> Vec<K> {
-        self.view(|view| view.list())
+        View(&self.0.lock()).list()
     }
 
     /// Looks at the state under the server's lock.
@@ -202,7 +202,7 @@ impl FakeApi {
     }
 
     fn last_requests(&self) -> String {
-        let requests = self.view(|view| view.requests());
+        let requests = View(&self.0.lock()).requests();
         let last = requests.iter().rev().take(12).rev();
         last.map(|s| format!("{} {} {}", s.verb, s.resource, s.name)).collect::<Vec<_>>().join(", ")
     }

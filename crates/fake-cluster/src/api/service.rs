@@ -236,7 +236,7 @@ fn patched(
 
 fn list_of(kind: &Kind, version: u64, items: &[Value]) -> Value {
     json!({
-        "apiVersion": kind.api_version(), "kind": format!("{}List", kind.kind),
+        "apiVersion": kind.api_version(), "kind": format!("{}List", kind.name),
         "metadata": {"resourceVersion": version.to_string()}, "items": items,
     })
 }

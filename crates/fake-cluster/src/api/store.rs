@@ -265,7 +265,7 @@ impl Store {
     ) -> Result<Value, ApiError> {
         check_identity(kind, key, &object)?;
         let mut new = (kind.normalize)(object)
-            .map_err(|e| ApiError::new(400, format!("{} in version \"{}\": {e}", kind.kind, kind.version)))?;
+            .map_err(|e| ApiError::new(400, format!("{} in version \"{}\": {e}", kind.name, kind.version)))?;
         if part == Part::Status {
             let mut whole = old.clone().unwrap_or_default();
             copy(&new, &mut whole, &["status"]);
@@ -292,9 +292,9 @@ impl Store {
         if part != Part::All {
             drop_fields(&self.gates_off, old.as_ref(), &mut new);
         }
-        store_form(&kind.kind, &mut new, now)?;
+        store_form(&kind.name, &mut new, now)?;
         if part != Part::All {
-            validate::check(&kind.kind, &key.name, old.as_ref(), &new)?;
+            validate::check(&kind.name, &key.name, old.as_ref(), &new)?;
         }
         if let Some(old) = &old {
             if *old == new {

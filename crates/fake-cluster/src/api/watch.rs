@@ -173,7 +173,7 @@ fn event(kind: &str, object: &Value) -> Value {
 
 fn bookmark(kind: &Kind, version: u64) -> Value {
     json!({"type": "BOOKMARK", "object": {
-        "kind": kind.kind, "apiVersion": kind.api_version(),
+        "kind": kind.name, "apiVersion": kind.api_version(),
         "metadata": {"resourceVersion": version.to_string()}, "spec": {},
     }})
 }

@@ -178,8 +178,8 @@ impl Shared {
 
 impl FakeKubelet {
     /// Starts a kubelet: makes its folders, wipes the node's slices as the real one does, serves pod resources, and
-    /// looks for plugins.
-    pub async fn start(config: KubeletConfig) -> io::Result<Self> {
+    /// looks for plugins. Must be called in a tokio runtime.
+    pub fn start(config: KubeletConfig) -> io::Result<Self> {
         fs_err::create_dir_all(config.registry_dir())?;
         config.api.wipe_slices(&config.node, None);
         let socket = config.pod_resources_socket();

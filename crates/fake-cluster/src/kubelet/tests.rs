@@ -107,12 +107,12 @@ struct Node {
 }
 
 impl Node {
-    async fn new(wipe_after: Duration) -> Self {
+    fn new(wipe_after: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let api = FakeApi::new();
         let config = KubeletConfig { wipe_after, ..KubeletConfig::new(folder.path(), "n", api.clone()) };
         let endpoint = config.plugin_dir(DRIVER).join("dra.sock");
-        let kubelet = FakeKubelet::start(config).await.unwrap();
+        let kubelet = FakeKubelet::start(config).unwrap();
         let info = PluginInfo {
             r#type: "DRAPlugin".into(),
             name: DRIVER.into(),
@@ -177,14 +177,14 @@ impl Drop for Node {
 /// The trap of DESIGN section 8. If the first half fails, `h2` has become lenient and the `@` may go.
 #[tokio::test]
 async fn a_tonic_server_is_registered_under_a_name_with_an_at_sign_and_refused_under_a_plain_one() {
-    let mut node = Node::new(SOON).await;
+    let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev-reg.sock");
     node.until(|node| !node.kubelet.refused().is_empty()).await;
     let why = "GetInfo: the server reset the stream with HTTP/2 error 1 (1 is PROTOCOL_ERROR)";
     assert_eq!(node.kubelet.refused(), [format!("gpu.divvy.dev-reg.sock: {why}")]);
     assert_eq!(*node.stub.verdicts.lock().unwrap(), [], "the plugin never hears of it");
 
-    let mut node = Node::new(SOON).await;
+    let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev@reg.sock");
     let plugin = node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
     assert_eq!((plugin.service.as_str(), &plugin.endpoint), ("v1.DRAPlugin", &node.stub.info.endpoint));
@@ -202,7 +202,7 @@ fn the_authority_is_the_escaped_path() {
 
 #[tokio::test]
 async fn a_plugin_without_a_known_service_is_told_why_it_is_refused() {
-    let mut node = Node::new(SOON).await;
+    let mut node = Node::new(SOON);
     node.stub.info.supported_versions = vec!["v9.DRAPlugin".into()];
     node.serve("x@reg.sock");
     node.kubelet.wait_registered(DRIVER, Duration::from_millis(300)).await.unwrap_err();
@@ -213,7 +213,7 @@ async fn a_plugin_without_a_known_service_is_told_why_it_is_refused() {
 
 #[tokio::test]
 async fn prepare_returns_each_claims_answer_and_refuses_incomplete_ones() {
-    let mut node = Node::new(SOON).await;
+    let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev@reg.sock");
     node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
     let claims = [ClaimRef::new("ns", "good", "u1"), ClaimRef::new("ns", "bad", "u2")];
@@ -231,7 +231,7 @@ async fn prepare_returns_each_claims_answer_and_refuses_incomplete_ones() {
 
 #[tokio::test]
 async fn a_claim_of_two_pods_is_prepared_once_and_let_go_with_the_last() {
-    let mut node = Node::new(SOON).await;
+    let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev@reg.sock");
     node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
     let uid =
@@ -259,7 +259,7 @@ async fn a_claim_of_two_pods_is_prepared_once_and_let_go_with_the_last() {
 
 #[tokio::test]
 async fn slices_go_when_the_kubelet_restarts_and_when_the_plugin_stays_away() {
-    let mut node = Node::new(Duration::from_millis(100)).await;
+    let mut node = Node::new(Duration::from_millis(100));
     let slice = || mk_slice("s", DRIVER, "n", vec![mk_device("gpu-0")]);
     let wiped = |view: &crate::View<'_>| view.list::<ResourceSlice>().is_empty();
     node.serve("gpu.divvy.dev@reg.sock");

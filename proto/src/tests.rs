@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
-use divvy_proto::{dra, podresources, registration};
+use crate::{dra, podresources, registration};
 use prost::Message;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
