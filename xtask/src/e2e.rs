@@ -2,19 +2,15 @@
 
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use divvy_e2e::cases::{ALL, GPUS};
 use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
-use divvy_e2e::process;
+use divvy_e2e::programs::Programs;
 use divvy_e2e::runner::{Plan, run as run_cases};
 use divvy_e2e::{Cluster, Options};
-
-/// What the driver is made of.
-const PACKAGES: &[&str] = &["divvy-kubelet-plugin", "divvy-cdi-hook", "divvy-nvml-mock"];
 
 /// Arguments of `cargo xtask e2e`.
 #[derive(Debug, clap::Args)]
@@ -57,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         return Ok(());
     }
-    let bin = args.bin.clone().map_or_else(build, Ok)?;
+    let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
     Parts::ensure(&args.version)?;
     parts::helm()?;
     if args.failures.exists() {
@@ -69,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let cluster =
         Cluster::up(&Options { name: "e2e".to_owned(), version: args.version.clone(), owned: !args.keep })?;
     writeln!(out, "Kubernetes {} is up after {:.1} s", args.version, start.elapsed().as_secs_f32())?;
-    let driver = Driver::install(&cluster, &bin, GPUS).inspect_err(|_| {
+    let driver = Driver::install(&cluster, &programs, GPUS).inspect_err(|_| {
         // The error that counts is the one being returned.
         let _ = cluster.collect_logs(&args.failures.join("install"));
     })?;
@@ -80,16 +76,4 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     writeln!(out, "{} passed, {} failed", outcome.passed, outcome.failed)?;
     ensure!(outcome.failed == 0, "{} cases failed; see {}", outcome.failed, args.failures.display());
     Ok(())
-}
-
-/// Builds the driver and returns the folder of its programs.
-fn build() -> Result<PathBuf> {
-    let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--release"]);
-    for package in PACKAGES {
-        cargo.args(["--package", package]);
-    }
-    process::run(&mut cargo)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    Ok(target.join("release"))
 }

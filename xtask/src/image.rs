@@ -5,14 +5,15 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use divvy_e2e::images;
+use divvy_e2e::programs::Programs;
 use fs_err as fs;
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Folder with the built programs
-    #[arg(long, default_value = "target/release")]
-    bin: PathBuf,
+    /// Take the programs from this folder instead of building them
+    #[arg(long)]
+    bin: Option<PathBuf>,
     /// Folder for the OCI layout; what is there is replaced
     #[arg(long, default_value = "target/image")]
     out: PathBuf,
@@ -25,7 +26,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let image = images::driver(&args.bin, &args.tag)?;
+    let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
+    let image = images::driver(&programs, &args.tag)?;
     // Only what is an image layout is removed: the folder is the user's choice.
     if args.out.join("oci-layout").exists() {
         fs::remove_dir_all(&args.out)?;

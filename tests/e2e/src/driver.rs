@@ -14,6 +14,7 @@ use crate::gpus::Gpus;
 use crate::images;
 use crate::parts;
 use crate::process::{Signal, output};
+use crate::programs::Programs;
 use crate::wait::{poll, wait_for};
 
 /// Where the chart is installed.
@@ -31,12 +32,12 @@ pub struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Installs the driver built into `bin` (as `target/release`) for simulated GPUs, and waits until they are published.
-    pub fn install(cluster: &'a Cluster, bin: &Path, gpus: &str) -> Result<Self> {
+    /// Installs the driver for simulated GPUs, and waits until they are published.
+    pub fn install(cluster: &'a Cluster, programs: &Programs, gpus: &str) -> Result<Self> {
         let version = env!("CARGO_PKG_VERSION");
-        let gpus = Gpus::create(&cluster.state().join("host"), gpus, &bin.join("libnvidia_ml.so"))?;
+        let gpus = Gpus::create(&cluster.state().join("host"), gpus, &programs.mock)?;
         let driver = Self { cluster, gpus };
-        cluster.import(&images::driver(bin, version)?)?;
+        cluster.import(&images::driver(programs, version)?)?;
         let values = cluster.state().join("values.json");
         fs_err::write(&values, driver.values(version).to_string())?;
         cluster.kubectl(&["create", "namespace", NAMESPACE])?;
@@ -67,7 +68,6 @@ impl<'a> Driver<'a> {
             "log": {"level": "debug"},
             "extraEnv": [
                 {"name": "DIVVY_MOCK_STATE", "value": mock},
-                {"name": "DIVVY_MOCK_GPUS", "value": self.gpus.spec()},
             ],
             "extraVolumes": [{"name": "mock", "hostPath": {"path": folder}}],
             "extraVolumeMounts": [{"name": "mock", "mountPath": folder}],

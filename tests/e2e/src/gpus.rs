@@ -5,16 +5,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use divvy_gpu_sim::{Engine, SimSpec};
+use divvy_gpu_sim::SimSpec;
 use divvy_host::fixture::{Fixture, FixtureGpu};
 use fs_err as fs;
+use nvidia_ml::MockState;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+/// The folder of the mock library's state, below the root.
+const MOCK: &str = "mock";
 
 /// The simulated GPUs of a node.
 #[derive(Debug, Clone)]
 pub struct Gpus {
     root: PathBuf,
-    spec: String,
     by_uuid: BTreeMap<String, Gpu>,
 }
 
@@ -33,7 +36,9 @@ impl Gpus {
 
     /// Makes the folder for the GPUs of a text as `h100x8,l4x2`. `nvml` is the built mock library.
     pub fn create(root: &Path, spec: &str, nvml: &Path) -> Result<Self> {
-        let inventory = Engine::new(&spec.parse::<SimSpec>()?).inventory();
+        fs::create_dir_all(root.join(MOCK))?;
+        let mock = MockState::open_or_create(root.join(MOCK).join("state.json"), &spec.parse::<SimSpec>()?)?;
+        let inventory = mock.read()?.inventory();
         let mut fixture_gpus = Vec::new();
         let mut by_uuid = BTreeMap::new();
         for (uuid, gpu) in &inventory.gpus {
@@ -54,8 +59,7 @@ impl Gpus {
         fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().clone_into(&mut fixture.boot_id);
         fixture.build(root)?;
         device_nodes(&root.join("dev"))?;
-        fs::create_dir_all(root.join("mock"))?;
-        Ok(Self { root: root.to_owned(), spec: spec.to_owned(), by_uuid })
+        Ok(Self { root: root.to_owned(), by_uuid })
     }
 
     /// The folder that stands in for the node's `/`.
@@ -63,14 +67,9 @@ impl Gpus {
         &self.root
     }
 
-    /// The text they were made from.
-    pub fn spec(&self) -> &str {
-        &self.spec
-    }
-
     /// The state file of the mock library, as host and plugin see it.
     pub fn mock_state(&self) -> PathBuf {
-        self.root.join("mock/state.json")
+        self.root.join(MOCK).join("state.json")
     }
 
     /// The GPU with this UUID.

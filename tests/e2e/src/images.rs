@@ -9,6 +9,7 @@ use fs_err as fs;
 use crate::oci::Image;
 use crate::parts::Parts;
 use crate::process::output;
+use crate::programs::Programs;
 
 /// Keeps a pod's namespaces alive.
 pub const PAUSE: &str = "localhost/pause:1";
@@ -32,21 +33,17 @@ fn busybox() -> Result<Image> {
     Ok(image)
 }
 
-/// The driver's image: its programs out of `bin` (as `target/release`), the libraries they link, nothing else.
-pub fn driver(bin: &Path, version: &str) -> Result<Image> {
+/// The driver's image: its programs, the libraries they link, nothing else.
+pub fn driver(programs: &Programs, version: &str) -> Result<Image> {
     let mut image = Image::new(&format!("{DRIVER}:{version}"), &["/usr/bin/divvy-kubelet-plugin"])
         .label("org.opencontainers.image.title", "divvy")
         .label("org.opencontainers.image.version", version)
         .label("org.opencontainers.image.licenses", "Apache-2.0");
-    for name in ["divvy-kubelet-plugin", "divvy-cdi-hook"] {
-        let program = bin.join(name);
-        ensure!(
-            program.exists(),
-            "{} is not there; build it with: cargo build --release -p {name}",
-            program.display()
-        );
-        image = image.program(&format!("/usr/bin/{name}"), &program);
-        for library in libraries(&program)? {
+    for (path, program) in
+        [("/usr/bin/divvy-kubelet-plugin", &programs.plugin), ("/usr/bin/divvy-cdi-hook", &programs.hook)]
+    {
+        image = image.program(path, program);
+        for library in libraries(program)? {
             // Under the name it is asked for by, whatever file that leads to.
             let source = fs::canonicalize(&library)?;
             image = image.program(&library.display().to_string(), &source);

@@ -24,6 +24,7 @@ pub mod objects;
 pub mod oci;
 pub mod parts;
 pub mod process;
+pub mod programs;
 pub mod runner;
 mod wait;
 
