@@ -80,16 +80,19 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
         }
         state.epoch
     };
-    let path = match call::target(path) {
+    let target = match call::target(path) {
+        Ok(target) => target,
         Err(refusal) => return Ok(refused(&refusal)),
-        Ok(Target::Version) => return Ok(document(200, &version(&shared.lock().version))),
-        Ok(Target::Health) => return Ok(document(200, &json!("ok"))),
-        Ok(Target::Discovery { group, version }) => return Ok(discovery(&shared.lock(), &group, &version)),
-        Ok(Target::Objects(path)) => path,
     };
-    let verb = match call::verb(&asked.method, &path, &asked.query) {
-        Ok(verb) => verb,
-        Err(refusal) => return Ok(refused(&refusal)),
+    let (verb, path) = match target {
+        Target::Health => return Ok(document(200, &json!("ok"))),
+        Target::Discovery { group, version } => return Ok(discovery(&shared.lock(), &group, &version)),
+        // Counted, and hit by faults, as if it were a resource.
+        Target::Version => ("get", Path { plural: "version".into(), ..Path::default() }),
+        Target::Objects(path) => match call::verb(&asked.method, &path, &asked.query) {
+            Ok(verb) => (verb, path),
+            Err(refusal) => return Ok(refused(&refusal)),
+        },
     };
     let resource = if path.subresource.is_empty() {
         path.plural.clone()
@@ -122,7 +125,11 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
             () = stopped(shared, epoch) => return broken(),
         },
     }
-    let result = objects(shared, verb, &path, asked);
+    let result = if path.version.is_empty() {
+        Ok(document(200, &version(&shared.lock().version)))
+    } else {
+        objects(shared, verb, &path, asked)
+    };
     shared.wake();
     if drop_after {
         return broken();

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::faults::Faults;
 use super::kinds::{Object, Res};
-use super::store::Store;
+use super::store::{Key, Store};
 
 /// Requests remembered for [`View::requests`].
 const LOG: usize = 10_000;
@@ -87,8 +87,8 @@ impl View<'_> {
 
     /// One object; the namespace is "" for cluster-scoped types.
     pub fn get<K: Object>(&self, namespace: &str, name: &str) -> Option<K> {
-        let in_namespace = |k: &K| k.meta().namespace.as_deref().unwrap_or_default() == namespace;
-        self.list::<K>().into_iter().find(|k| k.meta().name.as_deref() == Some(name) && in_namespace(k))
+        let key = Key { res: Res::of::<K>(), namespace: namespace.into(), name: name.into() };
+        self.0.store.find(&key).and_then(|object| serde_json::from_value(object.clone()).ok())
     }
 
     /// How many requests arrived with this verb for this resource (`resourceclaims`, `resourceclaims/status`);

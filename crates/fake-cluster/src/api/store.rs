@@ -89,6 +89,10 @@ impl Store {
         self.kinds.iter().find(|k| k.res == *res).cloned()
     }
 
+    pub(crate) fn find(&self, key: &Key) -> Option<&Value> {
+        self.objects.get(key)
+    }
+
     pub(crate) fn get(&self, kind: &Kind, key: &Key) -> Result<Value, ApiError> {
         self.objects.get(key).cloned().ok_or_else(|| ApiError::not_found(&kind.qualified(), &key.name))
     }

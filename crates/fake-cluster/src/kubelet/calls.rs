@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_proto::dra::{v1, v1beta1};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::{FakeKubelet, KubeletError, Plugin};
 
@@ -99,12 +99,21 @@ impl FakeKubelet {
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, KubeletError> {
         let deadline = self.config().deadline;
+        let late = || KubeletError::Deadline { driver: driver.into(), method, deadline };
+        let started = tokio::time::Instant::now();
         match tokio::time::timeout(deadline, call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
+            // The deadline also travels with the request, and either side may notice first.
+            Ok(Err(status))
+                if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded)
+                    && started.elapsed() >= deadline =>
+            {
+                Err(late())
+            }
             Ok(Err(status)) => {
                 Err(KubeletError::Call { driver: driver.into(), method, status: Box::new(status) })
             }
-            Err(_) => Err(KubeletError::Deadline { driver: driver.into(), method, deadline }),
+            Err(_) => Err(late()),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_proto::dra::{PLUGIN_TYPE, SERVICES};
+use divvy_proto::dra::PLUGIN_TYPE;
 use divvy_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use prost::Message;
 use tokio::task::AbortHandle;
@@ -119,7 +119,7 @@ impl Registry {
     }
 
     /// The checks of the real kubelet; returns the service to use.
-    fn validate(&self, socket: &Path, info: &PluginInfo) -> Result<String, String> {
+    fn validate(&self, socket: &Path, info: &PluginInfo, services: &[String]) -> Result<String, String> {
         if info.r#type != PLUGIN_TYPE {
             return Err(format!("plugin type {:?} is not handled, expected {PLUGIN_TYPE:?}", info.r#type));
         }
@@ -130,11 +130,11 @@ impl Registry {
         if self.plugins.iter().any(|(plugin, _)| taken(plugin)) {
             return Err(format!("endpoint {} of driver {} is already registered", info.endpoint, info.name));
         }
-        let known = info.supported_versions.iter().find(|version| SERVICES.contains(&version.as_str()));
+        let known = info.supported_versions.iter().find(|version| services.contains(version));
         known.cloned().ok_or_else(|| {
             let offered = info.supported_versions.join(", ");
             format!(
-                "no service of the plugin is supported: it offers [{offered}], needed is one of {SERVICES:?}"
+                "no service of the plugin is supported: it offers [{offered}], needed is one of {services:?}"
             )
         })
     }
@@ -240,7 +240,7 @@ fn enter(shared: &Arc<Shared>, socket: &Path, info: &PluginInfo) -> Result<(), S
     if !registry.sockets.contains_key(socket) {
         return Err("the socket is gone".into());
     }
-    let service = registry.validate(socket, info)?;
+    let service = registry.validate(socket, info, &shared.config.services)?;
     let endpoint = info.endpoint.clone();
     let task = tokio::spawn(keep_connected(shared.clone(), socket.to_path_buf(), PathBuf::from(&endpoint)));
     let alive = Alive(task.abort_handle());

@@ -7,6 +7,7 @@ use divvy_proto::dra::v1::{
     Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
+use divvy_proto::dra::v1beta1;
 use divvy_proto::podresources::v1::ListPodResourcesRequest;
 use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_proto::registration::registration_server::{Registration, RegistrationServer};
@@ -24,7 +25,8 @@ use crate::build::{allocated, mk_claim, mk_device, mk_pod, mk_result, mk_slice, 
 const DRIVER: &str = "gpu.divvy.dev";
 const SOON: Duration = Duration::from_secs(10);
 
-/// Answers every claim with one device; claims called `bad` fail, claims called `lost` are left out.
+/// Answers every claim with one device; claims called `bad` fail, claims called `lost` are left out, and a claim
+/// called `slow` is never answered.
 #[derive(Clone, Default)]
 struct Stub {
     info: PluginInfo,
@@ -63,6 +65,9 @@ impl DraPlugin for Stub {
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let claims = request.into_inner().claims;
         self.note("prepare", &claims);
+        if claims.iter().any(|claim| claim.name == "slow") {
+            std::future::pending::<()>().await;
+        }
         let answered = claims.into_iter().filter(|claim| claim.name != "lost").map(|claim| {
             let device = Device {
                 request_names: vec!["gpu".into()],
@@ -96,6 +101,27 @@ impl DraPlugin for Stub {
     }
 }
 
+#[tonic::async_trait]
+impl v1beta1::dra_plugin_server::DraPlugin for Stub {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<v1beta1::NodePrepareResourcesRequest>,
+    ) -> Result<Response<v1beta1::NodePrepareResourcesResponse>, Status> {
+        let answered = request.into_inner().claims.into_iter().map(|claim| {
+            let device = v1beta1::Device { device_name: "old".into(), ..v1beta1::Device::default() };
+            (claim.uid, v1beta1::NodePrepareResourceResponse { devices: vec![device], error: String::new() })
+        });
+        Ok(Response::new(v1beta1::NodePrepareResourcesResponse { claims: answered.collect() }))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        _: Request<v1beta1::NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<v1beta1::NodeUnprepareResourcesResponse>, Status> {
+        Err(Status::internal("broken"))
+    }
+}
+
 /// A kubelet in a temporary folder, its API server, and a plugin in a runtime of its own: connections are tasks that
 /// outlive their server, and only end with the runtime, as they do with a process.
 struct Node {
@@ -108,16 +134,21 @@ struct Node {
 
 impl Node {
     fn new(wipe_after: Duration) -> Self {
+        Self::with(|config| config.wipe_after = wipe_after)
+    }
+
+    fn with(change: impl FnOnce(&mut KubeletConfig)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let api = FakeApi::new();
-        let config = KubeletConfig { wipe_after, ..KubeletConfig::new(folder.path(), "n", api.clone()) };
+        let mut config = KubeletConfig::new(folder.path(), "n", api.clone());
+        change(&mut config);
         let endpoint = config.plugin_dir(DRIVER).join("dra.sock");
         let kubelet = FakeKubelet::start(config).unwrap();
         let info = PluginInfo {
             r#type: "DRAPlugin".into(),
             name: DRIVER.into(),
             endpoint: endpoint.to_string_lossy().into_owned(),
-            supported_versions: vec!["v1.DRAPlugin".into()],
+            supported_versions: SERVICES.map(String::from).to_vec(),
         };
         let stub = Stub { info, ..Stub::default() };
         Self { folder, api, kubelet, stub, plugin: None }
@@ -150,8 +181,9 @@ impl Node {
         let (dra, registration) = (listen(&endpoint), listen(&socket));
         drop(entered);
         runtime.spawn(async move {
+            let beta = v1beta1::dra_plugin_server::DraPluginServer::new(stub.clone());
             let service = DraPluginServer::new(stub.clone());
-            let dra = Server::builder().add_service(service).serve_with_incoming(dra);
+            let dra = Server::builder().add_service(service).add_service(beta).serve_with_incoming(dra);
             let service = RegistrationServer::new(stub);
             let registration = Server::builder().add_service(service).serve_with_incoming(registration);
             tokio::try_join!(dra, registration).unwrap();
@@ -227,6 +259,27 @@ async fn prepare_returns_each_claims_answer_and_refuses_incomplete_ones() {
     assert!(node.stub.prepared.lock().unwrap().is_empty());
     let nobody = node.kubelet.prepare("other", &claims).await.unwrap_err();
     assert_eq!(nobody.to_string(), "no plugin of driver other is registered");
+}
+
+#[tokio::test]
+async fn an_old_kubelet_speaks_v1beta1_and_reports_failed_calls() {
+    let mut node = Node::with(|config| config.services = vec!["v1beta1.DRAPlugin".into()]);
+    node.serve("gpu.divvy.dev@reg.sock");
+    assert_eq!(node.kubelet.wait_registered(DRIVER, SOON).await.unwrap().service, "v1beta1.DRAPlugin");
+    let claims = [ClaimRef::new("ns", "c", "u1")];
+    let answers = node.kubelet.prepare(DRIVER, &claims).await.unwrap();
+    assert_eq!(answers["u1"].as_ref().unwrap()[0].device_name, "old");
+    let failed = node.kubelet.unprepare(DRIVER, &claims).await.unwrap_err();
+    assert_eq!(failed.to_string(), "NodeUnprepareResources of driver gpu.divvy.dev failed: broken");
+}
+
+#[tokio::test]
+async fn a_call_without_answer_ends_at_the_deadline() {
+    let mut node = Node::with(|config| config.deadline = Duration::from_millis(50));
+    node.serve("gpu.divvy.dev@reg.sock");
+    node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
+    let late = node.kubelet.prepare(DRIVER, &[ClaimRef::new("ns", "slow", "u1")]).await.unwrap_err();
+    assert_eq!(late.to_string(), "NodePrepareResources of driver gpu.divvy.dev did not answer within 50ms");
 }
 
 #[tokio::test]

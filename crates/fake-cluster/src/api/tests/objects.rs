@@ -1,5 +1,6 @@
 //! Reading, writing and validating objects.
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{
     Counter, CounterSet, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourceClaimStatus,
@@ -231,6 +232,23 @@ async fn the_version_can_be_set() {
     api.set_version("1.34.9");
     let info = api.client().apiserver_version().await.unwrap();
     assert_eq!((info.major.as_str(), info.minor.as_str(), info.git_version.as_str()), ("1", "34", "v1.34.9"));
+    api.fail_next(1, "get", "version", Fault::Status(500));
+    assert_eq!(refusal(api.client().apiserver_version().await).0, 500);
+    assert_eq!(api.count("get", "version"), 2);
     let young = ListParams::default().fields("spec.pool.name=p");
     assert_eq!(refusal(slices(&api).list(&young).await).0, 400);
+}
+
+#[tokio::test]
+async fn a_resource_is_served_once_it_is_registered() {
+    let api = FakeApi::new();
+    let deployments: kube::Api<Deployment> = kube::Api::namespaced(api.client(), "ns");
+    let mut wanted = Deployment::default();
+    wanted.metadata.name = Some("d".into());
+    assert_eq!(refusal(deployments.create(&PostParams::default(), &wanted).await).0, 404);
+    let unknown = api.put(&wanted).unwrap_err().to_string();
+    assert_eq!(unknown, "NotFound (404): Deployment is not served: register it first");
+    api.register::<Deployment>(true, true);
+    let stored = deployments.create(&PostParams::default(), &wanted).await.unwrap();
+    assert_eq!(api.get::<Deployment>("ns", "d"), Some(stored));
 }

@@ -93,6 +93,9 @@ async fn the_server_is_reachable_over_http_and_refuses_connections_while_stopped
     // Without the client's own retries, so that a refusal is seen as one.
     config.default_retry = false;
     let client = kube::Client::try_from(config).unwrap();
+    let file = kube::config::Kubeconfig::from_yaml(&server.kubeconfig()).unwrap();
+    let named = kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await;
+    assert_eq!(named.unwrap().cluster_url, server.url().parse::<http::Uri>().unwrap());
     let remote: Api<ResourceSlice> = Api::all(client.clone());
     let stored = remote.create(&PostParams::default(), &slice("a", "n")).await.unwrap();
     assert_eq!(api.get::<ResourceSlice>("", "a"), Some(stored));
