@@ -14,8 +14,6 @@ pub(crate) struct Cache {
     listed: u64,
     /// Slices that we deleted and whose last event has not arrived yet, by UID.
     deleted: BTreeSet<String>,
-    /// A list that is arriving.
-    arriving: Option<BTreeMap<String, ResourceSlice>>,
 }
 
 /// What an event means.
@@ -39,37 +37,20 @@ impl Cache {
         self.slices.values().cloned().collect()
     }
 
-    /// The watch starts afresh: what follows is a full list.
-    pub(crate) fn begin(&mut self) {
-        self.arriving = Some(BTreeMap::new());
-    }
-
-    pub(crate) fn arrive(&mut self, slice: ResourceSlice) {
-        self.arriving.get_or_insert_default().insert(slice.name_any(), slice);
-    }
-
-    /// The list is complete. Tells whether a slice is missing that was there.
-    pub(crate) fn complete(&mut self) -> News {
-        let arrived = self.arriving.take().unwrap_or_default();
-        let gone = self.slices.keys().any(|name| !arrived.contains_key(name));
-        let same = !gone && self.slices == arrived;
-        self.deleted.clear();
-        self.slices = arrived;
-        match (gone, same) {
-            (true, _) => News::Deleted,
-            (false, true) => News::Old,
-            (false, false) => News::Changed,
-        }
-    }
-
-    /// A list of our own.
+    /// A full list. Tells whether something was not known.
     pub(crate) fn replace(&mut self, slices: Vec<ResourceSlice>, version: Option<&str>) -> News {
+        let listed: BTreeMap<_, _> = slices.into_iter().map(|slice| (slice.name_any(), slice)).collect();
+        let news = if self.slices.keys().any(|name| !listed.contains_key(name)) {
+            News::Deleted
+        } else if self.slices == listed {
+            News::Old
+        } else {
+            News::Changed
+        };
         self.listed = version.and_then(|v| v.parse().ok()).unwrap_or(self.listed);
-        self.begin();
-        for slice in slices {
-            self.arrive(slice);
-        }
-        self.complete()
+        self.deleted.clear();
+        self.slices = listed;
+        news
     }
 
     pub(crate) fn apply(&mut self, slice: ResourceSlice) -> News {
@@ -159,11 +140,7 @@ mod tests {
     fn a_new_list_tells_what_went_missing() {
         let mut cache = Cache::default();
         cache.replace(vec![slice("a", "1", 5), slice("b", "2", 5)], Some("5"));
-        cache.begin();
-        cache.arrive(slice("a", "1", 5));
-        assert_eq!(cache.complete(), News::Deleted);
-        cache.begin();
-        cache.arrive(slice("a", "1", 5));
-        assert_eq!(cache.complete(), News::Old);
+        assert_eq!(cache.replace(vec![slice("a", "1", 5)], Some("6")), News::Deleted);
+        assert_eq!(cache.replace(vec![slice("a", "1", 5)], Some("7")), News::Old);
     }
 }

@@ -1,9 +1,14 @@
 //! Why a pool could not be published, for the log and the status.
 
 use std::error::Error as _;
+use std::future::Future;
 use std::time::Duration;
 
 use divvy_carve::LimitError;
+use tokio::time::timeout;
+
+/// Waiting for one answer. Shorter than a lost connection takes to be noticed; the client retries 429 and 503 within.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// A failed attempt to publish.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +70,7 @@ impl PublishError {
 }
 
 /// The server's own words, or the whole chain of what went wrong on the way to it.
-pub(crate) fn reason(error: &kube::Error) -> String {
+fn reason(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return status.message.clone();
     }
@@ -83,7 +88,7 @@ pub(crate) fn reason(error: &kube::Error) -> String {
 }
 
 /// What helps with an answer of the API server.
-pub(crate) fn hint(verb: &str, error: &kube::Error) -> &'static str {
+fn hint(verb: &str, error: &kube::Error) -> &'static str {
     let kube::Error::Api(status) = error else { return "" };
     match (status.code, verb) {
         (401, _) => " (is the ServiceAccount token valid?)",
@@ -96,5 +101,18 @@ pub(crate) fn hint(verb: &str, error: &kube::Error) -> &'static str {
             " (is resource.k8s.io/v1 served? It needs Kubernetes 1.34 or later)"
         }
         _ => "",
+    }
+}
+
+/// Waits for an answer of the API server, but not for ever.
+pub(crate) async fn answered<T>(
+    verb: &'static str,
+    object: impl Fn() -> String,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, PublishError> {
+    match timeout(ANSWER, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(PublishError::Api { verb, object: object(), error }),
+        Err(_) => Err(PublishError::NoAnswer { verb, object: object(), limit: ANSWER }),
     }
 }

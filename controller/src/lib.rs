@@ -17,6 +17,7 @@ mod publisher;
 mod quantity;
 mod retry;
 mod status;
+mod watch;
 
 pub use error::PublishError;
 pub use names::slice_name;

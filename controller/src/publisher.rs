@@ -1,43 +1,31 @@
 //! The loop: watch, compare, write, retry. What to write is decided in [`crate::plan`].
 
-use std::fmt::Display;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_carve::{Pool, validate};
-use futures::StreamExt;
-use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
-use kube::runtime::watcher;
-use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, News};
-use crate::error::{PublishError, hint, reason};
+use crate::error::{PublishError, answered};
 use crate::plan::{Accepted, Target, Write, plan_sync};
-use crate::retry::{Backoff, jitter};
+use crate::retry::Backoff;
 use crate::status::PublishStatus;
+use crate::watch::{Event, Watch};
 
-/// Waiting for one answer. Shorter than a lost connection takes to be noticed; the client retries 429 and 503 within.
-const ANSWER: Duration = Duration::from_secs(10);
 /// Slices are often deleted together (the kubelet wipes a node's): answering the first at once would be a generation
 /// for each. Grows while somebody keeps doing it, up to eight times as long.
 const SETTLE: Duration = Duration::from_millis(100);
 const SETTLE_DOUBLINGS: u32 = 3;
 /// Without foreign changes for this long, [`SETTLE`] counts from its start again.
 const QUIET: Duration = Duration::from_secs(30);
-/// The first list must be there by then, or the watch starts again: a list has no deadline of its own.
-const FIRST_LIST: Duration = Duration::from_secs(30);
-/// The watch starts again this long after its last event: a connection can die in ways nobody notices.
-const WATCH_AGE: Duration = Duration::from_secs(15 * 60);
-
 /// Whose slices are published.
 #[derive(Debug, Clone)]
 pub struct PublisherConfig {
@@ -95,8 +83,6 @@ pub fn spawn(
     Publisher { status: receiver, task: tokio::spawn(worker.run(stop)) }
 }
 
-type Events = BoxStream<'static, Result<Event<ResourceSlice>, watcher::Error>>;
-
 struct Worker {
     slices: Api<ResourceSlice>,
     nodes: Api<Node>,
@@ -122,32 +108,20 @@ struct Due {
     list: bool,
 }
 
-/// The watch and when to lose patience with it.
-struct Watch {
-    events: Events,
-    /// The first list is complete.
-    ready: bool,
-    /// Polled again not before then, after an error.
-    from: Option<Instant>,
-    deadline: Instant,
-    backoff: Backoff,
-}
-
 impl Worker {
     async fn run(mut self, stop: CancellationToken) {
-        let mut watch = self.watch();
+        let mut watch = Watch::new(self.slices.clone(), self.selector.clone());
         loop {
             let now = Instant::now();
-            if watch.ready && self.due.at.is_some_and(|at| at <= now) {
+            // Before the first list nothing can be due.
+            let due = self.due.at.filter(|_| watch.is_complete());
+            if due.is_some_and(|at| at <= now) {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = self.round() => {}
                 }
                 continue;
             }
-            // Before the first list nothing can be due.
-            let due = self.due.at.filter(|_| watch.ready);
-            let deadline = watch.deadline;
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = self.desired.changed() => {
@@ -159,23 +133,8 @@ impl Worker {
                     self.due_in(Duration::ZERO);
                 }
                 () = sleep_until(due.unwrap_or(now)), if due.is_some() => {}
-                event = next(&mut watch) => self.heed(&mut watch, event),
-                () = sleep_until(deadline) => {
-                    tracing::debug!(ready = watch.ready, "starting the watch of ResourceSlices again");
-                    watch = self.watch();
-                }
+                event = watch.next() => self.heed(event),
             }
-        }
-    }
-
-    fn watch(&self) -> Watch {
-        let config = watcher::Config::default().fields(&self.selector);
-        Watch {
-            events: watcher::watcher(self.slices.clone(), config).boxed(),
-            ready: false,
-            from: None,
-            deadline: Instant::now() + FIRST_LIST,
-            backoff: Backoff::new(Duration::from_millis(500), Duration::from_secs(5)),
         }
     }
 
@@ -184,42 +143,26 @@ impl Worker {
         self.status.send_if_modified(|status| std::mem::replace(&mut status.in_sync, false));
     }
 
-    fn heed(&mut self, watch: &mut Watch, event: Option<Result<Event<ResourceSlice>, watcher::Error>>) {
+    fn heed(&mut self, event: Result<Event, PublishError>) {
         let event = match event {
-            Some(Ok(event)) => event,
-            Some(Err(error)) => {
-                let text = describe(&error);
-                tracing::warn!(error = %text, "cannot watch ResourceSlices");
-                self.status.send_modify(|status| status.watch_error = Some(text));
-                watch.from = Some(Instant::now() + watch.backoff.next());
-                return;
-            }
-            None => {
-                *watch = self.watch();
+            Ok(event) => event,
+            Err(error) => {
+                tracing::warn!(%error, "the slices are not watched");
+                self.status.send_modify(|status| status.watch_error = Some(error.to_string()));
                 return;
             }
         };
         let news = match event {
-            Event::Init => {
-                watch.ready = false;
-                watch.deadline = Instant::now() + FIRST_LIST;
-                self.cache.begin();
-                return;
-            }
-            Event::InitApply(slice) => {
-                self.cache.arrive(slice);
-                return;
-            }
-            Event::InitDone => {
-                watch.ready = true;
-                let news = self.cache.complete();
-                // The server answers again: what failed before is worth another try at once.
-                if self.due.at.is_some() {
+            Event::Listed(slices, version) => self.cache.replace(slices, version.as_deref()),
+            Event::Watching => {
+                let back = self.status.send_if_modified(|status| status.watch_error.take().is_some());
+                // The server answers again: what failed while it did not is worth another try at once.
+                if back && self.due.at.is_some() {
                     self.due_in(Duration::ZERO);
                 }
-                news
+                News::Old
             }
-            Event::Apply(slice) => self.cache.apply(slice),
+            Event::Apply(slice) => self.cache.apply(*slice),
             Event::Delete(slice) => {
                 let news = self.cache.delete(&slice);
                 if news == News::Deleted {
@@ -228,9 +171,6 @@ impl Worker {
                 news
             }
         };
-        watch.backoff.reset();
-        watch.deadline = Instant::now() + WATCH_AGE + jitter(WATCH_AGE / 4);
-        self.status.send_if_modified(|status| status.watch_error.take().is_some());
         self.disturb(news);
     }
 
@@ -392,37 +332,5 @@ impl Worker {
             return conflict;
         }
         PublishError::NameTaken { name: name.to_owned(), driver, node }
-    }
-}
-
-/// The next event, after the wait that an error asked for.
-async fn next(watch: &mut Watch) -> Option<Result<Event<ResourceSlice>, watcher::Error>> {
-    if let Some(from) = watch.from {
-        sleep_until(from).await;
-        watch.from = None;
-    }
-    watch.events.next().await
-}
-
-async fn answered<T>(
-    verb: &'static str,
-    object: impl Fn() -> String,
-    call: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, PublishError> {
-    match timeout(ANSWER, call).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(PublishError::Api { verb, object: object(), error }),
-        Err(_) => Err(PublishError::NoAnswer { verb, object: object(), limit: ANSWER }),
-    }
-}
-
-fn describe(error: &watcher::Error) -> String {
-    let told = |error: &dyn Display, advice: &str| format!("cannot watch ResourceSlices: {error}{advice}");
-    match error {
-        watcher::Error::InitialListFailed(e)
-        | watcher::Error::WatchStartFailed(e)
-        | watcher::Error::WatchFailed(e) => told(&reason(e), hint("watch", e)),
-        watcher::Error::WatchError(status) => told(&status.message, ""),
-        other => told(other, ""),
     }
 }
