@@ -72,7 +72,12 @@ fn in_order(configs: &[ConfigEntry]) -> Vec<(EntryAt, &ConfigEntry)> {
 /// The config of a result's request; the default of its kind when no entry applies. Entries of other drivers are
 /// not looked at, and entries of ours that name none of this request are not decoded: a subrequest that was not
 /// chosen may have a config this version cannot read.
-pub fn resolve(claim: &Claim, driver: &str, request: &str, device: DeviceKind) -> Result<DeviceConfig, Refusal> {
+pub fn resolve(
+    claim: &Claim,
+    driver: &str,
+    request: &str,
+    device: DeviceKind,
+) -> Result<DeviceConfig, Refusal> {
     let wanted = ConfigKind::of_device(device);
     let mut candidates = Vec::new();
     for (at, entry) in in_order(&claim.configs) {
@@ -99,8 +104,8 @@ pub fn resolve(claim: &Claim, driver: &str, request: &str, device: DeviceKind) -
     })?;
     Ok(match chosen.and_then(|i| candidates.into_iter().nth(i)) {
         Some((_, _, _, config)) => config,
-        None => match wanted {
-            ConfigKind::Gpu | ConfigKind::Mig | ConfigKind::Share => DeviceConfig::Gpu(divvy_api::GpuConfig::default()),
+        None => match device {
+            DeviceKind::Whole { .. } => DeviceConfig::Gpu(divvy_api::GpuConfig::default()),
         },
     })
 }
@@ -111,7 +116,9 @@ fn choose(
     entries: &[(EntryAt, Applies, ConfigKind)],
     wanted: ConfigKind,
 ) -> Result<Option<usize>, (EntryAt, ConfigKind)> {
-    if let Some((at, _, kind)) = entries.iter().find(|(_, how, kind)| *how == Applies::ByName && *kind != wanted) {
+    if let Some((at, _, kind)) =
+        entries.iter().find(|(_, how, kind)| *how == Applies::ByName && *kind != wanted)
+    {
         return Err((*at, *kind));
     }
     Ok(entries.iter().rposition(|(_, _, kind)| *kind == wanted))
@@ -125,7 +132,12 @@ mod tests {
 
     const GPU_0: DeviceKind = DeviceKind::Whole { ordinal: 0 };
 
-    fn entry(source: ConfigSource, requests: &[&str], driver: &str, parameters: serde_json::Value) -> ConfigEntry {
+    fn entry(
+        source: ConfigSource,
+        requests: &[&str],
+        driver: &str,
+        parameters: serde_json::Value,
+    ) -> ConfigEntry {
         let requests = requests.iter().map(|r| (*r).to_owned()).collect();
         ConfigEntry { source, requests, driver: driver.to_owned(), parameters }
     }
@@ -150,8 +162,15 @@ mod tests {
         use Applies::{ByName, ToAll};
         use ConfigKind::{Gpu, Mig};
         let at = |index| EntryAt { source: ConfigSource::Claim, index };
-        assert_eq!(choose(&[(at(0), ToAll, Gpu), (at(1), ByName, Gpu), (at(2), ToAll, Gpu)], Gpu), Ok(Some(2)));
-        assert_eq!(choose(&[(at(0), ToAll, Gpu), (at(1), ToAll, Mig)], Gpu), Ok(Some(0)), "a whole kind is skipped");
+        assert_eq!(
+            choose(&[(at(0), ToAll, Gpu), (at(1), ByName, Gpu), (at(2), ToAll, Gpu)], Gpu),
+            Ok(Some(2))
+        );
+        assert_eq!(
+            choose(&[(at(0), ToAll, Gpu), (at(1), ToAll, Mig)], Gpu),
+            Ok(Some(0)),
+            "a whole kind is skipped"
+        );
         assert_eq!(choose(&[(at(0), ToAll, Mig)], Gpu), Ok(None));
         assert_eq!(choose(&[(at(0), ByName, Mig), (at(1), ToAll, Gpu)], Gpu), Err((at(0), Mig)));
         let class_last = [

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use divvy_model::{BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, HoldKind, Inventory, Ordinals};
 
 use crate::{
-    Claim, ClaimRef, GpuState, Phase, Plan, Prepared, Progress, Record, RecordedDevice, Refusal, Step, Stored, resolve,
+    Claim, ClaimRef, GpuState, Phase, Plan, Prepared, Progress, Record, RecordedDevice, Refusal, Step,
+    Stored, resolve,
 };
 
 /// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
@@ -110,7 +111,7 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
 /// A lingering claim of which nothing has been undone yet can be prepared again for its next pod: the processes in
 /// the way are its own.
 fn can_be_revived(record: &Record) -> bool {
-    matches!(record.phase, Phase::Leaving(_))
+    matches!(&record.phase, Phase::Leaving(leaving) if !leaving.undoing)
         && record.steps.iter().all(|s| matches!(s.progress, Progress::Done { .. }))
 }
 
@@ -133,7 +134,11 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         let hold = if result.admin_access { HoldKind::Admin } else { HoldKind::Whole };
         if hold == HoldKind::Whole {
             if gpu.facts.mig_mode.is_on() {
-                return Err(Refusal::MigModeOn { claim: claim.reference(), device: device(), gpu: uuid.clone() });
+                return Err(Refusal::MigModeOn {
+                    claim: claim.reference(),
+                    device: device(),
+                    gpu: uuid.clone(),
+                });
             }
             if !exclusive.insert(uuid.clone()) {
                 return Err(Refusal::AllocatedTwice { claim: claim.reference(), device: device() });
@@ -144,7 +149,12 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
     Ok(devices)
 }
 
-fn find<'a>(claim: &Claim, device: &DeviceName, uuid: &GpuUuid, seen: &Snapshot<'a>) -> Result<&'a Gpu, Refusal> {
+fn find<'a>(
+    claim: &Claim,
+    device: &DeviceName,
+    uuid: &GpuUuid,
+    seen: &Snapshot<'a>,
+) -> Result<&'a Gpu, Refusal> {
     let inventory = seen.inventory.ok_or(Refusal::NoInventory)?;
     if let Some(gpu) = inventory.gpus.get(uuid).filter(|gpu| gpu.facts.uuid == *uuid) {
         return Ok(gpu);
@@ -157,7 +167,11 @@ fn find<'a>(claim: &Claim, device: &DeviceName, uuid: &GpuUuid, seen: &Snapshot<
 }
 
 /// Who is in the way of these devices. Admin access is in nobody's way, and nobody in its.
-fn conflicts(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Option<Holders>, Refusal> {
+fn conflicts(
+    claim: &Claim,
+    devices: &[RecordedDevice],
+    seen: &Snapshot<'_>,
+) -> Result<Option<Holders>, Refusal> {
     for wanted in devices.iter().filter(|d| d.kind.needs().is_some()) {
         let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
         let names = || (claim.reference(), device.clone(), gpu.clone());
@@ -169,7 +183,9 @@ fn conflicts(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
             }
             Some(Stored::Fine(state)) => {
                 // A reboot settles what a fence was for.
-                if let Some(fence) = state.fence.as_ref().filter(|f| f.boot == *seen.boot && f.claim != claim.uid) {
+                if let Some(fence) =
+                    state.fence.as_ref().filter(|f| f.boot == *seen.boot && f.claim != claim.uid)
+                {
                     let (claim, device, gpu) = names();
                     return Err(Refusal::Fenced { claim, device, gpu, reason: fence.reason.clone() });
                 }

@@ -9,6 +9,8 @@
 //! Pure: no clock, files, async or Kubernetes client. `divvy-executor` takes the snapshot, calls [`decide`] and
 //! carries plans out; the kubelet plugin turns API objects into [`Claim`]s.
 
+#![expect(clippy::result_large_err, reason = "refusals are rare and made once; boxes would only hide them")]
+
 mod claim;
 mod config;
 mod decide;
@@ -19,7 +21,9 @@ mod refusal;
 mod step;
 mod stored;
 
-pub use claim::{Allocation, AllocatedDevice, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request};
+pub use claim::{
+    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
+};
 pub use config::{ConfigKind, resolve};
 pub use decide::{Decision, Holder, Holders, Snapshot, decide, resolve_devices};
 pub use gpu_state::{Fence, Goal, GpuState, Setting, goal};

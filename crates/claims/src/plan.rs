@@ -73,7 +73,10 @@ impl Prepared {
                 requests: vec![base_request(&a.request).to_owned()],
                 pool: a.pool.clone(),
                 device: a.device.clone(),
-                cdi_ids: vec![format!("{kind}={}", cdi_device_name(&record.uid, &a.device, a.share_id.as_deref()))],
+                cdi_ids: vec![format!(
+                    "{kind}={}",
+                    cdi_device_name(&record.uid, &a.device, a.share_id.as_deref())
+                )],
                 share_id: a.share_id.clone(),
             }
         });

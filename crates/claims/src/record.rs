@@ -6,7 +6,7 @@ use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind};
 use serde::{Deserialize, Serialize};
 
 use crate::stored::{self, Head, Stored, Versions};
-use crate::{Allocation, AllocatedDevice, Claim, ClaimRef, PodRef, Progress, Step};
+use crate::{AllocatedDevice, Allocation, Claim, ClaimRef, PodRef, Progress, Step};
 
 /// An allocated device, resolved to the GPU that serves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +36,9 @@ pub struct StepState {
 pub struct Leaving {
     /// What is in the way, for people.
     pub reason: String,
+    /// Whether undoing its steps has begun: then the claim cannot simply be taken up again.
+    #[serde(default)]
+    pub undoing: bool,
 }
 
 /// Where a claim is in its life.

@@ -24,7 +24,9 @@ impl EntryAt {
 
     fn fix(self) -> &'static str {
         match self.source {
-            ConfigSource::Class => "correct spec.config of the DeviceClass, then delete the claim: it holds a copy",
+            ConfigSource::Class => {
+                "correct spec.config of the DeviceClass, then delete the claim: it holds a copy"
+            }
             ConfigSource::Claim => {
                 "correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew"
             }
@@ -124,7 +126,9 @@ pub enum Refusal {
         source: GpuError,
     },
     /// There is no inventory yet.
-    #[error("the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)")]
+    #[error(
+        "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+    )]
     NoInventory,
     /// A whole GPU was allocated, but its MIG mode is on.
     #[error(
@@ -139,7 +143,9 @@ pub enum Refusal {
         gpu: GpuUuid,
     },
     /// One claim got one exclusive device twice.
-    #[error("claim {claim} has device {device} allocated twice (this is a fault of the scheduler: delete the pod and the claim)")]
+    #[error(
+        "claim {claim} has device {device} allocated twice (this is a fault of the scheduler: delete the pod and the claim)"
+    )]
     AllocatedTwice {
         /// The claim.
         claim: ClaimRef,
@@ -147,7 +153,9 @@ pub enum Refusal {
         device: DeviceName,
     },
     /// The GPU is fenced.
-    #[error("device {device} of claim {claim}: {gpu} is fenced, since an earlier change has an unknown outcome: {reason} (it is looked at again by itself; a reboot settles it)")]
+    #[error(
+        "device {device} of claim {claim}: {gpu} is fenced, since an earlier change has an unknown outcome: {reason} (it is looked at again by itself; a reboot settles it)"
+    )]
     Fenced {
         /// The claim.
         claim: ClaimRef,
@@ -159,7 +167,9 @@ pub enum Refusal {
         reason: String,
     },
     /// The GPU's state was written by a later version.
-    #[error("device {device} of claim {claim}: the state of {gpu} was written by a later divvy (version {version}); it is left untouched (run that version again, or reboot and remove the file)")]
+    #[error(
+        "device {device} of claim {claim}: the state of {gpu} was written by a later divvy (version {version}); it is left untouched (run that version again, or reboot and remove the file)"
+    )]
     GpuStateNewer {
         /// The claim.
         claim: ClaimRef,
@@ -171,7 +181,9 @@ pub enum Refusal {
         version: u32,
     },
     /// The claim's own record was written by a later version.
-    #[error("the record of claim {claim} was written by a later divvy (version {version}); it is left untouched (run that version again, or delete the pod and the claim)")]
+    #[error(
+        "the record of claim {claim} was written by a later divvy (version {version}); it is left untouched (run that version again, or delete the pod and the claim)"
+    )]
     RecordNewer {
         /// The claim.
         claim: ClaimRef,
@@ -179,7 +191,9 @@ pub enum Refusal {
         version: u32,
     },
     /// Another claim, whose record was written by a later version, may hold the GPU.
-    #[error("device {device} of claim {claim}: {gpu} is held by {holder}, whose record was written by a later divvy (version {version}) (run that version again, or delete the pod and claim named last)")]
+    #[error(
+        "device {device} of claim {claim}: {gpu} is held by {holder}, whose record was written by a later divvy (version {version}) (run that version again, or delete the pod and claim named last)"
+    )]
     HeldByNewer {
         /// The claim.
         claim: ClaimRef,
@@ -193,7 +207,9 @@ pub enum Refusal {
         version: u32,
     },
     /// The API has the device allocated to two claims.
-    #[error("device {device} of claim {claim} is held by claim {holder}, which has {held} allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)")]
+    #[error(
+        "device {device} of claim {claim} is held by claim {holder}, which has {held} allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)"
+    )]
     HeldByLiveClaim {
         /// The claim.
         claim: ClaimRef,
@@ -205,7 +221,9 @@ pub enum Refusal {
         held: DeviceName,
     },
     /// The hand-over took longer than a call may last.
-    #[error("device {device} of claim {claim} is still held by claim {holder}, which no longer has it allocated: {why} (it is handed over when its last container is gone)")]
+    #[error(
+        "device {device} of claim {claim} is still held by claim {holder}, which no longer has it allocated: {why} (it is handed over when its last container is gone)"
+    )]
     StillHeld {
         /// The claim.
         claim: ClaimRef,
@@ -217,7 +235,9 @@ pub enum Refusal {
         why: String,
     },
     /// A record that cannot be read may hold the GPU, and the API could not say.
-    #[error("device {device} of claim {claim}: the record of claim UID {holder} cannot be read, and it may hold {gpu}: {reason} (it is rebuilt from the API server as soon as that answers)")]
+    #[error(
+        "device {device} of claim {claim}: the record of claim UID {holder} cannot be read, and it may hold {gpu}: {reason} (it is rebuilt from the API server as soon as that answers)"
+    )]
     UnreadableHolder {
         /// The claim.
         claim: ClaimRef,

@@ -82,7 +82,8 @@ struct VersionedHead {
 }
 
 fn checksum(body: &str) -> String {
-    Sha256::digest(body.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+    let hex = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or('0');
+    Sha256::digest(body.as_bytes()).iter().flat_map(|b| [hex(b >> 4), hex(b & 0xf)]).collect()
 }
 
 pub(crate) fn encode<T>(versions: &Versions<T>, head: Option<&Head>, value: &T) -> Vec<u8> {
@@ -111,7 +112,9 @@ pub(crate) fn decode<T>(versions: &Versions<T>, bytes: &[u8]) -> Stored<T> {
     }
     let envelope: Envelope<'_> = match serde_json::from_slice(bytes) {
         Ok(envelope) => envelope,
-        Err(error) if error.is_eof() => return corrupt(format!("the file ends early, after {} bytes", bytes.len())),
+        Err(error) if error.is_eof() => {
+            return corrupt(format!("the file ends early, after {} bytes", bytes.len()));
+        }
         Err(error) => return corrupt(format!("the file is not the JSON that was written: {error}")),
     };
     let body = envelope.body.get();

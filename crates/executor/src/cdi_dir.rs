@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use fs_err as fs;
 
@@ -26,13 +25,18 @@ pub trait CdiDir: Send + Sync {
 #[derive(Debug)]
 pub struct FileCdiDir {
     dir: PathBuf,
-    next: AtomicU64,
 }
 
 impl FileCdiDir {
     /// The folder need not be there yet: on a fresh node the first writer makes it.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), next: AtomicU64::new(0) }
+        Self { dir: dir.into() }
+    }
+
+    /// Runtimes only read *.json and *.yaml: a temporary file is no CDI file. A claim's file is only written under the
+    /// claim's lock, so one name is enough, and what a crash leaves is found again.
+    fn temp(&self, name: &str) -> PathBuf {
+        self.dir.join(format!(".{name}.tmp"))
     }
 
     /// Makes the folder itself, but none above it: that would hide a mount that is missing.
@@ -54,7 +58,9 @@ fn unless_missing<T>(result: io::Result<T>, missing: T) -> io::Result<T> {
 impl CdiDir for FileCdiDir {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        let Some(entries) = unless_missing(fs::read_dir(&self.dir).map(Some), None)? else { return Ok(names) };
+        let Some(entries) = unless_missing(fs::read_dir(&self.dir).map(Some), None)? else {
+            return Ok(names);
+        };
         for entry in entries {
             names.extend(entry?.file_name().into_string().ok());
         }
@@ -71,9 +77,7 @@ impl CdiDir for FileCdiDir {
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        // Runtimes only read *.json and *.yaml: a temporary file is no CDI file.
-        let serial = self.next.fetch_add(1, Ordering::Relaxed);
-        let temp = self.dir.join(format!(".{name}.{}.{serial}.tmp", std::process::id()));
+        let temp = self.temp(name);
         let create = || fs::File::create(&temp);
         let mut file = match create() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -83,10 +87,11 @@ impl CdiDir for FileCdiDir {
             other => other?,
         };
         let written = file.write_all(bytes).and_then(|()| fs::rename(&temp, self.dir.join(name)));
-        written.inspect_err(|_| drop(std::fs::remove_file(&temp)))
+        written.inspect_err(|_| drop(fs::remove_file(&temp)))
     }
 
     fn remove(&self, name: &str) -> io::Result<bool> {
+        unless_missing(fs::remove_file(self.temp(name)), ())?;
         unless_missing(fs::remove_file(self.dir.join(name)).map(|()| true), false)
     }
 

@@ -17,8 +17,11 @@ impl Executor {
             move |source| CdiError::Edits { device, source }
         };
         let inventory = self.parts.inventory.inventory();
-        let mut spec =
-            ClaimSpec::new(&self.config.driver, record.uid.as_str(), edits.common().map_err(failed("(all)"))?);
+        let mut spec = ClaimSpec::new(
+            &self.config.driver,
+            record.uid.as_str(),
+            edits.common().map_err(failed("(all)"))?,
+        );
         let mut named = BTreeSet::new();
         for device in &record.devices {
             let (name, share) = (&device.allocated.device, device.allocated.share_id.as_deref());
@@ -26,10 +29,10 @@ impl Executor {
             if !named.insert(cdi_device_name(&record.uid, name, share)) {
                 continue;
             }
-            let gpu = inventory.as_ref().and_then(|i| i.gpus.get(&device.gpu)).ok_or_else(|| CdiError::NoGpu {
-                device: name.to_string(),
-                gpu: device.gpu.clone(),
-            })?;
+            let gpu = inventory
+                .as_ref()
+                .and_then(|i| i.gpus.get(&device.gpu))
+                .ok_or_else(|| CdiError::NoGpu { device: name.to_string(), gpu: device.gpu.clone() })?;
             let content = edits.device(gpu, device, &record.steps).map_err(failed(name.as_str()))?;
             spec.add(name.as_str(), share, content);
         }

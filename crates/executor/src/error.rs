@@ -26,9 +26,15 @@ pub fn chain(error: &dyn Error) -> String {
 /// What to do about an IO error, where the kind tells.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::ReadOnlyFilesystem => " (it is mounted read-only: the plugin's hostPath mounts must be writable)",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => " (the node's disk is full: free some space)",
-        io::ErrorKind::PermissionDenied => " (the plugin must run as root, and the folder must not be immutable)",
+        io::ErrorKind::ReadOnlyFilesystem => {
+            " (it is mounted read-only: the plugin's hostPath mounts must be writable)"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            " (the node's disk is full: free some space)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            " (the plugin must run as root, and the folder must not be immutable)"
+        }
         io::ErrorKind::NotFound => " (the folder is not there: check the plugin's hostPath mounts)",
         _ => "",
     }
@@ -51,7 +57,9 @@ pub struct StoreError {
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Somebody else has it.
-    #[error("{lock} was locked by another call until the deadline (another plugin instance may hang: see its log)")]
+    #[error(
+        "{lock} was locked by another call until the deadline (another plugin instance may hang: see its log)"
+    )]
     TimedOut {
         /// What is locked.
         lock: String,
@@ -118,7 +126,9 @@ pub enum CdiError {
 
 fn cdi_advice(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::NotFound => " (the folder above it is not there: mount the host's CDI folder into the plugin, at the path of --cdi-dir)",
+        io::ErrorKind::NotFound => {
+            " (the folder above it is not there: mount the host's CDI folder into the plugin, at the path of --cdi-dir)"
+        }
         _ => advice(source),
     }
 }

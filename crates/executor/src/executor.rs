@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::reconcile::Orphans;
 use crate::state::State;
 use crate::{
-    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, LockName, Locks, ProcessSource, Steps, Store,
-    StoreError,
+    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, LockName, Locks, ProcessSource,
+    Steps, Store, StoreError,
 };
 
 /// How long things may take.
@@ -40,8 +40,8 @@ impl Default for Timing {
             process_wait: Duration::from_secs(10),
             poll: Duration::from_millis(20),
             look_again: Duration::from_millis(250),
-            orphan_grace: Duration::from_secs(120),
-            tombstones: Duration::from_secs(300),
+            orphan_grace: Duration::from_mins(2),
+            tombstones: Duration::from_mins(5),
         }
     }
 }
@@ -175,7 +175,7 @@ impl Executor {
         let records = self.state.records()?;
         // A record that cannot be read may refer to any number.
         let all_readable = records.values().all(|r| r.fine().is_some());
-        let recorded: Vec<_> = records.values().filter_map(|r| r.fine()).flat_map(|r| r.gpus()).collect();
+        let recorded: Vec<_> = records.values().filter_map(|r| r.fine()).flat_map(divvy_claims::Record::gpus).collect();
         let forgot = all_readable
             && ordinals.forget(|gpu, number| {
                 present.iter().any(|(p, _)| p == gpu) || recorded.contains(gpu) || keep(gpu, number)
@@ -203,7 +203,10 @@ impl Executor {
                 Stored::Newer { version, head } => serde_json::json!({ "newer": version, "head": head }),
                 Stored::Absent => serde_json::Value::Null,
             };
-            records.iter().map(|(uid, stored)| (uid.to_string(), one(stored))).collect::<serde_json::Map<_, _>>()
+            records
+                .iter()
+                .map(|(uid, stored)| (uid.to_string(), one(stored)))
+                .collect::<serde_json::Map<_, _>>()
         });
         serde_json::json!({
             "boot": self.config.boot,

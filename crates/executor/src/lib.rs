@@ -10,6 +10,8 @@
 //! unwinds it; `release.rs` lets a claim go (unprepare, and whoever finishes a lingering claim); `reconcile.rs` does
 //! the rest of a claim's life. `state.rs` turns typed values into files of the [`Store`].
 
+#![expect(clippy::result_large_err, reason = "refusals are rare and made once; boxes would only hide them")]
+
 mod cdi_dir;
 mod clock;
 mod document;
@@ -31,11 +33,12 @@ pub use clock::{Call, Cancel, Clock, SystemClock};
 pub use error::{CdiError, EditsError, LockError, PrepareError, StoreError, UnprepareError, chain};
 pub use executor::{Executor, ExecutorConfig, HeldDevice, NumberError, Parts, Timing};
 pub use locks::{FileLocks, LockGuard, LockName, Locks};
+pub use reconcile::{ClusterView, RunningDevice};
 pub use release::Unprepared;
 pub use report::{Event, Report};
 pub use restore::Refresh;
-pub use reconcile::{ClusterView, RunningDevice};
 pub use seams::{
-    ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup, NoHardwareSteps, ProcessOnGpu, ProcessSource, Steps,
+    ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup, NoHardwareSteps, ProcessOnGpu,
+    ProcessSource, Steps,
 };
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};

@@ -123,7 +123,13 @@ impl Locks for FileLocks {
         let reserved = self.wait_in_process(name, &file_name, until)?;
         let io = |source| LockError::Io { lock: name.to_string(), source };
         let path = self.dir.join(&file_name);
-        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(io)?;
         let mut pause = Duration::from_millis(1);
         loop {
             match file.file().try_lock() {
@@ -174,7 +180,10 @@ mod tests {
     #[test]
     fn claims_have_a_bounded_number_of_lock_files_with_fixed_names() {
         let name = |uid: &str| LockName::Claim(uid.parse().unwrap()).file_name();
-        assert_eq!(name("0f0e0d0c-1111-2222-3333-444455556666"), name("0f0e0d0c-1111-2222-3333-444455556666"));
+        assert_eq!(
+            name("0f0e0d0c-1111-2222-3333-444455556666"),
+            name("0f0e0d0c-1111-2222-3333-444455556666")
+        );
         let names: BTreeSet<_> = (0..20_000).map(|n| name(&format!("c{n}"))).collect();
         assert!((3500..=4096).contains(&names.len()), "{}", names.len());
     }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use divvy_claims::{Claim, Decision, Holder, Holders, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored};
+use divvy_claims::{
+    Claim, Decision, Holder, Holders, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored,
+};
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Ordinals};
 
 use crate::release::Release;
@@ -189,7 +191,11 @@ impl Executor {
     }
 
     /// In UUID order, after the claim's: nobody waits for somebody who waits for him.
-    pub(crate) fn lock_gpus(&self, gpus: &BTreeSet<GpuUuid>, until: Duration) -> Result<Vec<LockGuard>, LockError> {
+    pub(crate) fn lock_gpus(
+        &self,
+        gpus: &BTreeSet<GpuUuid>,
+        until: Duration,
+    ) -> Result<Vec<LockGuard>, LockError> {
         gpus.iter().map(|gpu| self.parts.locks.acquire(&LockName::Gpu(gpu.clone()), until)).collect()
     }
 

@@ -75,9 +75,15 @@ impl Executor {
 
     /// An orphan is undone only if its claim no longer allocates the device, no running pod lists it, it has been so
     /// for a grace period with a connected kubelet, and no process is on it.
-    fn check_orphan(&self, record: &Record, claims: &BTreeMap<ClaimUid, Claim>, view: &ClusterView) -> Option<Event> {
+    fn check_orphan(
+        &self,
+        record: &Record,
+        claims: &BTreeMap<ClaimUid, Claim>,
+        view: &ClusterView,
+    ) -> Option<Event> {
         let uid = &record.uid;
-        let allocated = claims.get(uid).is_some_and(|c| record.devices.iter().any(|d| c.allocates(&d.allocated.device)));
+        let allocated =
+            claims.get(uid).is_some_and(|c| record.devices.iter().any(|d| c.allocates(&d.allocated.device)));
         if allocated {
             self.orphans.lock().unwrap_or_else(PoisonError::into_inner).0.remove(uid);
             return None;
@@ -91,8 +97,12 @@ impl Executor {
             running.iter().any(|r| r.namespace == record.namespace && r.claim == record.name)
         };
         match &view.running {
-            None => return kept("its claim is gone, but the kubelet could not tell whether a pod still runs"),
-            Some(running) if runs(running) => return kept("its claim is gone, but a running pod still has its devices"),
+            None => {
+                return kept("its claim is gone, but the kubelet could not tell whether a pod still runs");
+            }
+            Some(running) if runs(running) => {
+                return kept("its claim is gone, but a running pod still has its devices");
+            }
             Some(_) => {}
         }
         let until = self.parts.clock.now() + BRIEFLY;
@@ -113,8 +123,9 @@ impl Executor {
         let now = self.parts.clock.now();
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         let since = *orphans.0.entry(uid.clone()).or_insert(now);
-        view.kubelet_connected_since
-            .is_some_and(|connected| now.saturating_sub(since.max(connected)) >= self.config.timing.orphan_grace)
+        view.kubelet_connected_since.is_some_and(|connected| {
+            now.saturating_sub(since.max(connected)) >= self.config.timing.orphan_grace
+        })
     }
 
     /// CDI files of ours without a record: of a claim that is still allocated here the record was lost and is made
@@ -127,7 +138,8 @@ impl Executor {
                 return vec![Event::Failed { claim: None, error }];
             }
         };
-        let ours = files.into_iter().filter_map(|file| Some((claim_of_cdi_file(&self.config.driver, &file)?, file)));
+        let ours =
+            files.into_iter().filter_map(|file| Some((claim_of_cdi_file(&self.config.driver, &file)?, file)));
         ours.filter_map(|(uid, file)| {
             if self.state.record(&uid).ok()? != Stored::Absent {
                 return None;
@@ -218,7 +230,9 @@ impl Executor {
         };
         for (gpu, stored) in states {
             let Some(fence) = stored.fine().and_then(|state| state.fence.clone()) else { continue };
-            let Ok(_gpu_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY) else {
+            let Ok(_gpu_lock) =
+                self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY)
+            else {
                 continue;
             };
             let over = fence.boot != self.config.boot

@@ -61,13 +61,15 @@ impl Executor {
                 }
                 match record {
                     Stored::Absent => {
-                        self.remove_cdi(uid).map_err(|source| UnprepareError::Cdi { claim: uid.clone(), source })?;
+                        self.remove_cdi(uid)
+                            .map_err(|source| UnprepareError::Cdi { claim: uid.clone(), source })?;
                         return Ok(if waited { Unprepared::Done } else { Unprepared::NothingThere });
                     }
                     Stored::Newer { version, .. } => return Ok(Unprepared::LeftToNewer { version }),
                     Stored::Corrupt { reason } => Err(reason),
                     Stored::Fine(record) => {
-                        let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), call.until).map_err(locked)?;
+                        let _gpu_locks =
+                            self.lock_gpus(&gpus_of_record(&record), call.until).map_err(locked)?;
                         Ok(self.release_or_linger(record).map_err(|left| failed(uid, left))?)
                     }
                 }
@@ -106,7 +108,8 @@ impl Executor {
         match self.release(&record) {
             Ok(Release::Blocked(reason)) => {
                 self.remove_cdi(&record.uid)?;
-                let phase = Phase::Leaving(Leaving { reason: reason.clone() });
+                let undoing = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
+                let phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing });
                 if record.phase != phase {
                     self.state.write_record(&Record { phase, ..record })?;
                 }
@@ -136,7 +139,9 @@ impl Executor {
             let found = match self.parts.processes.on_gpu(&device.gpu) {
                 Ok(found) => found,
                 Err(error) if nothing_can_run(&error) => continue,
-                Err(error) => return Ok(Some(format!("the processes on {} cannot be told: {error}", device.gpu))),
+                Err(error) => {
+                    return Ok(Some(format!("the processes on {} cannot be told: {error}", device.gpu)));
+                }
             };
             if found.is_empty() {
                 continue;
@@ -217,7 +222,11 @@ fn failed(uid: &ClaimUid, left: Left) -> UnprepareError {
         // Turned into `Blocked` before it gets here; kept total rather than panicking.
         Left::Steps(reason) => UnprepareError::Store {
             claim: uid.clone(),
-            source: StoreError { what: reason, action: "undone", source: std::io::Error::other("a step is stuck") },
+            source: StoreError {
+                what: reason,
+                action: "undone",
+                source: std::io::Error::other("a step is stuck"),
+            },
         },
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use divvy_claims::{Phase, Record, Stored};
+use divvy_claims::{Phase, Record, Refusal, Stored};
 use divvy_model::ClaimUid;
 
 use crate::release::gpus_of_record;
@@ -19,7 +19,7 @@ pub enum Refresh {
 }
 
 /// How long one claim may take to be carried out again after a reboot.
-const EXECUTE_AGAIN: Duration = Duration::from_secs(60);
+const EXECUTE_AGAIN: Duration = Duration::from_mins(1);
 
 impl Executor {
     /// Takes back prepares that a crash cut short, finishes lingering claims, carries records of an earlier boot out
@@ -93,6 +93,10 @@ impl Executor {
     /// Hardware state does not outlast a reboot; the same steps are done again for the same devices.
     fn execute_again(&self, mut record: Record, until: Duration) -> Result<(), PrepareError> {
         let claim = record.reference();
+        if self.parts.inventory.inventory().is_none() {
+            // The record stays as it is, and is carried out as soon as the driver answers.
+            return Err(Refusal::NoInventory.into());
+        }
         let _gpu_locks = self
             .lock_gpus(&gpus_of_record(&record), until)
             .map_err(|source| PrepareError::Lock { claim, source })?;

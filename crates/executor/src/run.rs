@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Fence, GpuState, Leaving, Observed, Phase, Plan, Prepared, Progress, Record, Step, StepError, StepState,
-    Stored,
+    Claim, Fence, GpuState, Leaving, Observed, Phase, Plan, Prepared, Progress, Record, Step, StepError,
+    StepState, Stored,
 };
 use divvy_model::GpuUuid;
 
@@ -62,16 +62,17 @@ impl Executor {
         let mut record = Record::new(claim, &self.config.boot, plan.devices, Phase::Prepared);
         if record.devices.is_empty() {
             // Nothing of ours any more: only the earlier state had to go.
-            let gone = self.remove_cdi(&claim.uid).map_err(|source| PrepareError::Cdi { claim: claim.reference(), source });
+            let gone = self
+                .remove_cdi(&claim.uid)
+                .map_err(|source| PrepareError::Cdi { claim: claim.reference(), source });
             gone.and_then(|()| self.state.remove_record(&claim.uid).map_err(stored))?;
             return Ok(Prepared::default());
         }
-        match revived {
-            Some(old) => record.steps.clone_from(&old.steps),
-            None => {
-                let hardware: Vec<_> = plan.steps.into_iter().filter(Step::is_hardware).collect();
-                record = self.run_steps(record, hardware, call.until)?;
-            }
+        if let Some(old) = revived {
+            record.steps.clone_from(&old.steps);
+        } else {
+            let hardware: Vec<_> = plan.steps.into_iter().filter(Step::is_hardware).collect();
+            record = self.run_steps(record, hardware, call.until)?;
         }
         self.complete(record)
     }
@@ -110,7 +111,10 @@ impl Executor {
                 Ok(before) => before,
                 Err(error) => return Err(self.take_back(record, failed(error))),
             };
-            record.steps.push(StepState { step: step.clone(), progress: Progress::Intended { before: before.clone() } });
+            record.steps.push(StepState {
+                step: step.clone(),
+                progress: Progress::Intended { before: before.clone() },
+            });
             let write = self.state.write_record(&record);
             let mut progress = |progress| {
                 if let Some(last) = record.steps.last_mut() {
@@ -163,9 +167,12 @@ impl Executor {
         // Of another boot: the hardware has forgotten.
         let live = record.boot == self.config.boot;
         if live && record.steps.iter().any(|s| s.progress != Progress::Undone) {
-            if record.phase == Phase::Prepared {
-                // A crash from here on must not look like a prepared claim.
-                record.phase = Phase::Leaving(Leaving { reason: "its partitions are being removed".to_owned() });
+            // A crash from here on must not look like a prepared claim, nor like one that only waits for processes.
+            let begun = matches!(&record.phase, Phase::Preparing)
+                || matches!(&record.phase, Phase::Leaving(l) if l.undoing);
+            if !begun {
+                let reason = "its partitions are being removed".to_owned();
+                record.phase = Phase::Leaving(Leaving { reason, undoing: true });
                 self.state.write_record(&record)?;
             }
             let mut steps = std::mem::take(&mut record.steps);
@@ -181,7 +188,7 @@ impl Executor {
                 if let Some(gpu) = gpu {
                     self.fence(&record, &gpu, &reason)?;
                 }
-                record.phase = Phase::Leaving(Leaving { reason: reason.clone() });
+                record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
                 self.state.write_record(&record)?;
                 return Err(Left::Steps(reason));
             }
@@ -204,7 +211,9 @@ impl Executor {
             };
         }
         if let Progress::Done { outcome } = &state.progress {
-            steps.undo(step, outcome).map_err(|e| format!("undoing the step to {step} failed: {}", chain(&e)))?;
+            steps
+                .undo(step, outcome)
+                .map_err(|e| format!("undoing the step to {step} failed: {}", chain(&e)))?;
             state.progress = Progress::Undone;
         }
         Ok(())

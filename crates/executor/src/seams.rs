@@ -30,7 +30,9 @@ pub struct NoHardwareSteps;
 
 impl NoHardwareSteps {
     fn refuse(step: &Step) -> StepError {
-        StepError::NotDone(Cause::new(format!("this divvy carries out no hardware steps, but was asked to {step}")))
+        StepError::NotDone(Cause::new(format!(
+            "this divvy carries out no hardware steps, but was asked to {step}"
+        )))
     }
 }
 
@@ -54,7 +56,12 @@ pub trait DeviceEdits: Send + Sync {
     /// What every container of a claim gets: driver files, control nodes, environment.
     fn common(&self) -> Result<ContainerEdits, EditsError>;
     /// What a container that asks for this device gets. `steps` tells what the claim's hardware steps made.
-    fn device(&self, gpu: &Gpu, device: &RecordedDevice, steps: &[StepState]) -> Result<ContainerEdits, EditsError>;
+    fn device(
+        &self,
+        gpu: &Gpu,
+        device: &RecordedDevice,
+        steps: &[StepState],
+    ) -> Result<ContainerEdits, EditsError>;
 }
 
 /// The node's GPUs as last read; cheap.
@@ -113,7 +120,7 @@ impl DriverProcesses {
 impl<P: Fn(&[u32]) -> BTreeMap<u32, String> + Send + Sync> ProcessSource for DriverProcesses<P> {
     fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
         let pids: Vec<_> = self.gpus.processes(gpu)?.into_iter().map(|p| p.pid).collect();
-        let mut pods = if pids.is_empty() { BTreeMap::new() } else { (self.pods)(&pids) };
-        Ok(pids.into_iter().map(|pid| ProcessOnGpu { pid, pod: pods.remove(&pid) }).collect())
+        let mut known = if pids.is_empty() { BTreeMap::new() } else { (self.pods)(&pids) };
+        Ok(pids.into_iter().map(|pid| ProcessOnGpu { pid, pod: known.remove(&pid) }).collect())
     }
 }

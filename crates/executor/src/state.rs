@@ -16,6 +16,9 @@ use crate::{Durability, Folder, Stamp, Store, StoreError};
 /// All records by claim, shared with the cache.
 pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
 
+/// A record as it was read, and the stamp of its file.
+type Parsed = (Stamp, Arc<Stored<Record>>);
+
 const ORDINALS: &str = "ordinals.json";
 
 /// Says that a claim was unprepared: a prepare that arrived before must not bring it back. Not synced: after a loss
@@ -29,7 +32,7 @@ pub(crate) struct Tombstone {
 
 pub(crate) struct State {
     store: Arc<dyn Store>,
-    parsed: Mutex<BTreeMap<ClaimUid, (Stamp, Arc<Stored<Record>>)>>,
+    parsed: Mutex<BTreeMap<ClaimUid, Parsed>>,
     numbers: Mutex<Option<(Stamp, Arc<Ordinals>)>>,
 }
 
@@ -66,7 +69,8 @@ impl State {
     }
 
     pub(crate) fn records(&self) -> Result<Records, StoreError> {
-        let entries = self.store.list(Folder::Claims).map_err(cannot("read", "the folder of claim records"))?;
+        let entries =
+            self.store.list(Folder::Claims).map_err(cannot("read", "the folder of claim records"))?;
         let listed: Vec<(ClaimUid, Stamp)> = entries
             .into_iter()
             .filter_map(|e| Some((e.name.strip_suffix(".json")?.parse().ok()?, e.stamp)))
@@ -143,9 +147,16 @@ impl State {
         match self.gpu(gpu)? {
             Stored::Newer { .. } => return Ok(()),
             Stored::Corrupt { .. } => {
-                if let Some(bytes) = self.store.read(Folder::Gpus, &name).map_err(cannot("read", state_of(gpu)))? {
+                if let Some(bytes) =
+                    self.store.read(Folder::Gpus, &name).map_err(cannot("read", state_of(gpu)))?
+                {
                     self.store
-                        .write(Folder::Corrupt, &format!("{gpu}-{}", now.as_millis()), &bytes, Durability::Lazy)
+                        .write(
+                            Folder::Corrupt,
+                            &format!("{gpu}-{}", now.as_millis()),
+                            &bytes,
+                            Durability::Lazy,
+                        )
                         .map_err(cannot("written", format!("a copy of {}", state_of(gpu))))?;
                 }
             }
@@ -177,9 +188,12 @@ impl State {
 
     /// Removes tombstones of another boot, and those made before `before`.
     pub(crate) fn prune_tombstones(&self, boot: &BootId, before: Duration) -> Result<(), StoreError> {
-        let listed = self.store.list(Folder::Tombstones).map_err(cannot("read", "the folder of tombstones"))?;
+        let listed =
+            self.store.list(Folder::Tombstones).map_err(cannot("read", "the folder of tombstones"))?;
         for entry in listed {
-            let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else { continue };
+            let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
+                continue;
+            };
             if self.tombstone(&uid)?.is_none_or(|t| t.boot != *boot || t.at < before) {
                 self.store
                     .remove(Folder::Tombstones, &entry.name, Durability::Lazy)

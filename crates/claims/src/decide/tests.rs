@@ -1,1 +1,362 @@
+use super::*;
+use crate::{AllocatedDevice, Allocation, Fence, Head, Leaving, PreparedDevice, StepState};
+use divvy_model::{
+    Architecture, Brand, ComputeCapability, CudaVersion, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProblem,
+    HostTopology, MigMode, PciAddress, SystemFacts,
+};
 
+fn gpu(n: u32) -> GpuUuid {
+    format!("GPU-12345678-1234-1234-1234-1234567800{n:02x}").parse().unwrap()
+}
+
+fn facts(n: u32, mig: bool) -> Gpu {
+    let facts = GpuFacts {
+        uuid: gpu(n),
+        minor: Some(n),
+        product_name: "NVIDIA H100 80GB HBM3".to_owned(),
+        brand: Brand(14),
+        architecture: Architecture::Hopper,
+        compute_capability: ComputeCapability { major: 9, minor: 0 },
+        memory_bytes: Some(80 << 30),
+        multiprocessors: Some(132),
+        pci_address: PciAddress { domain: 0, bus: 0x10 + u8::try_from(n).unwrap(), device: 0, function: 0 },
+        pci_device_id: 0x2330_10de,
+        mig_mode: MigMode::Supported { current: mig, pending: mig },
+        addressing_mode: None,
+        module_id: None,
+        nvlinks: Vec::new(),
+        fabric: None,
+    };
+    Gpu { facts, topology: HostTopology::default() }
+}
+
+/// A node of three GPUs with the numbers 0 to 2; 3 is known but gone, 4 cannot be read. MIG mode of 2 is on.
+struct World {
+    inventory: Inventory,
+    ordinals: Ordinals,
+    records: BTreeMap<ClaimUid, Arc<Stored<Record>>>,
+    gpus: BTreeMap<GpuUuid, Stored<GpuState>>,
+    boot: BootId,
+}
+
+impl World {
+    fn new() -> Self {
+        let system = SystemFacts {
+            driver_version: "580.95.05".to_owned(),
+            nvml_version: "13.580.95.05".to_owned(),
+            cuda_version: CudaVersion { major: 13, minor: 0 },
+        };
+        let gpus = [(gpu(0), facts(0, false)), (gpu(1), facts(1, false)), (gpu(2), facts(2, true))].into();
+        let error = GpuError::on_gpu(GpuOp::Facts, GpuErrorCode::GPU_IS_LOST, &gpu(4));
+        Self {
+            inventory: Inventory { system, gpus, problems: vec![GpuProblem { gpu: gpu(4), error }] },
+            ordinals: (0..5).map(|n| (gpu(n), n)).collect(),
+            records: BTreeMap::new(),
+            gpus: BTreeMap::new(),
+            boot: "boot-1".parse().unwrap(),
+        }
+    }
+
+    fn seen(&self) -> Snapshot<'_> {
+        Snapshot {
+            driver: "gpu.divvy.dev",
+            inventory: Some(&self.inventory),
+            ordinals: &self.ordinals,
+            records: &self.records,
+            gpus: &self.gpus,
+            boot: &self.boot,
+        }
+    }
+
+    fn decide(&self, claim: &Claim) -> Decision {
+        decide(claim, &self.seen())
+    }
+
+    fn record(&self, claim: &Claim, phase: Phase) -> Record {
+        Record::new(claim, &self.boot, resolve_devices(claim, &self.seen()).unwrap(), phase)
+    }
+
+    fn keep(&mut self, record: Record) {
+        self.records.insert(record.uid.clone(), Arc::new(Stored::Fine(record)));
+    }
+
+    fn refusal(&self, claim: &Claim) -> (&'static str, String) {
+        match self.decide(claim) {
+            Decision::Refuse(refusal) => (refusal.category(), refusal.to_string()),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn result(request: &str, device: &str) -> AllocatedDevice {
+    AllocatedDevice {
+        request: request.to_owned(),
+        pool: "node-a-gpus".to_owned(),
+        device: device.parse().unwrap(),
+        share_id: None,
+        admin_access: false,
+        consumed_capacity: BTreeMap::new(),
+    }
+}
+
+fn claim(uid: &str, results: Vec<AllocatedDevice>) -> Claim {
+    Claim {
+        uid: uid.parse().unwrap(),
+        namespace: "ns".to_owned(),
+        name: format!("claim-{uid}"),
+        allocation: Allocation { allocated_at: Some("t1".to_owned()), results },
+        configs: Vec::new(),
+        pods: Vec::new(),
+    }
+}
+
+fn admin(mut result: AllocatedDevice) -> AllocatedDevice {
+    result.admin_access = true;
+    result
+}
+
+fn plan(decision: Decision) -> Plan {
+    match decision {
+        Decision::Run(plan) => plan,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn holders(decision: Decision) -> Vec<Holder> {
+    match decision {
+        Decision::Wait(holders) => holders.holders,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_new_claim_is_one_cdi_file_and_no_hardware_step() {
+    let world = World::new();
+    let c = claim("a", vec![result("main/big", "gpu-1")]);
+    let devices =
+        vec![RecordedDevice { allocated: result("main/big", "gpu-1"), gpu: gpu(1), kind: HoldKind::Whole }];
+    let expected = Plan { undo_first: false, set_aside: false, devices, steps: vec![Step::WriteCdi] };
+    assert_eq!(plan(world.decide(&c)), expected);
+}
+
+#[test]
+fn a_prepared_claim_gets_the_same_answer_with_base_request_names_and_its_share() {
+    let mut world = World::new();
+    let mut shared = result("main/big", "gpu-0");
+    shared.share_id = Some("s1".to_owned());
+    let c = claim("a", vec![shared, admin(result("see", "gpu-1"))]);
+    let record = world.record(&c, Phase::Prepared);
+    world.keep(record);
+    let device = |request: &str, device: &str, id: &str, share_id: Option<&str>| PreparedDevice {
+        requests: vec![request.to_owned()],
+        pool: "node-a-gpus".to_owned(),
+        device: device.parse().unwrap(),
+        cdi_ids: vec![format!("gpu.divvy.dev/claim={id}")],
+        share_id: share_id.map(str::to_owned),
+    };
+    let expected = Prepared {
+        devices: vec![
+            device("main", "gpu-0", "a-gpu-0-s1", Some("s1")),
+            device("see", "gpu-1", "a-gpu-1", None),
+        ],
+    };
+    match world.decide(&c) {
+        Decision::Ready(prepared) => assert_eq!(prepared, expected),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn another_allocation_another_boot_or_a_prepare_cut_short_is_undone_first_and_a_lingering_one_is_taken_up_again()
+ {
+    let c = claim("a", vec![result("main", "gpu-0")]);
+    let undo_first = |change: &dyn Fn(&mut Record)| {
+        let mut world = World::new();
+        let mut record = world.record(&c, Phase::Prepared);
+        change(&mut record);
+        world.keep(record);
+        plan(world.decide(&c)).undo_first
+    };
+    let leaving = |undoing| Phase::Leaving(Leaving { reason: "process 1".to_owned(), undoing });
+    assert!(undo_first(&|r| r.allocated_at = Some("t0".to_owned())));
+    assert!(undo_first(&|r| r.devices[0].allocated.device = "gpu-1".parse().unwrap()));
+    assert!(undo_first(&|r| r.boot = "boot-0".parse().unwrap()));
+    assert!(undo_first(&|r| r.phase = Phase::Preparing));
+    assert!(undo_first(&|r| r.phase = leaving(true)));
+    assert!(!undo_first(&|r| r.phase = leaving(false)));
+    assert!(undo_first(&|r| {
+        r.phase = leaving(false);
+        let step = Step::CreatePartition { gpu: gpu(0), profile: 0, start: 0, size: 8 };
+        r.steps = vec![StepState { step, progress: Progress::Intended { before: Vec::new() } }];
+    }));
+}
+
+#[test]
+fn a_gpu_held_by_another_claim_is_waited_for_unless_one_side_has_admin_access() {
+    let mut world = World::new();
+    let first = claim("a", vec![result("main", "gpu-0")]);
+    let record = world.record(&first, Phase::Prepared);
+    world.keep(record.clone());
+    let second = claim("b", vec![result("main", "gpu-0")]);
+    let device = || "gpu-0".parse().unwrap();
+    assert_eq!(
+        holders(world.decide(&second)),
+        [Holder::Record { claim: first.reference(), device: device(), leaving: None }]
+    );
+    let lingering = Leaving { reason: "process 7 still uses it".to_owned(), undoing: false };
+    world.keep(Record { phase: Phase::Leaving(lingering.clone()), ..record });
+    assert_eq!(
+        holders(world.decide(&second)),
+        [Holder::Record { claim: first.reference(), device: device(), leaving: Some(lingering.reason) }]
+    );
+    let watcher = claim("w", vec![admin(result("see", "gpu-0"))]);
+    assert_eq!(plan(world.decide(&watcher)).devices[0].kind, HoldKind::Admin);
+    let mut world = World::new();
+    let record = world.record(&watcher, Phase::Prepared);
+    world.keep(record);
+    assert_eq!(plan(world.decide(&second)).devices[0].kind, HoldKind::Whole);
+}
+
+#[test]
+fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() {
+    let mut world = World::new();
+    let c = claim("b", vec![result("main", "gpu-0")]);
+    let reason = "the file is empty".to_owned();
+    world.records.insert("x".parse().unwrap(), Arc::new(Stored::Corrupt { reason: reason.clone() }));
+    assert_eq!(holders(world.decide(&c)), [Holder::Unreadable { claim: "x".parse().unwrap(), reason }]);
+    let newer = |gpus| Arc::new(Stored::Newer { version: 2, head: Head { claim: None, gpus } });
+    world.records.insert("x".parse().unwrap(), newer(vec![gpu(1)]));
+    plan(world.decide(&c));
+    world.records.insert("x".parse().unwrap(), newer(vec![gpu(0)]));
+    assert_eq!(
+        world.refusal(&c),
+        (
+            "newer-state",
+            format!(
+                "device gpu-0 of claim ns/claim-b (UID b): {} is held by claim UID x, whose record was written by a later divvy (version 2) (run that version again, or delete the pod and claim named last)",
+                gpu(0)
+            )
+        )
+    );
+    world.records.insert("b".parse().unwrap(), newer(vec![gpu(1)]));
+    assert_eq!(
+        world.refusal(&c).1,
+        "the record of claim ns/claim-b (UID b) was written by a later divvy (version 2); it is left untouched (run that version again, or delete the pod and the claim)"
+    );
+    world.records =
+        BTreeMap::from([("b".parse().unwrap(), Arc::new(Stored::Corrupt { reason: String::new() }))]);
+    assert!(plan(world.decide(&c)).set_aside, "the claim's own unreadable record is replaced");
+}
+
+#[test]
+fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
+    let world = World::new();
+    let refused = |device: &str| world.refusal(&claim("a", vec![result("main", device)]));
+    assert_eq!(
+        refused("gpu-3"),
+        (
+            "device-gone",
+            format!(
+                "device gpu-3 of claim ns/claim-a (UID a) is gone: {} does not answer on this node (delete the pod and the claim to be scheduled anew, or bring the GPU back)",
+                gpu(3)
+            )
+        )
+    );
+    assert_eq!(
+        refused("gpu-4"),
+        ("gpu-unreadable", format!("device gpu-4 of claim ns/claim-a (UID a): {} cannot be read", gpu(4)))
+    );
+    assert_eq!(
+        refused("gpu-9"),
+        (
+            "unknown-device",
+            "device gpu-9 of claim ns/claim-a (UID a) is no GPU this node knows: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+        )
+    );
+    assert_eq!(
+        refused("nic-0"),
+        (
+            "unknown-device",
+            "claim ns/claim-a (UID a) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+        )
+    );
+    assert_eq!(
+        refused("gpu-2"),
+        (
+            "wrong-mode",
+            format!(
+                "device gpu-2 of claim ns/claim-a (UID a) is a whole GPU, but MIG mode of {0} is on (turn it off with `nvidia-smi -i {0} -mig 0`, or delete the pod and the claim)",
+                gpu(2)
+            )
+        )
+    );
+    assert_eq!(
+        world.refusal(&claim("a", vec![result("one", "gpu-0"), result("two", "gpu-0")])),
+        (
+            "allocated-twice",
+            "claim ns/claim-a (UID a) has device gpu-0 allocated twice (this is a fault of the scheduler: delete the pod and the claim)".to_owned()
+        )
+    );
+    plan(world.decide(&claim("a", vec![result("one", "gpu-0"), admin(result("two", "gpu-0"))])));
+}
+
+#[test]
+fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_version_always() {
+    let mut world = World::new();
+    let c = claim("b", vec![result("main", "gpu-0")]);
+    let fence = |claim: &str, boot: &str| {
+        let fence = Fence {
+            claim: claim.parse().unwrap(),
+            reason: "a call hangs".to_owned(),
+            boot: boot.parse().unwrap(),
+        };
+        Stored::Fine(GpuState { fence: Some(fence), ..GpuState::default() })
+    };
+    world.gpus.insert(gpu(0), fence("a", "boot-1"));
+    assert_eq!(
+        world.refusal(&c),
+        (
+            "fenced",
+            format!(
+                "device gpu-0 of claim ns/claim-b (UID b): {} is fenced, since an earlier change has an unknown outcome: a call hangs (it is looked at again by itself; a reboot settles it)",
+                gpu(0)
+            )
+        )
+    );
+    plan(world.decide(&claim("w", vec![admin(result("see", "gpu-0"))])));
+    for harmless in [fence("a", "boot-0"), fence("b", "boot-1"), Stored::Corrupt { reason: String::new() }] {
+        world.gpus.insert(gpu(0), harmless);
+        plan(world.decide(&c));
+    }
+    world.gpus.insert(gpu(0), Stored::Newer { version: 3, head: Head::default() });
+    assert_eq!(world.refusal(&c).0, "newer-state");
+}
+
+#[test]
+fn a_claim_without_devices_of_ours_is_ready_and_its_earlier_devices_are_undone() {
+    let mut world = World::new();
+    match world.decide(&claim("a", Vec::new())) {
+        Decision::Ready(prepared) => assert_eq!(prepared, Prepared::default()),
+        other => panic!("{other:?}"),
+    }
+    let record = world.record(&claim("a", vec![result("main", "gpu-0")]), Phase::Prepared);
+    world.keep(record);
+    let expected = Plan { undo_first: true, set_aside: false, devices: Vec::new(), steps: Vec::new() };
+    assert_eq!(plan(world.decide(&claim("a", Vec::new()))), expected);
+}
+
+#[test]
+fn without_an_inventory_nothing_is_known_to_be_gone() {
+    let world = World::new();
+    let c = claim("a", vec![result("main", "gpu-3")]);
+    match decide(&c, &Snapshot { inventory: None, ..world.seen() }) {
+        Decision::Refuse(refusal) => {
+            assert_eq!(refusal.retry(), crate::Retry::Soon);
+            assert_eq!(
+                refusal.to_string(),
+                "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,1 +1,123 @@
+use super::*;
+use crate::{Cause, InstanceId, Leaving, Outcome, StepError};
+use std::collections::BTreeMap;
 
+fn expected() -> Record {
+    let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
+    let step = |start| Step::CreatePartition { gpu: gpu.clone(), profile: 19, start, size: 1 };
+    let done = Outcome::Partition { gi: InstanceId(3), ci: InstanceId(0), uuid: "MIG-aaaa".parse().unwrap() };
+    Record {
+        uid: "0f0e0d0c-1111-2222-3333-444455556666".parse().unwrap(),
+        namespace: "team-a".to_owned(),
+        name: "train".to_owned(),
+        boot: "b0071d00-0000-0000-0000-000000000001".parse().unwrap(),
+        allocated_at: Some("2026-11-21T14:00:00Z".to_owned()),
+        devices: vec![
+            RecordedDevice {
+                allocated: AllocatedDevice {
+                    request: "main/big".to_owned(),
+                    pool: "node-a-gpus".to_owned(),
+                    device: "gpu-0".parse().unwrap(),
+                    share_id: Some("5d4c".to_owned()),
+                    admin_access: false,
+                    consumed_capacity: BTreeMap::from([("memory".to_owned(), "10Gi".to_owned())]),
+                },
+                gpu: gpu.clone(),
+                kind: HoldKind::Whole,
+            },
+            RecordedDevice {
+                allocated: AllocatedDevice {
+                    request: "monitor".to_owned(),
+                    pool: "node-a-gpus".to_owned(),
+                    device: "gpu-1".parse().unwrap(),
+                    share_id: None,
+                    admin_access: true,
+                    consumed_capacity: BTreeMap::new(),
+                },
+                gpu: "GPU-12345678-1234-1234-1234-123456780002".parse().unwrap(),
+                kind: HoldKind::Admin,
+            },
+        ],
+        pods: vec![PodRef { name: "train-0".to_owned(), uid: "p0d".to_owned() }],
+        phase: Phase::Leaving(Leaving { reason: "process 42 still uses it".to_owned(), undoing: true }),
+        steps: vec![
+            StepState { step: step(0), progress: Progress::Done { outcome: done } },
+            StepState { step: step(1), progress: Progress::Intended { before: vec![InstanceId(3)] } },
+            StepState { step: step(2), progress: Progress::Undone },
+        ],
+    }
+}
+
+#[test]
+fn every_version_of_a_record_has_a_captured_file_that_still_reads() {
+    let fixtures = [include_bytes!("../../fixtures/record-v1.json").as_slice()];
+    assert_eq!(fixtures.len(), usize::try_from(VERSIONS.current).unwrap(), "one fixture per version");
+    for bytes in fixtures {
+        assert_eq!(Record::decode(bytes), Stored::Fine(expected()));
+    }
+    let body = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap()["body"].clone();
+    assert_eq!(
+        body(&expected().encode()),
+        body(fixtures.last().unwrap()),
+        "the newest version is written as captured"
+    );
+}
+
+#[test]
+fn a_record_cut_off_anywhere_or_with_any_byte_changed_is_corrupt_and_never_absent_newer_or_fine() {
+    let whole = expected().encode();
+    let end = whole.len() - 1; // the newline at the end may go
+    for length in 0..end {
+        assert!(matches!(Record::decode(&whole[..length]), Stored::Corrupt { .. }), "cut to {length} bytes");
+    }
+    for at in 0..end {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x01;
+        assert!(matches!(Record::decode(&changed), Stored::Corrupt { .. }), "byte {at} changed");
+    }
+    let reason = |bytes: &[u8]| match Record::decode(bytes) {
+        Stored::Corrupt { reason } => reason,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(reason(b""), "the file is empty");
+    assert_eq!(reason(&whole[..100]), "the file ends early, after 100 bytes");
+    let text = String::from_utf8(whole).unwrap();
+    assert_eq!(
+        reason(text.replace("team-a", "team-b").as_bytes()),
+        "the checksum does not match the content"
+    );
+}
+
+#[test]
+fn a_record_of_a_later_version_still_tells_whose_it_is_and_which_gpus_it_concerns() {
+    let later = Versions::<Record> {
+        current: 7,
+        encode: |_| Ok(serde_json::json!({"holds": "in some new way"})),
+        decode: &[],
+    };
+    let head = Head { claim: Some(expected().reference()), gpus: expected().gpus().into_iter().collect() };
+    let bytes = stored::encode(&later, Some(&head), &expected());
+    assert_eq!(Record::decode(&bytes), Stored::Newer { version: 7, head });
+}
+
+#[test]
+fn the_identity_of_an_allocation_is_its_time_and_its_results() {
+    let record = expected();
+    let same = record.allocation();
+    assert!(record.is_of(&same));
+    assert!(
+        !record.is_of(&Allocation { allocated_at: Some("2026-11-21T15:00:00Z".to_owned()), ..same.clone() })
+    );
+    let mut other = same.clone();
+    other.results[0].device = "gpu-5".parse().unwrap();
+    assert!(!record.is_of(&other));
+    other.results.truncate(1);
+    assert!(!record.is_of(&other));
+}
+
+#[test]
+fn a_failed_step_says_in_its_chain_whether_it_may_have_happened() {
+    let error = StepError::Unknown(Cause::new("no answer after 10 s"));
+    assert_eq!(error.to_string(), "its outcome is not known");
+    assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "no answer after 10 s");
+}

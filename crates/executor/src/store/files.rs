@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use fs_err as fs;
 
@@ -20,7 +21,7 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Makes the folders where they are missing and removes temporary files of processes that are gone.
+    /// Makes the folders where they are missing and removes temporary files that a crash left.
     pub fn open(root: impl Into<PathBuf>) -> io::Result<Self> {
         let store = Self { root: root.into(), next: AtomicU64::new(0) };
         for folder in Folder::ALL {
@@ -41,7 +42,13 @@ impl FileStore {
         self.root.join(folder.name())
     }
 
-    fn write_temp(&self, dir: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<PathBuf> {
+    fn write_temp(
+        &self,
+        dir: &Path,
+        name: &str,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> io::Result<PathBuf> {
         let serial = self.next.fetch_add(1, Ordering::Relaxed);
         let temp = dir.join(format!(".{name}.{}.{serial}{TEMP}", std::process::id()));
         let mut options = fs::OpenOptions::new();
@@ -52,16 +59,17 @@ impl FileStore {
             file.write_all(bytes)?;
             if durability == Durability::Synced { file.sync_all() } else { Ok(()) }
         };
-        write().inspect_err(|_| drop(std::fs::remove_file(&temp)))?;
+        write().inspect_err(|_| drop(fs::remove_file(&temp)))?;
         Ok(temp)
     }
 }
 
-/// Whether a path is a temporary file whose writer is gone (its process id is in the name).
+/// Whether a path is a temporary file that no writer can still be at: another plugin instance may be writing right now,
+/// and its process id means nothing in our container.
 fn is_abandoned(path: &Path) -> bool {
-    let Some(name) = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_suffix(TEMP)) else { return false };
-    let writer = name.rsplit('.').nth(1).and_then(|pid| pid.parse::<u32>().ok());
-    writer.is_none_or(|pid| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists())
+    let temporary = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.ends_with(TEMP));
+    let age = || fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
+    temporary && age().is_some_and(|age| age > Duration::from_secs(600))
 }
 
 fn remove_if_there(path: &Path) -> io::Result<bool> {
@@ -116,7 +124,7 @@ impl Store for FileStore {
     fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
         let dir = self.dir(folder);
         let temp = self.write_temp(&dir, name, bytes, durability)?;
-        fs::rename(&temp, dir.join(name)).inspect_err(|_| drop(std::fs::remove_file(&temp)))?;
+        fs::rename(&temp, dir.join(name)).inspect_err(|_| drop(fs::remove_file(&temp)))?;
         if durability == Durability::Synced { sync_dir(&dir) } else { Ok(()) }
     }
 
