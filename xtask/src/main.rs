@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -34,9 +35,20 @@ enum Command {
     Image(image::Args),
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not `main() -> Result`: a stack of ours in front of a sentence for people helps nobody.
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
     let root = root();
-    match Args::parse().command {
+    match command {
         Command::Ci(args) => ci::run(&root, &args),
         Command::Check => check::run(&root),
         Command::Cluster(args) => cluster::run(&args),

@@ -131,10 +131,10 @@ impl<'a> Driver<'a> {
         self.cluster.api().list(&pods)
     }
 
-    /// The driver's ResourceSlices.
+    /// The driver's ResourceSlices of the node.
     pub fn slices(&self) -> Result<Vec<Value>> {
-        let path =
-            format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={}", names::DRIVER);
+        let ours = format!("spec.driver={},spec.nodeName={}", names::DRIVER, Layout::NODE);
+        let path = format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector={ours}");
         self.cluster.api().list(&path)
     }
 

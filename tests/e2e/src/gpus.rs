@@ -98,6 +98,8 @@ fn device_nodes(dev: &Path) -> Result<()> {
             let rights = Mode::from_raw_mode(0o666);
             mknodat(CWD, entry.path(), FileType::CharacterDevice, rights, makedev(1, 3))
                 .with_context(|| format!("cannot make the device node {}", entry.path().display()))?;
+            // Making one takes the umask into account.
+            rustix::fs::chmod(entry.path(), rights)?;
         }
     }
     Ok(())
