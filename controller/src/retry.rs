@@ -21,7 +21,7 @@ impl Backoff {
     pub(crate) fn next(&mut self) -> Duration {
         let wait = self.first.saturating_mul(1 << self.failures.min(16)).min(self.most);
         self.failures = self.failures.saturating_add(1);
-        wait - jitter(wait / 2)
+        wait.saturating_sub(jitter(wait / 2))
     }
 
     pub(crate) fn reset(&mut self) {

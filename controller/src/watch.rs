@@ -18,7 +18,7 @@ use crate::retry::Backoff;
 /// The server ends a watch after this long.
 const LIFE: Duration = Duration::from_secs(290);
 /// A watch that is silent for longer than it should live is dead.
-const SILENCE: Duration = Duration::from_secs(300);
+const SILENCE: Duration = Duration::from_mins(5);
 /// A watch that ends sooner than this ended for a reason.
 const SHORT: Duration = Duration::from_secs(1);
 const GONE: u16 = 410;
@@ -125,16 +125,14 @@ impl Watch {
         event: Option<Result<WatchEvent<ResourceSlice>, kube::Error>>,
     ) -> Result<Option<Event>, PublishError> {
         self.heard = Instant::now();
-        let event = match event {
-            Some(event) => event.map_err(broken)?,
-            None => {
-                self.events = None;
-                if self.since.elapsed() < SHORT {
-                    self.from = Some(Instant::now() + self.backoff.next());
-                }
-                return Ok(None);
+        let Some(event) = event else {
+            self.events = None;
+            if self.since.elapsed() < SHORT {
+                self.from = Some(Instant::now() + self.backoff.next());
             }
+            return Ok(None);
         };
+        let event = event.map_err(broken)?;
         self.backoff.reset();
         let mut told = |version: Option<String>| {
             if version.is_some() {

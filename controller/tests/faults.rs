@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 const DRIVER: &str = "gpu.divvy.dev";
 const NODE: &str = "node-1";
 const SLICES: &str = "resourceslices";
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// A pool with one slice for each list of device names.
 fn pool(slices: &[&[&str]]) -> Pool {
@@ -224,7 +224,7 @@ async fn an_api_server_that_was_away_finds_the_slices_as_they_should_be() {
     let told = world.until(|status| status.last_error.is_some() && status.watch_error.is_some()).await;
     assert!(told.last_error.unwrap().contains("the fake API server is stopped"));
     assert!(told.watch_error.unwrap().starts_with("cannot watch ResourceSlices: "));
-    tokio::time::sleep(Duration::from_secs(600)).await;
+    tokio::time::sleep(Duration::from_mins(10)).await;
     api.delete::<ResourceSlice>("", &name(0)).unwrap();
     let back = Instant::now();
     api.start();
@@ -240,7 +240,7 @@ async fn nothing_is_written_and_little_is_read_while_nothing_changes() {
     let mut world = start(&api, Some(wanted.clone()));
     let before = world.stored(&wanted).await;
     api.forget_requests();
-    tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
+    tokio::time::sleep(Duration::from_hours(24)).await;
     assert_eq!(*world.status.borrow(), before);
     for verb in ["create", "update", "patch", "delete", "get"] {
         assert_eq!(api.count(verb, "*"), 0, "{verb}");
@@ -259,7 +259,7 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
     let status = world.published(&wanted).await;
     assert_eq!(status.dropped, [divvy_carve::Feature::Taints].into());
     assert_eq!(status.altered, [name(0)].into());
-    tokio::time::sleep(Duration::from_secs(3600)).await;
+    tokio::time::sleep(Duration::from_hours(1)).await;
     world.desired.send_replace(Some(wanted.clone()));
     world.until(|status| status.rounds == 2).await;
     assert_eq!((api.count("create", SLICES), api.count("update", SLICES)), (1, 0));
@@ -276,7 +276,7 @@ async fn without_a_pool_what_is_there_stays_and_stopping_keeps_the_slices() {
     let other = api.put(&mk_slice("other", DRIVER, "node-2", vec![mk_device("gpu-0")])).unwrap();
     let mut world = start(&api, None);
     api.wait_until(|view| view.count("watch", SLICES) == 1, PATIENCE).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(world.slices(), [old, other.clone()]);
     let wanted = pool(&[&["gpu-7"]]);
     world.desired.send_replace(Some(wanted.clone()));
@@ -335,7 +335,7 @@ async fn a_pool_over_a_limit_is_not_sent_and_not_tried_again() {
         told.last_error.unwrap(),
         "the pool cannot be published: slice 1: the device \"gpu-0\" is there twice"
     );
-    tokio::time::sleep(Duration::from_secs(3600)).await;
+    tokio::time::sleep(Duration::from_hours(1)).await;
     assert_eq!((world.status.borrow().writes.failed, api.count("create", "*")), (1, 0));
     let good = pool(&[&["gpu-0"], &["gpu-1"]]);
     world.desired.send_replace(Some(good.clone()));
@@ -351,7 +351,7 @@ async fn two_publishers_of_one_pool_do_not_fight() {
     one.stored(&wanted).await;
     two.stored(&wanted).await;
     api.forget_requests();
-    tokio::time::sleep(Duration::from_secs(600)).await;
+    tokio::time::sleep(Duration::from_mins(10)).await;
     assert_eq!(
         (api.count("create", SLICES), api.count("update", SLICES), api.count("delete", SLICES)),
         (0, 0, 0)

@@ -140,7 +140,9 @@ pub fn cases() -> Vec<Case> {
 fn one_slice() -> Vec<Case> {
     use Fate::{Created, Kept, Updated};
     let timed = |mut existing: Vec<Existing>| {
-        existing.iter_mut().for_each(|slice| slice.tainted_at = Some(TIME));
+        for slice in &mut existing {
+            slice.tainted_at = Some(TIME);
+        }
         existing
     };
     let two = |a: Device, b: Device| of([a, b]);
