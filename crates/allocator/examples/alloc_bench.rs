@@ -152,6 +152,21 @@ fn main() {
     println!("{NODES} nodes x {GPUS} GPUs, median of {ROUNDS} rounds");
     let index = median(|| drop(black_box(Slices::new(&published))));
     println!("index the slices                          {index:>12?}");
+    let device = gpu(0, 0);
+    let selectors = classes.iter().flat_map(|c| c.spec.iter().flat_map(|s| s.selectors.iter().flatten()));
+    let requests = claim.spec.iter().flat_map(|s| s.devices.iter().flat_map(|d| d.requests.iter().flatten()));
+    let of_claim = requests.flat_map(|r| r.exactly.iter().flat_map(|e| e.selectors.iter().flatten()));
+    for (what, selector) in ["class", "claim"].iter().zip(selectors.chain(of_claim)) {
+        let expression = selector.cel.as_ref().map(|c| c.expression.as_str()).unwrap_or_default();
+        let program = divvy_allocator::cel::compile(expression).unwrap();
+        let compiling = median(|| drop(black_box(divvy_allocator::cel::compile(expression))));
+        let thousand = median(|| {
+            for _ in 0..1000 {
+                black_box(divvy_allocator::cel::eval(&program, DRIVER, black_box(&device))).unwrap();
+            }
+        });
+        println!("selector of the {what}: compile {compiling:?}, evaluate {:?}", thousand / 1000);
+    }
 
     for (what, held) in [("every GPU free", 0), ("7 of 8 held", 7), ("all held: why not?", GPUS)] {
         let allocated = AllocatedState::from_claims([&holding(held)]);

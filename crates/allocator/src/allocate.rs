@@ -157,9 +157,9 @@ pub enum AllocError {
     },
 }
 
-/// A selector that does not compile or that failed for a device.
+/// A selector that does not compile or that failed for a device; the text begins as the scheduler's event does.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{origin}: selector #{index}: CEL {} error", if .device.is_some() { "runtime" } else { "compile" })]
+#[error("{origin}: selector #{index}: CEL {} error in `{}`", self.stage(), explain::one_line(.expression))]
 pub struct SelectorError {
     /// `class NAME` or `claim NAMESPACE/NAME`.
     pub origin: String,
@@ -174,7 +174,26 @@ pub struct SelectorError {
     pub source: CelError,
 }
 
+impl SelectorError {
+    fn stage(&self) -> String {
+        match &self.device {
+            None => "compile".to_owned(),
+            Some(device) => format!("runtime (device {device})"),
+        }
+    }
+}
+
 impl AllocError {
+    /// What to change so that the error goes away, where the error alone does not say it.
+    pub fn hint(&self) -> Option<String> {
+        let Self::Selector(error) = self else { return None };
+        let CelError::Runtime(text) = &error.source else { return None };
+        let key = text.strip_prefix("no such key: ")?;
+        Some(format!(
+            "not every device has {key:?} and one that has not fails the whole pod: guard it with has(….{key}) && … or read it with ….?{key}.orValue(…)"
+        ))
+    }
+
     /// Whether only this node is ruled out; else the pod cannot be scheduled anywhere until an object changes.
     pub fn is_of_node(&self) -> bool {
         matches!(self, Self::InvalidPool { .. })

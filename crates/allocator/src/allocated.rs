@@ -102,9 +102,9 @@ impl AllocatedState {
         uses.into_iter().flat_map(|u| u.dedicated.iter().chain(u.shared.values())).collect()
     }
 
-    /// Whether a device cannot be given to anyone else.
-    pub(crate) fn is_taken(&self, driver: &str, pool: &str, device: &str) -> bool {
-        self.uses(driver, pool, device).is_some()
+    /// Whether a device cannot be given to anyone else: held alone or, without the feature, shared at all.
+    pub(crate) fn is_taken(&self, driver: &str, pool: &str, device: &str, shares_count: bool) -> bool {
+        self.uses(driver, pool, device).is_some_and(|u| shares_count || !u.dedicated.is_empty())
     }
 
     fn uses(&self, driver: &str, pool: &str, device: &str) -> Option<&Uses> {

@@ -2,6 +2,8 @@
 
 mod display;
 
+pub(crate) use display::one_line;
+
 use crate::allocate::{MAX_RESULTS, Mode, Prepared, Refusal, Request, Search, Verdict};
 use crate::allocated::{DeviceId, Holder};
 use crate::nodes;

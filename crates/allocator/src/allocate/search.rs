@@ -317,7 +317,8 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Whether an existing claim has the device.
     pub(crate) fn is_taken(&self, candidate: &Candidate<'_>) -> bool {
         let allocated = self.prepared.inputs.allocated;
-        allocated.is_taken(candidate.driver, candidate.pool, &candidate.device.name)
+        let shares_count = !self.prepared.features.consumable_capacity;
+        allocated.is_taken(candidate.driver, candidate.pool, &candidate.device.name, shares_count)
     }
 
     /// The first taint that keeps the request away.

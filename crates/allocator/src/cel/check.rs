@@ -13,7 +13,7 @@ use cel::common::ast::{
 };
 
 use self::ty::Ty;
-use super::CelError;
+use super::{CelError, regexes};
 
 /// Checks a parsed selector.
 pub(super) fn check(program: &Program) -> Result<(), CelError> {
@@ -183,6 +183,12 @@ impl Checker<'_> {
 
     fn call(&mut self, at: u64, call: &CallExpr) -> Ty {
         let name = call.func_name.as_str();
+        if let ("matches" | "find" | "findAll", Some(pattern)) = (name, call.args.last())
+            && let Expr::Literal(LiteralValue::String(text)) = &pattern.expr
+            && regexes::compiled(text.inner()).is_err()
+        {
+            self.problem(pattern.id, &format!("invalid {name} argument"));
+        }
         if let Some(target) = &call.target {
             // `optional.of(x)`: the target is a namespace, unless a variable has its name.
             if let Expr::Ident(namespace) = &target.expr

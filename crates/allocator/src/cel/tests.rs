@@ -251,7 +251,11 @@ fn strings_lists_sets_and_regexes() {
     holds(r"[1, 2, 3].sum() == 6 && [3, 1].min() == 1 && [3, 1].max() == 3 && ![3, 1].isSorted()");
     holds(r"[1, 2, 1].indexOf(1) == 0 && [1, 2, 1].lastIndexOf(1) == 2 && [1].indexOf(5) == -1");
     holds(r"sets.contains([1, 2], [2]) && sets.equivalent([1, 1], [1]) && !sets.intersects([1], [2])");
-    fails(r#"device.driver.matches("a(")"#, "regex");
+    fails(
+        r#"device.driver.matches("a(")"#,
+        "compilation failed: ERROR: <input>:1:23: invalid matches argument",
+    );
+    fails(r#"device.driver.matches("a" + "(")"#, "regex");
 }
 
 #[test]

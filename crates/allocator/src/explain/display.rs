@@ -134,7 +134,7 @@ fn many(devices: usize, reason: &Reason) -> String {
 }
 
 /// An expression written over several lines, in one.
-fn one_line(expression: &str) -> String {
+pub(crate) fn one_line(expression: &str) -> String {
     expression.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

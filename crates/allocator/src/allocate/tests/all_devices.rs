@@ -131,10 +131,8 @@ fn all_devices_invalid_cel() {
         r.allocation_mode = Some("All".to_owned());
         r.selectors = Some(vec![selector(r#"device.attributes["driver-a"].noSuchAttribute"#)]);
     });
-    assert_eq!(
-        world(&["device-1"], vec![all]).try_it(),
-        "error: claim default/claim-0: selector #0: CEL runtime error"
-    );
+    let error = world(&["device-1"], vec![all]).try_it();
+    assert!(error.starts_with("error: claim default/claim-0: selector #0: CEL runtime"), "{error}");
 }
 
 #[test]
