@@ -1,1 +1,42 @@
-//! The node plugin: registration and DRA services, wiring, telemetry.
+//! The node plugin.
+//!
+//! A claim's way through it: [`dra`] (gRPC in, gRPC out) → [`service`] (one claim: read it from the API, check it,
+//! hand it to the executor, tell the user) → [`tasks`] (one claim, one task) → `divvy_executor` on a thread of its
+//! own. What is published goes the other way: [`inventory`] (owner of the GPUs' facts) → [`publish`] (carve) →
+//! `divvy_controller`. [`app`] wires the tasks together and stops them; `main` parses flags.
+
+mod api;
+mod app;
+mod args;
+mod cdi_watch;
+mod claim;
+mod claim_fetch;
+mod config;
+mod debug;
+mod dra;
+mod edits;
+mod events;
+mod inventory;
+mod metrics;
+mod pod_resources;
+mod pods;
+mod publish;
+mod publisher;
+mod publisher_lock;
+mod reconcile;
+mod registration;
+mod service;
+mod sockets;
+mod start;
+mod tasks;
+
+pub use app::{Deps, RunError, run};
+pub use args::Args;
+pub use config::{Config, ConfigError, Timing};
+pub use sockets::{SocketNames, TooLong};
+pub use start::{StartError, start};
+
+/// An error with its causes on one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    divvy_telemetry::Chain(error).to_string()
+}

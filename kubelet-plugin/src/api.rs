@@ -1,0 +1,68 @@
+//! The executor's view of the API server: is a claim still there, and what does it have allocated?
+
+use std::sync::Arc;
+
+use divvy_claims::{Claim, ClaimRef};
+use divvy_executor::{ClaimsApi, Lookup};
+use divvy_model::ClaimUid;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{ListParams, VersionMatch};
+use kube::{Api, Client};
+use tokio::runtime::Handle;
+
+use crate::claim::current;
+use crate::claim_fetch::ClaimFetcher;
+
+/// Looks claims up for the executor's threads.
+pub(crate) struct KubeClaims {
+    pub(crate) fetcher: Arc<ClaimFetcher>,
+    pub(crate) client: Client,
+    pub(crate) driver: String,
+    /// The pool of this node: a device of another node's pool is not ours to hold.
+    pub(crate) pool: String,
+    pub(crate) runtime: Handle,
+}
+
+impl ClaimsApi for KubeClaims {
+    fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>) -> Lookup {
+        // The executor's threads are blocking ones, so this holds up nobody else.
+        self.runtime.block_on(async {
+            match name {
+                Some(claim) => match self.fetcher.look(claim).await {
+                    Ok(found) => self.judge(uid, found),
+                    Err(error) => Lookup::Unknown(crate::chain(&error)),
+                },
+                None => match self.list().await {
+                    Ok(all) => {
+                        let found = all.into_iter().find(|c| c.metadata.uid.as_deref() == Some(uid.as_str()));
+                        self.judge(uid, found)
+                    }
+                    Err(error) => Lookup::Unknown(crate::chain(&error)),
+                },
+            }
+        })
+    }
+}
+
+impl KubeClaims {
+    fn judge(&self, uid: &ClaimUid, found: Option<ResourceClaim>) -> Lookup {
+        match found.and_then(|object| self.ours(object)) {
+            Some((is, claim)) if is == *uid => Lookup::Found(Box::new(claim)),
+            // Deleted, made again under the same name, or deallocated.
+            _ => Lookup::Gone,
+        }
+    }
+
+    /// An allocated claim with those of its devices that are ours and on this node.
+    pub(crate) fn ours(&self, object: ResourceClaim) -> Option<(ClaimUid, Claim)> {
+        let mut claim = current(object, &self.driver)?;
+        claim.allocation.results.retain(|result| result.pool == self.pool);
+        Some((claim.uid.clone(), claim))
+    }
+
+    /// All claims of the cluster, from the API server's cache: only asked for when something is wrong.
+    pub(crate) async fn list(&self) -> Result<Vec<ResourceClaim>, kube::Error> {
+        let cached = ListParams::default().at("0").matching(VersionMatch::NotOlderThan);
+        Ok(Api::<ResourceClaim>::all(self.client.clone()).list(&cached).await?.items)
+    }
+}

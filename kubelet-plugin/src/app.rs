@@ -1,0 +1,416 @@
+//! Wires the plugin together, keeps it running, and stops it: calls in flight are finished, slices stay, sockets go.
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use divvy_carve::{Pool, ServerFeatures, pool_name};
+use divvy_executor::{
+    DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource,
+    NoHardwareSteps, Parts, SystemClock,
+};
+use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery};
+use divvy_model::{GpuDriver, Inventory};
+use divvy_proto::dra::{v1, v1beta1};
+use divvy_proto::registration::registration_server::RegistrationServer;
+use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
+
+use crate::api::KubeClaims;
+use crate::claim_fetch::ClaimFetcher;
+use crate::config::Config;
+use crate::debug::Debug;
+use crate::dra::DraServer;
+use crate::edits::{DriverAt, HostEdits};
+use crate::events::Teller;
+use crate::inventory::{InventoryOwner, Seen};
+use crate::metrics::Metrics;
+use crate::publish::Carver;
+use crate::publisher::Publishing;
+use crate::publisher_lock::PublisherLock;
+use crate::reconcile::Keeper;
+use crate::registration::{Registered, Registrar};
+use crate::service::{ClaimService, One};
+use crate::sockets::bind;
+
+/// What the plugin needs from outside; the demo and tests put a fake API server and simulated GPUs here.
+pub struct Deps {
+    /// The API server.
+    pub client: kube::Client,
+    /// The GPUs. May answer with errors for as long as the driver is not there.
+    pub gpus: Arc<dyn GpuDriver>,
+    /// Where metrics are registered.
+    pub metrics: MetricsRegistry,
+    /// Told what is ready and what is not.
+    pub readiness: Readiness,
+}
+
+/// Why the plugin could not start, or stopped by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The boot id cannot be read.
+    #[error("the node's boot id cannot be read (is --host-root right?)")]
+    Boot(#[source] divvy_host::HostFileError),
+    /// The boot id is none.
+    #[error("the node's boot id is none (is --host-root right?)")]
+    BadBoot(#[source] divvy_model::IdError),
+    /// A folder or socket cannot be used.
+    #[error("{what} cannot be used")]
+    Io {
+        /// Which, and the flag that names it.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The table of device nodes cannot be used.
+    #[error("the table of --device-nodes cannot be used")]
+    DeviceNodes(#[source] divvy_host::NodeError),
+    /// The hook program cannot be installed.
+    #[error("the CDI hook cannot be installed")]
+    Hook(#[source] divvy_host::InstallError),
+    /// A part of the plugin that should run for ever ended.
+    #[error("{0} ended unexpectedly (a fault of divvy); the plugin stops, to be started again")]
+    Ended(&'static str),
+    /// A socket's server failed.
+    #[error("the server of the {0} socket failed")]
+    Server(&'static str, #[source] tonic::transport::Error),
+}
+
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+    let what = what.into();
+    move |source| RunError::Io { what, source }
+}
+
+/// The latest inventory, for the executor's threads.
+struct Latest(RwLock<watch::Receiver<Seen>>);
+
+impl InventorySource for Latest {
+    fn inventory(&self) -> Option<Arc<Inventory>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).borrow().inventory.clone()
+    }
+}
+
+/// Runs the plugin until `stop` is cancelled, or until a part of it fails for good. Must be called in a tokio
+/// runtime.
+pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<(), RunError> {
+    let Deps { client, gpus, metrics: registry, readiness } = deps;
+    let metrics = Metrics::new(&registry);
+    let host = HostRoot::under(&config.host_root);
+    let plugin_dir = &config.plugin_dir;
+    fs_err::create_dir_all(plugin_dir).map_err(io_error(format!("--plugin-dir {}", plugin_dir.display())))?;
+
+    let (seen_tx, seen) = watch::channel(Seen::default());
+    let edits = Arc::new(host_edits(&config, &host)?);
+    let fetcher = Arc::new(ClaimFetcher::new(client.clone(), config.timing.get));
+    let claims = Arc::new(KubeClaims {
+        fetcher: fetcher.clone(),
+        client: client.clone(),
+        driver: config.driver_name.clone(),
+        pool: pool_name(&config.node_name),
+        runtime: tokio::runtime::Handle::current(),
+    });
+    let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), seen.clone())?);
+
+    // Parts stop when this does: on request, or when one of them ends by itself. The servers and the claims being
+    // worked on are given time to finish before it.
+    let parts_stop = CancellationToken::new();
+    let _stop_parts = parts_stop.clone().drop_guard();
+    let mut parts = JoinSet::<&'static str>::new();
+    let refresh = Arc::new(Notify::new());
+    let owner = InventoryOwner {
+        gpus,
+        host: host.clone(),
+        timing: config.timing,
+        seen: seen_tx,
+        refresh: refresh.clone(),
+    };
+    part(&mut parts, "the inventory", owner.run(parts_stop.clone()));
+
+    let changed = Arc::new(Notify::new());
+    let service = Arc::new(ClaimService::new(One {
+        driver: config.driver_name.clone(),
+        executor: executor.clone(),
+        fetcher,
+        teller: Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name)),
+        metrics: metrics.clone(),
+        budget: config.timing.call,
+        changed: changed.clone(),
+        after: TaskTracker::new(),
+    }));
+
+    let (registered_tx, registered) = watch::channel(Registered::NotYet);
+    let (publishes_tx, publishes) = watch::channel(false);
+    let (features_tx, features) = watch::channel(ServerFeatures::default());
+    let (desired_tx, desired) = watch::channel(None::<Pool>);
+    let busy = service.clone();
+    let carver = Carver {
+        node: config.node_name.clone(),
+        driver: config.driver_name.clone(),
+        executor: executor.clone(),
+        claims: claims.clone(),
+        seen: seen.clone(),
+        features,
+        changed: changed.clone(),
+        busy: Arc::new(move |uid| busy.is_busy(uid)),
+        desired: desired_tx,
+        metrics: metrics.clone(),
+        timing: config.timing,
+    };
+    part(&mut parts, "the carver", carver.run(parts_stop.clone()));
+    let (publishing, published) = Publishing::new(
+        client,
+        &config,
+        desired,
+        publishes.clone(),
+        features_tx,
+        readiness.handle("slices"),
+        metrics.clone(),
+    );
+    part(&mut parts, "the publisher", publishing.run(parts_stop.clone()));
+    let lock = PublisherLock::new(plugin_dir);
+    let poll = config.timing.publisher_poll;
+    part(
+        &mut parts,
+        "the publisher lock",
+        lock.run(registered.clone(), publishes_tx, poll, parts_stop.clone()),
+    );
+
+    let mut keeper = Keeper {
+        executor: executor.clone(),
+        edits,
+        claims: claims.clone(),
+        config: config.clone(),
+        seen: seen.clone(),
+        registered: registered.clone(),
+        publishes: publishes.clone(),
+        changed,
+        metrics: metrics.clone(),
+        records: readiness.handle("records"),
+    };
+    watch_readiness(
+        &mut parts,
+        &readiness,
+        &metrics,
+        seen.clone(),
+        registered.clone(),
+        publishes.clone(),
+        &parts_stop,
+    );
+    let debug = Debug {
+        config: config.clone(),
+        executor,
+        seen,
+        registered,
+        publishes,
+        published,
+        service: service.clone(),
+    };
+    let http = http_server(&config, HttpServer::new(registry, readiness.clone()), debug).await?;
+    if let Some((server, listener)) = http {
+        let until = parts_stop.clone();
+        part(&mut parts, "the HTTP server", async move {
+            if let Err(error) = server.serve(listener, until.cancelled_owned()).await {
+                tracing::error!(%error, "HTTP server failed");
+            }
+        });
+    }
+
+    // Containers of running pods may start at any time: their files come first.
+    keeper.before_registration().await;
+    part(&mut parts, "the keeper", keeper.run(parts_stop.clone()));
+
+    let sockets_ready = readiness.handle("sockets");
+    let names = &config.sockets;
+    let (dra_listener, dra_file) = bind(&names.dra).map_err(io_error("the DRA socket (--plugin-dir)"))?;
+    let (reg_listener, reg_file) =
+        bind(&names.registration).map_err(io_error("the registration socket (--registry-dir)"))?;
+    let endpoint = names.dra.display().to_string();
+    let registrar = Registrar::new(config.driver_name.clone(), endpoint, registered_tx);
+    let servers_stop = CancellationToken::new();
+    let dra = Server::builder()
+        .add_service(v1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())))
+        .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())));
+    let registration = Server::builder().add_service(RegistrationServer::new(registrar));
+    let mut servers = JoinSet::new();
+    servers.spawn(serve("DRA", dra, dra_listener, servers_stop.clone()));
+    servers.spawn(serve("registration", registration, reg_listener, servers_stop.clone()));
+    sockets_ready.ready();
+    tracing::info!(
+        node = %config.node_name, driver = %config.driver_name,
+        dra = %names.dra.display(), registration = %names.registration.display(), "listening"
+    );
+
+    let outcome = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        Some(ended) = parts.join_next() => Err(RunError::Ended(ended.unwrap_or("a part of the plugin"))),
+        Some(ended) = servers.join_next() => ended.unwrap_or(Err(RunError::Ended("a server"))),
+    };
+    tracing::info!(claims = service.running(), "stopping: finishing what is being worked on");
+    sockets_ready.waiting("stopping");
+    reg_file.remove();
+    servers_stop.cancel();
+    let drained = async {
+        while servers.join_next().await.is_some() {}
+        service.drained().await;
+    };
+    if tokio::time::timeout(config.timing.drain, drained).await.is_err() {
+        tracing::warn!(
+            claims = service.running(),
+            "stopping although work is not finished; its records tell the next instance"
+        );
+    }
+    dra_file.remove();
+    parts_stop.cancel();
+    while parts.join_next().await.is_some() {}
+    tracing::info!("stopped; ResourceSlices stay published");
+    outcome
+}
+
+/// Adds a part that should run until it is stopped. Its name comes back when it ends.
+fn part(
+    parts: &mut JoinSet<&'static str>,
+    name: &'static str,
+    work: impl Future<Output = ()> + Send + 'static,
+) {
+    parts.spawn(async move {
+        work.await;
+        name
+    });
+}
+
+async fn serve(
+    name: &'static str,
+    router: Router,
+    listener: UnixListener,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
+    let connections = UnixListenerStream::new(listener);
+    let served = router.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await;
+    served.map_err(|error| RunError::Server(name, error))
+}
+
+fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, RunError> {
+    let at = DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() };
+    let nodes = match &config.device_nodes {
+        None => DeviceNodes::Real,
+        Some(table) => {
+            let text = fs_err::read_to_string(table).map_err(io_error("the table of --device-nodes"))?;
+            DeviceNodes::from_table(&text).map_err(RunError::DeviceNodes)?
+        }
+    };
+    let delivery = match &config.hook_path {
+        Some(program) => {
+            let installed = config.plugin_dir.join("divvy-cdi-hook");
+            divvy_host::install_hook(program, &installed).map_err(RunError::Hook)?;
+            LibraryDelivery::Hook(installed.display().to_string())
+        }
+        None => {
+            tracing::warn!(
+                "no CDI hook program (--hook-path): driver libraries are delivered by LD_LIBRARY_PATH"
+            );
+            LibraryDelivery::MountsOnly
+        }
+    };
+    Ok(HostEdits::new(host.clone(), at, nodes, delivery))
+}
+
+fn executor(
+    config: &Config,
+    host: &HostRoot,
+    gpus: &Arc<dyn GpuDriver>,
+    edits: Arc<HostEdits>,
+    claims: Arc<KubeClaims>,
+    seen: watch::Receiver<Seen>,
+) -> Result<Executor, RunError> {
+    let boot = divvy_host::boot_id(host).map_err(RunError::Boot)?;
+    let boot = boot.parse().map_err(RunError::BadBoot)?;
+    let clock = Arc::new(SystemClock);
+    let dir = &config.plugin_dir;
+    let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
+    let pods_of = host.clone();
+    let parts = Parts {
+        store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
+        locks: Arc::new(
+            FileLocks::open(dir.join("locks"), clock.clone()).map_err(in_dir("the folder of locks"))?,
+        ),
+        cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
+        edits,
+        steps: Arc::new(NoHardwareSteps),
+        processes: Arc::new(DriverProcesses {
+            gpus: gpus.clone(),
+            pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids),
+        }),
+        inventory: Arc::new(Latest(RwLock::new(seen))),
+        claims,
+        clock,
+    };
+    let settings =
+        ExecutorConfig { timing: config.timing.executor, ..ExecutorConfig::new(&*config.driver_name, boot) };
+    Ok(Executor::new(settings, parts))
+}
+
+async fn http_server(
+    config: &Config,
+    server: HttpServer,
+    debug: Debug,
+) -> Result<Option<(HttpServer, TcpListener)>, RunError> {
+    let Some(first) = config.http.first() else { return Ok(None) };
+    let bound = TcpListener::bind(&*config.http).await;
+    let listener = bound.map_err(io_error(format!("--http {first}")))?;
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!(%address, "serving /metrics, /healthz, /readyz and /debug/state");
+    }
+    Ok(Some((server.debug_state(move || debug.state()), listener)))
+}
+
+/// Keeps what others say about themselves in the readiness set and the gauges.
+fn watch_readiness(
+    parts: &mut JoinSet<&'static str>,
+    readiness: &Readiness,
+    metrics: &Metrics,
+    mut seen: watch::Receiver<Seen>,
+    mut registered: watch::Receiver<Registered>,
+    mut publishes: watch::Receiver<bool>,
+    stop: &CancellationToken,
+) {
+    let (inventory, registration) = (readiness.handle("inventory"), readiness.handle("registered"));
+    let (metrics, stop) = (metrics.clone(), stop.clone());
+    part(parts, "the readiness watch", async move {
+        loop {
+            match &*seen.borrow_and_update() {
+                Seen { problem: Some(problem), .. } => inventory.waiting(problem.clone()),
+                Seen { inventory: Some(_), .. } => inventory.ready(),
+                Seen { inventory: None, .. } => inventory.waiting("GPUs are being read"),
+            }
+            let known = match &*registered.borrow_and_update() {
+                Registered::Yes => {
+                    registration.ready();
+                    true
+                }
+                Registered::NotYet => {
+                    registration.waiting("the kubelet has not found the registration socket yet");
+                    false
+                }
+                Registered::Refused(why) => {
+                    registration.waiting(format!("the kubelet refused: {why}"));
+                    false
+                }
+            };
+            metrics.registered.set(known.into());
+            metrics.publishes.set((*publishes.borrow_and_update()).into());
+            tokio::select! {
+                Ok(()) = seen.changed() => {}
+                Ok(()) = registered.changed() => {}
+                Ok(()) = publishes.changed() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    });
+}

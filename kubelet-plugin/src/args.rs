@@ -1,0 +1,77 @@
+//! Flags as they are written, each with its environment twin. [`crate::Config`] is what comes out of them; nothing
+//! else is passed on.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+
+use clap::Parser;
+use divvy_telemetry::LogFormat;
+
+/// The node plugin of divvy: publishes this node's GPUs as ResourceSlices and prepares the claims that the
+/// scheduler places on it.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "divvy-kubelet-plugin", version, about)]
+pub struct Args {
+    /// Name of this node, as in the Kubernetes API.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+    /// Namespace the plugin runs in; Events about the node itself go there.
+    #[arg(long, env = "NAMESPACE", default_value = "divvy-system")]
+    pub namespace: String,
+    /// Driver name in ResourceSlices and claims.
+    #[arg(long, env = "DRIVER_NAME", default_value = divvy_api::names::DRIVER)]
+    pub driver_name: String,
+    /// Where records, locks and the DRA socket live; the same path on the host and in the container.
+    /// [default: /var/lib/kubelet/plugins/<driver name>]
+    #[arg(long, env = "PLUGIN_DIR", value_parser = path)]
+    pub plugin_dir: Option<PathBuf>,
+    /// Where the kubelet looks for registration sockets.
+    #[arg(long, env = "REGISTRY_DIR", default_value = "/var/lib/kubelet/plugins_registry")]
+    pub registry_dir: PathBuf,
+    /// Socket on which the kubelet tells which devices running pods hold.
+    #[arg(long, env = "POD_RESOURCES_SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
+    pub pod_resources_socket: PathBuf,
+    /// Where the container runtime looks for CDI files.
+    #[arg(long, env = "CDI_DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+    /// Root of the NVIDIA driver's files, as this process sees it. [default: the known places are tried]
+    #[arg(long, env = "DRIVER_ROOT", value_parser = path)]
+    pub driver_root: Option<PathBuf>,
+    /// The same folder as the host names it. [default: as --driver-root]
+    #[arg(long, env = "HOST_DRIVER_ROOT", value_parser = path)]
+    pub host_driver_root: Option<PathBuf>,
+    /// Root of the host's /proc, /sys and /dev, as this process sees it.
+    #[arg(long, env = "HOST_ROOT", default_value = "/")]
+    pub host_root: PathBuf,
+    /// Table of device nodes and their numbers, for hosts whose GPUs are simulated. [default: /dev is looked at]
+    #[arg(long, env = "DEVICE_NODES", value_parser = path)]
+    pub device_nodes: Option<PathBuf>,
+    /// NVML library to load. [default: libnvidia-ml.so.1 of the driver found]
+    #[arg(long, env = "NVML_LIBRARY", value_parser = path)]
+    pub nvml_library: Option<PathBuf>,
+    /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --plugin-dir,
+    /// where the host finds it. [default: beside this program, if it is there]
+    #[arg(long, env = "HOOK_PATH", value_parser = path)]
+    pub hook_path: Option<PathBuf>,
+    /// Address of /metrics, /healthz, /readyz and /debug/state; empty for none.
+    #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9440")]
+    pub http: String,
+    /// Kubeconfig file. [default: the service account of the pod, else $KUBECONFIG or ~/.kube/config]
+    #[arg(long, env = "KUBECONFIG", value_parser = path)]
+    pub kubeconfig: Option<PathBuf>,
+    /// How log lines look: plain or json.
+    #[arg(long, env = "LOG_FORMAT", default_value = "plain")]
+    pub log_format: LogFormat,
+    /// What is logged: a level, or filter directives such as `info,divvy_executor=debug`.
+    #[arg(long, env = "LOG_LEVEL", default_value = "info")]
+    pub log_level: String,
+    /// UID of this pod. With it the sockets get names of their own, so that the next instance of a rolling update
+    /// can register beside this one.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: Option<String>,
+}
+
+/// As it stands, empty too: charts set variables also for what was left empty, and that means the default.
+fn path(text: &str) -> Result<PathBuf, Infallible> {
+    Ok(PathBuf::from(text))
+}

@@ -1,0 +1,240 @@
+//! From the kubelet's question and the API's object to a [`Claim`]: UID checked, only our driver's results kept.
+
+use std::fmt;
+
+use divvy_claims::{AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef};
+use divvy_model::{ClaimUid, DeviceName, IdError};
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+    ResourceClaimConsumerReference,
+};
+
+/// A claim as the kubelet names it; nothing about it is checked yet.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Asked {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
+impl Asked {
+    pub(crate) fn new(namespace: String, name: String, uid: String) -> Self {
+        Self { namespace, name, uid }
+    }
+
+    /// The same with a UID that can be relied on (it becomes a file name).
+    pub(crate) fn check(&self) -> Result<ClaimRef, ClaimError> {
+        let uid =
+            self.uid.parse().map_err(|source| ClaimError::BadUid { claim: self.to_string(), source })?;
+        Ok(ClaimRef { uid, namespace: self.namespace.clone(), name: self.name.clone() })
+    }
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A claim that cannot be prepared as the API shows it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClaimError {
+    /// The kubelet's UID is none.
+    #[error("the kubelet asked for claim {claim} with a UID that is none")]
+    BadUid {
+        claim: String,
+        #[source]
+        source: IdError,
+    },
+    /// The name now belongs to a later claim.
+    #[error(
+        "claim {asked} is not the one in the API, which has UID {found}: it was deleted and made again under the same name (delete the pod so that it gets the new claim)"
+    )]
+    OtherUid { asked: ClaimRef, found: String },
+    /// Nobody allocated it.
+    #[error("claim {0} has no allocation (the scheduler has not placed it, or it was released again)")]
+    NotAllocated(ClaimRef),
+    /// A device name no driver of ours can have published.
+    #[error("claim {claim} has an allocated device whose name is none")]
+    BadDevice {
+        claim: ClaimRef,
+        #[source]
+        source: IdError,
+    },
+}
+
+impl ClaimError {
+    pub(crate) fn category(&self) -> &'static str {
+        match self {
+            Self::BadUid { .. } => "bad-uid",
+            Self::OtherUid { .. } => "other-uid",
+            Self::NotAllocated(_) => "not-allocated",
+            Self::BadDevice { .. } => "bad-device",
+        }
+    }
+}
+
+/// The claim that was asked for, from the object found under its name.
+pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) -> Result<Claim, ClaimError> {
+    let found = object.metadata.uid.unwrap_or_default();
+    if found != asked.uid.as_str() {
+        return Err(ClaimError::OtherUid { asked: asked.clone(), found });
+    }
+    let status = object.status.unwrap_or_default();
+    let allocation = status.allocation.ok_or_else(|| ClaimError::NotAllocated(asked.clone()))?;
+    let allocated_at = allocation.allocation_timestamp.map(|time| time.0.to_string());
+    let devices = allocation.devices.unwrap_or_default();
+    let results = devices.results.unwrap_or_default().into_iter().filter(|result| result.driver == driver);
+    let results = results.map(allocated).collect::<Result<_, _>>();
+    let results = results.map_err(|source| ClaimError::BadDevice { claim: asked.clone(), source })?;
+    Ok(Claim {
+        uid: asked.uid.clone(),
+        namespace: asked.namespace.clone(),
+        name: asked.name.clone(),
+        allocation: Allocation { allocated_at, results },
+        configs: devices.config.unwrap_or_default().into_iter().filter_map(config).collect(),
+        pods: status.reserved_for.unwrap_or_default().into_iter().filter_map(pod).collect(),
+    })
+}
+
+/// A claim as it is now, by whatever UID it has; `None` unless it is allocated.
+pub(crate) fn current(object: ResourceClaim, driver: &str) -> Option<Claim> {
+    let uid: ClaimUid = object.metadata.uid.as_ref()?.parse().ok()?;
+    let namespace = object.metadata.namespace.clone().unwrap_or_default();
+    let name = object.metadata.name.clone().unwrap_or_default();
+    from_api(&ClaimRef { uid, namespace, name }, object, driver).ok()
+}
+
+fn allocated(result: DeviceRequestAllocationResult) -> Result<AllocatedDevice, IdError> {
+    let device: DeviceName = result.device.parse()?;
+    Ok(AllocatedDevice {
+        request: result.request,
+        pool: result.pool,
+        device,
+        share_id: result.share_id,
+        admin_access: result.admin_access == Some(true),
+        consumed_capacity: result
+            .consumed_capacity
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(name, quantity)| (name, quantity.0))
+            .collect(),
+    })
+}
+
+/// An entry without opaque parameters is of a kind that does not exist yet: not ours to judge.
+fn config(entry: DeviceAllocationConfiguration) -> Option<ConfigEntry> {
+    let opaque = entry.opaque?;
+    Some(ConfigEntry {
+        source: if entry.source == "FromClass" { ConfigSource::Class } else { ConfigSource::Claim },
+        requests: entry.requests.unwrap_or_default(),
+        driver: opaque.driver,
+        parameters: opaque.parameters.0,
+    })
+}
+
+fn pod(consumer: ResourceClaimConsumerReference) -> Option<PodRef> {
+    let is_pod = consumer.resource == "pods" && consumer.api_group.is_none_or(|group| group.is_empty());
+    is_pod.then_some(PodRef { name: consumer.name, uid: consumer.uid })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked() -> ClaimRef {
+        Asked::new("ns".into(), "c".into(), "uid-1".into()).check().unwrap()
+    }
+
+    fn object(uid: &str, status: serde_json::Value) -> ResourceClaim {
+        serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "c", "uid": uid },
+            "spec": { "devices": {} }, "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_our_results_are_kept_and_all_configs_and_pods() {
+        let claim = from_api(
+            &asked(),
+            object(
+                "uid-1",
+                json!({
+                    "allocation": {
+                        "allocationTimestamp": "2026-11-21T14:00:00Z",
+                        "devices": {
+                            "results": [
+                                { "request": "nic", "driver": "nic.example.com", "pool": "n1", "device": "NOT_ours" },
+                                { "request": "gpu/big", "driver": "d", "pool": "n1/divvy", "device": "gpu-3",
+                                  "adminAccess": true, "shareID": "s", "consumedCapacity": { "memory": "4Gi" } },
+                            ],
+                            "config": [
+                                { "source": "FromClass", "opaque": { "driver": "d", "parameters": { "a": 1 } } },
+                                { "source": "FromClaim", "requests": ["nic"],
+                                  "opaque": { "driver": "nic.example.com", "parameters": {} } },
+                                { "source": "FromClaim" },
+                            ],
+                        },
+                    },
+                    "reservedFor": [
+                        { "resource": "pods", "name": "p", "uid": "pod-1" },
+                        { "apiGroup": "x.io", "resource": "things", "name": "t", "uid": "t-1" },
+                    ],
+                }),
+            ),
+            "d",
+        )
+        .unwrap();
+        let config = |source, requests: &[&str], driver: &str, parameters| ConfigEntry {
+            source,
+            requests: requests.iter().map(|r| (*r).to_owned()).collect(),
+            driver: driver.to_owned(),
+            parameters,
+        };
+        assert_eq!(
+            claim,
+            Claim {
+                uid: "uid-1".parse().unwrap(),
+                namespace: "ns".into(),
+                name: "c".into(),
+                allocation: Allocation {
+                    allocated_at: Some("2026-11-21T14:00:00Z".into()),
+                    results: vec![AllocatedDevice {
+                        request: "gpu/big".into(),
+                        pool: "n1/divvy".into(),
+                        device: "gpu-3".parse().unwrap(),
+                        share_id: Some("s".into()),
+                        admin_access: true,
+                        consumed_capacity: [("memory".to_owned(), "4Gi".to_owned())].into(),
+                    }],
+                },
+                configs: vec![
+                    config(ConfigSource::Class, &[], "d", json!({ "a": 1 })),
+                    config(ConfigSource::Claim, &["nic"], "nic.example.com", json!({})),
+                ],
+                pods: vec![PodRef { name: "p".into(), uid: "pod-1".into() }],
+            }
+        );
+    }
+
+    #[test]
+    fn a_claim_that_is_not_the_one_asked_for_or_not_allocated_is_refused_in_words() {
+        let refused = |object| from_api(&asked(), object, "d").unwrap_err().to_string();
+        assert_eq!(
+            refused(object("uid-2", json!({}))),
+            "claim ns/c (UID uid-1) is not the one in the API, which has UID uid-2: it was deleted and made again under the same name (delete the pod so that it gets the new claim)"
+        );
+        assert_eq!(
+            refused(object("uid-1", json!({}))),
+            "claim ns/c (UID uid-1) has no allocation (the scheduler has not placed it, or it was released again)"
+        );
+        let error = Asked::new("ns".into(), "c".into(), "../x".into()).check().unwrap_err();
+        assert_eq!(
+            crate::chain(&error),
+            "the kubelet asked for claim ns/c with a UID that is none: claim UID \"../x\" is not valid: expected 1 to 63 letters, digits and dashes"
+        );
+    }
+}

@@ -1,0 +1,308 @@
+//! The validated configuration: everything the plugin needs to know, checked once.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::Args;
+use crate::sockets::SocketNames;
+
+/// A flag that cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("--{flag} {value:?} cannot be used: {reason}")]
+pub struct ConfigError {
+    /// The flag.
+    pub flag: &'static str,
+    /// Its value.
+    pub value: String,
+    /// Why, and what is expected.
+    pub reason: String,
+}
+
+/// Everything the plugin needs to know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Node name in the API.
+    pub node_name: String,
+    /// Namespace the plugin runs in.
+    pub namespace: String,
+    /// Driver name.
+    pub driver_name: String,
+    /// Folder of records, locks and the DRA socket.
+    pub plugin_dir: PathBuf,
+    /// Paths of the two sockets.
+    pub sockets: SocketNames,
+    /// The kubelet's PodResources socket.
+    pub pod_resources_socket: PathBuf,
+    /// Folder of CDI files.
+    pub cdi_dir: PathBuf,
+    /// Root of the driver's files, as we see it; none: the known places are tried.
+    pub driver_root: Option<PathBuf>,
+    /// The same, as the host names it.
+    pub host_driver_root: Option<PathBuf>,
+    /// Root of the host's /proc, /sys and /dev, as we see it.
+    pub host_root: PathBuf,
+    /// Table of device nodes, if they are not to be looked for in /dev.
+    pub device_nodes: Option<PathBuf>,
+    /// NVML library, if a certain one.
+    pub nvml_library: Option<PathBuf>,
+    /// The hook program to install, if there is one.
+    pub hook_path: Option<PathBuf>,
+    /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
+    pub http: Vec<SocketAddr>,
+    /// Kubeconfig, if a certain one.
+    pub kubeconfig: Option<PathBuf>,
+    /// Intervals and limits.
+    pub timing: Timing,
+}
+
+/// Intervals and limits. The defaults are what production uses; tests shorten them.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// How long one prepare or unprepare may take in all. The kubelet gives up after 45 s, and a failed prepare
+    /// costs the pod 60 to 90 s, so that anything transient is retried up to here.
+    pub call: Duration,
+    /// How long one GET of a claim may take before it is tried again.
+    pub get: Duration,
+    /// How often the list of GPUs is asked for.
+    pub list: Duration,
+    /// How often all facts are read again.
+    pub refresh: Duration,
+    /// Longest pause between attempts to reach a driver that is not there.
+    pub driver_retry: Duration,
+    /// How often records are compared with the API, the kubelet and the GPUs.
+    pub reconcile: Duration,
+    /// The same while something is left to finish (a lingering claim, an orphan in its grace period).
+    pub reconcile_busy: Duration,
+    /// How often a withdrawn device that is still held is looked for in the API.
+    pub withdrawn: Duration,
+    /// How long after a CDI file vanished it is restored: the plugin removes files itself.
+    pub cdi_settle: Duration,
+    /// How often the CDI folder is looked at even if nothing was reported.
+    pub cdi_check: Duration,
+    /// How often another instance's wish to publish is looked for.
+    pub publisher_poll: Duration,
+    /// What the executor waits for.
+    pub executor: divvy_executor::Timing,
+    /// How often the API server's version is asked for.
+    pub version: Duration,
+    /// How long running calls may take to finish when the plugin stops.
+    pub drain: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            call: Duration::from_secs(40),
+            get: Duration::from_secs(10),
+            list: Duration::from_secs(5),
+            refresh: Duration::from_secs(60),
+            driver_retry: Duration::from_secs(5),
+            reconcile: Duration::from_secs(600),
+            reconcile_busy: Duration::from_secs(5),
+            withdrawn: Duration::from_secs(30),
+            cdi_settle: Duration::from_secs(1),
+            cdi_check: Duration::from_secs(300),
+            publisher_poll: Duration::from_secs(2),
+            executor: divvy_executor::Timing::default(),
+            version: Duration::from_secs(600),
+            drain: Duration::from_secs(20),
+        }
+    }
+}
+
+impl TryFrom<Args> for Config {
+    type Error = ConfigError;
+
+    fn try_from(args: Args) -> Result<Self, ConfigError> {
+        // Taken apart in full, so that a flag nobody uses does not compile without a warning.
+        let Args {
+            node_name,
+            namespace,
+            driver_name,
+            plugin_dir,
+            registry_dir,
+            pod_resources_socket,
+            cdi_dir,
+            driver_root,
+            host_driver_root,
+            host_root,
+            device_nodes,
+            nvml_library,
+            hook_path,
+            http,
+            kubeconfig,
+            log_format: _,
+            log_level: _,
+            pod_uid,
+        } = args;
+        check(
+            "node-name",
+            &node_name,
+            is_dns_subdomain(&node_name, 253),
+            "expected a node's name (DNS subdomain)",
+        )?;
+        check("namespace", &namespace, is_dns_label(&namespace), "expected a namespace (DNS label)")?;
+        check(
+            "driver-name",
+            &driver_name,
+            is_dns_subdomain(&driver_name, 63),
+            "expected a DNS subdomain of at most 63 lower-case characters, as gpu.divvy.dev",
+        )?;
+        // A chart sets variables for what was left empty, too.
+        let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
+        let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
+        let (device_nodes, nvml_library, hook_path) =
+            (given(device_nodes), given(nvml_library), given(hook_path));
+        let (kubeconfig, plugin_dir) = (given(kubeconfig), given(plugin_dir));
+        let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
+        let plugin_dir =
+            plugin_dir.unwrap_or_else(|| Path::new("/var/lib/kubelet/plugins").join(&driver_name));
+        for (flag, path) in [
+            ("plugin-dir", &plugin_dir),
+            ("registry-dir", &registry_dir),
+            ("pod-resources-socket", &pod_resources_socket),
+            ("cdi-dir", &cdi_dir),
+            ("host-root", &host_root),
+        ] {
+            check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
+        }
+        for (flag, path) in [("driver-root", &driver_root), ("host-driver-root", &host_driver_root)] {
+            if let Some(path) = path {
+                check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
+            }
+        }
+        if let Some(uid) = &pod_uid {
+            let ok = !uid.is_empty()
+                && uid.len() <= 63
+                && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+            check("pod-uid", uid, ok, "expected a pod's UID (letters, digits and dashes)")?;
+        }
+        let http = addresses(&http)?;
+        let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())
+            .map_err(|too_long| {
+                refuse(too_long.flag, &too_long.path.display().to_string(), &too_long.to_string())
+            })?;
+        Ok(Self {
+            node_name,
+            namespace,
+            driver_name,
+            plugin_dir,
+            sockets,
+            pod_resources_socket,
+            cdi_dir,
+            driver_root,
+            host_driver_root,
+            host_root,
+            device_nodes,
+            nvml_library,
+            hook_path,
+            http,
+            kubeconfig,
+            timing: Timing::default(),
+        })
+    }
+}
+
+/// `:9440` is every address of the machine, IPv6 included where there is any.
+fn addresses(http: &str) -> Result<Vec<SocketAddr>, ConfigError> {
+    let refused =
+        || refuse("http", http, "expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing");
+    match http.strip_prefix(':') {
+        _ if http.is_empty() => Ok(Vec::new()),
+        Some(port) => {
+            let port: u16 = port.parse().map_err(|_| refused())?;
+            Ok(vec![
+                (std::net::Ipv6Addr::UNSPECIFIED, port).into(),
+                (std::net::Ipv4Addr::UNSPECIFIED, port).into(),
+            ])
+        }
+        None => Ok(vec![http.parse().map_err(|_| refused())?]),
+    }
+}
+
+fn check(flag: &'static str, value: &str, ok: bool, reason: &str) -> Result<(), ConfigError> {
+    if ok { Ok(()) } else { Err(refuse(flag, value, reason)) }
+}
+
+fn refuse(flag: &'static str, value: &str, reason: &str) -> ConfigError {
+    ConfigError { flag, value: value.to_owned(), reason: reason.to_owned() }
+}
+
+fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && !text.contains('.') && is_dns_subdomain(text, 63)
+}
+
+fn is_dns_subdomain(text: &str, longest: usize) -> bool {
+    let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    text.len() <= longest
+        && text.split('.').all(|label| {
+            label.bytes().all(|b| alphanumeric(b) || b == b'-')
+                && label.bytes().next().is_some_and(alphanumeric)
+                && label.bytes().last().is_some_and(alphanumeric)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn config(flags: &[&str]) -> Result<Config, ConfigError> {
+        let flags = ["plugin", "--node-name", "n1"].iter().chain(flags);
+        Args::try_parse_from(flags).unwrap().try_into()
+    }
+
+    #[test]
+    fn paths_follow_the_driver_name_and_the_pod() {
+        let plain = config(&[]).unwrap();
+        assert_eq!(plain.plugin_dir, Path::new("/var/lib/kubelet/plugins/gpu.divvy.dev"));
+        assert_eq!(plain.sockets.dra, Path::new("/var/lib/kubelet/plugins/gpu.divvy.dev/dra.sock"));
+        assert_eq!(
+            plain.sockets.registration,
+            Path::new("/var/lib/kubelet/plugins_registry/gpu.divvy.dev@reg.sock")
+        );
+        let named = config(&["--driver-name", "gpu.nvidia.com", "--driver-root", "/run/nvidia"]).unwrap();
+        assert_eq!(named.plugin_dir, Path::new("/var/lib/kubelet/plugins/gpu.nvidia.com"));
+        assert_eq!(
+            (named.driver_root.as_deref(), named.host_driver_root),
+            (Some(Path::new("/run/nvidia")), None)
+        );
+        assert_eq!(config(&["--http", ""]).unwrap().http, []);
+        assert_eq!(config(&["--http", ":1"]).unwrap().http.len(), 2);
+        assert_eq!(config(&["--driver-root", ""]).unwrap().driver_root, None);
+    }
+
+    #[test]
+    fn a_bad_flag_is_named_with_what_is_expected() {
+        for (flags, message) in [
+            (
+                &["--driver-name", "GPU"],
+                "--driver-name \"GPU\" cannot be used: expected a DNS subdomain of at most 63 lower-case characters, as gpu.divvy.dev",
+            ),
+            (&["--cdi-dir", "cdi"], "--cdi-dir \"cdi\" cannot be used: expected an absolute path"),
+            (
+                &["--http", "9440"],
+                "--http \"9440\" cannot be used: expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing",
+            ),
+            (
+                &["--pod-uid", "a/b"],
+                "--pod-uid \"a/b\" cannot be used: expected a pod's UID (letters, digits and dashes)",
+            ),
+            (&["--namespace", "a.b"], "--namespace \"a.b\" cannot be used: expected a namespace (DNS label)"),
+        ] {
+            assert_eq!(config(flags).unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn every_flag_has_an_environment_twin() {
+        use clap::CommandFactory;
+        for arg in
+            Args::command().get_arguments().filter(|a| !["help", "version"].contains(&a.get_id().as_str()))
+        {
+            assert!(arg.get_env().is_some(), "--{} has no environment variable", arg.get_id());
+        }
+    }
+}

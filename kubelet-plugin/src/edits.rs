@@ -1,0 +1,194 @@
+//! What containers need, as CDI edits: the driver's files and control nodes (the same for all, found once and looked
+//! at again now and then), and the nodes of one GPU.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use divvy_cdi::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
+use divvy_claims::{RecordedDevice, StepState};
+use divvy_executor::{DeviceEdits, EditsError};
+use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, HostRoot, LibraryDelivery};
+use divvy_model::Gpu;
+
+/// Where the driver's files are looked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DriverAt {
+    /// As this process sees it.
+    pub(crate) seen: Option<PathBuf>,
+    /// As the host names it.
+    pub(crate) host: Option<PathBuf>,
+}
+
+impl DriverAt {
+    /// The driver; one folder given stands for both views, none for the folders known to hold drivers.
+    pub(crate) fn find(&self, host: &HostRoot) -> Result<Driver, divvy_host::DriverRootError> {
+        match (&self.seen, &self.host) {
+            (Some(seen), named) => {
+                let named = named.as_ref().unwrap_or(seen);
+                divvy_host::find_driver_at(host, DriverRoot::new(seen, named))
+            }
+            (None, named) => divvy_host::find_driver(host, named.as_deref()),
+        }
+    }
+}
+
+/// Edits from the host's files.
+pub(crate) struct HostEdits {
+    host: HostRoot,
+    at: DriverAt,
+    nodes: DeviceNodes,
+    delivery: LibraryDelivery,
+    common: Mutex<Option<Common>>,
+}
+
+struct Common {
+    driver: Driver,
+    edits: Arc<ContainerEdits>,
+}
+
+impl HostEdits {
+    pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
+        Self { host, at, nodes, delivery, common: Mutex::new(None) }
+    }
+
+    /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
+    /// Whether anything that containers get has changed; the first time does not count.
+    pub(crate) fn refresh(&self, thorough: bool) -> Result<bool, EditsError> {
+        let driver = self.at.find(&self.host).map_err(|e| {
+            // Mounts of files that are gone would only fail later, at container creation.
+            *self.lock() = None;
+            edits_error("the NVIDIA driver's files are not there", e)
+        })?;
+        if !thorough && self.lock().as_ref().is_some_and(|common| common.driver == driver) {
+            return Ok(false);
+        }
+        let edits = Arc::new(self.list(&driver)?);
+        let before = self.lock().replace(Common { driver, edits: edits.clone() });
+        Ok(before.is_some_and(|before| before.edits != edits))
+    }
+
+    fn list(&self, driver: &Driver) -> Result<ContainerEdits, EditsError> {
+        let files = divvy_host::driver_files(&self.host, driver)
+            .map_err(|e| edits_error("the NVIDIA driver's files cannot be listed", e))?;
+        let control = divvy_host::control_nodes(&self.host, &self.nodes)
+            .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))?;
+        if let Some(missing) = control.missing.iter().find(|node| node.needed) {
+            let what = format!(
+                "{} does not exist and its kernel module is not loaded (load {} on the node)",
+                missing.path, missing.module
+            );
+            return Err(EditsError { what, source: None });
+        }
+        Ok(cdi(divvy_host::driver_edits(&files, &control, &self.delivery)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Common>> {
+        self.common.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DeviceEdits for HostEdits {
+    fn common(&self) -> Result<ContainerEdits, EditsError> {
+        if let Some(common) = self.lock().as_ref() {
+            return Ok(ContainerEdits::clone(&common.edits));
+        }
+        self.refresh(true)?;
+        match self.lock().as_ref() {
+            Some(common) => Ok(ContainerEdits::clone(&common.edits)),
+            // Another thread found the driver gone just now.
+            None => {
+                Err(EditsError { what: "the NVIDIA driver's files are not there".to_owned(), source: None })
+            }
+        }
+    }
+
+    fn device(&self, gpu: &Gpu, _: &RecordedDevice, _: &[StepState]) -> Result<ContainerEdits, EditsError> {
+        let facts = &gpu.facts;
+        let minor = facts.minor.ok_or_else(|| EditsError {
+            what: format!(
+                "{} has no minor number, so its device node is not known (is this WSL?)",
+                facts.uuid
+            ),
+            source: None,
+        })?;
+        let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, facts.pci_address)
+            .map_err(|e| edits_error(&format!("the device nodes of {} are not known", facts.uuid), e))?;
+        Ok(cdi(divvy_host::gpu_edits(&nodes)))
+    }
+}
+
+fn edits_error(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> EditsError {
+    EditsError { what: what.to_owned(), source: Some(Box::new(source)) }
+}
+
+fn cdi(edits: Edits) -> ContainerEdits {
+    let Edits { env, device_nodes, mounts, hooks, additional_gids } = edits;
+    let nodes = device_nodes.into_iter().map(|node| DeviceNode {
+        path: node.path,
+        node_type: Some("c".to_owned()),
+        major: Some(node.info.major.into()),
+        minor: Some(node.info.minor.into()),
+        file_mode: Some(node.info.mode),
+        permissions: Some("rwm".to_owned()),
+        gid: (node.info.gid != 0).then_some(node.info.gid),
+        ..DeviceNode::default()
+    });
+    let mounts = mounts.into_iter().map(|mount| Mount {
+        host_path: mount.host,
+        container_path: mount.container,
+        options: mount.options,
+        mount_type: None,
+    });
+    let hooks = hooks.into_iter().map(|hook| Hook {
+        hook_name: HookName::CreateContainer,
+        path: hook.path,
+        args: hook.args,
+        env: hook.env,
+        timeout: None,
+    });
+    ContainerEdits {
+        env,
+        device_nodes: nodes.collect(),
+        hooks: hooks.collect(),
+        mounts: mounts.collect(),
+        additional_gids,
+        ..ContainerEdits::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_host::fixture::{Fixture, FixtureGpu};
+
+    use super::*;
+
+    #[test]
+    fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = FixtureGpu {
+            minor: 0,
+            pci: "0000:3b:00.0".parse().unwrap(),
+            numa_node: Some(0),
+            pcie_root: "pci0000:00".into(),
+        };
+        let mut fixture = Fixture { driver_root: "/run/nvidia/driver".into(), ..Fixture::new(vec![gpu]) };
+        let made = fixture.build(dir.path()).unwrap();
+        let at = DriverAt { seen: None, host: Some("/run/nvidia/driver".into()) };
+        let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
+        let common = edits.common().unwrap();
+        assert!(common.env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
+        assert!(common.device_nodes.iter().any(|n| n.path == "/dev/nvidiactl" && n.major == Some(195)));
+        assert!(!edits.refresh(false).unwrap() && !edits.refresh(true).unwrap(), "nothing has changed");
+
+        let root = dir.path().join("run/nvidia/driver");
+        fs_err::rename(&root, dir.path().join("away")).unwrap();
+        let gone = edits.refresh(false).unwrap_err();
+        assert!(crate::chain(&gone).starts_with("the NVIDIA driver's files are not there: no usable NVIDIA driver found: /run/nvidia/driver: there is no such folder;"), "{}", crate::chain(&gone));
+        assert!(edits.common().is_err());
+
+        fixture.driver_version = "590.10.01".into();
+        fixture.build(dir.path()).unwrap();
+        edits.refresh(false).unwrap();
+        assert!(edits.common().unwrap().mounts.iter().any(|m| m.host_path.ends_with("libcuda.so.590.10.01")));
+    }
+}

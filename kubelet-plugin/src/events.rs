@@ -1,0 +1,168 @@
+//! What a user must know, where the user looks: Events on the claim and a condition in its status. Written after
+//! the kubelet has its answer; a failure to write never fails a prepare.
+
+use divvy_api::names;
+use divvy_claims::{Claim, ClaimRef};
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+/// Longest note of an Event, in bytes.
+const LONGEST_NOTE: usize = 1024;
+/// Longest message of a condition, in bytes.
+const LONGEST_MESSAGE: usize = 32 * 1024;
+
+/// What is told about a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    /// Whether its devices are prepared.
+    pub(crate) prepared: bool,
+    /// In CamelCase.
+    pub(crate) reason: String,
+    /// For people.
+    pub(crate) message: String,
+}
+
+impl Verdict {
+    /// The claim can be used after all; said only after it was refused.
+    pub(crate) fn prepared() -> Self {
+        Self { prepared: true, reason: "Prepared".to_owned(), message: "devices are prepared".to_owned() }
+    }
+
+    /// The claim can never be prepared as it is.
+    pub(crate) fn refused(category: &str, message: &str) -> Self {
+        Self { prepared: false, reason: camel_case(category), message: message.to_owned() }
+    }
+}
+
+/// Tells users.
+pub(crate) struct Teller {
+    client: Client,
+    recorder: Recorder,
+    driver: String,
+}
+
+impl Teller {
+    pub(crate) fn new(client: Client, driver: &str, node: &str) -> Self {
+        let reporter = Reporter { controller: names::REPORTER.to_owned(), instance: Some(node.to_owned()) };
+        let recorder = Recorder::new(client.clone(), reporter);
+        Self { client, recorder, driver: driver.to_owned() }
+    }
+
+    /// A warning on a claim.
+    pub(crate) async fn warn(&self, claim: &ClaimRef, reason: &str, note: &str) {
+        let about = ObjectReference {
+            api_version: Some("resource.k8s.io/v1".to_owned()),
+            kind: Some("ResourceClaim".to_owned()),
+            namespace: Some(claim.namespace.clone()),
+            name: Some(claim.name.clone()),
+            uid: Some(claim.uid.to_string()),
+            ..ObjectReference::default()
+        };
+        let event = Event {
+            type_: EventType::Warning,
+            reason: camel_case(reason),
+            note: Some(cut(note, LONGEST_NOTE)),
+            action: "Prepare".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &about).await {
+            tracing::warn!(claim = %claim, error = %crate::chain(&error), "Event not written");
+        }
+    }
+
+    /// Puts the verdict into the claim's status, unless it is there already.
+    pub(crate) async fn condition(&self, claim: &Claim, before: Option<&Condition>, verdict: &Verdict) {
+        let status = if verdict.prepared { "True" } else { "False" };
+        if before
+            .is_some_and(|c| c.status == status && c.reason == verdict.reason && c.message == verdict.message)
+        {
+            return;
+        }
+        let since = before.filter(|c| c.status == status).map(|c| c.last_transition_time.0);
+        let patch = self.patch(claim, status, verdict, since.unwrap_or_else(Timestamp::now));
+        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
+        let params = PatchParams::apply(names::FIELD_MANAGER).force();
+        if let Err(error) = api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
+            tracing::warn!(claim = %claim.reference(), error = %crate::chain(&error), "condition of the claim not written");
+        }
+    }
+
+    fn patch(&self, claim: &Claim, status: &str, verdict: &Verdict, since: Timestamp) -> Value {
+        let condition = json!({
+            "type": names::conditions::PREPARED,
+            "status": status,
+            "reason": verdict.reason,
+            "message": cut(&verdict.message, LONGEST_MESSAGE),
+            "lastTransitionTime": Time(since),
+        });
+        let devices = claim.allocation.results.iter().map(|result| {
+            let mut device = json!({
+                "driver": self.driver,
+                "pool": result.pool,
+                "device": result.device,
+                "conditions": [condition],
+            });
+            if let (Some(share), Some(map)) = (&result.share_id, device.as_object_mut()) {
+                map.insert("shareID".to_owned(), json!(share));
+            }
+            device
+        });
+        json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            // The UID keeps the condition away from a later claim of the same name.
+            "metadata": { "namespace": claim.namespace, "name": claim.name, "uid": claim.uid },
+            "status": { "devices": devices.collect::<Vec<_>>() },
+        })
+    }
+}
+
+/// Our condition in a claim's status, as it was read. All our devices of a claim carry the same.
+pub(crate) fn condition_of(object: &ResourceClaim, driver: &str) -> Option<Condition> {
+    let ours = |device: &&AllocatedDeviceStatus| device.driver == driver;
+    let devices = object.status.as_ref()?.devices.as_ref()?.iter().filter(ours);
+    let mut conditions = devices.filter_map(|device| device.conditions.as_ref()).flatten();
+    conditions.find(|condition| condition.type_ == names::conditions::PREPARED).cloned()
+}
+
+/// `wrong-mode` → `WrongMode`: categories as reasons.
+fn camel_case(category: &str) -> String {
+    category
+        .split('-')
+        .flat_map(|word| {
+            let mut letters = word.chars();
+            letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters)
+        })
+        .collect()
+}
+
+/// Cuts at a character, with a mark.
+fn cut(text: &str, longest: usize) -> String {
+    if text.len() <= longest {
+        return text.to_owned();
+    }
+    let mut end = longest.saturating_sub(3);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}...", text.get(..end).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_and_notes_fit_the_api() {
+        assert_eq!(camel_case("wrong-mode"), "WrongMode");
+        assert_eq!(camel_case("held"), "Held");
+        assert_eq!(cut("abc", 3), "abc");
+        assert_eq!(cut("äöüäöü", 9), "äöü...");
+    }
+}

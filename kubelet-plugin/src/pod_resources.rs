@@ -1,0 +1,57 @@
+//! What running pods hold, as the kubelet tells it on its PodResources socket.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use divvy_executor::RunningDevice;
+use divvy_proto::podresources::v1::ListPodResourcesRequest;
+use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesListerClient;
+use tonic::transport::Endpoint;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why the kubelet could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PodResourcesError {
+    /// Nobody answers on the socket.
+    #[error("the kubelet does not answer on {path} (is it running, and is --pod-resources-socket right?)")]
+    Connect {
+        path: String,
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// It answered with an error.
+    #[error("the kubelet refused to list pod resources on {path}")]
+    List {
+        path: String,
+        #[source]
+        source: Box<tonic::Status>,
+    },
+}
+
+/// All devices of `driver` that containers of running pods hold.
+pub(crate) async fn list(socket: &Path, driver: &str) -> Result<BTreeSet<RunningDevice>, PodResourcesError> {
+    let path = socket.display().to_string();
+    let connect = |source| PodResourcesError::Connect { path: path.clone(), source };
+    let endpoint = Endpoint::from_shared(format!("unix:{path}")).map_err(connect)?;
+    let channel = endpoint.connect_timeout(TIMEOUT).timeout(TIMEOUT).connect().await.map_err(connect)?;
+    let answer = PodResourcesListerClient::new(channel).list(ListPodResourcesRequest {}).await;
+    let answer =
+        answer.map_err(|source| PodResourcesError::List { path: path.clone(), source: Box::new(source) })?;
+    let mut held = BTreeSet::new();
+    for pod in answer.into_inner().pod_resources {
+        for dynamic in pod.containers.into_iter().flat_map(|container| container.dynamic_resources) {
+            for used in dynamic.claim_resources.into_iter().filter(|used| used.driver_name == driver) {
+                if let Ok(device) = used.device_name.parse() {
+                    held.insert(RunningDevice {
+                        namespace: dynamic.claim_namespace.clone(),
+                        claim: dynamic.claim_name.clone(),
+                        device,
+                    });
+                }
+            }
+        }
+    }
+    Ok(held)
+}

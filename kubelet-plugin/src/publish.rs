@@ -1,0 +1,251 @@
+//! From what is known to what is to be published: inventory, numbers, taints and holds go through `carve`, and the
+//! pool goes to the publisher over a channel. Nothing here writes to the API.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_api::names::taints as keys;
+use divvy_carve::{Carved, Input, Note, Pool, ServerFeatures, Taint, carve, pool_name, validate};
+use divvy_claims::Phase;
+use divvy_executor::{Executor, HeldDevice};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::KubeClaims;
+use crate::config::Timing;
+use crate::inventory::Seen;
+use crate::metrics::{Metrics, PHASES};
+
+/// Changes of records come in bursts; one look after each is enough.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Decides what is published whenever something it depends on changes.
+pub(crate) struct Carver {
+    pub(crate) node: String,
+    pub(crate) driver: String,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) features: watch::Receiver<ServerFeatures>,
+    /// Records have changed.
+    pub(crate) changed: Arc<Notify>,
+    /// Whether a claim is being worked on: what its record says is about to change.
+    pub(crate) busy: Arc<dyn Fn(&ClaimUid) -> bool + Send + Sync>,
+    pub(crate) desired: watch::Sender<Option<Pool>>,
+    pub(crate) metrics: Metrics,
+    pub(crate) timing: Timing,
+}
+
+/// What is remembered from one look to the next.
+#[derive(Default)]
+struct Memory {
+    /// Already logged.
+    notes: BTreeSet<Note>,
+    problem: Option<String>,
+    /// GPUs with a number and no device, since when.
+    missing: BTreeMap<GpuUuid, Instant>,
+    /// Devices that claims in the API hold; as of when.
+    held: Option<(Instant, BTreeSet<DeviceName>)>,
+}
+
+/// Numbers, taints, and what is counted, read from the records on a thread.
+struct Kept {
+    ordinals: Ordinals,
+    taints: BTreeMap<GpuUuid, Vec<Taint>>,
+    phases: [i64; PHASES.len()],
+}
+
+impl Carver {
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut memory = Memory::default();
+        loop {
+            let again = self.look(&mut memory).await;
+            tokio::select! {
+                Ok(()) = self.seen.changed() => {}
+                Ok(()) = self.features.changed() => {}
+                () = self.changed.notified() => tokio::time::sleep(SETTLE).await,
+                () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Decides once; after how long to look again even if nothing is told to change.
+    async fn look(&mut self, memory: &mut Memory) -> Option<Duration> {
+        let features = self.features.borrow_and_update().clone();
+        let inventory = self.seen.borrow_and_update().inventory.clone();
+        let kept = match self.kept(inventory.as_deref(), memory).await {
+            Ok(kept) => kept,
+            Err(problem) => {
+                if memory.problem.as_ref() != Some(&problem) {
+                    tracing::error!(error = %problem, "what is published cannot be decided; tried again by itself");
+                    memory.problem = Some(problem);
+                }
+                return Some(self.timing.driver_retry);
+            }
+        };
+        memory.problem = None;
+        self.metrics.records(kept.phases);
+        let inventory = inventory?;
+        self.metrics.gpus.set(i64::try_from(inventory.gpus.len()).unwrap_or(i64::MAX));
+        let previous = self.desired.borrow().clone();
+        let carve_with = |held: &BTreeSet<DeviceName>| {
+            carve(&Input {
+                node: &self.node,
+                inventory: &inventory,
+                ordinals: &kept.ordinals,
+                taints: &kept.taints,
+                held,
+                previous: previous.as_ref(),
+                features: &features,
+            })
+        };
+        let mut carved = carve_with(&BTreeSet::new());
+        let missing = missing(&kept.ordinals, &carved.pool);
+        let now = Instant::now();
+        memory.missing.retain(|gpu, _| missing.contains_key(gpu));
+        for gpu in missing.keys() {
+            memory.missing.entry(gpu.clone()).or_insert(now);
+        }
+        if missing.is_empty() {
+            memory.held = None;
+        } else {
+            // Something known is not offered any more: if a claim holds it, it must stay published.
+            let held = self.held(memory, now, previous.as_ref()).await;
+            carved = carve_with(
+                &held.into_iter().filter(|device| missing.values().any(|m| m == device)).collect(),
+            );
+        }
+        let again = (!missing.is_empty()).then_some(self.timing.withdrawn);
+        self.publish(memory, carved);
+        again
+    }
+
+    fn publish(&self, memory: &mut Memory, carved: Carved) {
+        let Carved { pool, notes } = carved;
+        let notes: BTreeSet<Note> = notes.into_iter().collect();
+        for note in notes.difference(&memory.notes) {
+            tracing::warn!(%note, "not published as it could be");
+        }
+        memory.notes = notes;
+        if let Err(error) = validate(&pool) {
+            tracing::error!(error = %crate::chain(&error), "the pool breaks a limit of the API and is not published (a fault of divvy)");
+            return;
+        }
+        self.metrics.devices.set(i64::try_from(pool.devices().count()).unwrap_or(i64::MAX));
+        self.desired.send_if_modified(|desired| {
+            let changed = desired.as_ref() != Some(&pool);
+            if changed {
+                tracing::info!(pool = %pool.name, devices = pool.devices().count(), "pool to be published has changed");
+                *desired = Some(pool);
+            }
+            changed
+        });
+    }
+
+    /// Numbers new GPUs, forgets those long gone, and reads what the records say.
+    async fn kept(&self, inventory: Option<&Inventory>, memory: &Memory) -> Result<Kept, String> {
+        let present: Option<Vec<_>> = inventory
+            .map(|i| i.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)).collect());
+        // A number may be referred to as long as its device may be allocated: a while after it was withdrawn, and
+        // for as long as a claim in the API holds it.
+        let patience = self.timing.withdrawn * 10;
+        let gone: BTreeSet<GpuUuid> = memory
+            .missing
+            .iter()
+            .filter(|(_, since)| since.elapsed() > patience)
+            .map(|(gpu, _)| gpu.clone())
+            .collect();
+        let held = memory.held.as_ref().map(|(_, held)| held.clone());
+        let executor = self.executor.clone();
+        let busy = self.busy.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let keep = |gpu: &GpuUuid, ordinal: u32| {
+                let device = DeviceKind::Whole { ordinal }.device_name();
+                !gone.contains(gpu) || held.as_ref().is_none_or(|held| held.contains(&device))
+            };
+            let ordinals = match present {
+                Some(present) => executor.number_gpus(&present, &keep).map_err(|e| crate::chain(&e))?,
+                None => Ordinals::default(),
+            };
+            let records = executor.held().map_err(|e| crate::chain(&e))?;
+            let mut taints = BTreeMap::<GpuUuid, Vec<Taint>>::new();
+            for record in
+                records.iter().filter(|r| matches!(r.phase, Phase::Leaving(_)) && !busy(&r.claim.uid))
+            {
+                taint(&mut taints, &record.hold.gpu, keys::LINGERING);
+            }
+            for gpu in executor.fences().map_err(|e| crate::chain(&e))?.keys() {
+                taint(&mut taints, gpu, keys::FENCED);
+            }
+            for head in executor.fenced_by_newer().map_err(|e| crate::chain(&e))?.values() {
+                for gpu in &head.gpus {
+                    taint(&mut taints, gpu, keys::FENCED);
+                }
+            }
+            Ok(Kept { ordinals, taints, phases: phases(&records) })
+        });
+        read.await.unwrap_or_else(|died| Err(died.to_string()))
+    }
+
+    /// Devices of our pool that any claim in the API has allocated. Without an answer: what was known, and what is
+    /// published now.
+    async fn held(&self, memory: &mut Memory, now: Instant, previous: Option<&Pool>) -> BTreeSet<DeviceName> {
+        if let Some((at, held)) = &memory.held
+            && at.elapsed() < self.timing.withdrawn
+        {
+            return held.clone();
+        }
+        match self.claims.list().await {
+            Ok(claims) => {
+                let pool = pool_name(&self.node);
+                let results = claims
+                    .into_iter()
+                    .filter_map(|claim| claim.status?.allocation?.devices?.results)
+                    .flatten()
+                    .filter(|result| result.driver == self.driver && result.pool == pool);
+                let held: BTreeSet<DeviceName> =
+                    results.filter_map(|result| result.device.parse().ok()).collect();
+                memory.held = Some((now, held.clone()));
+                held
+            }
+            Err(error) => {
+                tracing::warn!(error = %crate::chain(&error), "claims not listed: devices that vanished stay published until it is known who holds them");
+                let known = memory.held.as_ref().map(|(_, held)| held.clone()).unwrap_or_default();
+                known
+                    .into_iter()
+                    .chain(previous.into_iter().flat_map(Pool::devices).map(|d| d.name.clone()))
+                    .collect()
+            }
+        }
+    }
+}
+
+fn taint(taints: &mut BTreeMap<GpuUuid, Vec<Taint>>, gpu: &GpuUuid, key: &str) {
+    taints.entry(gpu.clone()).or_default().push(Taint::no_schedule(key, None));
+}
+
+/// Numbered GPUs that have no device in the pool, with the device's name.
+fn missing(ordinals: &Ordinals, pool: &Pool) -> BTreeMap<GpuUuid, DeviceName> {
+    ordinals
+        .iter()
+        .map(|(gpu, ordinal)| (gpu.clone(), DeviceKind::Whole { ordinal }.device_name()))
+        .filter(|(_, device)| pool.device(device).is_none())
+        .collect()
+}
+
+/// Claims by phase, in the order of [`PHASES`].
+fn phases(records: &[HeldDevice]) -> [i64; PHASES.len()] {
+    let claims: BTreeMap<&ClaimUid, &Phase> = records.iter().map(|r| (&r.claim.uid, &r.phase)).collect();
+    let count =
+        |is: fn(&Phase) -> bool| i64::try_from(claims.values().filter(|p| is(p)).count()).unwrap_or(i64::MAX);
+    [
+        count(|p| matches!(p, Phase::Preparing)),
+        count(|p| matches!(p, Phase::Prepared)),
+        count(|p| matches!(p, Phase::Leaving(_))),
+    ]
+}

@@ -1,0 +1,124 @@
+//! Runs the publisher while this instance is the one to publish, and passes on what it learns of the API server.
+
+use std::time::Duration;
+
+use divvy_carve::{KubeVersion, Pool, ServerFeatures};
+use divvy_controller::{PublishStatus, PublisherConfig};
+use divvy_telemetry::ReadyHandle;
+use kube::Client;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::metrics::Metrics;
+
+const VERSION_RETRY: Duration = Duration::from_secs(10);
+
+/// Publishes, or waits to be the one who does.
+pub(crate) struct Publishing {
+    client: Client,
+    config: PublisherConfig,
+    desired: watch::Receiver<Option<Pool>>,
+    publishes: watch::Receiver<bool>,
+    features: watch::Sender<ServerFeatures>,
+    status: watch::Sender<PublishStatus>,
+    ready: ReadyHandle,
+    metrics: Metrics,
+    version_every: Duration,
+}
+
+impl Publishing {
+    pub(crate) fn new(
+        client: Client,
+        config: &Config,
+        desired: watch::Receiver<Option<Pool>>,
+        publishes: watch::Receiver<bool>,
+        features: watch::Sender<ServerFeatures>,
+        ready: ReadyHandle,
+        metrics: Metrics,
+    ) -> (Self, watch::Receiver<PublishStatus>) {
+        let (status, receiver) = watch::channel(PublishStatus::default());
+        let version_every = config.timing.version;
+        let config =
+            PublisherConfig { driver: config.driver_name.clone(), node_name: config.node_name.clone() };
+        (
+            Self { client, config, desired, publishes, features, status, ready, metrics, version_every },
+            receiver,
+        )
+    }
+
+    /// Runs until `stop`. Slices stay.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut ask_version = tokio::time::Instant::now();
+        while !stop.is_cancelled() {
+            if !*self.publishes.borrow_and_update() {
+                tokio::select! {
+                    Ok(()) = self.publishes.changed() => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
+            }
+            let child = stop.child_token();
+            let publisher = divvy_controller::spawn(
+                self.client.clone(),
+                self.config.clone(),
+                self.desired.clone(),
+                child.clone(),
+            );
+            let mut status = publisher.status();
+            loop {
+                self.heed(&status.borrow_and_update().clone());
+                tokio::select! {
+                    changed = status.changed() => if changed.is_err() { break },
+                    Ok(()) = self.publishes.changed() => if !*self.publishes.borrow_and_update() { break },
+                    () = tokio::time::sleep_until(ask_version) => {
+                        ask_version = tokio::time::Instant::now() + self.ask_version().await;
+                    }
+                    () = stop.cancelled() => break,
+                }
+            }
+            child.cancel();
+            publisher.stopped().await;
+        }
+    }
+
+    fn heed(&self, status: &PublishStatus) {
+        self.metrics.in_sync.set(status.in_sync.into());
+        // Once accepted, trouble with a later change does not make us unready: what is published is served.
+        match &status.last_error {
+            _ if status.published.is_some() => self.ready.ready(),
+            Some(error) => self.ready.waiting(error.clone()),
+            None => {}
+        }
+        self.features.send_if_modified(|features| {
+            let next = features.without(status.dropped.iter().copied());
+            let changed = *features != next;
+            *features = next;
+            changed
+        });
+        self.status.send_replace(status.clone());
+    }
+
+    /// Asks for the API server's version; when to ask again.
+    async fn ask_version(&self) -> Duration {
+        match self.client.apiserver_version().await {
+            Ok(info) => {
+                let Some(version) = KubeVersion::parse(&info.git_version) else {
+                    tracing::warn!(version = %info.git_version, "version of the API server not understood");
+                    return self.version_every;
+                };
+                self.features.send_if_modified(|features| {
+                    let next = features.observe(version);
+                    let changed = *features != next;
+                    *features = next;
+                    changed
+                });
+                self.version_every
+            }
+            Err(error) => {
+                tracing::debug!(error = %crate::chain(&error), "version of the API server not known yet");
+                VERSION_RETRY.min(self.version_every)
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Only one instance on a node publishes and reconciles, also while two run side by side in a rolling update.
+//!
+//! Whoever holds the lock file publishes. An instance that the kubelet has registered and that does not hold it
+//! writes its own number, higher than all before, as a wish; a holder that sees a wish higher than its own number
+//! lets go and waits. So the newest registered instance publishes, and when it dies the kernel frees the lock and
+//! the other takes it again.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::registration::Registered;
+
+/// How often a waiting instance tries after it has asked the holder to let go.
+const TAKE_OVER: Duration = Duration::from_millis(200);
+
+/// How often an older instance must find the lock free, poll by poll, before it takes a newer one for dead.
+const PATIENCE: u32 = 3;
+
+#[derive(Default)]
+struct State {
+    /// The lock, while we hold it.
+    held: Option<File>,
+    /// Polls in a row that found the lock free although a newer instance wants it.
+    found_free: u32,
+}
+
+/// The lock and the wish file of one plugin folder.
+pub(crate) struct PublisherLock {
+    path: PathBuf,
+    wish: PathBuf,
+    /// Later instances have higher numbers.
+    number: u128,
+}
+
+impl PublisherLock {
+    pub(crate) fn new(plugin_dir: &Path) -> Self {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::numbered(plugin_dir, started.as_nanos())
+    }
+
+    fn numbered(plugin_dir: &Path, number: u128) -> Self {
+        Self { path: plugin_dir.join("publisher.lock"), wish: plugin_dir.join("publisher.wish"), number }
+    }
+
+    /// Keeps `publishes` right until `stop`: whether this instance is the one to publish and reconcile.
+    pub(crate) async fn run(
+        self,
+        mut registered: watch::Receiver<Registered>,
+        publishes: watch::Sender<bool>,
+        poll: Duration,
+        stop: CancellationToken,
+    ) {
+        let mut state = State::default();
+        let mut complained = false;
+        while !stop.is_cancelled() {
+            let known = *registered.borrow_and_update() == Registered::Yes;
+            match self.step(&mut state, known) {
+                Ok(()) => complained = false,
+                Err(error) if !complained => {
+                    tracing::error!(%error, "publisher lock: nothing is published until it can be taken");
+                    complained = true;
+                }
+                Err(_) => {}
+            }
+            let holds = state.held.is_some();
+            publishes.send_if_modified(|now| std::mem::replace(now, holds) != holds);
+            let asked = !holds && known && self.is_newest().unwrap_or(false);
+            tokio::select! {
+                () = tokio::time::sleep(if asked { TAKE_OVER.min(poll) } else { poll }) => {}
+                Ok(()) = registered.changed() => {}
+                () = stop.cancelled() => {}
+            }
+        }
+        publishes.send_replace(false);
+    }
+
+    fn step(&self, state: &mut State, registered: bool) -> io::Result<()> {
+        let wished = self.wished()?;
+        if state.held.is_some() {
+            if wished > self.number {
+                tracing::info!("a newer instance takes over publishing");
+                *state = State::default();
+            }
+            return Ok(());
+        }
+        // One that the kubelet does not know yet asks nobody to leave.
+        if registered && wished < self.number {
+            fs_err::write(&self.wish, self.number.to_string())?;
+        }
+        let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&self.path)?;
+        let (file, _) = file.into_parts();
+        match file.try_lock() {
+            Ok(()) if wished > self.number && state.found_free < PATIENCE => state.found_free += 1,
+            Ok(()) => {
+                if wished > self.number {
+                    tracing::warn!("the newer instance is gone: publishing again");
+                    fs_err::write(&self.wish, self.number.to_string())?;
+                }
+                *state = State { held: Some(file), found_free: 0 };
+            }
+            Err(TryLockError::WouldBlock) => state.found_free = 0,
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn is_newest(&self) -> io::Result<bool> {
+        Ok(self.wished()? == self.number)
+    }
+
+    /// The highest number that asked; 0 if nobody did.
+    fn wished(&self) -> io::Result<u128> {
+        match fs_err::read_to_string(&self.wish) {
+            // What is not a number was cut off by a crash: nobody asks.
+            Ok(text) => Ok(text.trim().parse().unwrap_or(0)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_registered_instance_publishes_and_the_older_one_when_it_is_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (PublisherLock::numbered(dir.path(), 1), PublisherLock::numbered(dir.path(), 2));
+        let (mut a, mut b) = (State::default(), State::default());
+        let mut turn = |with_new: bool, registered: bool| {
+            old.step(&mut a, true).unwrap();
+            if with_new {
+                new.step(&mut b, registered).unwrap();
+            } else {
+                b = State::default();
+            }
+            (a.held.is_some(), b.held.is_some())
+        };
+        assert_eq!(turn(true, false), (true, false), "the first one there holds it");
+        assert_eq!(turn(true, false), (true, false), "one that is not registered asks for nothing");
+        assert_eq!(turn(true, true), (true, false), "now it asks");
+        assert_eq!(turn(true, true), (false, true), "and gets it");
+        for _ in 0..5 {
+            assert_eq!(turn(true, true), (false, true));
+        }
+        let after_death: Vec<bool> = (0..6).map(|_| turn(false, false).0).collect();
+        assert_eq!(after_death, [false, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_damaged_wish_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = PublisherLock::numbered(dir.path(), 1);
+        fs_err::write(&lock.wish, "12\0").unwrap();
+        let mut state = State::default();
+        lock.step(&mut state, false).unwrap();
+        assert!(state.held.is_some());
+    }
+}

@@ -1,0 +1,256 @@
+//! Keeps what containers and claims rely on right: CDI files are there before the kubelet may call and come back
+//! when they vanish (every instance), and records are squared with the API, the kubelet and the GPUs at start and
+//! periodically (the instance that publishes). What there is to do is the executor's; here is when, with what view.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::{Claim, ClaimRef, Phase, claim_of_cdi_file};
+use divvy_executor::{Clock, ClusterView, Event, Executor, Refresh, Report, RunningDevice, SystemClock};
+use divvy_model::ClaimUid;
+use divvy_telemetry::ReadyHandle;
+use futures::future::join_all;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::KubeClaims;
+use crate::cdi_watch::FolderWatch;
+use crate::config::Config;
+use crate::edits::HostEdits;
+use crate::inventory::Seen;
+use crate::metrics::Metrics;
+use crate::pod_resources;
+use crate::registration::Registered;
+
+/// How long the start waits for the first answer of the driver, when there are claims whose files need it.
+const FIRST_INVENTORY: Duration = Duration::from_secs(10);
+/// Longest pause between rounds while something is left to do.
+const LONGEST_BUSY: Duration = Duration::from_secs(60);
+/// How often a CDI folder that cannot be watched is looked for.
+const NO_WATCH: Duration = Duration::from_secs(10);
+
+/// Keeps files and records right.
+#[derive(Clone)]
+pub(crate) struct Keeper {
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) edits: Arc<HostEdits>,
+    pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) config: Config,
+    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) registered: watch::Receiver<Registered>,
+    pub(crate) publishes: watch::Receiver<bool>,
+    /// Told when records have changed.
+    pub(crate) changed: Arc<Notify>,
+    pub(crate) metrics: Metrics,
+    pub(crate) records: ReadyHandle,
+}
+
+impl Keeper {
+    /// What must be done before the kubelet may call: containers of running pods may start at any time, and it asks
+    /// again only for new pods.
+    pub(crate) async fn before_registration(&mut self) {
+        let dir = self.config.plugin_dir.join("claims");
+        if !uids(&dir, |name| name.strip_suffix(".json")?.parse().ok()).is_empty() {
+            let known = |seen: &Seen| seen.inventory.is_some() || seen.problem.is_some();
+            let _in_time = tokio::time::timeout(FIRST_INVENTORY, self.seen.wait_for(known)).await;
+        }
+        self.restore(Refresh::All, &mut BTreeSet::new()).await;
+    }
+
+    /// Runs until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let files = self.clone().files(stop.clone());
+        tokio::join!(files, self.rounds(stop));
+    }
+
+    /// Watches CDI files and driver files.
+    async fn files(mut self, stop: CancellationToken) {
+        let timing = self.config.timing;
+        let mut logged = BTreeSet::new();
+        let mut refresh = Refresh::Missing;
+        self.seen.mark_unchanged();
+        let mut look_at_driver = Instant::now() + timing.refresh;
+        loop {
+            // Watched first, then restored: nothing can vanish unseen in between.
+            let mut watch = FolderWatch::new(&self.config.cdi_dir).ok();
+            self.restore(std::mem::replace(&mut refresh, Refresh::Missing), &mut logged).await;
+            let check = Instant::now()
+                + if watch.is_some() { timing.cdi_check } else { NO_WATCH.min(timing.cdi_check) };
+            let vanished = async {
+                match &mut watch {
+                    Some(watch) => drop(watch.vanished(timing.cdi_settle).await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = vanished => {}
+                () = tokio::time::sleep_until(check) => {}
+                Ok(()) = self.seen.changed() => {
+                    // GPUs came or the driver was replaced: files written for them may say something else now.
+                    self.look_at_driver(true).await;
+                    refresh = Refresh::All;
+                }
+                () = tokio::time::sleep_until(look_at_driver) => {
+                    look_at_driver = Instant::now() + timing.refresh;
+                    if self.look_at_driver(false).await {
+                        refresh = Refresh::All;
+                    }
+                }
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Whether what containers get of the driver has changed.
+    async fn look_at_driver(&self, thorough: bool) -> bool {
+        let edits = self.edits.clone();
+        match tokio::task::spawn_blocking(move || edits.refresh(thorough)).await {
+            Ok(Ok(changed)) => {
+                if changed {
+                    tracing::info!("the driver's files have changed: CDI files are written again");
+                }
+                changed
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(error = %crate::chain(&error), "driver files not listed");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    async fn restore(&self, refresh: Refresh, logged: &mut BTreeSet<Event>) {
+        let executor = self.executor.clone();
+        let report =
+            tokio::task::spawn_blocking(move || executor.restore_cdi(refresh)).await.unwrap_or_default();
+        self.heed(&report, logged);
+    }
+
+    /// Rounds of reconcile, while this instance is in charge.
+    async fn rounds(mut self, stop: CancellationToken) {
+        let timing = self.config.timing;
+        let mut logged = BTreeSet::new();
+        let mut connected_since = None;
+        let mut busy = timing.reconcile_busy;
+        loop {
+            let registered = *self.registered.borrow_and_update() == Registered::Yes;
+            connected_since =
+                if registered { connected_since.or_else(|| Some(SystemClock.now())) } else { None };
+            let wait = if *self.publishes.borrow_and_update() {
+                let open = self.round(connected_since, &mut logged).await;
+                self.records.ready();
+                busy = if open { (busy * 2).min(LONGEST_BUSY) } else { timing.reconcile_busy };
+                if open { busy.min(timing.reconcile) } else { timing.reconcile }
+            } else {
+                timing.reconcile
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                Ok(()) = self.publishes.changed() => {}
+                Ok(()) = self.registered.changed() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// One round; whether something is left to do that time or others will settle.
+    async fn round(&self, connected_since: Option<Duration>, logged: &mut BTreeSet<Event>) -> bool {
+        self.metrics.reconciles.inc();
+        let (claims, running) = tokio::join!(self.allocated(), self.running());
+        let view = ClusterView { claims, running, kubelet_connected_since: connected_since };
+        let executor = self.executor.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let report = executor.reconcile(&view);
+            let unfinished =
+                executor.held().is_ok_and(|held| held.iter().any(|h| h.phase != Phase::Prepared));
+            (report, unfinished || view.claims.is_none())
+        });
+        let Ok((report, unfinished)) = work.await else { return true };
+        let open = report.events.iter().any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
+        self.heed(&report, logged);
+        open || unfinished
+    }
+
+    /// Claims of this node that are allocated, as far as records and files name them; `None` if the API cannot say.
+    /// Asked for one by one as long as records tell their names: a list of all claims of the cluster is for when
+    /// something is wrong.
+    async fn allocated(&self) -> Option<BTreeMap<ClaimUid, Claim>> {
+        let (executor, config) = (self.executor.clone(), self.config.clone());
+        let known = tokio::task::spawn_blocking(move || {
+            let held = executor.held().ok()?;
+            let known: BTreeMap<ClaimUid, ClaimRef> =
+                held.into_iter().map(|held| (held.claim.uid.clone(), held.claim)).collect();
+            let newer = executor.fenced_by_newer().ok()?;
+            let mut files =
+                uids(&config.plugin_dir.join("claims"), |name| name.strip_suffix(".json")?.parse().ok());
+            files.extend(uids(&config.cdi_dir, |name| claim_of_cdi_file(&config.driver_name, name)));
+            let nameless = files.iter().any(|uid| !known.contains_key(uid) && !newer.contains_key(uid));
+            Some((known, nameless))
+        });
+        let (known, nameless) = known.await.ok()??;
+        let found = if nameless {
+            self.claims.list().await.map_err(|e| crate::chain(&e))
+        } else {
+            let looks = known.values().map(|claim| self.claims.fetcher.look(claim));
+            let looks: Result<Vec<_>, _> = join_all(looks).await.into_iter().collect();
+            looks.map(|found| found.into_iter().flatten().collect()).map_err(|e| crate::chain(&e))
+        };
+        match found {
+            Ok(objects) => Some(objects.into_iter().filter_map(|object| self.claims.ours(object)).collect()),
+            Err(error) => {
+                tracing::warn!(%error, "claims cannot be compared with the API; tried again by itself");
+                None
+            }
+        }
+    }
+
+    async fn running(&self) -> Option<BTreeSet<RunningDevice>> {
+        match pod_resources::list(&self.config.pod_resources_socket, &self.config.driver_name).await {
+            Ok(held) => Some(held),
+            Err(error) => {
+                tracing::debug!(error = %crate::chain(&error), "the kubelet could not be asked what pods hold");
+                None
+            }
+        }
+    }
+
+    /// Logs what is new, counts, and tells those who depend on records.
+    fn heed(&self, report: &Report, logged: &mut BTreeSet<Event>) {
+        let events: BTreeSet<Event> = report.events.iter().cloned().collect();
+        for event in events.difference(logged) {
+            match event {
+                Event::Failed { claim, error } => {
+                    tracing::error!(
+                        claim.uid = claim.as_ref().map(ClaimUid::as_str),
+                        error,
+                        "not put right; tried again"
+                    );
+                }
+                Event::Kept { claim, why } => tracing::warn!(claim.uid = %claim, why, "record kept"),
+                Event::CdiRestored { claim } => {
+                    self.metrics.cdi_restored.inc();
+                    tracing::warn!(claim.uid = %claim, "CDI file had vanished or was out of date: written again");
+                }
+                other => tracing::info!(what = ?other, "put right"),
+            }
+        }
+        if events
+            .iter()
+            .any(|e| !matches!(e, Event::Kept { .. } | Event::Failed { .. } | Event::CdiRestored { .. }))
+        {
+            self.changed.notify_one();
+        }
+        // Only what lasts is remembered: a file that vanishes twice is told twice.
+        *logged =
+            events.into_iter().filter(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. })).collect();
+    }
+}
+
+/// Claim UIDs that the names of files in a folder tell; a folder that is not there has none.
+fn uids(folder: &Path, read: impl Fn(&str) -> Option<ClaimUid>) -> BTreeSet<ClaimUid> {
+    let Ok(entries) = fs_err::read_dir(folder) else { return BTreeSet::new() };
+    entries.filter_map(|entry| read(entry.ok()?.file_name().to_str()?)).collect()
+}

@@ -1,0 +1,320 @@
+//! One claim's prepare and unprepare: read it from the API, check that it is the one asked for, hand it to the
+//! executor on a thread, count it, and tell the user what the kubelet's answer does not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::{Claim, ClaimRef, PreparedDevice, Retry};
+use divvy_executor::{Call, Executor, PrepareError, Unprepared};
+use divvy_model::ClaimUid;
+use futures::future::join_all;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument;
+
+use crate::claim::{Asked, from_api};
+use crate::claim_fetch::{ClaimFetcher, FetchError};
+use crate::events::{Teller, Verdict, condition_of};
+use crate::metrics::{self, Metrics};
+use crate::tasks::ClaimTasks;
+
+/// A failure as the kubelet is told it.
+type Failed = String;
+type Prepared = Result<Vec<PreparedDevice>, Failed>;
+type Released = Result<(), Failed>;
+
+/// Prepares and unprepares claims; the same claim never twice at once.
+pub(crate) struct ClaimService {
+    tasks: ClaimTasks<Prepared, Released>,
+    one: Arc<One>,
+}
+
+/// What the work of one claim needs.
+pub(crate) struct One {
+    pub(crate) driver: String,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) fetcher: Arc<ClaimFetcher>,
+    pub(crate) teller: Arc<Teller>,
+    pub(crate) metrics: Metrics,
+    /// How long a call may take.
+    pub(crate) budget: Duration,
+    /// Told when records have changed.
+    pub(crate) changed: Arc<Notify>,
+    /// What goes on after the answer.
+    pub(crate) after: TaskTracker,
+}
+
+impl ClaimService {
+    pub(crate) fn new(one: One) -> Self {
+        Self { tasks: ClaimTasks::new(), one: Arc::new(one) }
+    }
+
+    /// Prepares each claim, all at once. The outcome of each, by the UID that was asked for.
+    pub(crate) async fn prepare(&self, claims: Vec<Asked>) -> BTreeMap<String, Prepared> {
+        let each = claims.into_iter().map(async |asked| {
+            let answer = match asked.check() {
+                Err(error) => {
+                    self.one.metrics.failed("prepare", error.category());
+                    Err(crate::chain(&error))
+                }
+                Ok(claim) => {
+                    let one = self.one.clone();
+                    let uid = claim.uid.clone();
+                    let done = self.tasks.prepare(&uid, |cancel| {
+                        let span = tracing::info_span!(
+                            "prepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
+                        );
+                        async move { one.prepare(&claim, cancel).await }.instrument(span)
+                    });
+                    done.await.unwrap_or_else(|| Err(died(&asked)))
+                }
+            };
+            (asked.uid, answer)
+        });
+        join_all(each).await.into_iter().collect()
+    }
+
+    /// Unprepares each claim, all at once. The outcome of each, by the UID that was asked for.
+    pub(crate) async fn unprepare(&self, claims: Vec<Asked>) -> BTreeMap<String, Released> {
+        let each = claims.into_iter().map(async |asked| {
+            let answer = match asked.check() {
+                // No such claim can have been prepared.
+                Err(_) => Ok(()),
+                Ok(claim) => {
+                    let one = self.one.clone();
+                    let uid = claim.uid.clone();
+                    let span = tracing::info_span!(
+                        "unprepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
+                    );
+                    let work = |cancel| async move { one.unprepare(&claim, cancel).await }.instrument(span);
+                    self.tasks.unprepare(&uid, work).await.unwrap_or_else(|| Err(died(&asked)))
+                }
+            };
+            (asked.uid, answer)
+        });
+        join_all(each).await.into_iter().collect()
+    }
+
+    /// Whether a claim is being worked on.
+    pub(crate) fn is_busy(&self, uid: &ClaimUid) -> bool {
+        self.tasks.is_running(uid)
+    }
+
+    /// How many claims are being worked on.
+    pub(crate) fn running(&self) -> usize {
+        self.tasks.running()
+    }
+
+    /// Waits until nothing is being worked on and users have been told.
+    pub(crate) async fn drained(&self) {
+        self.tasks.drained().await;
+        self.one.after.close();
+        self.one.after.wait().await;
+    }
+}
+
+fn died(asked: &Asked) -> Failed {
+    format!(
+        "claim {asked}: the work on it ended unexpectedly (a fault of divvy: see the node plugin's log); it is tried again"
+    )
+}
+
+/// Why a prepare failed, before it is put into words.
+enum Failure {
+    Fetch(FetchError),
+    Claim(crate::claim::ClaimError),
+    Prepare(Box<PrepareError>),
+    Died(String),
+}
+
+impl Failure {
+    fn category(&self) -> &'static str {
+        match self {
+            Self::Fetch(error) => error.category(),
+            Self::Claim(error) => error.category(),
+            Self::Prepare(error) => error.category(),
+            Self::Died(_) => "internal",
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::Fetch(error) => crate::chain(error),
+            Self::Claim(error) => crate::chain(error),
+            Self::Prepare(error) => crate::chain(&**error),
+            Self::Died(what) => what.clone(),
+        }
+    }
+
+    /// Whether the user has something to do about it that the kubelet's retries do not settle.
+    fn concerns_user(&self) -> bool {
+        match self {
+            Self::Prepare(error) => {
+                matches!(&**error, PrepareError::Refused(refusal) if refusal.retry() != Retry::Soon)
+            }
+            Self::Claim(_) | Self::Fetch(_) | Self::Died(_) => false,
+        }
+    }
+
+    fn is_permanent(&self) -> bool {
+        matches!(self, Self::Prepare(error) if error.is_permanent())
+    }
+}
+
+impl One {
+    async fn prepare(self: Arc<Self>, claim: &ClaimRef, cancel: CancellationToken) -> Prepared {
+        let timer = self.metrics.claim_seconds.start("prepare");
+        self.metrics.running.inc();
+        let mut seen = None;
+        let outcome = self.try_prepare(claim, &cancel, &mut seen).await;
+        self.metrics.running.dec();
+        self.changed.notify_one();
+        match outcome {
+            Ok(devices) => {
+                timer.done(metrics::OK);
+                let names: Vec<&str> = devices.iter().map(|d| d.device.as_str()).collect();
+                tracing::info!(device = names.join(","), "claim prepared");
+                self.tell_prepared(seen);
+                Ok(devices)
+            }
+            Err(failure) => {
+                timer.done(metrics::ERROR);
+                let message = failure.message();
+                self.metrics.failed("prepare", failure.category());
+                tracing::warn!(category = failure.category(), error = %message, "claim not prepared");
+                self.tell_failure(claim, seen, &failure, &message);
+                Err(message)
+            }
+        }
+    }
+
+    async fn try_prepare(
+        &self,
+        asked: &ClaimRef,
+        cancel: &CancellationToken,
+        seen: &mut Option<(Claim, Option<Condition>)>,
+    ) -> Result<Vec<PreparedDevice>, Failure> {
+        // From here on a later unprepare, of whichever instance, wins over this call.
+        let call = self.executor.begin(self.budget);
+        let until = Instant::now() + self.budget;
+        let object = self.fetcher.get(asked, until, cancel).await.map_err(Failure::Fetch)?;
+        let condition = condition_of(&object, &self.driver);
+        let claim = from_api(asked, object, &self.driver).map_err(Failure::Claim)?;
+        *seen = Some((claim.clone(), condition));
+        let executor = self.executor.clone();
+        let done = run_blocking(call, cancel, move |call| executor.prepare(&claim, call)).await;
+        match done {
+            Ok(Ok(prepared)) => Ok(prepared.devices),
+            Ok(Err(error)) => Err(Failure::Prepare(Box::new(error))),
+            Err(panic) => Err(Failure::Died(format!(
+                "claim {asked}: the work on it ended unexpectedly ({panic}; a fault of divvy); it is tried again"
+            ))),
+        }
+    }
+
+    /// A claim that was refused before shows that it no longer is.
+    fn tell_prepared(self: &Arc<Self>, seen: Option<(Claim, Option<Condition>)>) {
+        if let Some((claim, Some(condition))) = seen
+            && condition.status != "True"
+        {
+            let one = self.clone();
+            self.after.spawn(async move {
+                one.teller.condition(&claim, Some(&condition), &Verdict::prepared()).await;
+            });
+        }
+    }
+
+    fn tell_failure(
+        self: &Arc<Self>,
+        claim: &ClaimRef,
+        seen: Option<(Claim, Option<Condition>)>,
+        failure: &Failure,
+        message: &str,
+    ) {
+        if !failure.concerns_user() {
+            return;
+        }
+        let (one, claim, message) = (self.clone(), claim.clone(), message.to_owned());
+        let (category, permanent) = (failure.category(), failure.is_permanent());
+        // After the answer: a slow API server must not cost the kubelet's patience too.
+        self.after.spawn(async move {
+            one.teller.warn(&claim, category, &message).await;
+            if let Some((claim, condition)) = seen.filter(|_| permanent) {
+                one.teller.condition(&claim, condition.as_ref(), &Verdict::refused(category, &message)).await;
+            }
+        });
+    }
+
+    async fn unprepare(self: Arc<Self>, claim: &ClaimRef, cancel: CancellationToken) -> Released {
+        let timer = self.metrics.claim_seconds.start("unprepare");
+        self.metrics.running.inc();
+        let call = self.executor.begin(self.budget);
+        let (executor, uid) = (self.executor.clone(), claim.uid.clone());
+        let outcome = run_blocking(call, &cancel, move |call| executor.unprepare(&uid, call)).await;
+        self.metrics.running.dec();
+        self.changed.notify_one();
+        let (category, message) = match outcome {
+            Ok(Ok(done)) => {
+                timer.done(metrics::OK);
+                self.tell_released(claim, &done);
+                return Ok(());
+            }
+            Ok(Err(error)) => (error.category(), crate::chain(&error)),
+            Err(panic) => (
+                "internal",
+                format!("claim {claim}: the work on it ended unexpectedly ({panic}); it is tried again"),
+            ),
+        };
+        timer.done(metrics::ERROR);
+        self.metrics.failed("unprepare", category);
+        tracing::warn!(category, error = %message, "claim not unprepared");
+        Err(message)
+    }
+
+    fn tell_released(self: &Arc<Self>, claim: &ClaimRef, done: &Unprepared) {
+        let (reason, note) = match done {
+            Unprepared::Done | Unprepared::NothingThere | Unprepared::PreparedAgain => {
+                tracing::info!(outcome = ?done, "claim unprepared");
+                return;
+            }
+            Unprepared::Lingering(why) => (
+                "lingering",
+                format!(
+                    "the devices of claim {claim} stay held although it was released: {why} (they are free as soon as it ends)"
+                ),
+            ),
+            Unprepared::LeftToNewer { version } => (
+                "newer-state",
+                format!(
+                    "the record of claim {claim} was written by a later divvy (version {version}) and stays as it is (run that version again)"
+                ),
+            ),
+        };
+        tracing::warn!(reason, note, "claim unprepared, but its devices are not free");
+        let (one, claim) = (self.clone(), claim.clone());
+        self.after.spawn(async move { one.teller.warn(&claim, reason, &note).await });
+    }
+}
+
+/// Runs a call of the executor on a thread of its own. When it is cancelled the thread is told, and still waited
+/// for: a step that has begun is finished and its outcome recorded.
+async fn run_blocking<T: Send + 'static>(
+    call: Call,
+    cancel: &CancellationToken,
+    work: impl FnOnce(&Call) -> T + Send + 'static,
+) -> Result<T, tokio::task::JoinError> {
+    let stop = call.cancel.clone();
+    let span = tracing::Span::current();
+    let mut thread = tokio::task::spawn_blocking(move || span.in_scope(|| work(&call)));
+    tokio::select! {
+        done = &mut thread => done,
+        () = cancel.cancelled() => {
+            stop.cancel();
+            thread.await
+        }
+    }
+}

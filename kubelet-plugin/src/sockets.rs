@@ -1,0 +1,146 @@
+//! The two Unix sockets of the plugin: their names, and binding them over a stale file.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use tokio::net::UnixListener;
+
+/// Longest path of a Unix socket (`sun_path` less its terminating zero).
+const LONGEST: usize = 107;
+
+/// Where the plugin listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketNames {
+    /// The DRA service; named to the kubelet at registration.
+    pub dra: PathBuf,
+    /// The registration service, found by the kubelet in its registry folder.
+    ///
+    /// Its file name carries an `@`: the kubelet dials it with the percent-encoded path as `:authority`, which the
+    /// `http` crate accepts only as user information before an `@` (DESIGN section 8).
+    pub registration: PathBuf,
+}
+
+/// A socket path that the kernel would refuse.
+#[derive(Debug, thiserror::Error)]
+#[error("the socket {} is {} bytes long, {LONGEST} are possible: choose a shorter folder or driver name", path.display(), path.as_os_str().len())]
+pub struct TooLong {
+    /// The flag that decides the folder.
+    pub flag: &'static str,
+    /// The path.
+    pub path: PathBuf,
+}
+
+impl SocketNames {
+    /// Names for an instance. With a pod's UID they are its own, so that two instances of a rolling update can be
+    /// registered at once; the UID is shortened where the path would be too long.
+    pub fn new(
+        driver: &str,
+        plugin_dir: &Path,
+        registry: &Path,
+        pod_uid: Option<&str>,
+    ) -> Result<Self, TooLong> {
+        let Some(uid) = pod_uid else {
+            return Ok(Self {
+                dra: fits("plugin-dir", plugin_dir.join("dra.sock"))?,
+                registration: fits("registry-dir", registry.join(format!("{driver}@reg.sock")))?,
+            });
+        };
+        // The first group of a UUID tells the pods of one DaemonSet on one node apart.
+        let short = uid.split('-').next().unwrap_or(uid);
+        Ok(Self {
+            dra: fits("plugin-dir", plugin_dir.join(format!("dra-{uid}.sock")))
+                .or_else(|_| fits("plugin-dir", plugin_dir.join(format!("dra-{short}.sock"))))?,
+            registration: fits("registry-dir", registry.join(format!("{driver}-{uid}@reg.sock")))
+                .or_else(|_| fits("registry-dir", registry.join(format!("{driver}-{short}@reg.sock"))))?,
+        })
+    }
+}
+
+fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong> {
+    if path.as_os_str().len() <= LONGEST { Ok(path) } else { Err(TooLong { flag, path }) }
+}
+
+/// A socket file that is ours: removed by [`SocketFile::remove`], unless another instance has put its own there.
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+/// Binds a Unix socket; a socket file left by a dead instance is replaced, anything else at the path is not touched.
+pub(crate) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    if let Some(folder) = path.parent() {
+        fs_err::create_dir_all(folder)?;
+    }
+    if let Ok(found) = fs_err::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            let what = format!("{} is in the way: it is not a socket (remove it)", path.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        fs_err::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)
+        .map_err(|e| io::Error::new(e.kind(), format!("failed to bind socket {}: {e}", path.display())))?;
+    let inode = fs_err::symlink_metadata(path)?.ino();
+    Ok((listener, SocketFile { path: path.to_owned(), inode }))
+}
+
+impl SocketFile {
+    /// Removes the file if it is still ours.
+    pub(crate) fn remove(self) {
+        let ours = fs_err::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode);
+        if ours && let Err(error) = fs_err::remove_file(&self.path) {
+            tracing::warn!(%error, "socket not removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_of_a_rolling_update_has_sockets_of_its_own_within_the_kernels_limit() {
+        let uid = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+        let names = |driver: &str, registry: &str| {
+            SocketNames::new(driver, Path::new("/p"), Path::new(registry), Some(uid))
+        };
+        let short = names("gpu.divvy.dev", "/r").unwrap();
+        assert_eq!(short.dra, Path::new("/p/dra-0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab.sock"));
+        assert_eq!(
+            short.registration,
+            Path::new("/r/gpu.divvy.dev-0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab@reg.sock")
+        );
+        let long = format!("/{}", "r".repeat(70));
+        assert_eq!(
+            names("gpu.divvy.dev", &long).unwrap().registration,
+            Path::new(&long).join("gpu.divvy.dev-0b5a4a3e@reg.sock")
+        );
+        let longer = format!("/{}", "r".repeat(100));
+        assert_eq!(
+            names("gpu.divvy.dev", &longer).unwrap_err().to_string(),
+            format!(
+                "the socket {longer}/gpu.divvy.dev-0b5a4a3e@reg.sock is 133 bytes long, 107 are possible: choose a shorter folder or driver name"
+            )
+        );
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_another_file_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/x@reg.sock");
+        drop(bind(&path).unwrap());
+        assert!(path.exists(), "the file of a dead listener stays");
+        let (_first, old) = bind(&path).unwrap();
+        let (_second, new) = bind(&path).unwrap();
+        old.remove();
+        assert!(path.exists(), "a later instance's socket is not removed");
+        new.remove();
+        assert!(!path.exists());
+        let file = dir.path().join("file");
+        fs_err::write(&file, "precious").unwrap();
+        let error = bind(&file).map(drop).unwrap_err().to_string();
+        assert_eq!(error, format!("{} is in the way: it is not a socket (remove it)", file.display()));
+        assert_eq!(fs_err::read_to_string(&file).unwrap(), "precious");
+    }
+}

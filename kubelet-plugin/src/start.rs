@@ -1,0 +1,110 @@
+//! From flags to a running plugin: logs, a small runtime, the Kubernetes client, the GPUs, and signals to stop.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use divvy_host::HostRoot;
+use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuOp};
+use divvy_nvml::{NvmlDriver, Session, SessionConfig};
+use divvy_telemetry::{LogError, MetricsRegistry, Readiness, init_logs};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::edits::DriverAt;
+use crate::{Args, Config, ConfigError, Deps, RunError, run};
+
+/// The executor's threads are not among these: it has one for each claim at work.
+const WORKER_THREADS: usize = 2;
+
+/// Why the plugin does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A flag cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Logs cannot be set up.
+    #[error("logs cannot be set up (--log-format, --log-level)")]
+    Logs(#[source] LogError),
+    /// The runtime or its signals cannot be set up.
+    #[error("the runtime cannot be set up")]
+    Runtime(#[source] std::io::Error),
+    /// There is no usable configuration for the API server.
+    #[error("no access to the Kubernetes API (run in a pod with a service account, or give --kubeconfig)")]
+    Kube(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// It ran and failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+/// Runs the plugin until it is told to stop by SIGTERM or SIGINT. The caller has installed the TLS provider.
+pub fn start(args: Args) -> Result<(), StartError> {
+    init_logs(args.log_format, &args.log_level).map_err(StartError::Logs)?;
+    let config = Config::try_from(args)?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(WORKER_THREADS).enable_all().build();
+    let runtime = runtime.map_err(StartError::Runtime)?;
+    let outcome = runtime.block_on(async {
+        let stop = stop_on_signals().map_err(StartError::Runtime)?;
+        let client = client(config.kubeconfig.clone()).await.map_err(StartError::Kube)?;
+        let deps = Deps {
+            client,
+            gpus: gpus(&config),
+            metrics: MetricsRegistry::new(),
+            readiness: Readiness::new(),
+        };
+        Ok(run(config, deps, stop).await?)
+    });
+    // A call that hangs in the driver must not keep the process.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// NVML, opened when first needed and again when it must be; of the driver that is there at that time.
+fn gpus(config: &Config) -> Arc<dyn GpuDriver> {
+    let library = config.nvml_library.clone();
+    let host = HostRoot::under(&config.host_root);
+    let at = DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() };
+    Arc::new(Session::new(SessionConfig::default(), move || {
+        let library: PathBuf = match &library {
+            Some(library) => library.clone(),
+            None => {
+                at.find(&host)
+                    .map_err(|error| {
+                        GpuError::global(GpuOp::Init, GpuErrorCode::LIBRARY_NOT_FOUND)
+                            .with_detail(crate::chain(&error))
+                    })?
+                    .nvml_library
+            }
+        };
+        NvmlDriver::open(Some(&library))
+    }))
+}
+
+async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+    let mut config = match kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)?;
+            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+        }
+        None => kube::Config::infer().await?,
+    };
+    // Everyone here tries again by himself, with a deadline, and says so; retries inside would only hide the error.
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}
+
+fn stop_on_signals() -> std::io::Result<CancellationToken> {
+    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = CancellationToken::new();
+    let asked = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => tracing::info!("SIGTERM"),
+            _ = interrupt.recv() => tracing::info!("SIGINT"),
+        }
+        asked.cancel();
+    });
+    Ok(stop)
+}

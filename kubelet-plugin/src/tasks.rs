@@ -1,0 +1,244 @@
+//! One claim, one task: calls for the same claim join the work that already runs for it, and the work goes on when
+//! the caller is gone (the kubelet's deadline, a lost connection), so that no step is ever dropped half done.
+//!
+//! An unprepare that meets a running prepare cancels it and waits for its end, and a prepare that meets a running
+//! unprepare likewise; what has begun is finished in any case. Different claims do not wait for each other.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use divvy_model::ClaimUid;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The outcome of work, for everyone who waits for it. `None`: the task died (a bug; its panic is in the log).
+pub(crate) type Joined<T> = Shared<BoxFuture<'static, Option<T>>>;
+
+/// The work that runs for each claim. `P` and `U` are what a prepare and an unprepare come to.
+pub(crate) struct ClaimTasks<P, U> {
+    running: Arc<Mutex<Running<P, U>>>,
+    tracker: TaskTracker,
+}
+
+struct Running<P, U> {
+    /// The newest work of each claim; it waits for the work before it by itself.
+    newest: BTreeMap<ClaimUid, (u64, Work<P, U>)>,
+    next: u64,
+}
+
+enum Work<P, U> {
+    Prepare(Joined<P>, CancellationToken),
+    Unprepare(Joined<U>, CancellationToken),
+}
+
+impl<P, U> Clone for Work<P, U> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Prepare(done, cancel) => Self::Prepare(done.clone(), cancel.clone()),
+            Self::Unprepare(done, cancel) => Self::Unprepare(done.clone(), cancel.clone()),
+        }
+    }
+}
+
+impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTasks<P, U> {
+    pub(crate) fn new() -> Self {
+        Self {
+            running: Arc::new(Mutex::new(Running { newest: BTreeMap::new(), next: 0 })),
+            tracker: TaskTracker::new(),
+        }
+    }
+
+    /// Joins the claim's running prepare, or starts one, after the running unprepare if there is one.
+    pub(crate) fn prepare<F>(&self, uid: &ClaimUid, work: impl FnOnce(CancellationToken) -> F) -> Joined<P>
+    where
+        F: Future<Output = P> + Send + 'static,
+    {
+        let mut running = lock(&self.running);
+        let before = running.newest.get(uid).map(|(_, work)| work.clone());
+        match &before {
+            Some(Work::Prepare(done, _)) => return done.clone(),
+            // What it still waits for (processes that do not leave) is no concern of the next user.
+            Some(Work::Unprepare(_, cancel)) => cancel.cancel(),
+            None => {}
+        }
+        let cancel = CancellationToken::new();
+        let done = self.spawn(&mut running, uid, before, work(cancel.clone()));
+        let id = running.next;
+        running.newest.insert(uid.clone(), (id, Work::Prepare(done.clone(), cancel)));
+        done
+    }
+
+    /// Joins the claim's running unprepare, or cancels its running prepare and starts one after it.
+    pub(crate) fn unprepare<F>(&self, uid: &ClaimUid, work: impl FnOnce(CancellationToken) -> F) -> Joined<U>
+    where
+        F: Future<Output = U> + Send + 'static,
+    {
+        let mut running = lock(&self.running);
+        let before = running.newest.get(uid).map(|(_, work)| work.clone());
+        match &before {
+            Some(Work::Unprepare(done, _)) => return done.clone(),
+            Some(Work::Prepare(_, cancel)) => cancel.cancel(),
+            None => {}
+        }
+        let cancel = CancellationToken::new();
+        let done = self.spawn(&mut running, uid, before, work(cancel.clone()));
+        let id = running.next;
+        running.newest.insert(uid.clone(), (id, Work::Unprepare(done.clone(), cancel)));
+        done
+    }
+
+    /// Whether a claim has work running.
+    pub(crate) fn is_running(&self, uid: &ClaimUid) -> bool {
+        lock(&self.running).newest.contains_key(uid)
+    }
+
+    /// How many claims have work running.
+    pub(crate) fn running(&self) -> usize {
+        lock(&self.running).newest.len()
+    }
+
+    /// Waits until all work is done. New work can still be started meanwhile; it is waited for too.
+    pub(crate) async fn drained(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
+    fn spawn<T, F>(
+        &self,
+        running: &mut Running<P, U>,
+        uid: &ClaimUid,
+        before: Option<Work<P, U>>,
+        work: F,
+    ) -> Joined<T>
+    where
+        T: Clone + Send + Sync + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        running.next += 1;
+        let leave = Leave { running: self.running.clone(), uid: uid.clone(), id: running.next };
+        let task = self.tracker.spawn(async move {
+            // Dropped last, also when the work panics: the claim must never stay locked behind dead work.
+            let _leave = leave;
+            match before {
+                Some(Work::Prepare(done, _)) => drop(done.await),
+                Some(Work::Unprepare(done, _)) => drop(done.await),
+                None => {}
+            }
+            work.await
+        });
+        async move { task.await.ok() }.boxed().shared()
+    }
+}
+
+struct Leave<P, U> {
+    running: Arc<Mutex<Running<P, U>>>,
+    uid: ClaimUid,
+    id: u64,
+}
+
+impl<P, U> Drop for Leave<P, U> {
+    fn drop(&mut self) {
+        let mut running = lock(&self.running);
+        if running.newest.get(&self.uid).is_some_and(|(id, _)| *id == self.id) {
+            running.newest.remove(&self.uid);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section above leaves the map whole, so a poisoned lock is still good.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::{Notify, oneshot};
+
+    use super::*;
+
+    fn uid(n: u8) -> ClaimUid {
+        format!("uid-{n}").parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn calls_at_once_for_one_claim_share_one_piece_of_work() {
+        let tasks = ClaimTasks::<u32, ()>::new();
+        let started = Arc::new(AtomicUsize::new(0));
+        let (go, gate) = oneshot::channel::<()>();
+        let count = started.clone();
+        let first = tasks.prepare(&uid(1), |_| async move {
+            count.fetch_add(1, Ordering::SeqCst);
+            gate.await.unwrap();
+            7
+        });
+        let second = tasks.prepare(&uid(1), |_| async { 8 });
+        let other = tasks.prepare(&uid(2), |_| async { 9 });
+        assert_eq!(other.await, Some(9), "another claim does not wait");
+        go.send(()).unwrap();
+        assert_eq!((first.await, second.await), (Some(7), Some(7)));
+        assert_eq!(started.load(Ordering::SeqCst), 1);
+        assert_eq!(tasks.prepare(&uid(1), |_| async { 8 }).await, Some(8), "a later call is work of its own");
+        assert_eq!(tasks.running(), 0);
+    }
+
+    #[tokio::test]
+    async fn work_goes_on_when_its_caller_is_gone() {
+        let tasks = ClaimTasks::<(), ()>::new();
+        let (begun, finished) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (go, gate) = oneshot::channel::<()>();
+        let (tell_begun, tell_finished) = (begun.clone(), finished.clone());
+        let call = tasks.prepare(&uid(1), |_| async move {
+            tell_begun.notify_one();
+            gate.await.unwrap();
+            tell_finished.notify_one();
+        });
+        begun.notified().await;
+        drop(call);
+        go.send(()).unwrap();
+        finished.notified().await;
+        tasks.drained().await;
+        assert_eq!(tasks.running(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_unprepare_cancels_the_prepare_and_runs_after_it_and_the_next_prepare_after_that() {
+        let tasks = ClaimTasks::<&str, &str>::new();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (o1, o2, o3) = (order.clone(), order.clone(), order.clone());
+        let first = tasks.prepare(&uid(1), |cancel| async move {
+            cancel.cancelled().await;
+            o1.lock().unwrap().push("prepare");
+            "cancelled"
+        });
+        let undo = tasks.unprepare(&uid(1), |cancel| async move {
+            cancel.cancelled().await;
+            o2.lock().unwrap().push("unprepare");
+            "undone"
+        });
+        let same = tasks.unprepare(&uid(1), |_| async { "not run" });
+        let again = tasks.prepare(&uid(1), |_| async move {
+            o3.lock().unwrap().push("prepare again");
+            "done"
+        });
+        assert_eq!(again.await, Some("done"));
+        assert_eq!(
+            (first.await, undo.await, same.await),
+            (Some("cancelled"), Some("undone"), Some("undone"))
+        );
+        assert_eq!(*order.lock().unwrap(), ["prepare", "unprepare", "prepare again"]);
+    }
+
+    #[tokio::test]
+    async fn work_that_panics_does_not_lock_its_claim() {
+        let tasks = ClaimTasks::<u32, u32>::new();
+        #[expect(clippy::panic, reason = "what is tested")]
+        let dead = tasks.prepare(&uid(1), |_| async { panic!("a bug") });
+        assert_eq!(dead.await, None);
+        assert_eq!(tasks.unprepare(&uid(1), |_| async { 1 }).await, Some(1));
+        assert_eq!(tasks.running(), 0);
+    }
+}
