@@ -228,9 +228,9 @@ async fn an_api_server_that_was_away_finds_the_slices_as_they_should_be() {
     api.delete::<ResourceSlice>("", &name(0)).unwrap();
     let back = Instant::now();
     api.start();
-    let status = world.stored(&second).await;
+    world.stored(&second).await;
+    world.until(|status| status.last_error.is_none() && status.watch_error.is_none()).await;
     assert!(back.elapsed() < Duration::from_secs(6), "{:?}", back.elapsed());
-    assert_eq!((status.last_error, status.watch_error), (None, None));
 }
 
 #[tokio::test(start_paused = true)]
