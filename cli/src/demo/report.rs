@@ -1,0 +1,126 @@
+//! What the demo found, as values: shown as tables or as JSON.
+
+use divvy_api::names::attributes;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use serde::Serialize;
+use serde_json::Value;
+
+/// The whole demo.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// The simulated GPUs, as asked for.
+    pub(crate) sim: String,
+    /// What the node published.
+    pub(crate) published: Vec<PublishedDevice>,
+    /// Time from the plugin's start to its first slices in the API, in milliseconds.
+    pub(crate) published_after_ms: u64,
+    /// One entry a manifest.
+    pub(crate) scenarios: Vec<Scenario>,
+    /// Records, CDI files or holds that were still there when everything had been given back: always empty.
+    pub(crate) left_behind: Vec<String>,
+}
+
+impl Report {
+    /// What went wrong, one sentence each.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for scenario in &self.scenarios {
+            problems.extend(scenario.problem.iter().map(|problem| format!("{}: {problem}", scenario.name)));
+            for claim in &scenario.claims {
+                if let State::Pending { reason } | State::Failed { reason } = &claim.state {
+                    let what =
+                        if matches!(claim.state, State::Failed { .. }) { "failed" } else { "stays pending" };
+                    problems.push(format!("{}: claim {} {what}: {reason}", scenario.name, claim.claim));
+                }
+            }
+        }
+        problems.extend(self.left_behind.iter().map(|what| format!("left behind: {what}")));
+        problems
+    }
+}
+
+/// A device in the node's slices, as the API server has it.
+#[derive(Debug, Serialize)]
+pub(crate) struct PublishedDevice {
+    pub(crate) name: String,
+    pub(crate) product: String,
+    pub(crate) memory: String,
+    pub(crate) numa: String,
+    pub(crate) uuid: String,
+}
+
+/// One manifest.
+#[derive(Debug, Serialize)]
+pub(crate) struct Scenario {
+    pub(crate) name: String,
+    pub(crate) claims: Vec<ClaimReport>,
+    /// What kept the whole scenario from running.
+    pub(crate) problem: Option<String>,
+}
+
+/// One claim.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClaimReport {
+    /// `namespace/name`.
+    pub(crate) claim: String,
+    /// Pods that use it; none for a claim on its own.
+    pub(crate) pods: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) state: State,
+    /// The CDI document of the claim.
+    pub(crate) cdi: Option<Value>,
+}
+
+/// What became of a claim.
+#[derive(Debug, Serialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub(crate) enum State {
+    /// Prepared, and given back.
+    Prepared {
+        /// Its devices.
+        devices: Vec<DeviceReport>,
+        /// Time of the kubelet's call, in microseconds.
+        prepare_us: u64,
+    },
+    /// Not allocated.
+    Pending {
+        /// Why.
+        reason: String,
+    },
+    /// Allocated, but prepare or unprepare failed.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A device of a prepared claim.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeviceReport {
+    pub(crate) requests: Vec<String>,
+    pub(crate) device: String,
+    pub(crate) cdi_ids: Vec<String>,
+}
+
+/// The devices of the slices in the API, in the order in which the scheduler tries them.
+pub(crate) fn published(slices: &[ResourceSlice]) -> Vec<PublishedDevice> {
+    let mut slices: Vec<&ResourceSlice> = slices.iter().collect();
+    slices.sort_by_key(|slice| slice.metadata.name.clone());
+    slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).map(of_device).collect()
+}
+
+fn of_device(device: &Device) -> PublishedDevice {
+    let text = |name: &str| {
+        let value = device.attributes.as_ref().and_then(|attributes| attributes.get(name));
+        let shown = value.and_then(|v| v.string.clone().or_else(|| v.int.map(|n| n.to_string())));
+        shown.unwrap_or_else(|| "-".to_owned())
+    };
+    let memory = device.capacity.as_ref().and_then(|capacity| capacity.get("memory"));
+    PublishedDevice {
+        name: device.name.clone(),
+        product: text(attributes::PRODUCT_NAME),
+        memory: memory.map_or("-".to_owned(), |capacity| capacity.value.0.clone()),
+        numa: text(attributes::NUMA_NODE),
+        uuid: text(attributes::UUID),
+    }
+}
