@@ -34,8 +34,12 @@ pub(crate) fn render(report: &Report) -> String {
             number(claims, "claim")
         );
     } else {
-        out +=
-            &format!("{} manifests, {claims} claims, {} problems:", report.scenarios.len(), problems.len());
+        out += &format!(
+            "{}, {}, {}:",
+            number(report.scenarios.len(), "manifest"),
+            number(claims, "claim"),
+            number(problems.len(), "problem")
+        );
         for problem in problems {
             out += &format!("\n  ✗ {}", problem.replace('\n', "\n    "));
         }
