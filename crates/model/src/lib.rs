@@ -11,6 +11,7 @@ mod driver;
 mod gpu;
 mod ids;
 mod inventory;
+pub mod mig;
 mod mode;
 mod ordinals;
 mod version;

@@ -1,0 +1,141 @@
+//! [`PartitionName`]: the name under which a partition is published.
+
+use std::fmt;
+
+use super::{GpuInstanceProfileId, name::number};
+use crate::DeviceName;
+
+/// `gpu-<ordinal>-mig-<profile>-<profile id>-<start>`, such as `gpu-0-mig-1g10gb-19-0`. The profile in it is for
+/// people and may change with the driver; GPU, profile id and start say which partition is meant.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartitionName {
+    /// Our stable ordinal of the GPU ([`crate::Ordinals`]).
+    pub ordinal: u32,
+    label: String,
+    /// The profile.
+    pub profile: GpuInstanceProfileId,
+    /// First memory slice.
+    pub start: u32,
+}
+
+/// A device name that is not a partition's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("device name {0:?} is not a partition's (expected gpu-<number>-mig-<profile>-<profile id>-<start>)")]
+pub struct ParsePartitionNameError(pub String);
+
+/// What is left of 63 characters beside the other parts at their longest.
+const MAX_LABEL: usize = 22;
+
+impl PartitionName {
+    /// The name of a partition. `profile_name` loses its dots, and other characters that a device name cannot have
+    /// become dashes, as in NVIDIA's driver.
+    pub fn new(ordinal: u32, profile_name: &str, profile: GpuInstanceProfileId, start: u32) -> Self {
+        let mut label: String = profile_name
+            .chars()
+            .filter(|c| *c != '.')
+            .map(|c| c.to_ascii_lowercase())
+            .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+            .take(MAX_LABEL)
+            .collect();
+        if label.is_empty() {
+            label.push_str("unknown");
+        }
+        Self { ordinal, label, profile, start }
+    }
+
+    /// The profile as the name has it, such as `1g10gb-me`.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Whether both name the same partition, whatever they call its profile.
+    pub fn is_same_partition(&self, other: &Self) -> bool {
+        (self.ordinal, self.profile, self.start) == (other.ordinal, other.profile, other.start)
+    }
+
+    /// The name in a ResourceSlice.
+    pub fn device_name(&self) -> DeviceName {
+        #[expect(clippy::expect_used, reason = "a DNS label by construction; tested at its longest")]
+        self.to_string().parse().expect("partition names are DNS labels")
+    }
+
+    /// Reads a name back.
+    pub fn parse(name: &DeviceName) -> Result<Self, ParsePartitionNameError> {
+        read(name.as_str()).ok_or_else(|| ParsePartitionNameError(name.to_string()))
+    }
+}
+
+fn read(text: &str) -> Option<PartitionName> {
+    let (ordinal, rest) = text.strip_prefix("gpu-")?.split_once("-mig-")?;
+    let mut parts = rest.rsplitn(3, '-');
+    let (start, profile, label) = (parts.next()?, parts.next()?, parts.next()?);
+    if label.is_empty() || label.len() > MAX_LABEL {
+        return None;
+    }
+    Some(PartitionName {
+        ordinal: number(ordinal)?,
+        label: label.to_owned(),
+        profile: GpuInstanceProfileId(number(profile)?),
+        start: number(start)?,
+    })
+}
+
+impl fmt::Display for PartitionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ordinal, label, profile, start } = self;
+        write!(f, "gpu-{ordinal}-mig-{label}-{profile}-{start}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_as_written() {
+        let cases = [
+            ((0, "1g.10gb", 19, 0), "gpu-0-mig-1g10gb-19-0"),
+            ((12, "1g.5gb+me", 20, 6), "gpu-12-mig-1g5gb-me-20-6"),
+            ((3, "1g.24gb+me.all", 65, 9), "gpu-3-mig-1g24gb-meall-65-9"),
+            ((3, "1g.24gb-me", 67, 9), "gpu-3-mig-1g24gb-me-67-9"),
+            ((0, "", 4, 0), "gpu-0-mig-unknown-4-0"),
+            (
+                (u32::MAX, "A Very_Long.Name+of+something", u32::MAX, u32::MAX),
+                "gpu-4294967295-mig-a-very-longname-of-som-4294967295-4294967295",
+            ),
+        ];
+        for ((ordinal, profile, id, start), text) in cases {
+            let name = PartitionName::new(ordinal, profile, GpuInstanceProfileId(id), start);
+            assert_eq!(name.device_name().as_str(), text);
+            assert_eq!(PartitionName::parse(&name.device_name()), Ok(name));
+        }
+    }
+
+    #[test]
+    fn other_names_are_not_partitions() {
+        for bad in [
+            "gpu-0",
+            "gpu-0-mig",
+            "gpu-0-mig-19-0",
+            "gpu-00-mig-1g10gb-19-0",
+            "gpu-0-mig-1g10gb-019-0",
+            "gpu-0-mig-1g10gb-19-x",
+            "gpu-a-mig-1g10gb-19-0",
+            "gpu-0-mig--19-0",
+            "gpu-0-mig-1g10gb-99999999999-0",
+        ] {
+            assert_eq!(
+                PartitionName::parse(&bad.parse().unwrap()),
+                Err(ParsePartitionNameError(bad.to_owned()))
+            );
+            assert!(crate::DeviceKind::parse(&"gpu-0-mig-1g10gb-19-0".parse().unwrap()).is_err());
+        }
+    }
+
+    #[test]
+    fn another_name_of_the_profile_is_the_same_partition() {
+        let name = |profile, start| PartitionName::new(0, profile, GpuInstanceProfileId(9), start);
+        assert!(name("3g.139gb", 4).is_same_partition(&name("3g.126gb", 4)));
+        assert!(!name("3g.139gb", 4).is_same_partition(&name("3g.139gb", 0)));
+    }
+}
