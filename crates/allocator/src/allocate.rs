@@ -159,7 +159,7 @@ pub enum AllocError {
 
 /// A selector that does not compile or that failed for a device; the text begins as the scheduler's event does.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{origin}: selector #{index}: CEL {} error in `{}`", self.stage(), explain::one_line(.expression))]
+#[error("{origin}: selector #{index}: CEL {} in `{}`", self.stage(), explain::one_line(.expression))]
 pub struct SelectorError {
     /// `class NAME` or `claim NAMESPACE/NAME`.
     pub origin: String,
@@ -177,8 +177,8 @@ pub struct SelectorError {
 impl SelectorError {
     fn stage(&self) -> String {
         match &self.device {
-            None => "compile".to_owned(),
-            Some(device) => format!("runtime (device {device})"),
+            None => "compile error".to_owned(),
+            Some(device) => format!("runtime error for device {device}"),
         }
     }
 }

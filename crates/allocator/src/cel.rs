@@ -12,6 +12,8 @@
 mod check;
 mod collections;
 mod device;
+mod equality;
+mod guard;
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the declaration macros pass arguments by reference")]
 mod library;
 mod macros;
@@ -21,9 +23,11 @@ mod types;
 use std::sync::{Arc, LazyLock};
 
 use ::cel::common::types::CelBool;
-use ::cel::{Context, Env, ExecutionError, Value};
+use ::cel::{Context, Env, ExecutionError, IdedExpr, Value};
 use k8s_openapi::api::resource::v1::Device;
 use thiserror::Error;
+
+use self::guard::Depth;
 
 use self::device::DeviceView;
 
@@ -54,7 +58,8 @@ pub enum CelError {
 #[derive(Debug)]
 pub struct Program {
     source: String,
-    program: ::cel::Program,
+    expression: IdedExpr,
+    depth: Depth,
 }
 
 impl Program {
@@ -76,6 +81,7 @@ fn environment() -> Result<Env, ::cel::DeclarationError> {
     env.add_extension(::cel::extensions::strings)?;
     env.add_extension(::cel::extensions::lists)?;
     env.add_extension(library::extension)?;
+    env.add_extension(equality::extension)?;
     env.add_extension(macros::extension)?;
     Ok(env)
 }
@@ -85,16 +91,42 @@ pub fn compile(expression: &str) -> Result<Program, CelError> {
     if expression.len() > MAX_EXPRESSION_LENGTH {
         return Err(CelError::TooLong { length: expression.len() });
     }
+    let depth = guard::depth(expression);
+    let parsed = match depth {
+        Depth::Shallow => Some(parse(expression)),
+        Depth::Deep => guard::with_deep_stack(|| parse(expression)),
+        Depth::TooDeep => None,
+    };
+    let parsed = parsed.unwrap_or_else(|| {
+        let limit = guard::MAX_DEPTH;
+        let text = format!("ERROR: <input>:-1:0: expression recursion limit exceeded: {limit}");
+        Err(CelError::Compile(text))
+    })?;
+    Ok(Program { source: expression.to_owned(), expression: parsed, depth })
+}
+
+/// Parses and checks.
+fn parse(expression: &str) -> Result<IdedExpr, CelError> {
     let program = ENV.compile(expression).map_err(|errors| CelError::Compile(errors.to_string()))?;
-    check::check(&program)?;
-    Ok(Program { source: expression.to_owned(), program })
+    let untyped = check::check(&program)?;
+    let mut parsed = program.expression().clone();
+    equality::make_strict(&mut parsed, &untyped);
+    Ok(parsed)
 }
 
 /// Whether a device of `driver` satisfies the selector.
 pub fn eval(program: &Program, driver: &str, device: &Device) -> Result<bool, CelError> {
+    if program.depth == Depth::Shallow {
+        return evaluate(program, driver, device);
+    }
+    let no_thread = || Err(CelError::Runtime("no thread for a deeply nested expression".to_owned()));
+    guard::with_deep_stack(|| evaluate(program, driver, device)).unwrap_or_else(no_thread)
+}
+
+fn evaluate(program: &Program, driver: &str, device: &Device) -> Result<bool, CelError> {
     let mut context = Context::with_env(Arc::clone(&ENV));
     context.add_variable_as_val("device", Box::new(DeviceView::new(driver, device)));
-    let result = Value::resolve_val(program.program.expression(), &context)
+    let result = Value::resolve_val(&program.expression, &context)
         .map_err(|error| CelError::Runtime(in_kubernetes_words(&error)))?;
     result.downcast_ref::<CelBool>().map(|b| *b.inner()).ok_or_else(|| {
         let got = result.get_type().name();

@@ -7,6 +7,8 @@
 mod signatures;
 mod ty;
 
+use std::collections::BTreeSet;
+
 use cel::Program;
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr, operators,
@@ -15,15 +17,15 @@ use cel::common::ast::{
 use self::ty::Ty;
 use super::{CelError, regexes};
 
-/// Checks a parsed selector.
-pub(super) fn check(program: &Program) -> Result<(), CelError> {
-    let mut checker = Checker { program, scope: Vec::new(), problems: Vec::new() };
+/// Checks a parsed selector; gives the comparisons (`==`, `!=`) whose left side can be of any type.
+pub(super) fn check(program: &Program) -> Result<BTreeSet<u64>, CelError> {
+    let mut checker = Checker { program, scope: Vec::new(), problems: Vec::new(), untyped: BTreeSet::new() };
     let result = checker.infer(program.expression());
     if !checker.problems.is_empty() {
         return Err(CelError::Compile(checker.problems.join("\n")));
     }
     if result.unknown() || result == Ty::Bool {
-        Ok(())
+        Ok(checker.untyped)
     } else {
         Err(CelError::ResultType(result.to_string()))
     }
@@ -34,6 +36,7 @@ struct Checker<'p> {
     /// Variables of enclosing comprehensions and binds, innermost last.
     scope: Vec<(String, Ty)>,
     problems: Vec<String>,
+    untyped: BTreeSet<u64>,
 }
 
 impl Checker<'_> {
@@ -240,6 +243,9 @@ impl Checker<'_> {
             }
             (operators::NOT_STRICTLY_FALSE, _) => Ty::Bool,
             (operators::EQUALS | operators::NOT_EQUALS, [a, b]) => {
+                if a.unknown() {
+                    self.untyped.insert(at);
+                }
                 let comparable = a.fits(b) || (a.is_number() && b.is_number());
                 if comparable || *a == Ty::Null || *b == Ty::Null {
                     Ty::Bool

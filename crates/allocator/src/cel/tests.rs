@@ -166,6 +166,31 @@ fn bool_int_string_and_version_attributes() {
 }
 
 #[test]
+fn a_version_compared_with_a_text_is_an_error_and_not_false() {
+    for expression in [
+        r#"device.attributes["dra.example.com"].driverVersion == "580.95.5""#,
+        r#"["driverVersion"].exists(id, device.attributes["dra.example.com"][id] == "580.95.5")"#,
+        r#"cel.bind(v, device.attributes["dra.example.com"].driverVersion, v == "580.95.5")"#,
+    ] {
+        assert_eq!(
+            outcome(expression),
+            Err("no such overload: _==_(kubernetes.Semver, string)".to_owned()),
+            "{expression}"
+        );
+    }
+    fails(
+        r#"device.attributes["dra.example.com"].driverVersion != "580.95.5""#,
+        "no such overload: _!=_(kubernetes.Semver, string)",
+    );
+    fails(
+        r#"device.attributes["dra.example.com"].driverVersion >= "580.95.5""#,
+        "no such overload: _>=_(kubernetes.Semver, string)",
+    );
+    holds(r#"device.attributes["dra.example.com"].name != 1"#);
+    holds(r#"device.attributes["dra.example.com"].driverVersion != null"#);
+}
+
+#[test]
 fn version_v() {
     fails(r#"semver("v1.2.3").major() == 1"#, "is not a semantic version");
 }
@@ -339,4 +364,36 @@ fn a_compile_error_shows_the_place() {
                 .to_owned()
         ))
     );
+}
+
+#[test]
+fn the_longest_chains_that_fit_are_answered_or_refused_and_never_overflow_the_stack() {
+    let fill = |start: &str, term: &str, end: &str| {
+        let times = (MAX_EXPRESSION_LENGTH - start.len() - end.len()) / term.len();
+        format!("{start}{}{end}", term.repeat(times))
+    };
+    for expression in [
+        fill("true", "&&true", ""),
+        fill("0", "+1", " > 0"),
+        fill("", "!", "true"),
+        fill("device", ".a", ""),
+        fill("[0]", "[0]", ""),
+        fill("", "[", "]"),
+        fill("", "[1,", ""),
+        fill("", "size(1,", ""),
+        fill("", "{1:true&&", ""),
+        fill("", "!(true&&", ""),
+        "(".repeat(90) + "true" + &")".repeat(90),
+        "[".repeat(90) + &"]".repeat(90) + ".size() == 1",
+        fill("device.driver == \"\"", "||size([1])>1", "|| true"),
+        fill("true", "?true:true", ""),
+    ] {
+        // Whatever the answer is: it comes.
+        let got = outcome(&expression);
+        assert!(
+            got == Ok(true)
+                || got.as_ref().is_err_and(|e| e.contains("recursion") || e.contains("Syntax error")),
+            "{got:?}"
+        );
+    }
 }

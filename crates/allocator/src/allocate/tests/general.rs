@@ -229,7 +229,7 @@ fn invalid_cel_one_device_names_class_or_claim_and_the_error() {
     );
     assert_eq!(
         error.to_string(),
-        r#"claim default/claim-0: selector #0: CEL runtime (device driver-a/pool-1/device-1) error in `device.attributes["driver-a"].noSuchAttribute`"#
+        r#"claim default/claim-0: selector #0: CEL runtime error for device driver-a/pool-1/device-1 in `device.attributes["driver-a"].noSuchAttribute`"#
     );
     assert_eq!(
         error.hint().as_deref(),
