@@ -1,4 +1,5 @@
 //! The library as a program sees it: its symbols, its name, and the layout of what it writes.
+#![expect(clippy::unwrap_used, reason = "a test says by panicking what failed")]
 
 use std::mem::{offset_of, size_of};
 use std::path::PathBuf;

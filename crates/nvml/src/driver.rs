@@ -1,0 +1,155 @@
+//! [`NvmlDriver`]: one open NVML session as a [`GpuDriver`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use divvy_model::{
+    CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode,
+    SystemFacts,
+};
+
+use crate::facts;
+use crate::ffi::{Failure, Handle, Library, optional};
+
+/// What the loader is asked for when no path is given.
+pub const DEFAULT_LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// The real NVML library, opened. Shut down when dropped; share it in an `Arc`.
+pub struct NvmlDriver {
+    library: Library,
+    path: PathBuf,
+    /// Looking a handle up costs up to seconds on a busy machine; a handle stays valid for the whole session.
+    handles: Mutex<BTreeMap<GpuUuid, Handle>>,
+    /// GPUs left out of [`GpuDriver::list`] that were logged already, by index and code.
+    left_out: Mutex<BTreeSet<(u32, u32)>>,
+}
+
+impl NvmlDriver {
+    /// Loads the library at `path` ([`DEFAULT_LIBRARY`] by the loader's own search if `None`) and initialises it.
+    pub fn open(path: Option<&Path>) -> Result<Self, GpuError> {
+        let path = path.unwrap_or(Path::new(DEFAULT_LIBRARY));
+        let library = Library::open(path.as_os_str()).map_err(|f| error(GpuOp::Init, None, f))?;
+        Ok(Self {
+            library,
+            path: path.to_owned(),
+            handles: Mutex::new(BTreeMap::new()),
+            left_out: Mutex::new(BTreeSet::new()),
+        })
+    }
+
+    /// Handle of a GPU, from the cache if it is still that GPU's.
+    fn handle(&self, op: GpuOp, gpu: &GpuUuid) -> Result<Handle, GpuError> {
+        let fail = |f| error(op, Some(gpu), f);
+        // A statement of its own: the lock must be free again below.
+        let cached = lock(&self.handles).get(gpu).copied();
+        if let Some(handle) = cached {
+            match self.library.uuid(handle) {
+                Ok(uuid) if uuid == gpu.as_str() => return Ok(handle),
+                Err(failure) if failure.code == GpuErrorCode::GPU_IS_LOST => return Err(fail(failure)),
+                // Another GPU took the place, or the session is a new one: look it up again.
+                Ok(_) | Err(_) => lock(&self.handles).remove(gpu),
+            };
+        }
+        let handle = self.library.handle_by_uuid(gpu.as_str()).map_err(fail)?;
+        lock(&self.handles).insert(gpu.clone(), handle);
+        Ok(handle)
+    }
+
+    fn uuid_at(&self, index: u32) -> Result<GpuUuid, Failure> {
+        let handle = self.library.handle_by_index(index)?;
+        let text = self.library.uuid(handle)?;
+        let uuid: GpuUuid = text.parse().map_err(|error: divvy_model::IdError| Failure {
+            code: GpuErrorCode::UNKNOWN,
+            detail: Some(error.to_string()),
+        })?;
+        lock(&self.handles).insert(uuid.clone(), handle);
+        Ok(uuid)
+    }
+
+    /// Logs once that a GPU is left out.
+    fn note_left_out(&self, index: u32, failure: &Failure) {
+        if lock(&self.left_out).insert((index, failure.code.0)) {
+            tracing::warn!(index, code = %failure.code, detail = failure.detail, "a GPU does not answer: left out");
+        }
+    }
+}
+
+/// The model's error for a failed call.
+pub(crate) fn error(op: GpuOp, gpu: Option<&GpuUuid>, failure: Failure) -> GpuError {
+    GpuError { op, code: failure.code, gpu: gpu.cloned(), detail: failure.detail }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each holder makes one insertion or removal: a panic leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl GpuDriver for NvmlDriver {
+    fn system(&self) -> Result<SystemFacts, GpuError> {
+        let fail = |f| error(GpuOp::System, None, f);
+        Ok(SystemFacts {
+            driver_version: self.library.driver_version().map_err(fail)?,
+            nvml_version: self.library.nvml_version().map_err(fail)?,
+            cuda_version: CudaVersion::from_nvml(self.library.cuda_version().map_err(fail)?),
+        })
+    }
+
+    fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
+        let fail = |f| error(GpuOp::List, None, f);
+        let count = self.library.count().map_err(fail)?;
+        let mut uuids = Vec::new();
+        for index in 0..count {
+            match self.uuid_at(index) {
+                Ok(uuid) => uuids.push(uuid),
+                Err(f) if concerns_all(f.code) => return Err(fail(f)),
+                // One bad GPU does not hide the others.
+                Err(f) => self.note_left_out(index, &f),
+            }
+        }
+        Ok(uuids)
+    }
+
+    fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
+        let handle = self.handle(GpuOp::Facts, gpu)?;
+        facts::read(&self.library, handle, gpu).map_err(|f| error(GpuOp::Facts, Some(gpu), f))
+    }
+
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        let handle = self.handle(GpuOp::MigMode, gpu)?;
+        facts::mig_mode(&self.library, handle).map_err(|f| error(GpuOp::MigMode, Some(gpu), f))
+    }
+
+    /// Process ids are those of the PID namespace NVML runs in: the plugin needs the host's.
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+        let handle = self.handle(GpuOp::Processes, gpu)?;
+        let fail = |f| error(GpuOp::Processes, Some(gpu), f);
+        let compute = self.library.compute_processes(handle).map_err(fail)?;
+        let mps = optional(self.library.mps_processes(handle)).map_err(fail)?.unwrap_or_default();
+        let all: BTreeSet<GpuProcess> = compute
+            .into_iter()
+            .chain(mps)
+            .map(|(pid, gi)| GpuProcess { pid, gpu_instance: (gi != u32::MAX).then_some(gi) })
+            .collect();
+        Ok(all.into_iter().collect())
+    }
+}
+
+/// Whether a code says something about NVML as a whole and not about one GPU.
+pub(crate) fn concerns_all(code: GpuErrorCode) -> bool {
+    matches!(
+        code,
+        GpuErrorCode::UNINITIALIZED
+            | GpuErrorCode::DRIVER_NOT_LOADED
+            | GpuErrorCode::LIBRARY_NOT_FOUND
+            | GpuErrorCode::FUNCTION_NOT_FOUND
+            | GpuErrorCode::LIB_RM_VERSION_MISMATCH
+    )
+}
+
+impl fmt::Debug for NvmlDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NvmlDriver").field("path", &self.path).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,190 @@
+//! The facts of one GPU, read call by call: what NVML does not say is left out, what it says in numbers we don't
+//! know is kept as a number.
+
+use divvy_model::{
+    Architecture, Brand, ComputeCapability, FabricFacts, GpuErrorCode, GpuFacts, GpuUuid, MigMode,
+    NvLinkPeer, PciAddress,
+};
+
+use crate::ffi::{Fabric, Failure, Handle, Library, Pci, optional};
+
+/// One more than the highest link number any NVML knows (`NVML_NVLINK_MAX_LINKS`: 18 before NVML 13, 36 since).
+const LINKS: u32 = 36;
+
+pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<GpuFacts, Failure> {
+    let product_name = library.name(handle)?;
+    let (major, minor) = library.compute_capability(handle)?;
+    let compute_capability = ComputeCapability { major, minor };
+    let pci = library.pci(handle)?;
+    let pci_address = address(&pci).ok_or_else(|| Failure {
+        code: GpuErrorCode::UNKNOWN,
+        detail: Some(format!("NVML's PCI address {:?} cannot be read", pci.bus_id)),
+    })?;
+    let cores = optional(library.cores(handle))?;
+    Ok(GpuFacts {
+        uuid: uuid.clone(),
+        minor: optional(library.minor(handle))?,
+        product_name,
+        brand: Brand(optional(library.brand(handle))?.unwrap_or(0)),
+        architecture: Architecture::from_nvml(optional(library.architecture(handle))?.unwrap_or(u32::MAX)),
+        compute_capability,
+        memory_bytes: memory(library, handle)?,
+        multiprocessors: cores.and_then(|cores| multiprocessors(cores, compute_capability)),
+        pci_address,
+        pci_device_id: pci.device_id,
+        mig_mode: mig_mode(library, handle)?,
+        addressing_mode: optional(library.addressing_mode(handle))?.and_then(addressing_mode),
+        module_id: optional(library.module_id(handle))?,
+        nvlinks: nvlinks(library, handle)?,
+        fabric: fabric(library, handle)?,
+    })
+}
+
+pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Failure> {
+    match library.mig_mode(handle) {
+        Ok((current, pending)) => Ok(MigMode::Supported { current: current != 0, pending: pending != 0 }),
+        Err(f) if matches!(f.code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND) => {
+            Ok(MigMode::Unsupported)
+        }
+        Err(f) => Err(f),
+    }
+}
+
+/// Version 2 counts the memory the driver reserves; where an older driver lacks it, version 1.
+fn memory(library: &Library, handle: Handle) -> Result<Option<u64>, Failure> {
+    let bytes = match optional(library.memory_v2(handle))? {
+        Some(bytes) => Some(bytes),
+        None => optional(library.memory_v1(handle))?,
+    };
+    Ok(bytes.filter(|b| *b > 0))
+}
+
+/// The struct of version 3, else 2, else the first call.
+fn fabric(library: &Library, handle: Handle) -> Result<Option<FabricFacts>, Failure> {
+    let mut info = optional(library.fabric_v3(handle))?;
+    if info.is_none() {
+        info = optional(library.fabric_v2(handle))?;
+    }
+    if info.is_none() {
+        info = optional(library.fabric_v1(handle))?;
+    }
+    Ok(info.and_then(attached))
+}
+
+/// Membership counts once registration is complete and successful, in a cluster that has a name.
+fn attached(fabric: Fabric) -> Option<FabricFacts> {
+    const COMPLETED: u8 = 3;
+    if fabric.state != COMPLETED || fabric.status != 0 || fabric.cluster_uuid == [0; 16] {
+        return None;
+    }
+    let hex = format!("{:032x}", u128::from_be_bytes(fabric.cluster_uuid));
+    let part = |range| hex.get(range).unwrap_or_default();
+    let cluster_uuid =
+        format!("{}-{}-{}-{}-{}", part(0..8), part(8..12), part(12..16), part(16..20), part(20..32));
+    Some(FabricFacts { cluster_uuid, clique_id: fabric.clique_id })
+}
+
+fn nvlinks(library: &Library, handle: Handle) -> Result<Vec<NvLinkPeer>, Failure> {
+    let mut peers = Vec::new();
+    for link in 0..LINKS {
+        match library.nvlink_is_active(handle, link) {
+            Ok(true) => peers.push(peer(library, handle, link)?),
+            Ok(false) => {}
+            // No links with this number and above.
+            Err(f) if f.code == GpuErrorCode::INVALID_ARGUMENT => break,
+            Err(f) if f.means_absent() => {}
+            Err(f) => return Err(f),
+        }
+    }
+    peers.sort_unstable();
+    Ok(peers)
+}
+
+fn peer(library: &Library, handle: Handle, link: u32) -> Result<NvLinkPeer, Failure> {
+    const GPU: u32 = 0;
+    const SWITCH: u32 = 2;
+    const UNKNOWN: u32 = 0xff;
+    Ok(match optional(library.nvlink_remote_type(handle, link))?.unwrap_or(UNKNOWN) {
+        SWITCH => NvLinkPeer::Switch,
+        GPU => match optional(library.nvlink_remote_pci(handle, link))?.as_ref().and_then(address) {
+            Some(address) => NvLinkPeer::Gpu(address),
+            None => NvLinkPeer::Other(GPU),
+        },
+        other => NvLinkPeer::Other(other),
+    })
+}
+
+fn address(pci: &Pci) -> Option<PciAddress> {
+    let numbers = || {
+        let (bus, device) = (u8::try_from(pci.bus).ok()?, u8::try_from(pci.device).ok()?);
+        (device < 32).then_some(PciAddress { domain: pci.domain, bus, device, function: 0 })
+    };
+    // The text carries the function; the numbers are there when a library leaves the text empty.
+    pci.bus_id.parse().ok().or_else(|| if pci.bus_id.is_empty() { numbers() } else { None })
+}
+
+fn addressing_mode(raw: u32) -> Option<String> {
+    Some(match raw {
+        0 => "None".to_owned(),
+        1 => "HMM".to_owned(),
+        2 => "ATS".to_owned(),
+        _ => return None,
+    })
+}
+
+/// NVML counts CUDA cores; a multiprocessor has a number of them that its compute capability tells. `None` for a
+/// capability we don't know, and where the cores don't divide evenly: left out, not guessed.
+fn multiprocessors(cores: u32, capability: ComputeCapability) -> Option<u32> {
+    let per_multiprocessor = match (capability.major, capability.minor) {
+        (3, _) => 192,
+        (5 | 9..=12, _) | (6 | 8, 1..) => 128,
+        (6 | 8, 0) | (7, _) => 64,
+        _ => return None,
+    };
+    (cores > 0 && cores.is_multiple_of(per_multiprocessor)).then_some(cores / per_multiprocessor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn multiprocessors_follow_from_cores_where_the_capability_is_known() {
+        let count = |cores, major, minor| multiprocessors(cores, ComputeCapability { major, minor });
+        assert_eq!(count(16896, 9, 0), Some(132));
+        assert_eq!(count(6912, 8, 0), Some(108));
+        assert_eq!(count(7424, 8, 9), Some(58));
+        assert_eq!(count(2560, 7, 5), Some(40));
+        assert_eq!(count(18944, 10, 0), Some(148));
+        assert_eq!((count(100, 9, 0), count(12800, 99, 0), count(0, 9, 0)), (None, None, None));
+    }
+
+    #[test]
+    fn a_fabric_counts_only_when_registered_and_named() {
+        let uuid = [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0, 1, 2, 3, 4, 5, 6, 7, 8];
+        let full = Fabric { cluster_uuid: uuid, status: 0, clique_id: 7, state: 3 };
+        assert_eq!(
+            attached(full),
+            Some(FabricFacts {
+                cluster_uuid: "12345678-9abc-def0-0102-030405060708".to_owned(),
+                clique_id: 7
+            })
+        );
+        for part in [
+            Fabric { state: 2, ..full },
+            Fabric { status: 15, ..full },
+            Fabric { cluster_uuid: [0; 16], ..full },
+        ] {
+            assert_eq!(attached(part), None, "{part:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_read_from_the_text_or_else_the_numbers() {
+        let pci =
+            |bus_id: &str| Pci { bus_id: bus_id.to_owned(), domain: 1, bus: 0x3b, device: 0, device_id: 0 };
+        assert_eq!(address(&pci("00000000:3B:00.0")), "0000:3b:00.0".parse().ok());
+        assert_eq!(address(&pci("")), "0001:3b:00.0".parse().ok());
+        assert_eq!(address(&pci("nonsense")), None);
+    }
+}

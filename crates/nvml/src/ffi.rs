@@ -1,0 +1,401 @@
+//! The calls into NVML: all `unsafe` of this crate. Each function is one C call with Rust types, raw return codes
+//! kept. A symbol the library does not have (an older driver) is `FUNCTION_NOT_FOUND` with its name, never a panic:
+//! only the fallible fields of the loaded library are used, not the methods of the same name.
+
+use std::ffi::{CString, OsStr, c_char};
+use std::mem::{ManuallyDrop, size_of};
+
+use divvy_model::GpuErrorCode;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t,
+    nvmlGpuFabricInfo_v3_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
+};
+
+/// A call that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) code: GpuErrorCode,
+    /// What the code cannot say: a missing symbol, the loader's message.
+    pub(crate) detail: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn code(code: GpuErrorCode) -> Self {
+        Self { code, detail: None }
+    }
+
+    /// The library answers, but has nothing to say about this: an optional fact is left out.
+    pub(crate) fn means_absent(&self) -> bool {
+        const DEPRECATED: GpuErrorCode = GpuErrorCode(26);
+        matches!(
+            self.code,
+            GpuErrorCode::NOT_SUPPORTED
+                | GpuErrorCode::FUNCTION_NOT_FOUND
+                | GpuErrorCode::NO_PERMISSION
+                | GpuErrorCode::NO_DATA
+                | GpuErrorCode::NOT_FOUND
+                | GpuErrorCode::NOT_READY
+                | GpuErrorCode::INVALID_ARGUMENT
+                | GpuErrorCode::INVALID_STATE
+                | GpuErrorCode::ARGUMENT_VERSION_MISMATCH
+                | DEPRECATED
+        )
+    }
+}
+
+/// `None` where NVML has nothing to say.
+pub(crate) fn optional<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(failure) if failure.means_absent() => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// A GPU's handle; valid while the library is initialised.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Handle(nvmlDevice_t);
+
+// SAFETY: the handle is an opaque value that only NVML looks behind, and NVML may be called from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above; nothing is read through the pointer here.
+unsafe impl Sync for Handle {}
+
+/// What `nvmlDeviceGetGpuFabricInfo…` says, whichever version answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fabric {
+    pub(crate) cluster_uuid: [u8; 16],
+    pub(crate) status: u32,
+    pub(crate) clique_id: u32,
+    pub(crate) state: u8,
+}
+
+/// PCI information: the address as text and by numbers, and the device id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pci {
+    pub(crate) bus_id: String,
+    pub(crate) domain: u32,
+    pub(crate) bus: u32,
+    pub(crate) device: u32,
+    pub(crate) device_id: u32,
+}
+
+/// The loaded, initialised library. Shut down and unloaded when dropped.
+pub(crate) struct Library {
+    // Dropping `Nvml` panics when the library has no `nvmlShutdown`; see `Drop` below.
+    nvml: ManuallyDrop<Nvml>,
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        if self.nvml.lib().nvmlShutdown.is_ok() {
+            // SAFETY: dropped once, here; nobody can use `self.nvml` afterwards. `Handle`s that are left are
+            // plain numbers, which only methods of a living `Library` pass on.
+            unsafe { ManuallyDrop::drop(&mut self.nvml) };
+        }
+    }
+}
+
+/// Calls a function of the library; `FUNCTION_NOT_FOUND` if it has none of that name.
+macro_rules! call {
+    ($self:ident.$name:ident($($arg:expr),* $(,)?)) => {
+        match &$self.nvml.lib().$name {
+            // SAFETY: the signature is NVML's (nvml-wrapper-sys is generated from its header), the library is
+            // initialised while `self` lives, a handle comes from this process's NVML, and every pointer is to a
+            // living local of the type and length the call is told about.
+            Ok(function) => check(unsafe { function($($arg),*) }),
+            Err(_) => Err(missing(stringify!($name))),
+        }
+    };
+}
+
+fn check(code: nvmlReturn_t) -> Result<(), Failure> {
+    if code == 0 { Ok(()) } else { Err(Failure::code(GpuErrorCode(code))) }
+}
+
+fn missing(symbol: &str) -> Failure {
+    Failure {
+        code: GpuErrorCode::FUNCTION_NOT_FOUND,
+        detail: Some(format!("the library has no {symbol}: the driver is too old")),
+    }
+}
+
+/// NVML's versioned structs say which they are: size and version number.
+#[expect(clippy::cast_possible_truncation, reason = "the structs have less than 16 MiB")]
+const fn struct_version<T>(version: u32) -> u32 {
+    size_of::<T>() as u32 | version << 24
+}
+
+/// The text in a buffer that NVML filled, up to the first NUL.
+fn text(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+const TEXT: u32 = 96;
+
+fn buffer() -> [c_char; TEXT as usize] {
+    [0; TEXT as usize]
+}
+
+impl Library {
+    /// Loads the library and initialises it (`nvmlInit_v2`).
+    pub(crate) fn open(path: &OsStr) -> Result<Self, Failure> {
+        match Nvml::builder().lib_path(path).init() {
+            Ok(nvml) => Ok(Self { nvml: ManuallyDrop::new(nvml) }),
+            Err(NvmlError::LibloadingError(error)) => {
+                Err(Failure { code: GpuErrorCode::LIBRARY_NOT_FOUND, detail: Some(error.to_string()) })
+            }
+            Err(NvmlError::FailedToLoadSymbol(_)) => Err(missing("nvmlInit_v2")),
+            // The code again: the wrapper's enum has names only for some.
+            Err(NvmlError::UnexpectedVariant(code)) => Err(Failure::code(GpuErrorCode(code))),
+            Err(other) => Err(Failure::code(GpuErrorCode(other.into()))),
+        }
+    }
+
+    pub(crate) fn driver_version(&self) -> Result<String, Failure> {
+        let mut buffer = buffer();
+        call!(self.nvmlSystemGetDriverVersion(buffer.as_mut_ptr(), TEXT))?;
+        Ok(text(&buffer))
+    }
+
+    pub(crate) fn nvml_version(&self) -> Result<String, Failure> {
+        let mut buffer = buffer();
+        call!(self.nvmlSystemGetNVMLVersion(buffer.as_mut_ptr(), TEXT))?;
+        Ok(text(&buffer))
+    }
+
+    pub(crate) fn cuda_version(&self) -> Result<u32, Failure> {
+        let mut version = 0;
+        call!(self.nvmlSystemGetCudaDriverVersion_v2(&raw mut version))?;
+        Ok(u32::try_from(version).unwrap_or(0))
+    }
+
+    pub(crate) fn count(&self) -> Result<u32, Failure> {
+        let mut count = 0;
+        call!(self.nvmlDeviceGetCount_v2(&raw mut count))?;
+        Ok(count)
+    }
+
+    pub(crate) fn handle_by_index(&self, index: u32) -> Result<Handle, Failure> {
+        let mut device: nvmlDevice_t = std::ptr::null_mut();
+        call!(self.nvmlDeviceGetHandleByIndex_v2(index, &raw mut device))?;
+        Ok(Handle(device))
+    }
+
+    pub(crate) fn handle_by_uuid(&self, uuid: &str) -> Result<Handle, Failure> {
+        let uuid = CString::new(uuid).map_err(|_| Failure::code(GpuErrorCode::INVALID_ARGUMENT))?;
+        let mut device: nvmlDevice_t = std::ptr::null_mut();
+        call!(self.nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &raw mut device))?;
+        Ok(Handle(device))
+    }
+
+    pub(crate) fn uuid(&self, gpu: Handle) -> Result<String, Failure> {
+        let mut buffer = buffer();
+        call!(self.nvmlDeviceGetUUID(gpu.0, buffer.as_mut_ptr(), TEXT))?;
+        Ok(text(&buffer))
+    }
+
+    pub(crate) fn name(&self, gpu: Handle) -> Result<String, Failure> {
+        let mut buffer = buffer();
+        call!(self.nvmlDeviceGetName(gpu.0, buffer.as_mut_ptr(), TEXT))?;
+        Ok(text(&buffer))
+    }
+
+    pub(crate) fn brand(&self, gpu: Handle) -> Result<u32, Failure> {
+        let mut brand = 0;
+        call!(self.nvmlDeviceGetBrand(gpu.0, &raw mut brand))?;
+        Ok(brand)
+    }
+
+    pub(crate) fn minor(&self, gpu: Handle) -> Result<u32, Failure> {
+        let mut minor = 0;
+        call!(self.nvmlDeviceGetMinorNumber(gpu.0, &raw mut minor))?;
+        Ok(minor)
+    }
+
+    pub(crate) fn architecture(&self, gpu: Handle) -> Result<u32, Failure> {
+        let mut architecture = 0;
+        call!(self.nvmlDeviceGetArchitecture(gpu.0, &raw mut architecture))?;
+        Ok(architecture)
+    }
+
+    pub(crate) fn compute_capability(&self, gpu: Handle) -> Result<(u32, u32), Failure> {
+        let (mut major, mut minor) = (0, 0);
+        call!(self.nvmlDeviceGetCudaComputeCapability(gpu.0, &raw mut major, &raw mut minor))?;
+        Ok((u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0)))
+    }
+
+    pub(crate) fn cores(&self, gpu: Handle) -> Result<u32, Failure> {
+        let mut cores = 0;
+        call!(self.nvmlDeviceGetNumGpuCores(gpu.0, &raw mut cores))?;
+        Ok(cores)
+    }
+
+    /// Total bytes.
+    pub(crate) fn memory_v2(&self, gpu: Handle) -> Result<u64, Failure> {
+        let version = struct_version::<nvmlMemory_v2_t>(2);
+        let mut memory = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
+        call!(self.nvmlDeviceGetMemoryInfo_v2(gpu.0, &raw mut memory))?;
+        Ok(memory.total)
+    }
+
+    /// Total bytes.
+    pub(crate) fn memory_v1(&self, gpu: Handle) -> Result<u64, Failure> {
+        let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
+        call!(self.nvmlDeviceGetMemoryInfo(gpu.0, &raw mut memory))?;
+        Ok(memory.total)
+    }
+
+    pub(crate) fn pci(&self, gpu: Handle) -> Result<Pci, Failure> {
+        let mut pci = no_pci();
+        call!(self.nvmlDeviceGetPciInfo_v3(gpu.0, &raw mut pci))?;
+        Ok(pci_of(&pci))
+    }
+
+    /// Current and pending mode.
+    pub(crate) fn mig_mode(&self, gpu: Handle) -> Result<(u32, u32), Failure> {
+        let (mut current, mut pending) = (0, 0);
+        call!(self.nvmlDeviceGetMigMode(gpu.0, &raw mut current, &raw mut pending))?;
+        Ok((current, pending))
+    }
+
+    pub(crate) fn module_id(&self, gpu: Handle) -> Result<u32, Failure> {
+        let mut module = 0;
+        call!(self.nvmlDeviceGetModuleId(gpu.0, &raw mut module))?;
+        Ok(module)
+    }
+
+    pub(crate) fn addressing_mode(&self, gpu: Handle) -> Result<u32, Failure> {
+        let version = struct_version::<nvmlDeviceAddressingMode_t>(1);
+        let mut mode = nvmlDeviceAddressingMode_t { version, value: 0 };
+        call!(self.nvmlDeviceGetAddressingMode(gpu.0, &raw mut mode))?;
+        Ok(mode.value)
+    }
+
+    pub(crate) fn nvlink_is_active(&self, gpu: Handle, link: u32) -> Result<bool, Failure> {
+        let mut active = 0;
+        call!(self.nvmlDeviceGetNvLinkState(gpu.0, link, &raw mut active))?;
+        Ok(active != 0)
+    }
+
+    pub(crate) fn nvlink_remote_type(&self, gpu: Handle, link: u32) -> Result<u32, Failure> {
+        let mut kind = 0;
+        call!(self.nvmlDeviceGetNvLinkRemoteDeviceType(gpu.0, link, &raw mut kind))?;
+        Ok(kind)
+    }
+
+    pub(crate) fn nvlink_remote_pci(&self, gpu: Handle, link: u32) -> Result<Pci, Failure> {
+        let mut pci = no_pci();
+        call!(self.nvmlDeviceGetNvLinkRemotePciInfo_v2(gpu.0, link, &raw mut pci))?;
+        Ok(pci_of(&pci))
+    }
+
+    pub(crate) fn fabric_v3(&self, gpu: Handle) -> Result<Fabric, Failure> {
+        let mut info = nvmlGpuFabricInfo_v3_t {
+            version: struct_version::<nvmlGpuFabricInfo_v3_t>(3),
+            clusterUuid: [0; 16],
+            status: 0,
+            cliqueId: 0,
+            state: 0,
+            healthMask: 0,
+            healthSummary: 0,
+        };
+        call!(self.nvmlDeviceGetGpuFabricInfoV(gpu.0, &raw mut info))?;
+        Ok(Fabric {
+            cluster_uuid: info.clusterUuid,
+            status: info.status,
+            clique_id: info.cliqueId,
+            state: info.state,
+        })
+    }
+
+    pub(crate) fn fabric_v2(&self, gpu: Handle) -> Result<Fabric, Failure> {
+        // In the larger struct of version 3, so that a library that ignores the version writes into our memory;
+        // the version tells it which part it may fill.
+        let mut info = nvmlGpuFabricInfo_v3_t {
+            version: struct_version::<nvmlGpuFabricInfo_v2_t>(2),
+            clusterUuid: [0; 16],
+            status: 0,
+            cliqueId: 0,
+            state: 0,
+            healthMask: 0,
+            healthSummary: 0,
+        };
+        call!(self.nvmlDeviceGetGpuFabricInfoV(gpu.0, &raw mut info))?;
+        Ok(Fabric {
+            cluster_uuid: info.clusterUuid,
+            status: info.status,
+            clique_id: info.cliqueId,
+            state: info.state,
+        })
+    }
+
+    pub(crate) fn fabric_v1(&self, gpu: Handle) -> Result<Fabric, Failure> {
+        let mut info = nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0 };
+        call!(self.nvmlDeviceGetGpuFabricInfo(gpu.0, &raw mut info))?;
+        Ok(Fabric {
+            cluster_uuid: info.clusterUuid,
+            status: info.status,
+            clique_id: info.cliqueId,
+            state: info.state,
+        })
+    }
+
+    /// Process ids with GPU instance ids (`u32::MAX` = none).
+    pub(crate) fn compute_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
+        processes(|count, infos| call!(self.nvmlDeviceGetComputeRunningProcesses_v3(gpu.0, count, infos)))
+    }
+
+    /// As [`Library::compute_processes`], for clients of MPS.
+    pub(crate) fn mps_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
+        processes(|count, infos| call!(self.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu.0, count, infos)))
+    }
+}
+
+/// Asks with room for more and more processes until all fit: more may start between two calls.
+fn processes(
+    call: impl Fn(*mut u32, *mut nvmlProcessInfo_t) -> Result<(), Failure>,
+) -> Result<Vec<(u32, u32)>, Failure> {
+    let none = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+    let mut room: u32 = 32;
+    for _ in 0..8 {
+        let mut infos = vec![none; room as usize];
+        let mut count = room;
+        match call(&raw mut count, infos.as_mut_ptr()) {
+            Ok(()) => {
+                infos.truncate(count as usize);
+                return Ok(infos.iter().map(|i| (i.pid, i.gpuInstanceId)).collect());
+            }
+            Err(failure) if failure.code == GpuErrorCode::INSUFFICIENT_SIZE => {
+                room = count.max(room).saturating_mul(2).min(1 << 16);
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(Failure::code(GpuErrorCode::INSUFFICIENT_SIZE))
+}
+
+fn no_pci() -> nvmlPciInfo_t {
+    nvmlPciInfo_t {
+        busIdLegacy: [0; 16],
+        domain: 0,
+        bus: 0,
+        device: 0,
+        pciDeviceId: 0,
+        pciSubSystemId: 0,
+        busId: [0; 32],
+    }
+}
+
+fn pci_of(pci: &nvmlPciInfo_t) -> Pci {
+    Pci {
+        bus_id: text(&pci.busId),
+        domain: pci.domain,
+        bus: pci.bus,
+        device: pci.device,
+        device_id: pci.pciDeviceId,
+    }
+}

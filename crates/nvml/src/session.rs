@@ -1,0 +1,267 @@
+//! [`Session`]: a driver whose calls have deadlines, and that is opened again when it must be.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use divvy_model::{
+    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
+};
+
+use crate::workers::Workers;
+
+/// How patient a [`Session`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionConfig {
+    /// How long one call may take, opening included. NVML itself needs up to ten seconds on a busy machine.
+    pub deadline: Duration,
+    /// A session younger than this is not opened again because a GPU is lost: a GPU that stays lost would have it
+    /// reopened at each call.
+    pub reopen_after: Duration,
+    /// The most threads, idle, busy and hanging together.
+    pub max_threads: usize,
+}
+
+impl Default for SessionConfig {
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(15), reopen_after: Duration::from_secs(30), max_threads: 128 }
+    }
+}
+
+/// A call that is past its deadline and has not come back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hanging {
+    /// What was called.
+    pub op: GpuOp,
+    /// On which GPU, if one.
+    pub gpu: Option<GpuUuid>,
+    /// For how long.
+    pub since: Duration,
+}
+
+/// A driver above a driver: opens it when first needed, runs each call on a thread of its own with a deadline, and
+/// opens it again after codes that say the session is dead. A clone is the same session.
+///
+/// A call past its deadline is `TIMEOUT`; its thread stays until NVML returns, and what it returns then is dropped.
+/// Until then further calls of the same operation on the same GPU are `TIMEOUT` at once, so that a GPU that hangs
+/// costs one thread per operation and nobody else waits for it.
+pub struct Session<D> {
+    inner: Arc<Inner<D>>,
+}
+
+type Open<D> = dyn Fn() -> Result<D, GpuError> + Send + Sync;
+type Key = (GpuOp, Option<GpuUuid>);
+
+struct Inner<D> {
+    open: Box<Open<D>>,
+    config: SessionConfig,
+    current: Mutex<Option<Opened<D>>>,
+    /// Held while opening, so that it is done once; never while `current` is held.
+    opening: Mutex<()>,
+    overdue: Mutex<Overdue>,
+    workers: Arc<Workers>,
+}
+
+struct Opened<D> {
+    driver: Arc<D>,
+    at: Instant,
+}
+
+/// Calls past their deadline, by number so that each thread finds its own.
+#[derive(Default)]
+struct Overdue {
+    next: u64,
+    calls: BTreeMap<u64, (Key, Instant)>,
+}
+
+impl<D> Clone for Session<D> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<D> fmt::Debug for Session<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("hanging", &self.hanging()).finish_non_exhaustive()
+    }
+}
+
+impl<D> Session<D> {
+    /// Calls past their deadline that have not come back, for the status page and health.
+    pub fn hanging(&self) -> Vec<Hanging> {
+        let overdue = lock(&self.inner.overdue);
+        let calls = overdue.calls.values();
+        calls
+            .map(|((op, gpu), since)| Hanging { op: *op, gpu: gpu.clone(), since: since.elapsed() })
+            .collect()
+    }
+
+    /// Forgets the open driver; the next call opens it again. NVML itself is shut down when the last call that is
+    /// still using it ends.
+    pub fn reset(&self) {
+        let old = lock(&self.inner.current).take();
+        drop(old);
+    }
+}
+
+impl<D: GpuDriver + 'static> Session<D> {
+    /// A session that opens its driver with `open`; nothing is opened before the first call.
+    pub fn new(
+        config: SessionConfig,
+        open: impl Fn() -> Result<D, GpuError> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                open: Box::new(open),
+                config,
+                current: Mutex::new(None),
+                opening: Mutex::new(()),
+                overdue: Mutex::default(),
+                workers: Workers::new(config.max_threads),
+            }),
+        }
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        op: GpuOp,
+        gpu: Option<&GpuUuid>,
+        call: impl Fn(&D) -> Result<T, GpuError> + Send + 'static,
+    ) -> Result<T, GpuError> {
+        let key: Key = (op, gpu.cloned());
+        let error = |code, detail: String| GpuError { op, code, gpu: gpu.cloned(), detail: Some(detail) };
+        let timeout = |detail| Err(error(GpuErrorCode::TIMEOUT, detail));
+        {
+            let overdue = lock(&self.inner.overdue);
+            if let Some((_, since)) = overdue.calls.values().find(|(k, _)| *k == key) {
+                return timeout(format!("an earlier call hangs for {} s", since.elapsed().as_secs()));
+            }
+        }
+        let number = {
+            let mut overdue = lock(&self.inner.overdue);
+            overdue.next += 1;
+            overdue.next
+        };
+        let (answer, answered) = mpsc::sync_channel(1);
+        let inner = Arc::clone(&self.inner);
+        let started = Instant::now();
+        let job = move || {
+            // Dropped last, also when the call panics: after `answer` has spoken, or is gone.
+            let _finish = Finish { inner: &inner, number };
+            let answer = answer;
+            let _nobody_waits = answer.send(inner.attempt(&call));
+        };
+        self.inner.workers.run(Box::new(job)).map_err(|no| error(GpuErrorCode::TIMEOUT, no.0))?;
+        let panicked = || Err(error(GpuErrorCode::UNKNOWN, "the call panicked".to_owned()));
+        match answered.recv_timeout(self.inner.config.deadline) {
+            Ok(result) => return result,
+            Err(RecvTimeoutError::Disconnected) => return panicked(),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let mut overdue = lock(&self.inner.overdue);
+        // The answer may have come since. If it has not, the thread will find its number here: it looks after it
+        // has answered, and only when this lock is free.
+        match answered.try_recv() {
+            Ok(result) => return result,
+            Err(TryRecvError::Disconnected) => return panicked(),
+            Err(TryRecvError::Empty) => overdue.calls.insert(number, (key, started)),
+        };
+        drop(overdue);
+        tracing::warn!(op = op.name(), ?gpu, "an NVML call hangs");
+        timeout(format!("no answer within {:?}", self.inner.config.deadline))
+    }
+}
+
+/// Takes a call off the list of hanging ones, if it got there, when its thread is done with it.
+struct Finish<'a, D> {
+    inner: &'a Inner<D>,
+    number: u64,
+}
+
+impl<D> Drop for Finish<'_, D> {
+    fn drop(&mut self) {
+        let late = lock(&self.inner.overdue).calls.remove(&self.number);
+        if let Some(((op, gpu), since)) = late {
+            tracing::info!(op = op.name(), ?gpu, took = ?since.elapsed(), "a hanging NVML call came back");
+        }
+    }
+}
+
+impl<D: GpuDriver + 'static> Inner<D> {
+    /// The call, and once more on a fresh driver if the first says that the session is dead.
+    fn attempt<T>(&self, call: &dyn Fn(&D) -> Result<T, GpuError>) -> Result<T, GpuError> {
+        let driver = self.driver()?;
+        let result = call(&driver);
+        match &result {
+            Err(error) if self.forget_if_dead(&driver, error.code) => {
+                // NVML initialises itself anew only when nobody holds the old session.
+                drop(driver);
+                call(&*self.driver()?)
+            }
+            _ => result,
+        }
+    }
+
+    fn driver(&self) -> Result<Arc<D>, GpuError> {
+        let open_one = || lock(&self.current).as_ref().map(|opened| Arc::clone(&opened.driver));
+        if let Some(driver) = open_one() {
+            return Ok(driver);
+        }
+        let _only_one = lock(&self.opening);
+        if let Some(driver) = open_one() {
+            return Ok(driver);
+        }
+        let driver = Arc::new((self.open)()?);
+        *lock(&self.current) = Some(Opened { driver: Arc::clone(&driver), at: Instant::now() });
+        Ok(driver)
+    }
+
+    /// Whether the call is worth repeating on a fresh session; forgets `driver` if it is still the current one.
+    fn forget_if_dead(&self, driver: &Arc<D>, code: GpuErrorCode) -> bool {
+        let mut current = lock(&self.current);
+        let Some(opened) = current.as_ref() else { return true };
+        if !Arc::ptr_eq(&opened.driver, driver) {
+            return true;
+        }
+        let dead = match code {
+            GpuErrorCode::UNINITIALIZED | GpuErrorCode::DRIVER_NOT_LOADED => true,
+            // NVML attaches to GPUs when it is initialised: one that was reset is found again only by that.
+            GpuErrorCode::GPU_IS_LOST => opened.at.elapsed() >= self.config.reopen_after,
+            _ => false,
+        };
+        if dead {
+            let old = current.take();
+            drop(current);
+            drop(old);
+        }
+        dead
+    }
+}
+
+impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
+    fn system(&self) -> Result<SystemFacts, GpuError> {
+        self.call(GpuOp::System, None, GpuDriver::system)
+    }
+    fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
+        self.call(GpuOp::List, None, GpuDriver::list)
+    }
+    fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::Facts, Some(gpu), move |d| d.facts(&uuid))
+    }
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::MigMode, Some(gpu), move |d| d.mig_mode(&uuid))
+    }
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::Processes, Some(gpu), move |d| d.processes(&uuid))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is held under these locks is single assignments; the opener may panic, and leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,254 @@
+//! The driver against the mock library, through NVML's C ABI. Sessions: `session_tests.rs`.
+
+use divvy_gpu_sim::Fault;
+use divvy_model::{
+    Architecture, Expect, FabricFacts, GpuDriver, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, HostTopology,
+    MigMode, NvLinkPeer, conformance,
+};
+use nvml_wrapper::Nvml;
+
+use crate::test_library::TestLibrary;
+use crate::{NvmlDriver, read_inventory};
+
+/// Every fact through the C ABI is the engine's own.
+fn assert_same_facts(library: &TestLibrary) {
+    let engine = library.state.read().unwrap();
+    let driver = library.open();
+    let read: Vec<GpuFacts> = driver.list().unwrap().iter().map(|u| driver.facts(u).unwrap()).collect();
+    let engine_says: Vec<GpuFacts> = engine.gpus().iter().map(|g| engine.facts_of(g)).collect();
+    assert_eq!(read, engine_says);
+    assert_eq!(driver.system().unwrap(), engine.system);
+}
+
+#[test]
+fn the_mock_library_passes_the_conformance_checks_and_tells_all_facts() {
+    for gpus in ["h100x2", "h100-nvlx4,l4x2,t4x1", "a100-40x4,a30x2", "h100x16", "none"] {
+        let library = TestLibrary::new(gpus);
+        let expect = Expect {
+            gpus: Some(library.uuids().len()),
+            driver_version: Some("580.95.05".to_owned()),
+            product_names: None,
+        };
+        assert_eq!(conformance(&library.open(), &expect), [], "{gpus}");
+        assert_same_facts(&library);
+    }
+}
+
+#[test]
+fn facts_that_a_board_has_or_lacks_come_through() {
+    let library = TestLibrary::new("h100x1,l4x1");
+    let uuids = library.uuids();
+    library
+        .state
+        .edit(|e| {
+            let h100 = &mut e.gpu(&uuids[0]).unwrap().facts;
+            h100.architecture = Architecture::from_nvml(11);
+            h100.addressing_mode = Some("ATS".to_owned());
+            h100.mig_mode = MigMode::Supported { current: true, pending: false };
+            h100.fabric = Some(FabricFacts {
+                cluster_uuid: "0f0e0d0c-0b0a-0908-0706-050403020100".to_owned(),
+                clique_id: 32766,
+            });
+            let l4 = &mut e.gpu(&uuids[1]).unwrap().facts;
+            l4.minor = None;
+            l4.memory_bytes = None;
+            l4.addressing_mode = None;
+            l4.multiprocessors = None;
+            l4.pci_address.domain = 0x0001_0000;
+        })
+        .unwrap();
+    assert_same_facts(&library);
+}
+
+#[test]
+fn an_old_drivers_library_still_gives_what_it_has() {
+    let library = TestLibrary::without(
+        "h100x2",
+        &[
+            "nvmlDeviceGetAddressingMode",
+            "nvmlDeviceGetModuleId",
+            "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetGpuFabricInfoV",
+            "nvmlDeviceGetNvLinkRemoteDeviceType",
+            "nvmlDeviceGetArchitecture",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+            "nvmlDeviceGetMigMode",
+        ],
+    );
+    let fabric =
+        FabricFacts { cluster_uuid: "0f0e0d0c-0b0a-0908-0706-050403020100".to_owned(), clique_id: 1 };
+    let uuids = library.uuids();
+    library.state.edit(|e| e.gpu(&uuids[0]).unwrap().facts.fabric = Some(fabric)).unwrap();
+    let engine = library.state.read().unwrap();
+    let full = engine.facts_of(&engine.gpus()[0]);
+    let driver = library.open();
+    assert_eq!(
+        driver.facts(&uuids[0]).unwrap(),
+        GpuFacts {
+            addressing_mode: None,
+            module_id: None,
+            architecture: Architecture::Unknown(u32::MAX),
+            nvlinks: vec![NvLinkPeer::Other(0xff); 18],
+            mig_mode: MigMode::Unsupported,
+            ..full
+        }
+    );
+    assert_eq!(driver.processes(&uuids[0]).unwrap(), []);
+}
+
+#[test]
+fn a_symbol_that_cannot_be_done_without_is_named() {
+    let library = TestLibrary::without("h100x1", &["nvmlDeviceGetName", "nvmlShutdown"]);
+    let driver = library.open();
+    let uuid = library.uuids().remove(0);
+    assert_eq!(
+        driver.facts(&uuid).unwrap_err().to_string(),
+        format!(
+            "NVML facts failed on {uuid}: FUNCTION_NOT_FOUND (13) (the library has no nvmlDeviceGetName: the \
+             driver is too old)"
+        )
+    );
+    drop(driver); // without nvmlShutdown: left open, no panic
+
+    let library = TestLibrary::without("h100x1", &["nvmlInit_v2"]);
+    assert_eq!(
+        NvmlDriver::open(Some(&library.path())).unwrap_err().to_string(),
+        "NVML init failed: FUNCTION_NOT_FOUND (13) (the library has no nvmlInit_v2: the driver is too old)"
+    );
+}
+
+#[test]
+fn a_library_that_is_not_there_is_named_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libnvidia-ml.so.1");
+    let message = NvmlDriver::open(Some(&path)).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        format!(
+            "NVML init failed: LIBRARY_NOT_FOUND (12) ({}: cannot open shared object file: No such file or \
+             directory; is the driver root right? see --driver-root and --nvml-library)",
+            path.display()
+        )
+    );
+}
+
+#[test]
+fn codes_come_through_raw_those_the_wrapper_does_not_know_too() {
+    let library = TestLibrary::new("h100x1");
+    let uuid = library.uuids().remove(0);
+    let driver = library.open();
+    for code in (1..=31).chain([999, 4711]).map(GpuErrorCode) {
+        // The driver is asked again on a fresh handle after some codes: both calls fail.
+        let fault = Fault::fail(code).of(GpuOp::Processes);
+        library.state.edit(|e| e.set_fault(fault)).unwrap();
+        let error = driver.processes(&uuid).unwrap_err();
+        assert_eq!((error.op, error.code, error.gpu), (GpuOp::Processes, code, Some(uuid.clone())));
+        library.state.edit(|e| e.clear_faults(None)).unwrap();
+    }
+    drop(driver);
+    for code in [9, 18, 23, 27, 999, 4711].map(GpuErrorCode) {
+        library.state.edit(|e| e.set_fault(Fault::fail(code).of(GpuOp::Init).times(1))).unwrap();
+        assert_eq!(NvmlDriver::open(Some(&library.path())).unwrap_err().code, code);
+    }
+}
+
+#[test]
+fn each_fault_meets_its_operation_once_a_call() {
+    let library = TestLibrary::new("h100x2");
+    let uuids = library.uuids();
+    let driver = library.open();
+    let fails = |op: GpuOp| -> Vec<bool> {
+        library.state.edit(|e| e.set_fault(Fault::fail(GpuErrorCode::UNKNOWN).of(op).times(1))).unwrap();
+        let failed = (0..2).map(|_| match op {
+            GpuOp::Init => NvmlDriver::open(Some(&library.path())).is_err(),
+            GpuOp::System => driver.system().is_err(),
+            GpuOp::List => driver.list().is_err(),
+            GpuOp::Facts => driver.facts(&uuids[0]).is_err(),
+            GpuOp::MigMode => driver.mig_mode(&uuids[0]).is_err(),
+            GpuOp::Processes => driver.processes(&uuids[0]).is_err(),
+        });
+        failed.collect()
+    };
+    for op in GpuOp::ALL {
+        assert_eq!(fails(op), [true, false], "{op:?}");
+    }
+}
+
+#[test]
+fn gpus_that_are_lost_removed_or_added_while_running_are_seen() {
+    let library = TestLibrary::new("h100x3");
+    let uuids = library.uuids();
+    let driver = library.open();
+    assert_eq!(driver.list().unwrap(), uuids);
+
+    library.state.edit(|e| e.gpu(&uuids[1]).unwrap().lost = true).unwrap();
+    assert_eq!(driver.list().unwrap(), [uuids[0].clone(), uuids[2].clone()]);
+    assert_eq!(driver.facts(&uuids[1]).unwrap_err().code, GpuErrorCode::GPU_IS_LOST);
+
+    library.state.edit(|e| e.remove_gpu(&uuids[1])).unwrap();
+    assert_eq!(driver.facts(&uuids[1]).unwrap_err().code, GpuErrorCode::NOT_FOUND);
+
+    let added = library.state.edit(|e| e.add_gpu(divvy_gpu_sim::profile("h100").unwrap())).unwrap().unwrap();
+    assert_eq!(driver.list().unwrap(), [uuids[0].clone(), added.clone(), uuids[2].clone()]);
+    assert_eq!(driver.facts(&added).unwrap().uuid, added);
+
+    library.state.edit(|e| e.set_driver_loaded(false)).unwrap();
+    assert_eq!(driver.list().unwrap_err().code, GpuErrorCode::DRIVER_NOT_LOADED);
+    assert_eq!(
+        NvmlDriver::open(Some(&library.path())).unwrap_err().to_string(),
+        "NVML init failed: DRIVER_NOT_LOADED (9) (the NVIDIA kernel module is not loaded)"
+    );
+}
+
+#[test]
+fn more_processes_than_asked_room_for_are_all_listed() {
+    let library = TestLibrary::new("h100x1");
+    let uuid = library.uuids().remove(0);
+    let processes: Vec<GpuProcess> =
+        (1..=100).map(|pid| GpuProcess { pid, gpu_instance: (pid % 2 == 0).then_some(pid % 7) }).collect();
+    let expected = processes.clone();
+    library.state.edit(|e| e.gpu(&uuid).unwrap().processes.extend(processes)).unwrap();
+    assert_eq!(library.open().processes(&uuid).unwrap(), expected);
+}
+
+#[test]
+fn an_inventory_has_one_bad_gpu_as_a_problem_and_the_others_in_full() {
+    let library = TestLibrary::new("h100x3");
+    let uuids = library.uuids();
+    let fault = Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::Facts).on(&uuids[1]);
+    library.state.edit(|e| e.set_fault(fault)).unwrap();
+    let engine = library.state.read().unwrap();
+    let driver = library.open();
+    let topology = engine.topology();
+    let inventory = read_inventory(&driver, &|pci| topology.get(&pci).cloned().unwrap_or_default()).unwrap();
+    let mut expected = engine.inventory();
+    expected.gpus.remove(&uuids[1]);
+    expected.problems = inventory.problems.clone();
+    assert_eq!(inventory, expected);
+    assert_eq!(
+        inventory.problems[0].error.to_string(),
+        format!("NVML facts failed on {}: UNKNOWN (999)", uuids[1])
+    );
+
+    library.state.edit(|e| e.set_driver_loaded(false)).unwrap();
+    let error = read_inventory(&driver, &|_| HostTopology::default()).unwrap_err();
+    assert_eq!(error.code, GpuErrorCode::DRIVER_NOT_LOADED);
+}
+
+#[test]
+fn the_wrappers_own_safe_methods_read_the_mock_too() {
+    let library = TestLibrary::new("h100-nvlx2");
+    let path = library.path();
+    let nvml = Nvml::builder().lib_path(path.as_os_str()).init().unwrap();
+    assert_eq!(nvml.device_count().unwrap(), 2);
+    let device = nvml.device_by_uuid(library.uuids()[1].as_str()).unwrap();
+    assert_eq!(device.index().unwrap(), 1);
+    assert_eq!(device.name().unwrap(), "NVIDIA H100 NVL");
+    assert_eq!(device.memory_info().unwrap().total, 100_485_038_080);
+    assert_eq!(device.pci_info().unwrap().bus_id, "00000000:2A:00.0");
+    assert_eq!(device.num_cores().unwrap(), 16896);
+    assert_eq!(
+        nvml.device_by_pci_bus_id("00000000:2A:00.0").unwrap().uuid().unwrap(),
+        library.uuids()[1].as_str()
+    );
+}
