@@ -12,7 +12,7 @@ use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery};
 use divvy_model::{GpuDriver, Inventory};
 use divvy_proto::dra::{v1, v1beta1};
 use divvy_proto::registration::registration_server::RegistrationServer;
-use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness};
+use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, ReadyHandle};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -97,9 +97,38 @@ impl InventorySource for Latest {
     }
 }
 
-/// Runs the plugin until `stop` is cancelled, or until a part of it fails for good. Must be called in a tokio
-/// runtime.
-pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<(), RunError> {
+/// The parts that must be ready.
+struct Ready {
+    inventory: ReadyHandle,
+    records: ReadyHandle,
+    registered: ReadyHandle,
+    slices: ReadyHandle,
+    sockets: ReadyHandle,
+}
+
+/// Runs the plugin until `stop` is cancelled, or until a part of it fails for good. To be awaited in a tokio
+/// runtime. From the call itself on, [`Deps::readiness`] says that it is not ready.
+pub fn run(
+    config: Config,
+    deps: Deps,
+    stop: CancellationToken,
+) -> impl Future<Output = Result<(), RunError>> + Send {
+    let ready = Ready {
+        inventory: deps.readiness.handle("inventory"),
+        records: deps.readiness.handle("records"),
+        registered: deps.readiness.handle("registered"),
+        slices: deps.readiness.handle("slices"),
+        sockets: deps.readiness.handle("sockets"),
+    };
+    run_ready(config, deps, ready, stop)
+}
+
+async fn run_ready(
+    config: Config,
+    deps: Deps,
+    ready: Ready,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
     let Deps { client, gpus, metrics: registry, readiness } = deps;
     let metrics = Metrics::new(&registry);
     let host = HostRoot::under(&config.host_root);
@@ -170,7 +199,7 @@ pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<
         desired,
         publishes.clone(),
         features_tx,
-        readiness.handle("slices"),
+        ready.slices,
         metrics.clone(),
     );
     part(&mut parts, "the publisher", publishing.run(parts_stop.clone()));
@@ -192,11 +221,11 @@ pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<
         publishes: publishes.clone(),
         changed,
         metrics: metrics.clone(),
-        records: readiness.handle("records"),
+        records: ready.records,
     };
     watch_readiness(
         &mut parts,
-        &readiness,
+        (ready.inventory, ready.registered),
         &metrics,
         seen.clone(),
         registered.clone(),
@@ -212,7 +241,7 @@ pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<
         published,
         service: service.clone(),
     };
-    let http = http_server(&config, HttpServer::new(registry, readiness.clone()), debug).await?;
+    let http = http_server(&config, HttpServer::new(registry, readiness), debug).await?;
     if let Some((server, listener)) = http {
         let until = parts_stop.clone();
         part(&mut parts, "the HTTP server", async move {
@@ -226,7 +255,6 @@ pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<
     keeper.before_registration().await;
     part(&mut parts, "the keeper", keeper.run(parts_stop.clone()));
 
-    let sockets_ready = readiness.handle("sockets");
     let names = &config.sockets;
     let (dra_listener, dra_file) = bind(&names.dra).map_err(io_error("the DRA socket (--plugin-dir)"))?;
     let (reg_listener, reg_file) =
@@ -241,7 +269,7 @@ pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<
     let mut servers = JoinSet::new();
     servers.spawn(serve("DRA", dra, dra_listener, servers_stop.clone()));
     servers.spawn(serve("registration", registration, reg_listener, servers_stop.clone()));
-    sockets_ready.ready();
+    ready.sockets.ready();
     tracing::info!(
         node = %config.node_name, driver = %config.driver_name,
         dra = %names.dra.display(), registration = %names.registration.display(), "listening"
@@ -253,7 +281,7 @@ pub async fn run(config: Config, deps: Deps, stop: CancellationToken) -> Result<
         Some(ended) = servers.join_next() => ended.unwrap_or(Err(RunError::Ended("a server"))),
     };
     tracing::info!(claims = service.running(), "stopping: finishing what is being worked on");
-    sockets_ready.waiting("stopping");
+    ready.sockets.waiting("stopping");
     reg_file.remove();
     servers_stop.cancel();
     let drained = async {
@@ -373,14 +401,13 @@ async fn http_server(
 /// Keeps what others say about themselves in the readiness set and the gauges.
 fn watch_readiness(
     parts: &mut JoinSet<&'static str>,
-    readiness: &Readiness,
+    (inventory, registration): (ReadyHandle, ReadyHandle),
     metrics: &Metrics,
     mut seen: watch::Receiver<Seen>,
     mut registered: watch::Receiver<Registered>,
     mut publishes: watch::Receiver<bool>,
     stop: &CancellationToken,
 ) {
-    let (inventory, registration) = (readiness.handle("inventory"), readiness.handle("registered"));
     let (metrics, stop) = (metrics.clone(), stop.clone());
     part(parts, "the readiness watch", async move {
         loop {

@@ -1,0 +1,155 @@
+//! Preparing and unpreparing claims that are as they should be.
+
+use divvy_fake_cluster::KubeletConfig;
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use futures::future::join_all;
+
+use crate::node::{DRIVER, Node, POOL, device};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_gpu_is_prepared_with_a_self_contained_cdi_file_and_let_go_without_a_trace() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-1"]);
+    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-1")]));
+    assert_eq!(node.records(), [format!("{}.json", claim.uid)]);
+    let files = node.cdi_files();
+    let file = &files[&format!("{DRIVER}-claim_{}.json", claim.uid)];
+    assert_eq!(file["kind"], format!("{DRIVER}/claim"));
+    let common = &file["containerEdits"];
+    assert!(common["env"].as_array().unwrap().contains(&"NVIDIA_VISIBLE_DEVICES=void".into()), "{common:#}");
+    assert!(common["mounts"].to_string().contains("libcuda.so.580.95.05"), "{common:#}");
+    assert_eq!(file["devices"][0]["name"], format!("{}-gpu-1", claim.uid));
+    let edits = &file["devices"][0]["containerEdits"];
+    assert_eq!(edits["deviceNodes"][0]["path"], "/dev/nvidia1");
+    assert_eq!(edits["deviceNodes"][0]["major"], 195);
+
+    assert_eq!(
+        node.prepare(&claim).await,
+        Ok(vec![device(&claim, "gpu", "gpu-1")]),
+        "again: the same answer"
+    );
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    assert_eq!((node.records(), node.cdi_files().len()), (vec![], 0));
+    assert_eq!(node.unprepare(&claim).await, Ok(()), "unprepare of unknown is success");
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_gpus_of_one_request_and_requests_of_their_own_are_told_apart() {
+    let node = Node::new("h100x4");
+    let plugin = node.start().await;
+    let both = node.claim("both", &["gpu-3", "gpu-2"]);
+    assert_eq!(
+        node.prepare(&both).await,
+        Ok(vec![device(&both, "gpu", "gpu-3"), device(&both, "gpu", "gpu-2")])
+    );
+    let results =
+        vec![mk_result("big/a100", DRIVER, POOL, "gpu-0"), mk_result("small", DRIVER, POOL, "gpu-1")];
+    let named = node.put(allocated(mk_claim("default", "named", DRIVER, 1), results));
+    assert_eq!(
+        node.prepare(&named).await,
+        Ok(vec![device(&named, "big", "gpu-0"), device(&named, "small", "gpu-1")]),
+        "subrequests are known by the base name"
+    );
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_pods_that_share_a_claim_cause_one_read_and_get_one_answer() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let claim = node.claim("shared", &["gpu-0"]);
+    let before = node.api.count("get", "resourceclaims");
+    let held = node.api.hold("get", "resourceclaims");
+    let (first, second) = (node.prepare(&claim), node.prepare(&claim));
+    let release = async {
+        node.api
+            .wait_until(|api| api.count("get", "resourceclaims") > before, crate::node::PATIENCE)
+            .await
+            .unwrap();
+        // Long enough for the second call to arrive; if it came later it would be served from the record.
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        drop(held);
+    };
+    let (first, second, ()) = tokio::join!(first, second, release);
+    assert_eq!(first, Ok(vec![device(&claim, "gpu", "gpu-0")]));
+    assert_eq!(first, second);
+    assert_eq!(node.api.count("get", "resourceclaims"), before + 1);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_calls_at_once_each_get_their_gpu_and_one_call_with_all_lets_go() {
+    let node = Node::new("h100x16");
+    let plugin = node.start().await;
+    let claims: Vec<_> = (0..16).map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-{n}")])).collect();
+    let answers = join_all(claims.iter().map(|claim| node.prepare(claim))).await;
+    for (n, (claim, answer)) in claims.iter().zip(answers).enumerate() {
+        assert_eq!(answer, Ok(vec![device(claim, "gpu", &format!("gpu-{n}"))]));
+    }
+    assert_eq!(node.records().len(), 16);
+    let answers = node.kubelet.unprepare(DRIVER, &claims).await.unwrap();
+    assert!(answers.values().all(Result::is_ok), "{answers:?}");
+    assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn admin_access_to_a_gpu_in_use_disturbs_nobody_and_is_not_in_the_way() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let admin = |name: &str| {
+        let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0");
+        result.admin_access = Some(true);
+        node.put(allocated(mk_claim("default", name, DRIVER, 1), vec![result]))
+    };
+    let before = admin("before");
+    assert_eq!(node.prepare(&before).await, Ok(vec![device(&before, "gpu", "gpu-0")]));
+    let user = node.claim("user", &["gpu-0"]);
+    assert_eq!(node.prepare(&user).await, Ok(vec![device(&user, "gpu", "gpu-0")]));
+    let after = admin("after");
+    assert_eq!(node.prepare(&after).await, Ok(vec![device(&after, "gpu", "gpu-0")]));
+    for claim in [&before, &user, &after] {
+        assert_eq!(node.unprepare(claim).await, Ok(()));
+    }
+    assert_eq!(node.records(), Vec::<String>::new());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_kubelet_is_served_in_its_own_version() {
+    let node =
+        Node::with("h100x1", |config| KubeletConfig { services: vec!["v1beta1.DRAPlugin".into()], ..config });
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-0")]));
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unprepare_that_meets_a_waiting_prepare_ends_it_and_nothing_is_left() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    let before = node.api.count("get", "resourceclaims");
+    let held = node.api.hold("get", "resourceclaims");
+    let prepare = node.prepare(&claim);
+    let unprepare = async {
+        node.api
+            .wait_until(|api| api.count("get", "resourceclaims") > before, crate::node::PATIENCE)
+            .await
+            .unwrap();
+        node.unprepare(&claim).await
+    };
+    let (prepared, unprepared) = tokio::join!(prepare, unprepare);
+    assert_eq!(
+        prepared.unwrap_err(),
+        format!("prepare of claim default/c (UID {}) was given up: it is being unprepared", claim.uid)
+    );
+    assert_eq!(unprepared, Ok(()));
+    drop(held);
+    assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
+    plugin.stop().await;
+}

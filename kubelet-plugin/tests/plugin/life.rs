@@ -1,0 +1,114 @@
+//! Restarts, crashes, rolling updates, and files that vanish.
+
+use std::time::Duration;
+
+use crate::node::{DRIVER, Node, PATIENCE, device, plain, wait};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_graceful_stop_finishes_the_call_keeps_slices_and_removes_sockets() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let sockets = plugin.config.sockets.clone();
+    let claim = node.claim("c", &["gpu-0"]);
+    let before = node.api.count("get", "resourceclaims");
+    let held = node.api.hold("get", "resourceclaims");
+    let call = node.prepare(&claim);
+    let stop = async {
+        node.api.wait_until(|api| api.count("get", "resourceclaims") > before, PATIENCE).await.unwrap();
+        let stopping = tokio::spawn(plugin.stop());
+        wait("the end of the registration", || (!sockets.registration.exists()).then_some(())).await;
+        drop(held);
+        stopping.await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(call, stop);
+    assert_eq!(answer, Ok(vec![device(&claim, "gpu", "gpu-0")]));
+    assert!(!sockets.dra.exists());
+    assert_eq!(node.published(), plain(&["gpu-0"]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_crash_live_claims_have_their_files_before_the_kubelet_is_told_and_the_same_answer() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let (kept, gone) = (node.claim("kept", &["gpu-0"]), node.claim("gone", &["gpu-1"]));
+    let answer = node.prepare(&kept).await;
+    node.prepare(&gone).await.unwrap();
+    let files = node.cdi_files();
+    plugin.kill().await;
+    fs_err::remove_dir_all(node.cdi_dir()).unwrap();
+    node.api.delete::<k8s_openapi::api::resource::v1::ResourceClaim>("default", "gone").unwrap();
+
+    let plugin = node.start().await;
+    assert_eq!(node.cdi_files(), files, "restored before ready");
+    assert_eq!(node.prepare(&kept).await, answer);
+    // Its pod's unprepare comes sooner or later; the claim is no longer in the API.
+    assert_eq!(node.unprepare(&gone).await, Ok(()));
+    assert_eq!(node.records(), [format!("{}.json", kept.uid)]);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cdi_files_that_vanish_under_running_pods_come_back() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let files = node.cdi_files();
+    for file in files.keys() {
+        fs_err::remove_file(node.cdi_dir().join(file)).unwrap();
+    }
+    wait("the file", || (node.cdi_files() == files).then_some(())).await;
+    fs_err::remove_dir_all(node.cdi_dir()).unwrap();
+    wait("the folder", || (node.cdi_files() == files).then_some(())).await;
+    node.unprepare(&claim).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(node.cdi_files().len(), 0, "what was let go does not come back");
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_rolling_update_the_newer_instance_takes_over_and_either_serves() {
+    let node = Node::new("h100x2");
+    let with_uid = |uid: &str| node.start_with(node.config(&["--pod-uid", uid]));
+    let old = with_uid("11111111-1111-1111-1111-111111111111");
+    old.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+
+    let new = with_uid("22222222-2222-2222-2222-222222222222");
+    new.wait_ready().await;
+    let publishes = |of: &crate::node::Plugin| of.metrics.encode().contains("divvy_publishes 1\n");
+    wait("the hand-over", || (publishes(&new) && !publishes(&old)).then_some(())).await;
+    assert_eq!(node.kubelet.plugins().iter().filter(|p| p.driver == DRIVER).count(), 2);
+    let generation = |node: &Node| {
+        let slices = node.api.list::<k8s_openapi::api::resource::v1::ResourceSlice>();
+        slices
+            .iter()
+            .map(|s| (s.spec.pool.generation, s.metadata.resource_version.clone()))
+            .collect::<Vec<_>>()
+    };
+    let before = generation(&node);
+    assert_eq!(node.unprepare(&claim).await, Ok(()), "prepared by one, unprepared by the other");
+    old.stop().await;
+    assert_eq!(node.records(), Vec::<String>::new());
+    let next = node.claim("next", &["gpu-0"]);
+    assert_eq!(node.prepare(&next).await, Ok(vec![device(&next, "gpu", "gpu-0")]));
+    assert_eq!(generation(&node), before, "nothing was written for it");
+    new.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_whose_claim_and_pod_are_gone_is_undone_after_its_grace() {
+    let node = Node::new("h100x1");
+    let mut config = node.config(&[]);
+    config.timing.executor.orphan_grace = Duration::from_millis(300);
+    config.timing.reconcile = Duration::from_millis(100);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    node.api.delete::<k8s_openapi::api::resource::v1::ResourceClaim>("default", "c").unwrap();
+    wait("the orphan's end", || node.records().is_empty().then_some(())).await;
+    assert_eq!(node.cdi_files().len(), 0);
+    plugin.stop().await;
+}

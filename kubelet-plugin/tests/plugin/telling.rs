@@ -1,0 +1,159 @@
+//! Events, conditions, metrics and the debug page.
+
+use divvy_fake_cluster::FakeApi;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::node::{DRIVER, Node, PATIENCE, device, wait};
+
+/// Status, reason and message of our condition on a claim.
+fn condition(api: &FakeApi, claim: &str) -> Option<(String, String, String)> {
+    let claim = api.get::<ResourceClaim>("default", claim)?;
+    let device = claim.status?.devices?.into_iter().find(|d| d.driver == DRIVER)?;
+    let condition = device.conditions?.into_iter().find(|c| c.type_ == "Prepared")?;
+    Some((condition.status, condition.reason, condition.message))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_can_never_be_served_shows_it_in_an_event_and_a_condition_until_it_can() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let first = node.claim("first", &["gpu-0"]);
+    node.prepare(&first).await.unwrap();
+    // As a scheduler with a fault would: the same GPU twice.
+    let second = node.claim("second", &["gpu-0"]);
+    let message = node.prepare(&second).await.unwrap_err();
+    assert_eq!(
+        message,
+        format!(
+            "device gpu-0 of claim default/second (UID {}) is held by claim default/first (UID {}), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
+            second.uid, first.uid
+        )
+    );
+    let refused = ("False".to_owned(), "Conflict".to_owned(), message.clone());
+    wait("the condition", || (condition(&node.api, "second") == Some(refused.clone())).then_some(())).await;
+    let event = wait("the Event", || node.api.list::<Event>().into_iter().next()).await;
+    let about = event.regarding.unwrap();
+    assert_eq!((about.kind.as_deref(), about.name.as_deref()), (Some("ResourceClaim"), Some("second")));
+    assert_eq!(about.uid.as_deref(), Some(second.uid.as_str()));
+    assert_eq!((event.reason.as_deref(), event.note.as_deref()), (Some("Conflict"), Some(message.as_str())));
+
+    // The kubelet asks again: nothing new to say in the claim.
+    let patches = || node.api.count("patch", "resourceclaims/status");
+    let before = patches();
+    node.prepare(&second).await.unwrap_err();
+    node.unprepare(&first).await.unwrap();
+    assert_eq!(node.prepare(&second).await, Ok(vec![device(&second, "gpu", "gpu-0")]));
+    let cured = ("True".to_owned(), "Prepared".to_owned(), "devices are prepared".to_owned());
+    wait("the cure", || (condition(&node.api, "second") == Some(cured.clone())).then_some(())).await;
+    assert_eq!(patches(), before + 1);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_released_claim_whose_processes_stay_keeps_its_gpu_tainted_and_says_so() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let uuid = node.sim.uuids()[0].clone();
+    node.sim.start_process(&uuid, 4711);
+    assert_eq!(node.unprepare(&claim).await, Ok(()), "an error would keep the pod terminating");
+    let tainted = vec![("gpu-0".to_owned(), vec!["gpu.divvy.dev/lingering".to_owned()])];
+    wait("the taint", || (node.published() == tainted).then_some(())).await;
+    let event = wait("the Event", || node.api.list::<Event>().into_iter().next()).await;
+    assert_eq!(
+        event.note.unwrap(),
+        format!(
+            "the devices of claim default/c (UID {}) stay held although it was released: process 4711 still uses {uuid} (they are free as soon as it ends)",
+            claim.uid
+        )
+    );
+    node.sim.end_process(4711);
+    wait("the end", || node.records().is_empty().then_some(())).await;
+    wait("the taint's end", || (node.published() == crate::node::plain(&["gpu-0"])).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_takes_no_events_fails_no_prepare() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let first = node.claim("first", &["gpu-0"]);
+    node.prepare(&first).await.unwrap();
+    let second = node.claim("second", &["gpu-0"]);
+    let held = (node.api.hold("create", "events"), node.api.hold("patch", "resourceclaims/status"));
+    node.prepare(&second).await.unwrap_err();
+    node.unprepare(&first).await.unwrap();
+    node.prepare(&second).await.unwrap();
+    drop(held);
+    plugin.stop().await;
+}
+
+/// Names of metrics that nothing has moved from zero.
+fn unmoved(text: &str) -> Vec<&str> {
+    let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    names
+        .filter(|name| {
+            let moved = |line: &&str| {
+                line.starts_with(name) && line.rsplit(' ').next().is_some_and(|v| v.parse() != Ok(0.0))
+            };
+            !text.lines().any(|line| moved(&line))
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_metric_moves_in_the_life_of_a_plugin() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    node.prepare(&node.claim("conflict", &["gpu-0"])).await.unwrap_err();
+    for file in node.cdi_files().keys() {
+        fs_err::remove_file(node.cdi_dir().join(file)).unwrap();
+    }
+    let held = node.api.hold("get", "resourceclaims");
+    let running = node.prepare(&claim);
+    let look = async {
+        wait("every metric", || {
+            let text = plugin.metrics.encode();
+            unmoved(&text).is_empty().then_some(())
+        })
+        .await;
+        drop(held);
+    };
+    let (answer, ()) = tokio::join!(running, look);
+    answer.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_debug_page_shows_claims_and_pool_and_readyz_says_ok() {
+    let node = Node::new("h100x1");
+    // A free port: bound and let go again, and tried anew if somebody else was faster.
+    let (plugin, address) = loop {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let plugin = node.start_with(node.config(&["--http", &free.to_string()]));
+        if tokio::time::timeout(PATIENCE, plugin.wait_ready()).await.is_ok() {
+            break (plugin, free);
+        }
+    };
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let get = async |path: &str| {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    };
+    assert_eq!(get("/readyz").await, "ok\n");
+    let state: serde_json::Value = serde_json::from_str(&get("/debug/state").await).unwrap();
+    assert_eq!(state["registered"], true);
+    assert_eq!(state["pool"]["inSync"], true);
+    assert_eq!(state["executor"]["claims"][&claim.uid]["claim"]["name"], "c", "{state:#}");
+    plugin.stop().await;
+}
