@@ -43,3 +43,27 @@ fn titles_are_unique_and_none_is_both_here_and_not_applicable() {
         assert!(seen.insert(case.name), "{}", case.name);
     }
 }
+
+/// The same cases against a real API server: `DIVVY_CORPUS_API=http://127.0.0.1:8001` (such as `kubectl proxy` gives),
+/// `DIVVY_CORPUS_OFF=DRADeviceTaints,…` for the gates that are off there.
+#[tokio::test]
+#[ignore = "needs an API server: set DIVVY_CORPUS_API"]
+async fn the_publisher_passes_every_case_against_a_real_api_server() {
+    let address = std::env::var("DIVVY_CORPUS_API").expect("DIVVY_CORPUS_API is an address");
+    let client = kube::Client::try_from(kube::Config::new(address.parse().unwrap())).unwrap();
+    let gates = std::env::var("DIVVY_CORPUS_OFF").unwrap_or_default();
+    let off = Feature::ALL
+        .into_iter()
+        .filter(|feature| gates.split(',').any(|gate| gate == feature.gate()))
+        .collect();
+    let (mut passed, mut skipped, mut failures) = (0, Vec::new(), Vec::new());
+    for (index, case) in cases().iter().enumerate() {
+        match run(&client, case, &format!("c{index}"), &off).await {
+            Ok(Outcome::Passed) => passed += 1,
+            Ok(Outcome::Skipped) => skipped.push(case.name),
+            Err(why) => failures.push(format!("{}: {why}", case.name)),
+        }
+    }
+    println!("{passed} passed, skipped: {skipped:?}");
+    assert!(passed > 0 && failures.is_empty(), "{}", failures.join("\n"));
+}
