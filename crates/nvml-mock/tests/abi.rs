@@ -1,5 +1,5 @@
 //! The C ABI as a C program uses it, wrong uses included; and the state as scripts and other processes change it.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test says by panicking what failed")]
+#![expect(clippy::unwrap_used, reason = "a test says by panicking what failed")]
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -126,13 +126,13 @@ fn wrong_arguments_get_the_codes_of_the_real_library() {
     assert_eq!(nvml.name(gpu, 21).0, INSUFFICIENT_SIZE);
     assert_eq!(nvml.name(gpu, 22), (OK, b"NVIDIA H100 80GB HBM3\0".to_vec()));
 
-    let mut memory = nvmlMemory_v2_t { version: 40 | 1 << 24, total: 0, reserved: 0, free: 0, used: 0 };
+    let mut memory = nvmlMemory_v2_t { version: 0x28 | 1 << 24, total: 0, reserved: 0, free: 0, used: 0 };
     // SAFETY: as in nvml.h.
     unsafe {
         let ask =
             nvml.symbol::<extern "C" fn(Handle, *mut nvmlMemory_v2_t) -> u32>("nvmlDeviceGetMemoryInfo_v2");
         assert_eq!(ask(gpu, &raw mut memory), VERSION_MISMATCH);
-        memory.version = 40 | 2 << 24;
+        memory.version = 0x28 | 2 << 24;
         assert_eq!((ask(gpu, &raw mut memory), memory.total), (OK, 85_520_809_984));
         assert_eq!(ask(gpu, ptr::null_mut()), INVALID_ARGUMENT);
     }
@@ -144,7 +144,7 @@ fn version_2_of_the_fabric_struct_is_not_written_beyond() {
     assert_eq!(nvml.init(), OK);
     let (_, gpu) = nvml.at(0);
     let mut info = nvmlGpuFabricInfo_v3_t {
-        version: 36 | 2 << 24,
+        version: 0x24 | 2 << 24,
         clusterUuid: [7; 16],
         status: 7,
         cliqueId: 7,

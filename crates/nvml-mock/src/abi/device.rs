@@ -1,0 +1,276 @@
+//! What one GPU says about itself. SAFETY: see the parent.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use divvy_model::{GpuErrorCode, GpuOp, MigMode};
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
+    nvmlProcessInfo_t, nvmlReturn_t, nvmlValue_t,
+};
+
+use super::{Answer, code, gpu, pci_info, put, put_text, struct_version, version_of};
+use crate::bridge;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) -> nvmlReturn_t {
+    let ask = || {
+        bridge::gpu(device.addr(), |engine, gpu| {
+            let at = engine.gpus().iter().position(|g| g.facts.uuid == gpu.facts.uuid);
+            at.and_then(|i| i.try_into().ok()).ok_or(GpuErrorCode::UNKNOWN)
+        })
+    };
+    // SAFETY: see `abi`.
+    unsafe { put(index, ask) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetUUID(
+    device: nvmlDevice_t,
+    uuid: *mut c_char,
+    length: c_uint,
+) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe { put_text(uuid, length, || gpu(device, |g| Ok(g.facts.uuid.to_string()))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetName(
+    device: nvmlDevice_t,
+    name: *mut c_char,
+    length: c_uint,
+) -> nvmlReturn_t {
+    let ask = || bridge::gpu_for(GpuOp::Facts, device.addr(), |_, g| Ok(g.facts.product_name.clone()));
+    // SAFETY: see `abi`.
+    unsafe { put_text(name, length, ask) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetBrand(device: nvmlDevice_t, brand: *mut c_uint) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe { put(brand, || gpu(device, |g| Ok(g.facts.brand.0))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, minor: *mut c_uint) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe { put(minor, || gpu(device, |g| g.facts.minor.ok_or(GpuErrorCode::NOT_SUPPORTED))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, pci: *mut nvmlPciInfo_t) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe { put(pci, || gpu(device, |g| Ok(pci_info(g.facts.pci_address, g.facts.pci_device_id)))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetArchitecture(device: nvmlDevice_t, arch: *mut c_uint) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe { put(arch, || gpu(device, |g| Ok(g.facts.architecture.to_nvml()))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
+    device: nvmlDevice_t,
+    major: *mut c_int,
+    minor: *mut c_int,
+) -> nvmlReturn_t {
+    let number = |n: u32| n.try_into().map_err(|_| GpuErrorCode::UNKNOWN);
+    // SAFETY: see `abi`.
+    let first = unsafe { put(major, || gpu(device, |g| number(g.facts.compute_capability.major))) };
+    if first != 0 {
+        return first;
+    }
+    // SAFETY: see `abi`.
+    unsafe { put(minor, || gpu(device, |g| number(g.facts.compute_capability.minor))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryInfo(
+    device: nvmlDevice_t,
+    memory: *mut nvmlMemory_t,
+) -> nvmlReturn_t {
+    let ask = || {
+        let total = gpu(device, |g| g.facts.memory_bytes.ok_or(GpuErrorCode::NOT_SUPPORTED))?;
+        Ok(nvmlMemory_t { total, free: total, used: 0 })
+    };
+    // SAFETY: see `abi`.
+    unsafe { put(memory, ask) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
+    device: nvmlDevice_t,
+    memory: *mut nvmlMemory_v2_t,
+) -> nvmlReturn_t {
+    let version = struct_version::<nvmlMemory_v2_t>(2);
+    let ask = || {
+        let total = gpu(device, |g| g.facts.memory_bytes.ok_or(GpuErrorCode::NOT_SUPPORTED))?;
+        Ok(nvmlMemory_v2_t { version, total, reserved: 0, free: total, used: 0 })
+    };
+    // SAFETY: see `abi`; a versioned struct has at least its version.
+    unsafe {
+        match version_of(memory.cast()) {
+            Ok(asked) if asked == version => put(memory, ask),
+            Ok(_) => GpuErrorCode::ARGUMENT_VERSION_MISMATCH.0,
+            Err(code) => code.0,
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetNumGpuCores(device: nvmlDevice_t, cores: *mut c_uint) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe {
+        put(cores, || {
+            gpu(device, |g| match g.cores() {
+                0 => Err(GpuErrorCode::NOT_SUPPORTED),
+                cores => Ok(cores),
+            })
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMigMode(
+    device: nvmlDevice_t,
+    current: *mut c_uint,
+    pending: *mut c_uint,
+) -> nvmlReturn_t {
+    let ask = || {
+        bridge::gpu_for(GpuOp::MigMode, device.addr(), |_, g| match g.facts.mig_mode {
+            MigMode::Unsupported => Err(GpuErrorCode::NOT_SUPPORTED),
+            MigMode::Supported { current, pending } => Ok((u32::from(current), u32::from(pending))),
+        })
+    };
+    if current.is_null() || pending.is_null() {
+        return GpuErrorCode::INVALID_ARGUMENT.0;
+    }
+    code(ask().map(|(now, later)| {
+        // SAFETY: see `abi`.
+        unsafe {
+            current.write(now);
+            pending.write(later);
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetModuleId(device: nvmlDevice_t, module: *mut c_uint) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe { put(module, || gpu(device, |g| g.facts.module_id.ok_or(GpuErrorCode::NOT_SUPPORTED))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetAddressingMode(
+    device: nvmlDevice_t,
+    mode: *mut nvmlDeviceAddressingMode_t,
+) -> nvmlReturn_t {
+    let version = struct_version::<nvmlDeviceAddressingMode_t>(1);
+    let ask = || {
+        let value = gpu(device, |g| match g.facts.addressing_mode.as_deref() {
+            Some("None") => Ok(0),
+            Some("HMM") => Ok(1),
+            Some("ATS") => Ok(2),
+            _ => Err(GpuErrorCode::NOT_SUPPORTED),
+        })?;
+        Ok(nvmlDeviceAddressingMode_t { version, value })
+    };
+    // SAFETY: see `abi`; a versioned struct has at least its version.
+    unsafe {
+        match version_of(mode.cast()) {
+            Ok(asked) if asked == version => put(mode, ask),
+            Ok(_) => GpuErrorCode::ARGUMENT_VERSION_MISMATCH.0,
+            Err(code) => code.0,
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_t,
+) -> nvmlReturn_t {
+    let ask = bridge::gpu_for(GpuOp::Processes, device.addr(), |_, g| {
+        Ok(g.processes.iter().map(|p| (p.pid, p.gpu_instance)).collect::<Vec<_>>())
+    });
+    // SAFETY: see `abi`.
+    unsafe { put_processes(count, infos, ask) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_t,
+) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe { put_processes(count, infos, gpu(device, |_| Ok(Vec::new()))) }
+}
+
+/// # Safety
+/// `count` is null or valid; `infos` is null or valid for `*count` processes.
+unsafe fn put_processes(
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_t,
+    answer: Answer<Vec<(u32, Option<u32>)>>,
+) -> nvmlReturn_t {
+    const NOT_AVAILABLE: u64 = u64::MAX;
+    if count.is_null() {
+        return GpuErrorCode::INVALID_ARGUMENT.0;
+    }
+    code(answer.and_then(|processes| {
+        // SAFETY: valid by this function's contract.
+        let room = unsafe { count.read() } as usize;
+        let needed = c_uint::try_from(processes.len()).map_err(|_| GpuErrorCode::UNKNOWN)?;
+        // SAFETY: as above.
+        unsafe { count.write(needed) };
+        if processes.len() > room {
+            return Err(GpuErrorCode::INSUFFICIENT_SIZE);
+        }
+        if infos.is_null() && !processes.is_empty() {
+            return Err(GpuErrorCode::INVALID_ARGUMENT);
+        }
+        for (at, (pid, gpu_instance)) in processes.into_iter().enumerate() {
+            let info = nvmlProcessInfo_t {
+                pid,
+                usedGpuMemory: NOT_AVAILABLE,
+                gpuInstanceId: gpu_instance.unwrap_or(u32::MAX),
+                computeInstanceId: if gpu_instance.is_some() { 0 } else { u32::MAX },
+            };
+            // SAFETY: `at` is below `room`, for which `infos` is valid by this function's contract.
+            unsafe { infos.add(at).write(info) };
+        }
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetFieldValues(
+    device: nvmlDevice_t,
+    count: c_int,
+    values: *mut nvmlFieldValue_t,
+) -> nvmlReturn_t {
+    const MIG_QUERY_WITHOUT_MIG: u32 = 199;
+    const RECOVERY_ACTION: u32 = 230;
+    const UNSIGNED_INT: u32 = 1;
+    let (Ok(count), false) = (usize::try_from(count), values.is_null()) else {
+        return GpuErrorCode::INVALID_ARGUMENT.0;
+    };
+    code(gpu(device, |g| {
+        for at in 0..count {
+            // SAFETY: see `abi`; `values` is valid for `count` values.
+            let value = unsafe { &mut *values.add(at) };
+            let answer = match value.fieldId {
+                MIG_QUERY_WITHOUT_MIG => Ok(u32::from(g.facts.mig_mode != MigMode::Unsupported)),
+                RECOVERY_ACTION => Ok(0),
+                _ => Err(GpuErrorCode::NOT_SUPPORTED),
+            };
+            value.nvmlReturn = code(answer.map(|number| {
+                value.valueType = UNSIGNED_INT;
+                value.value = nvmlValue_t { uiVal: number };
+            }));
+        }
+        Ok(())
+    }))
+}

@@ -1,0 +1,109 @@
+//! NVML's C functions. Pointers in, pointers out: everything else is in `bridge`.
+//!
+//! SAFETY, for every function in here and below: `nvml.h` makes the caller promise that an out pointer is valid for
+//! a value of its type, a buffer for its length, and a text for reading up to its NUL. Null is checked for, as NVML
+//! does. A device handle is only a number here and is never followed.
+
+mod device;
+mod links;
+mod system;
+
+use std::ffi::{CString, c_char, c_uint};
+use std::mem::size_of;
+use std::ptr;
+
+use divvy_gpu_sim::SimGpu;
+use divvy_model::{GpuErrorCode, PciAddress};
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t, nvmlReturn_t};
+
+use crate::bridge;
+
+pub(super) type Answer<T> = Result<T, GpuErrorCode>;
+
+pub(super) fn code(answer: Answer<()>) -> nvmlReturn_t {
+    match answer {
+        Ok(()) => 0,
+        Err(code) => code.0,
+    }
+}
+
+/// Writes an answer where the caller wants it.
+///
+/// # Safety
+/// `out` is null or valid for writing a `T`.
+pub(super) unsafe fn put<T>(out: *mut T, answer: impl FnOnce() -> Answer<T>) -> nvmlReturn_t {
+    if out.is_null() {
+        return GpuErrorCode::INVALID_ARGUMENT.0;
+    }
+    code(answer().map(|value| {
+        // SAFETY: not null, and valid by this function's contract.
+        unsafe { out.write(value) }
+    }))
+}
+
+/// Writes a text with its NUL.
+///
+/// # Safety
+/// `out` is null or valid for writing `length` characters.
+pub(super) unsafe fn put_text(
+    out: *mut c_char,
+    length: c_uint,
+    answer: impl FnOnce() -> Answer<String>,
+) -> nvmlReturn_t {
+    if out.is_null() {
+        return GpuErrorCode::INVALID_ARGUMENT.0;
+    }
+    code(answer().and_then(|text| {
+        let text = CString::new(text).map_err(|_| GpuErrorCode::UNKNOWN)?;
+        let bytes = text.as_bytes_with_nul();
+        if bytes.len() > length as usize {
+            return Err(GpuErrorCode::INSUFFICIENT_SIZE);
+        }
+        // SAFETY: not null, and valid for `length` characters by this function's contract.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out, bytes.len()) };
+        Ok(())
+    }))
+}
+
+/// Asks about the GPU behind a handle.
+pub(super) fn gpu<T>(device: nvmlDevice_t, ask: impl FnOnce(&SimGpu) -> Answer<T>) -> Answer<T> {
+    bridge::gpu(device.addr(), |_, gpu| ask(gpu))
+}
+
+/// # Safety
+/// `versioned` is null or points to a struct that begins with its version.
+pub(super) unsafe fn version_of(versioned: *const c_uint) -> Answer<c_uint> {
+    if versioned.is_null() {
+        return Err(GpuErrorCode::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and begins with a version by this function's contract.
+    Ok(unsafe { versioned.read() })
+}
+
+pub(super) fn pci_info(address: PciAddress, device_id: u32) -> nvmlPciInfo_t {
+    let PciAddress { domain, bus, device, function } = address;
+    nvmlPciInfo_t {
+        busIdLegacy: chars(&format!("{:04X}:{bus:02X}:{device:02X}.{function:X}", domain & 0xffff)),
+        domain,
+        bus: bus.into(),
+        device: device.into(),
+        pciDeviceId: device_id,
+        pciSubSystemId: 0,
+        busId: chars(&format!("{domain:08X}:{bus:02X}:{device:02X}.{function:X}")),
+    }
+}
+
+/// A text in an array, with at least one NUL after it.
+fn chars<const N: usize>(text: &str) -> [c_char; N] {
+    let mut array = [0; N];
+    for (slot, byte) in array.iter_mut().take(N.saturating_sub(1)).zip(text.bytes()) {
+        *slot = byte.cast_signed();
+    }
+    array
+}
+
+/// NVML's versioned structs say which they are: size and version number.
+#[expect(clippy::cast_possible_truncation, reason = "the structs have less than 16 MiB")]
+pub(super) const fn struct_version<T>(version: u32) -> u32 {
+    size_of::<T>() as u32 | version << 24
+}
