@@ -6,6 +6,7 @@
 
 mod engine;
 mod fault;
+mod mig_tables;
 mod node;
 mod profile;
 mod spec;
@@ -15,6 +16,7 @@ mod tests;
 
 pub use engine::{Engine, SimGpu};
 pub use fault::{Begin, Fault, FaultEffect, FaultId};
+pub use mig_tables::{MIG_BOARDS, compute_profiles, mig_capabilities};
 pub use node::SimNode;
 pub use profile::{NvLinkShape, Profile, profile, profiles};
 pub use spec::{MAX_GPUS, SimSpec, SpecError};
