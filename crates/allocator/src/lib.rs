@@ -11,6 +11,23 @@
 //!   index. It does **not** know constraints, shared counters and consumable capacity yet and says so
 //!   ([`AllocError::Unsupported`]) rather than ignore them.
 //! * [`Explanation`]: for each request, why each device was not good enough.
+//!
+//! ```
+//! use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
+//! # use k8s_openapi::api::{core::v1::Node, resource::v1::{DeviceClass, ResourceClaim, ResourceSlice}};
+//! # fn place(slices: &[ResourceSlice], classes: &[DeviceClass], existing: &[ResourceClaim], nodes: &[Node], claim: &ResourceClaim) -> Result<(), divvy_allocator::AllocError> {
+//! let allocator = Allocator::new(Features::default());
+//! let (slices, allocated) = (Slices::new(slices), AllocatedState::from_claims(existing));
+//! for node in nodes {
+//!     let inputs = Inputs { slices: &slices, classes, allocated: &allocated, node };
+//!     match allocator.allocate_one(&inputs, claim)? {
+//!         Outcome::Fits(allocated) => println!("{:?}", allocated.results),
+//!         Outcome::DoesNotFit(why) => println!("{why}"),
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod allocate;
 mod allocated;
