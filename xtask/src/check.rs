@@ -28,6 +28,13 @@ const IMPURE_WORDS: &[&str] = &[
     "Instant::now",
 ];
 
+/// Words that are right where they are: file, word, reason.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[(
+    "crates/allocator/src/cel/guard.rs",
+    "std::thread",
+    "a larger stack for the parser; nothing runs beside it",
+)];
+
 /// Which of our crates each may use in a shipped build: DESIGN section 3, one way.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-model", &[]),
@@ -175,7 +182,8 @@ fn check_dependencies(packages: &[Package], findings: &mut Vec<String>) {
             {
                 findings.push(format!("{name} ships {bad}, which is for development only"));
             }
-        } else if !["divvy", "xtask", "divvy-e2e"].contains(&name.as_str()) && !name.starts_with("divvy-test")
+        } else if !["divvy", "xtask", "divvy-e2e", "divvy-bench"].contains(&name.as_str())
+            && !name.starts_with("divvy-test")
         {
             findings.push(format!("{name} has no line in the dependency table in xtask/src/check.rs"));
         }
@@ -206,6 +214,9 @@ fn check_sources(package: &Package, root: &Path, findings: &mut Vec<String>) -> 
         if PURE.contains(&package.name.as_str()) && !is_test_file(file) {
             let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
             for word in IMPURE_WORDS.iter().filter(|w| shipped.contains(**w)) {
+                if EXCEPTIONS.iter().any(|(file, allowed, _)| shown == *file && word == allowed) {
+                    continue;
+                }
                 findings.push(format!("{shown}: {word} in a pure crate"));
             }
         }
