@@ -1,15 +1,10 @@
 //! Wires the plugin together, keeps it running, and stops it: calls in flight are finished, slices stay, sockets go.
 
-use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use divvy_carve::{Pool, ServerFeatures, pool_name};
-use divvy_executor::{
-    DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource,
-    NoHardwareSteps, Parts, SystemClock,
-};
-use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery};
-use divvy_model::{GpuDriver, Inventory};
+use divvy_host::HostRoot;
+use divvy_model::GpuDriver;
 use divvy_proto::dra::{v1, v1beta1};
 use divvy_proto::registration::registration_server::RegistrationServer;
 use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, ReadyHandle};
@@ -23,11 +18,12 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 
 use crate::api::KubeClaims;
+use crate::build::{executor, host_edits};
 use crate::claim_fetch::ClaimFetcher;
 use crate::config::Config;
 use crate::debug::Debug;
 use crate::dra::DraServer;
-use crate::edits::{DriverAt, HostEdits};
+use crate::error::{RunError, io_error};
 use crate::events::Teller;
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
@@ -37,7 +33,7 @@ use crate::publisher_lock::PublisherLock;
 use crate::reconcile::Keeper;
 use crate::registration::{Registered, Registrar};
 use crate::service::{ClaimService, One};
-use crate::sockets::bind;
+use crate::sockets::{bind, remove_stale};
 
 /// What the plugin needs from outside; the demo and tests put a fake API server and simulated GPUs here.
 pub struct Deps {
@@ -49,52 +45,6 @@ pub struct Deps {
     pub metrics: MetricsRegistry,
     /// Told what is ready and what is not.
     pub readiness: Readiness,
-}
-
-/// Why the plugin could not start, or stopped by itself.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The boot id cannot be read.
-    #[error("the node's boot id cannot be read (is --host-root right?)")]
-    Boot(#[source] divvy_host::HostFileError),
-    /// The boot id is none.
-    #[error("the node's boot id is none (is --host-root right?)")]
-    BadBoot(#[source] divvy_model::IdError),
-    /// A folder or socket cannot be used.
-    #[error("{what} cannot be used")]
-    Io {
-        /// Which, and the flag that names it.
-        what: String,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-    /// The table of device nodes cannot be used.
-    #[error("the table of --device-nodes cannot be used")]
-    DeviceNodes(#[source] divvy_host::NodeError),
-    /// The hook program cannot be installed.
-    #[error("the CDI hook cannot be installed")]
-    Hook(#[source] divvy_host::InstallError),
-    /// A part of the plugin that should run for ever ended.
-    #[error("{0} ended unexpectedly (a fault of divvy); the plugin stops, to be started again")]
-    Ended(&'static str),
-    /// A socket's server failed.
-    #[error("the server of the {0} socket failed")]
-    Server(&'static str, #[source] tonic::transport::Error),
-}
-
-fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
-    let what = what.into();
-    move |source| RunError::Io { what, source }
-}
-
-/// The latest inventory, for the executor's threads.
-struct Latest(RwLock<watch::Receiver<Seen>>);
-
-impl InventorySource for Latest {
-    fn inventory(&self) -> Option<Arc<Inventory>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).borrow().inventory.clone()
-    }
 }
 
 /// The parts that must be ready.
@@ -175,7 +125,7 @@ async fn run_ready(
     }));
 
     let (registered_tx, registered) = watch::channel(Registered::NotYet);
-    let (publishes_tx, publishes) = watch::channel(false);
+    let (in_charge_tx, in_charge) = watch::channel(false);
     let (features_tx, features) = watch::channel(ServerFeatures::default());
     let (desired_tx, desired) = watch::channel(None::<Pool>);
     let busy = service.clone();
@@ -193,22 +143,22 @@ async fn run_ready(
         timing: config.timing,
     };
     part(&mut parts, "the carver", carver.run(parts_stop.clone()));
-    let (publishing, published) = Publishing::new(
+    let (publisher, status) = Publishing::new(
         client,
         &config,
         desired,
-        publishes.clone(),
+        in_charge.clone(),
         features_tx,
         ready.slices,
         metrics.clone(),
     );
-    part(&mut parts, "the publisher", publishing.run(parts_stop.clone()));
+    part(&mut parts, "the publisher", publisher.run(parts_stop.clone()));
     let lock = PublisherLock::new(plugin_dir);
     let poll = config.timing.publisher_poll;
     part(
         &mut parts,
         "the publisher lock",
-        lock.run(registered.clone(), publishes_tx, poll, parts_stop.clone()),
+        lock.run(registered.clone(), in_charge_tx, poll, parts_stop.clone()),
     );
 
     let mut keeper = Keeper {
@@ -218,7 +168,7 @@ async fn run_ready(
         config: config.clone(),
         seen: seen.clone(),
         registered: registered.clone(),
-        publishes: publishes.clone(),
+        publishes: in_charge.clone(),
         changed,
         metrics: metrics.clone(),
         records: ready.records,
@@ -229,7 +179,7 @@ async fn run_ready(
         &metrics,
         seen.clone(),
         registered.clone(),
-        publishes.clone(),
+        in_charge.clone(),
         &parts_stop,
     );
     let debug = Debug {
@@ -237,8 +187,8 @@ async fn run_ready(
         executor,
         seen,
         registered,
-        publishes,
-        published,
+        publishes: in_charge,
+        published: status,
         service: service.clone(),
     };
     let http = http_server(&config, HttpServer::new(registry, readiness), debug).await?;
@@ -256,6 +206,7 @@ async fn run_ready(
     part(&mut parts, "the keeper", keeper.run(parts_stop.clone()));
 
     let names = &config.sockets;
+    remove_stale(names, &config.driver_name);
     let (dra_listener, dra_file) = bind(&names.dra).map_err(io_error("the DRA socket (--plugin-dir)"))?;
     let (reg_listener, reg_file) =
         bind(&names.registration).map_err(io_error("the registration socket (--registry-dir)"))?;
@@ -322,66 +273,6 @@ async fn serve(
     let connections = UnixListenerStream::new(listener);
     let served = router.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await;
     served.map_err(|error| RunError::Server(name, error))
-}
-
-fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, RunError> {
-    let at = DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() };
-    let nodes = match &config.device_nodes {
-        None => DeviceNodes::Real,
-        Some(table) => {
-            let text = fs_err::read_to_string(table).map_err(io_error("the table of --device-nodes"))?;
-            DeviceNodes::from_table(&text).map_err(RunError::DeviceNodes)?
-        }
-    };
-    let delivery = match &config.hook_path {
-        Some(program) => {
-            let installed = config.plugin_dir.join("divvy-cdi-hook");
-            divvy_host::install_hook(program, &installed).map_err(RunError::Hook)?;
-            LibraryDelivery::Hook(installed.display().to_string())
-        }
-        None => {
-            tracing::warn!(
-                "no CDI hook program (--hook-path): driver libraries are delivered by LD_LIBRARY_PATH"
-            );
-            LibraryDelivery::MountsOnly
-        }
-    };
-    Ok(HostEdits::new(host.clone(), at, nodes, delivery))
-}
-
-fn executor(
-    config: &Config,
-    host: &HostRoot,
-    gpus: &Arc<dyn GpuDriver>,
-    edits: Arc<HostEdits>,
-    claims: Arc<KubeClaims>,
-    seen: watch::Receiver<Seen>,
-) -> Result<Executor, RunError> {
-    let boot = divvy_host::boot_id(host).map_err(RunError::Boot)?;
-    let boot = boot.parse().map_err(RunError::BadBoot)?;
-    let clock = Arc::new(SystemClock);
-    let dir = &config.plugin_dir;
-    let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
-    let pods_of = host.clone();
-    let parts = Parts {
-        store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
-        locks: Arc::new(
-            FileLocks::open(dir.join("locks"), clock.clone()).map_err(in_dir("the folder of locks"))?,
-        ),
-        cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
-        edits,
-        steps: Arc::new(NoHardwareSteps),
-        processes: Arc::new(DriverProcesses {
-            gpus: gpus.clone(),
-            pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids),
-        }),
-        inventory: Arc::new(Latest(RwLock::new(seen))),
-        claims,
-        clock,
-    };
-    let settings =
-        ExecutorConfig { timing: config.timing.executor, ..ExecutorConfig::new(&*config.driver_name, boot) };
-    Ok(Executor::new(settings, parts))
 }
 
 async fn http_server(

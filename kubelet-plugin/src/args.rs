@@ -72,6 +72,7 @@ pub struct Args {
 }
 
 /// As it stands, empty too: charts set variables also for what was left empty, and that means the default.
+#[expect(clippy::unnecessary_wraps, reason = "clap wants a parser that may fail")]
 fn path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(PathBuf::from(text))
 }

@@ -24,8 +24,10 @@ impl Asked {
 
     /// The same with a UID that can be relied on (it becomes a file name).
     pub(crate) fn check(&self) -> Result<ClaimRef, ClaimError> {
-        let uid =
-            self.uid.parse().map_err(|source| ClaimError::BadUid { claim: self.to_string(), source })?;
+        let uid = self
+            .uid
+            .parse()
+            .map_err(|source| ClaimError::BadUid { claim: self.to_string(), source: Box::new(source) })?;
         Ok(ClaimRef { uid, namespace: self.namespace.clone(), name: self.name.clone() })
     }
 }
@@ -44,22 +46,22 @@ pub(crate) enum ClaimError {
     BadUid {
         claim: String,
         #[source]
-        source: IdError,
+        source: Box<IdError>,
     },
     /// The name now belongs to a later claim.
     #[error(
         "claim {asked} is not the one in the API, which has UID {found}: it was deleted and made again under the same name (delete the pod so that it gets the new claim)"
     )]
-    OtherUid { asked: ClaimRef, found: String },
+    OtherUid { asked: Box<ClaimRef>, found: String },
     /// Nobody allocated it.
     #[error("claim {0} has no allocation (the scheduler has not placed it, or it was released again)")]
-    NotAllocated(ClaimRef),
+    NotAllocated(Box<ClaimRef>),
     /// A device name no driver of ours can have published.
     #[error("claim {claim} has an allocated device whose name is none")]
     BadDevice {
-        claim: ClaimRef,
+        claim: Box<ClaimRef>,
         #[source]
-        source: IdError,
+        source: Box<IdError>,
     },
 }
 
@@ -78,15 +80,18 @@ impl ClaimError {
 pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) -> Result<Claim, ClaimError> {
     let found = object.metadata.uid.unwrap_or_default();
     if found != asked.uid.as_str() {
-        return Err(ClaimError::OtherUid { asked: asked.clone(), found });
+        return Err(ClaimError::OtherUid { asked: Box::new(asked.clone()), found });
     }
     let status = object.status.unwrap_or_default();
-    let allocation = status.allocation.ok_or_else(|| ClaimError::NotAllocated(asked.clone()))?;
+    let allocation = status.allocation.ok_or_else(|| ClaimError::NotAllocated(Box::new(asked.clone())))?;
     let allocated_at = allocation.allocation_timestamp.map(|time| time.0.to_string());
     let devices = allocation.devices.unwrap_or_default();
     let results = devices.results.unwrap_or_default().into_iter().filter(|result| result.driver == driver);
     let results = results.map(allocated).collect::<Result<_, _>>();
-    let results = results.map_err(|source| ClaimError::BadDevice { claim: asked.clone(), source })?;
+    let results = results.map_err(|source| ClaimError::BadDevice {
+        claim: Box::new(asked.clone()),
+        source: Box::new(source),
+    })?;
     Ok(Claim {
         uid: asked.uid.clone(),
         namespace: asked.namespace.clone(),
@@ -148,6 +153,7 @@ mod tests {
         Asked::new("ns".into(), "c".into(), "uid-1".into()).check().unwrap()
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "reads better at the call")]
     fn object(uid: &str, status: serde_json::Value) -> ResourceClaim {
         serde_json::from_value(json!({
             "metadata": { "namespace": "ns", "name": "c", "uid": uid },

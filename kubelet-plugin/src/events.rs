@@ -1,6 +1,8 @@
 //! What a user must know, where the user looks: Events on the claim and a condition in its status. Written after
 //! the kubelet has its answer; a failure to write never fails a prepare.
 
+use std::time::Duration;
+
 use divvy_api::names;
 use divvy_claims::{Claim, ClaimRef};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -11,7 +13,10 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
+/// How long one write may take.
+const ANSWER: Duration = Duration::from_secs(10);
 /// Longest note of an Event, in bytes.
 const LONGEST_NOTE: usize = 1024;
 /// Longest message of a condition, in bytes.
@@ -71,8 +76,12 @@ impl Teller {
             action: "Prepare".to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.recorder.publish(&event, &about).await {
-            tracing::warn!(claim = %claim, error = %crate::chain(&error), "Event not written");
+        match timeout(ANSWER, self.recorder.publish(&event, &about)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(claim = %claim, error = %crate::chain(&error), "Event not written");
+            }
+            Err(_) => tracing::warn!(claim = %claim, "Event not written: no answer in time"),
         }
     }
 
@@ -88,8 +97,15 @@ impl Teller {
         let patch = self.patch(claim, status, verdict, since.unwrap_or_else(Timestamp::now));
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(names::FIELD_MANAGER).force();
-        if let Err(error) = api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
-            tracing::warn!(claim = %claim.reference(), error = %crate::chain(&error), "condition of the claim not written");
+        match timeout(ANSWER, api.patch_status(&claim.name, &params, &Patch::Apply(patch))).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                let error = crate::chain(&error);
+                tracing::warn!(claim = %claim.reference(), error, "condition of the claim not written");
+            }
+            Err(_) => {
+                tracing::warn!(claim = %claim.reference(), "condition of the claim not written: no answer in time");
+            }
         }
     }
 

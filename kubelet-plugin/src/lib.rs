@@ -8,6 +8,7 @@
 mod api;
 mod app;
 mod args;
+mod build;
 mod cdi_watch;
 mod claim;
 mod claim_fetch;
@@ -15,6 +16,7 @@ mod config;
 mod debug;
 mod dra;
 mod edits;
+mod error;
 mod events;
 mod inventory;
 mod metrics;
@@ -30,9 +32,10 @@ mod sockets;
 mod start;
 mod tasks;
 
-pub use app::{Deps, RunError, run};
+pub use app::{Deps, run};
 pub use args::Args;
 pub use config::{Config, ConfigError, Timing};
+pub use error::RunError;
 pub use sockets::{SocketNames, TooLong};
 pub use start::{StartError, start};
 

@@ -28,7 +28,7 @@ use crate::registration::Registered;
 /// How long the start waits for the first answer of the driver, when there are claims whose files need it.
 const FIRST_INVENTORY: Duration = Duration::from_secs(10);
 /// Longest pause between rounds while something is left to do.
-const LONGEST_BUSY: Duration = Duration::from_secs(60);
+const LONGEST_BUSY: Duration = Duration::from_mins(1);
 /// How often a CDI folder that cannot be watched is looked for.
 const NO_WATCH: Duration = Duration::from_secs(10);
 

@@ -206,10 +206,11 @@ impl One {
         let claim = from_api(asked, object, &self.driver).map_err(Failure::Claim)?;
         *seen = Some((claim.clone(), condition));
         let executor = self.executor.clone();
-        let done = run_blocking(call, cancel, move |call| executor.prepare(&claim, call)).await;
+        let done =
+            run_blocking(call, cancel, move |call| executor.prepare(&claim, call).map_err(Box::new)).await;
         match done {
             Ok(Ok(prepared)) => Ok(prepared.devices),
-            Ok(Err(error)) => Err(Failure::Prepare(Box::new(error))),
+            Ok(Err(error)) => Err(Failure::Prepare(error)),
             Err(panic) => Err(Failure::Died(format!(
                 "claim {asked}: the work on it ended unexpectedly ({panic}; a fault of divvy); it is tried again"
             ))),

@@ -61,6 +61,33 @@ fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong> {
     if path.as_os_str().len() <= LONGEST { Ok(path) } else { Err(TooLong { flag, path }) }
 }
 
+/// Removes sockets of instances that died without doing so: the kubelet would dial a registration socket for ever.
+/// Only those named as ours are, and only where nobody listens.
+pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
+    let (registration, dra) = (format!("{driver}-"), "dra-".to_owned());
+    for (path, prefix, suffix) in
+        [(&names.registration, registration, "@reg.sock"), (&names.dra, dra, ".sock")]
+    {
+        let Some(Ok(entries)) = path.parent().map(fs_err::read_dir) else { continue };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let ours = name.to_str().is_some_and(|name| name.starts_with(&prefix) && name.ends_with(suffix));
+            let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
+            if ours
+                && entry.path() != *path
+                && std::os::unix::net::UnixStream::connect(entry.path()).is_err_and(refused)
+            {
+                match fs_err::remove_file(entry.path()) {
+                    Ok(()) => {
+                        tracing::info!(socket = %entry.path().display(), "socket of a dead instance removed");
+                    }
+                    Err(error) => tracing::warn!(%error, "socket of a dead instance not removed"),
+                }
+            }
+        }
+    }
+}
+
 /// A socket file that is ours: removed by [`SocketFile::remove`], unless another instance has put its own there.
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -123,6 +150,21 @@ mod tests {
                 "the socket {longer}/gpu.divvy.dev-0b5a4a3e@reg.sock is 133 bytes long, 107 are possible: choose a shorter folder or driver name"
             )
         );
+    }
+
+    #[tokio::test]
+    async fn sockets_of_dead_instances_go_and_those_of_living_ones_and_of_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let names =
+            |uid| SocketNames::new("d.io", &dir.path().join("p"), &dir.path().join("r"), Some(uid)).unwrap();
+        let (dead, alive, own) = (names("dead"), names("alive"), names("own"));
+        let other = dir.path().join("r/d.io.example.com-1@reg.sock");
+        drop((bind(&dead.dra).unwrap(), bind(&dead.registration).unwrap(), bind(&other).unwrap()));
+        let _listening = (bind(&alive.dra).unwrap(), bind(&alive.registration).unwrap());
+        remove_stale(&own, "d.io");
+        let there =
+            [&dead.dra, &dead.registration, &alive.dra, &alive.registration, &other].map(|p| p.exists());
+        assert_eq!(there, [false, false, true, true, true]);
     }
 
     #[tokio::test]

@@ -41,7 +41,8 @@ pub enum StartError {
 /// Runs the plugin until it is told to stop by SIGTERM or SIGINT. The caller has installed the TLS provider.
 pub fn start(args: Args) -> Result<(), StartError> {
     init_logs(args.log_format, &args.log_level).map_err(StartError::Logs)?;
-    let config = Config::try_from(args)?;
+    let mut config = Config::try_from(args)?;
+    config.hook_path = config.hook_path.or_else(hook_beside_us);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(WORKER_THREADS).enable_all().build();
     let runtime = runtime.map_err(StartError::Runtime)?;
@@ -59,6 +60,11 @@ pub fn start(args: Args) -> Result<(), StartError> {
     // A call that hangs in the driver must not keep the process.
     runtime.shutdown_background();
     outcome
+}
+
+fn hook_beside_us() -> Option<PathBuf> {
+    let hook = std::env::current_exe().ok()?.with_file_name("divvy-cdi-hook");
+    hook.is_file().then_some(hook)
 }
 
 /// NVML, opened when first needed and again when it must be; of the driver that is there at that time.

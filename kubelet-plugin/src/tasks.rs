@@ -235,7 +235,6 @@ mod tests {
     #[tokio::test]
     async fn work_that_panics_does_not_lock_its_claim() {
         let tasks = ClaimTasks::<u32, u32>::new();
-        #[expect(clippy::panic, reason = "what is tested")]
         let dead = tasks.prepare(&uid(1), |_| async { panic!("a bug") });
         assert_eq!(dead.await, None);
         assert_eq!(tasks.unprepare(&uid(1), |_| async { 1 }).await, Some(1));

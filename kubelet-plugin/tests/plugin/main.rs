@@ -3,12 +3,11 @@
 
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "helpers of tests; clippy excepts only the test functions"
+    reason = "helpers of tests; clippy excepts only the test functions themselves"
 )]
-#![expect(clippy::panic, reason = "helpers of tests")]
 
 mod bad_input;
+mod binary;
 mod claims;
 mod life;
 mod node;

@@ -177,9 +177,11 @@ impl Node {
     /// The CDI files, read as JSON.
     pub(crate) fn cdi_files(&self) -> BTreeMap<String, Value> {
         let Ok(entries) = fs_err::read_dir(self.cdi_dir()) else { return BTreeMap::new() };
+        // Others are being written.
+        let entries =
+            entries.map(Result::unwrap).filter(|e| e.path().extension().is_some_and(|e| e == "json"));
         entries
             .map(|entry| {
-                let entry = entry.unwrap();
                 let text = fs_err::read_to_string(entry.path()).unwrap();
                 (entry.file_name().into_string().unwrap(), serde_json::from_str(&text).unwrap())
             })

@@ -1,0 +1,84 @@
+//! Fills the executor's seams with the real things: files below the plugin's folder, the host, NVML, the API.
+
+use std::sync::Arc;
+
+use divvy_executor::{
+    DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource,
+    NoHardwareSteps, Parts, SystemClock,
+};
+use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery};
+use divvy_model::{GpuDriver, Inventory};
+use tokio::sync::watch;
+
+use crate::RunError;
+use crate::api::KubeClaims;
+use crate::config::Config;
+use crate::edits::{DriverAt, HostEdits};
+use crate::error::io_error;
+use crate::inventory::Seen;
+
+/// The latest inventory, for the executor's threads.
+struct Latest(watch::Receiver<Seen>);
+
+impl InventorySource for Latest {
+    fn inventory(&self) -> Option<Arc<Inventory>> {
+        self.0.borrow().inventory.clone()
+    }
+}
+
+pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, RunError> {
+    let at = DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() };
+    let nodes = match &config.device_nodes {
+        None => DeviceNodes::Real,
+        Some(table) => {
+            let text = fs_err::read_to_string(table).map_err(io_error("the table of --device-nodes"))?;
+            DeviceNodes::from_table(&text).map_err(RunError::DeviceNodes)?
+        }
+    };
+    let delivery = if let Some(program) = &config.hook_path {
+        let installed = config.plugin_dir.join("divvy-cdi-hook");
+        divvy_host::install_hook(program, &installed).map_err(RunError::Hook)?;
+        LibraryDelivery::Hook(installed.display().to_string())
+    } else {
+        tracing::warn!(
+            "no CDI hook program (--hook-path): driver libraries are delivered by LD_LIBRARY_PATH"
+        );
+        LibraryDelivery::MountsOnly
+    };
+    Ok(HostEdits::new(host.clone(), at, nodes, delivery))
+}
+
+pub(crate) fn executor(
+    config: &Config,
+    host: &HostRoot,
+    gpus: &Arc<dyn GpuDriver>,
+    edits: Arc<HostEdits>,
+    claims: Arc<KubeClaims>,
+    seen: watch::Receiver<Seen>,
+) -> Result<Executor, RunError> {
+    let boot = divvy_host::boot_id(host).map_err(RunError::Boot)?;
+    let boot = boot.parse().map_err(RunError::BadBoot)?;
+    let clock = Arc::new(SystemClock);
+    let dir = &config.plugin_dir;
+    let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
+    let pods_of = host.clone();
+    let parts = Parts {
+        store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
+        locks: Arc::new(
+            FileLocks::open(dir.join("locks"), clock.clone()).map_err(in_dir("the folder of locks"))?,
+        ),
+        cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
+        edits,
+        steps: Arc::new(NoHardwareSteps),
+        processes: Arc::new(DriverProcesses {
+            gpus: gpus.clone(),
+            pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids),
+        }),
+        inventory: Arc::new(Latest(seen)),
+        claims,
+        clock,
+    };
+    let settings =
+        ExecutorConfig { timing: config.timing.executor, ..ExecutorConfig::new(&*config.driver_name, boot) };
+    Ok(Executor::new(settings, parts))
+}

@@ -1,0 +1,40 @@
+//! Why the plugin cannot start, or stopped by itself.
+
+use std::io;
+
+/// Why the plugin could not start, or stopped by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The boot id cannot be read.
+    #[error("the node's boot id cannot be read (is --host-root right?)")]
+    Boot(#[source] divvy_host::HostFileError),
+    /// The boot id is none.
+    #[error("the node's boot id is none (is --host-root right?)")]
+    BadBoot(#[source] divvy_model::IdError),
+    /// A folder or socket cannot be used.
+    #[error("{what} cannot be used")]
+    Io {
+        /// Which, and the flag that names it.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The table of device nodes cannot be used.
+    #[error("the table of --device-nodes cannot be used")]
+    DeviceNodes(#[source] divvy_host::NodeError),
+    /// The hook program cannot be installed.
+    #[error("the CDI hook cannot be installed")]
+    Hook(#[source] divvy_host::InstallError),
+    /// A part of the plugin that should run for ever ended.
+    #[error("{0} ended unexpectedly (a fault of divvy); the plugin stops, to be started again")]
+    Ended(&'static str),
+    /// A socket's server failed.
+    #[error("the server of the {0} socket failed")]
+    Server(&'static str, #[source] tonic::transport::Error),
+}
+
+pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+    let what = what.into();
+    move |source| RunError::Io { what, source }
+}
