@@ -84,6 +84,37 @@ pub mod capacity {
     pub const MEMORY: &str = "memory";
     /// Streaming multiprocessors.
     pub const MULTIPROCESSORS: &str = "multiprocessors";
+    /// Copy engines.
+    pub const COPY_ENGINES: &str = "copyEngines";
+    /// Video decoders.
+    pub const DECODERS: &str = "decoders";
+    /// Video encoders.
+    pub const ENCODERS: &str = "encoders";
+    /// JPEG engines.
+    pub const JPEG_ENGINES: &str = "jpegEngines";
+    /// Optical-flow engines.
+    pub const OFA_ENGINES: &str = "ofaEngines";
+}
+
+/// Counter names (`ResourceSlice.spec.sharedCounters[].counters`): the capacities, as DNS labels, and the memory
+/// slices.
+pub mod counters {
+    /// Memory in bytes.
+    pub const MEMORY: &str = "memory";
+    /// Streaming multiprocessors.
+    pub const MULTIPROCESSORS: &str = "multiprocessors";
+    /// Copy engines.
+    pub const COPY_ENGINES: &str = "copy-engines";
+    /// Video decoders.
+    pub const DECODERS: &str = "decoders";
+    /// Video encoders.
+    pub const ENCODERS: &str = "encoders";
+    /// JPEG engines.
+    pub const JPEG_ENGINES: &str = "jpeg-engines";
+    /// Optical-flow engines.
+    pub const OFA_ENGINES: &str = "ofa-engines";
+    /// One memory slice; its number follows.
+    pub const MEMORY_SLICE: &str = "memory-slice-";
 }
 
 /// Taint keys (`ResourceSlice.spec.devices[].taints`).

@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::names::{attributes, taints as keys};
+use divvy_model::mig::PartitionName;
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
 
-use crate::validate::{MAX_DEVICES_TAINTED, MAX_POOL_NAME, MAX_TAINTS, is_label_key, is_label_value};
+use crate::layout;
+use crate::partition::{Cut, Partitioning};
+use crate::validate::{MAX_POOL_NAME, MAX_TAINTS, is_label_key, is_label_value};
 use crate::whole::{self, Links};
-use crate::{AttributeValue, Device, Feature, Note, Pool, ServerFeatures, Slice, Taint};
+use crate::{AttributeValue, Device, Feature, Note, Pool, ServerFeatures, Taint};
 
 /// Everything the published pool depends on.
 #[derive(Debug, Clone, Copy)]
@@ -55,31 +58,47 @@ pub fn pool_name(node: &str) -> String {
 /// Decides what a node publishes. Deterministic; whatever the input, the pool passes [`crate::validate`] as long as
 /// the node's name is a node's name.
 pub fn carve(input: &Input<'_>) -> Carved {
-    let mut run = Run { input, notes: Vec::new(), devices: BTreeMap::new() };
+    run(input, None)
+}
+
+/// [`carve`] and [`crate::carve_partitions`].
+pub(crate) fn run(input: &Input<'_>, partitioning: Option<&Partitioning<'_>>) -> Carved {
+    let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
+    if partitioning.is_some() {
+        for name in input.held.iter().filter_map(|name| PartitionName::parse(name).ok()) {
+            held_partitions.entry(name.ordinal).or_default().push(name);
+        }
+    }
+    let mut run = Run {
+        input,
+        partitioning,
+        held_partitions,
+        notes: Vec::new(),
+        devices: BTreeMap::new(),
+        cuts: BTreeMap::new(),
+    };
     run.gpus_that_answer();
     run.gpus_that_do_not();
     run.held_without_gpu();
-    let Run { mut notes, devices, .. } = run;
+    run.complete_counter_sets();
+    let Run { mut notes, devices, cuts, .. } = run;
     notes.sort();
     notes.dedup();
-    Carved { pool: Pool { name: pool_name(input.node), slices: slices(devices) }, notes }
+    Carved { pool: Pool { name: pool_name(input.node), slices: layout::slices(devices, cuts) }, notes }
 }
 
-/// Whole GPUs in reverse order, in slices of a fixed range of ordinals each: a GPU that comes, goes or gets a taint
-/// changes its own slice only, and the order of the others stays.
-fn slices(devices: BTreeMap<u32, Device>) -> Vec<Slice> {
-    let mut slices: BTreeMap<u32, Slice> = BTreeMap::new();
-    for (ordinal, device) in devices.into_iter().rev() {
-        // The lower limit always: else the first taint on a full slice would split it.
-        slices.entry(ordinal / MAX_DEVICES_TAINTED).or_default().devices.push(device);
-    }
-    slices.into_values().rev().collect()
-}
-
-struct Run<'a> {
-    input: &'a Input<'a>,
-    notes: Vec<Note>,
-    devices: BTreeMap<u32, Device>,
+/// One run of [`carve`]: what goes in, what has come out so far. The part that knows partitions is in
+/// `partition.rs`.
+pub(crate) struct Run<'a> {
+    pub(crate) input: &'a Input<'a>,
+    pub(crate) partitioning: Option<&'a Partitioning<'a>>,
+    /// Partitions that claims have, by the ordinal of their GPU.
+    pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
+    pub(crate) notes: Vec<Note>,
+    /// Whole GPUs, by ordinal.
+    pub(crate) devices: BTreeMap<u32, Device>,
+    /// Partitions and counters, by ordinal.
+    pub(crate) cuts: BTreeMap<u32, Cut>,
 }
 
 impl Run<'_> {
@@ -109,9 +128,12 @@ impl Run<'_> {
         for (uuid, gpu) in &input.inventory.gpus {
             let Some(ordinal) = self.ordinal(uuid) else { continue };
             let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
-            if gpu.facts.mig_mode.is_on() {
+            let plan = self.cut(ordinal, uuid, gpu, &taints);
+            if !plan.offers_whole {
                 if !self.is_held(ordinal) {
-                    self.notes.push(Note::MigModeOn { gpu: uuid.clone() });
+                    if !plan.offers_partitions {
+                        self.notes.push(Note::MigModeOn { gpu: uuid.clone() });
+                    }
                     continue;
                 }
                 let device = DeviceKind::Whole { ordinal }.device_name();
@@ -122,7 +144,11 @@ impl Run<'_> {
                 domain: domains.get(uuid).map(String::as_str),
                 pair: pairs.get(uuid).map(String::as_str),
             };
-            let device = whole::device(ordinal, uuid, gpu, &input.inventory.system, &links, &mut self.notes);
+            let mut device =
+                whole::device(ordinal, uuid, gpu, &input.inventory.system, &links, &mut self.notes);
+            device.capacity.extend(plan.engines);
+            device.consumes = plan.consumes;
+            taints.extend(plan.taints);
             self.publish(ordinal, uuid, device, taints);
         }
     }
@@ -147,19 +173,21 @@ impl Run<'_> {
                 Some(_) => self.ordinal(uuid),
             };
             let Some(ordinal) = ordinal else { continue };
-            if self.devices.contains_key(&ordinal) {
+            if self.devices.contains_key(&ordinal) || self.cuts.contains_key(&ordinal) {
                 continue;
             }
             let device = self.previous(ordinal, uuid);
-            if let Some(error) = &error {
-                let published = device.is_some();
-                self.notes.push(Note::Unreadable { gpu: uuid.clone(), error: error.clone(), published });
+            let partitions = self.previous_partitions(ordinal, uuid);
+            let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
+            if let Some(error) = error {
+                let published = device.is_some() || !partitions.is_empty();
+                self.notes.push(Note::Unreadable { gpu: uuid.clone(), error, published });
+                taints.push(Taint::no_schedule(keys::UNREADABLE, None));
+            }
+            for partition in partitions {
+                self.publish_partition(ordinal, uuid, partition, taints.clone());
             }
             if let Some(device) = device {
-                let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
-                if error.is_some() {
-                    taints.push(Taint::no_schedule(keys::UNREADABLE, None));
-                }
                 self.publish(ordinal, uuid, device, taints);
             }
         }
@@ -169,6 +197,9 @@ impl Run<'_> {
     fn held_without_gpu(&mut self) {
         let input = self.input;
         for name in input.held {
+            if self.held_partition_without_gpu(name) {
+                continue;
+            }
             let known = DeviceKind::parse(name)
                 .ok()
                 .map(DeviceKind::ordinal)
@@ -191,26 +222,37 @@ impl Run<'_> {
     /// The device as it was published last, if it was this GPU's.
     fn previous(&self, ordinal: u32, uuid: &GpuUuid) -> Option<Device> {
         let device = self.input.previous?.device(&DeviceKind::Whole { ordinal }.device_name())?;
-        match device.attributes.get(attributes::GPU_UUID) {
-            Some(AttributeValue::String(text)) if text == uuid.as_str() => Some(device.clone()),
-            _ => None,
+        is_of(device, uuid).then(|| device.clone())
+    }
+
+    fn publish(&mut self, ordinal: u32, uuid: &GpuUuid, device: Device, taints: Vec<Taint>) {
+        let held = self.is_held(ordinal);
+        if let Some(device) = self.tainted(uuid, device, taints, held) {
+            self.devices.insert(ordinal, device);
         }
     }
 
-    fn publish(&mut self, ordinal: u32, uuid: &GpuUuid, mut device: Device, taints: Vec<Taint>) {
+    /// The device with its taints; `None` if it must not be given out and only a taint could say so.
+    pub(crate) fn tainted(
+        &mut self,
+        uuid: &GpuUuid,
+        mut device: Device,
+        taints: Vec<Taint>,
+        held: bool,
+    ) -> Option<Device> {
         device.taints = self.checked(&device.name, taints);
         if !self.input.features.supports(Feature::Taints) {
             let taints = std::mem::take(&mut device.taints);
             // Held: nobody else can get it anyway, and an allocated device stays. Not held: it must not be given
             // out, and without taints leaving it out is the only way to say so.
             if let Some(taint) = taints.into_iter().find(|t| t.effect.blocks())
-                && !self.is_held(ordinal)
+                && !held
             {
                 self.notes.push(Note::TaintsDropped { gpu: uuid.clone(), taint: taint.key });
-                return;
+                return None;
             }
         }
-        self.devices.insert(ordinal, device);
+        Some(device)
     }
 
     /// Taints within the API's limits, strongest first when there are too many. One that is not valid is replaced,
@@ -239,6 +281,11 @@ impl Run<'_> {
         checked.sort();
         checked
     }
+}
+
+/// Whether a published device is of this card.
+pub(crate) fn is_of(device: &Device, uuid: &GpuUuid) -> bool {
+    matches!(device.attributes.get(attributes::GPU_UUID), Some(AttributeValue::String(text)) if text == uuid.as_str())
 }
 
 #[cfg(test)]

@@ -4,12 +4,15 @@
 //! and hands the [`Pool`] to the publisher (`divvy-controller`), the only place that turns it into ResourceSlices.
 //! `divvy demo` and `divvy inventory` call it too. No clock, files, async or Kubernetes client.
 //!
-//! Today every GPU has one alternative, the whole GPU. The types have room for the others: [`CounterSet`] and
-//! [`CounterUse`] for partitions, `allow_multiple` and [`RequestPolicy`] for shares.
+//! [`carve`] gives every GPU one alternative, the whole GPU; [`carve_partitions`] adds what MIG can cut it into. The
+//! types have room for shares: `allow_multiple` and [`RequestPolicy`].
 
 mod carve;
+mod counters;
 mod features;
+mod layout;
 mod note;
+mod partition;
 mod pool;
 mod validate;
 mod whole;
@@ -17,6 +20,7 @@ mod whole;
 pub use carve::{Carved, Input, carve, pool_name};
 pub use features::{Feature, KubeVersion, ServerFeatures};
 pub use note::Note;
+pub use partition::{Offer, PartitionRules, Partitioning, PlacementOrder, carve_partitions};
 pub use pool::{
     Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice,
     Taint, TaintEffect,

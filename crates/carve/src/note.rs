@@ -89,6 +89,58 @@ pub enum Note {
         /// Why it is not offered.
         why: String,
     },
+    /// A policy asks for the whole GPU and its partitions, and only one of them can be offered.
+    #[error("{gpu} is offered only as its MIG mode is now, not both as a whole and in partitions: {why}")]
+    OneMode {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Why.
+        why: &'static str,
+    },
+    /// Its MIG mode is on, and the server cannot store what partitions need.
+    #[error(
+        "{gpu} is not offered in partitions: that needs Kubernetes 1.35 or later with the feature gate DRAPartitionableDevices"
+    )]
+    NoCounters {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Its grid is larger than a counter set of the API.
+    #[error(
+        "{gpu} is not offered in partitions: it has {found} memory slices, a counter set has room for {max}"
+    )]
+    TooManySlices {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// How many it has.
+        found: u32,
+        /// How many there may be.
+        max: u32,
+    },
+    /// A profile has no name.
+    #[error(
+        "GPU instance profile {profile} of {gpu} is not offered: this version does not know it and the driver does not name it"
+    )]
+    UnknownProfile {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// NVML's id of the profile.
+        profile: u32,
+    },
+    /// The driver's numbers contradict each other, and counting by them would refuse what the hardware takes.
+    #[error(
+        "{counter} of {gpu} are not counted: partitions that fit together have {needed}, the largest has {total}"
+    )]
+    CounterDropped {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The counter.
+        counter: &'static str,
+        /// What partitions that fit beside each other have in sum.
+        needed: u64,
+        /// What the set would have.
+        total: u64,
+    },
     /// A claim holds a device that nothing is known about.
     #[error(
         "a claim holds {device}, which this driver does not know: delete the claim, or bring back the version that published it"

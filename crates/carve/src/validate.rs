@@ -12,8 +12,8 @@ pub(crate) const MAX_TAINTS: usize = 16;
 /// Devices in a slice in which any device has taints or consumes counters.
 pub(crate) const MAX_DEVICES_TAINTED: u32 = 64;
 const MAX_DEVICES: usize = 128;
-const MAX_COUNTER_SETS: usize = 8;
-const MAX_COUNTERS: usize = 32;
+pub(crate) const MAX_COUNTER_SETS: usize = 8;
+pub(crate) const MAX_COUNTERS: usize = 32;
 const MAX_CONSUMED_SETS: usize = 2;
 const MAX_VALUES: usize = 32;
 const MAX_ALLOWED_VALUES: usize = 10;

@@ -2,7 +2,7 @@
 //! them so that existing CEL keeps working.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{CudaVersion, DeviceKind, Gpu, GpuUuid, SystemFacts, normalise_version};
+use divvy_model::{CudaVersion, DeviceKind, DeviceName, Gpu, GpuUuid, SystemFacts, normalise_version};
 
 use crate::validate::{MAX_INTEGER, MAX_STRING};
 use crate::{Amount, AttributeValue, Capacity, Device, Note};
@@ -24,9 +24,20 @@ pub(crate) fn device(
     notes: &mut Vec<Note>,
 ) -> Device {
     let facts = &gpu.facts;
+    let mut to = bare_builder(ordinal, uuid, notes);
+    describe(&mut to, gpu, system);
+    to.string(attr::NVLINK_DOMAIN, links.domain);
+    to.string(attr::NVLINK_PAIR, links.pair);
+    to.capacity(cap::MEMORY, facts.memory_bytes.map(Amount::Bytes));
+    to.capacity(cap::MULTIPROCESSORS, facts.multiprocessors.map(|n| Amount::Count(n.into())));
+    to.device
+}
+
+/// What is said of every device cut from a GPU.
+pub(crate) fn describe(to: &mut Builder<'_>, gpu: &Gpu, system: &SystemFacts) {
+    let facts = &gpu.facts;
     let compute = facts.compute_capability;
     let CudaVersion { major, minor } = system.cuda_version;
-    let mut to = bare_builder(ordinal, uuid, notes);
     to.string(attr::PRODUCT_NAME, Some(&facts.product_name));
     to.string(attr::BRAND, facts.brand.name());
     to.string(attr::ARCHITECTURE, facts.architecture.name());
@@ -46,11 +57,6 @@ pub(crate) fn device(
     if let Some(node) = gpu.topology.numa_node {
         to.put(attr::NUMA_NODE, AttributeValue::Int(i64::from(node)));
     }
-    to.string(attr::NVLINK_DOMAIN, links.domain);
-    to.string(attr::NVLINK_PAIR, links.pair);
-    to.capacity(cap::MEMORY, facts.memory_bytes.map(Amount::Bytes));
-    to.capacity(cap::MULTIPROCESSORS, facts.multiprocessors.map(|n| Amount::Count(n.into())));
-    to.device
 }
 
 /// A device of a GPU that nothing is known about but its UUID.
@@ -59,7 +65,7 @@ pub(crate) fn bare(ordinal: u32, uuid: &GpuUuid) -> Device {
 }
 
 fn bare_builder<'a>(ordinal: u32, uuid: &GpuUuid, notes: &'a mut Vec<Note>) -> Builder<'a> {
-    let mut to = Builder { device: Device::new(DeviceKind::Whole { ordinal }.device_name()), notes };
+    let mut to = Builder::new(DeviceKind::Whole { ordinal }.device_name(), notes);
     to.string(attr::TYPE, Some("gpu"));
     to.string(attr::UUID, Some(uuid.as_str()));
     to.string(attr::GPU_UUID, Some(uuid.as_str()));
@@ -69,12 +75,16 @@ fn bare_builder<'a>(ordinal: u32, uuid: &GpuUuid, notes: &'a mut Vec<Note>) -> B
 }
 
 /// Adds values that are known and within the API's limits; the others are noted.
-struct Builder<'a> {
-    device: Device,
-    notes: &'a mut Vec<Note>,
+pub(crate) struct Builder<'a> {
+    pub(crate) device: Device,
+    pub(crate) notes: &'a mut Vec<Note>,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    pub(crate) fn new(name: DeviceName, notes: &'a mut Vec<Note>) -> Self {
+        Self { device: Device::new(name), notes }
+    }
+
     fn put(&mut self, name: &str, value: AttributeValue) {
         self.device.attributes.insert(name.to_owned(), value);
     }
@@ -83,7 +93,7 @@ impl Builder<'_> {
         self.notes.push(Note::ValueLeftOut { device: self.device.name.clone(), name: name.to_owned(), why });
     }
 
-    fn string(&mut self, name: &str, value: Option<&str>) {
+    pub(crate) fn string(&mut self, name: &str, value: Option<&str>) {
         match value {
             None | Some("") => {}
             Some(text) if text.len() <= MAX_STRING => self.put(name, AttributeValue::String(text.to_owned())),
@@ -103,7 +113,7 @@ impl Builder<'_> {
         }
     }
 
-    fn capacity(&mut self, name: &str, amount: Option<Amount>) {
+    pub(crate) fn capacity(&mut self, name: &str, amount: Option<Amount>) {
         match amount {
             None => {}
             Some(amount) if amount.value() <= MAX_INTEGER => {

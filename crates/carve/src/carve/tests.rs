@@ -7,7 +7,7 @@ use divvy_model::{
 };
 
 use super::*;
-use crate::{Amount, Capacity, TaintEffect, validate};
+use crate::{Amount, Capacity, Slice, TaintEffect, validate};
 
 fn uuid(n: u32) -> GpuUuid {
     format!("GPU-12345678-1234-1234-1234-{n:012x}").parse().unwrap()

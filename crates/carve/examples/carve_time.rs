@@ -1,0 +1,71 @@
+//! How long it takes to carve a node whose GPUs are offered whole and in partitions (budget: 2 ms for 16 GPUs), and
+//! how much it publishes: `cargo run --release -p divvy-carve --example carve_time`.
+
+#![expect(clippy::print_stdout, reason = "its output is its purpose")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use divvy_carve::{
+    Input, KubeVersion, Offer, PartitionRules, Partitioning, ServerFeatures, carve_partitions, validate,
+};
+use divvy_gpu_sim::{Engine, SimSpec, mig_capabilities};
+use divvy_model::mig::ProfileVariant;
+use divvy_model::{MigMode, Ordinals};
+
+const ROUNDS: usize = 200;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    for (spec, rare) in [("h100x8", false), ("a100-40x16", false), ("h100x16", false), ("h100x16", true)] {
+        let engine = Engine::new(&spec.parse::<SimSpec>()?);
+        let mut inventory = engine.inventory();
+        let mut ordinals = Ordinals::default();
+        ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+        let mut capabilities = BTreeMap::new();
+        let mut rules = BTreeMap::new();
+        for gpu in engine.gpus() {
+            capabilities.extend(mig_capabilities(&gpu.model).map(|caps| (gpu.facts.uuid.clone(), caps)));
+            let rare = if rare { BTreeSet::from([ProfileVariant::Media]) } else { BTreeSet::new() };
+            rules.insert(
+                gpu.facts.uuid.clone(),
+                PartitionRules { offer: Offer::Both, rare, ..PartitionRules::default() },
+            );
+        }
+        for gpu in inventory.gpus.values_mut() {
+            if !gpu.facts.architecture.toggles_mig_without_reset() {
+                gpu.facts.mig_mode = MigMode::Supported { current: true, pending: true };
+            }
+        }
+        let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1));
+        let (taints, held, occupied) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        let input = Input {
+            node: "node-1",
+            inventory: &inventory,
+            ordinals: &ordinals,
+            taints: &taints,
+            held: &held,
+            previous: None,
+            features: &features,
+        };
+        let partitioning = Partitioning { capabilities: &capabilities, rules: &rules, occupied: &occupied };
+        let mut times: Vec<(Duration, Duration)> = Vec::new();
+        let mut pool = carve_partitions(&input, &partitioning).pool;
+        for _ in 0..ROUNDS {
+            let start = Instant::now();
+            pool = carve_partitions(&input, &partitioning).pool;
+            let carved = start.elapsed();
+            validate(&pool)?;
+            times.push((carved, start.elapsed() - carved));
+        }
+        times.sort();
+        let at = |percent: usize| times.get(ROUNDS * percent / 100).copied().unwrap_or_default();
+        let ((p50, checked), (p99, _)) = (at(50), at(99));
+        println!(
+            "{spec}{}: {} devices in {} slices; carve p50 {p50:?} p99 {p99:?}, validate {checked:?}",
+            if rare { " with +me" } else { "" },
+            pool.devices().count(),
+            pool.slices.len(),
+        );
+    }
+    Ok(())
+}
