@@ -15,7 +15,7 @@ pub struct Args {
     /// Name of this node, as in the Kubernetes API.
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
-    /// Namespace the plugin runs in; Events about the node itself go there.
+    /// Namespace the plugin runs in.
     #[arg(long, env = "NAMESPACE", default_value = "divvy-system")]
     pub namespace: String,
     /// Driver name in ResourceSlices and claims.

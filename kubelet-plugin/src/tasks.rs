@@ -117,10 +117,11 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
         F: Future<Output = T> + Send + 'static,
     {
         running.next += 1;
-        let leave = Leave { running: self.running.clone(), uid: uid.clone(), id: running.next };
+        let (all, uid, id) = (self.running.clone(), uid.clone(), running.next);
         let task = self.tracker.spawn(async move {
-            // Dropped last, also when the work panics: the claim must never stay locked behind dead work.
-            let _leave = leave;
+            // Dropped last, also when the work panics: the claim must never stay locked behind dead work. Made here
+            // and not outside: a runtime that shuts down drops the work at once, under the lock held now.
+            let _leave = Leave { running: all, uid, id };
             match before {
                 Some(Work::Prepare(done, _)) => drop(done.await),
                 Some(Work::Unprepare(done, _)) => drop(done.await),

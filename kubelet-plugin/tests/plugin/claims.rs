@@ -153,3 +153,43 @@ async fn an_unprepare_that_meets_a_waiting_prepare_ends_it_and_nothing_is_left()
     assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
     plugin.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_claim_waits_inside_its_call_for_the_one_that_is_leaving() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let first = node.claim("first", &["gpu-0"]);
+    node.prepare(&first).await.unwrap();
+    // Force-deleted: the API has let go, the kubelet has not asked yet.
+    node.api.delete::<k8s_openapi::api::resource::v1::ResourceClaim>("default", "first").unwrap();
+    let second = node.claim("second", &["gpu-0"]);
+    let begun = std::time::Instant::now();
+    let leave = async {
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        node.unprepare(&first).await
+    };
+    let (answer, left) = tokio::join!(node.prepare(&second), leave);
+    assert_eq!(answer, Ok(vec![device(&second, "gpu", "gpu-0")]));
+    assert_eq!(left, Ok(()));
+    assert!(begun.elapsed() >= std::time::Duration::from_millis(300));
+    assert_eq!(node.records(), [format!("{}.json", second.uid)]);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_allocated_anew_under_its_uid_gets_its_new_device_and_lets_the_old_one_go() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    node.api
+        .modify::<k8s_openapi::api::resource::v1::ResourceClaim>("default", "c", |c| {
+            let allocation = c.status.as_mut().unwrap().allocation.as_mut().unwrap();
+            allocation.devices.as_mut().unwrap().results.as_mut().unwrap()[0].device = "gpu-1".into();
+        })
+        .unwrap();
+    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-1")]));
+    let other = node.claim("other", &["gpu-0"]);
+    assert_eq!(node.prepare(&other).await, Ok(vec![device(&other, "gpu", "gpu-0")]));
+    plugin.stop().await;
+}

@@ -12,4 +12,5 @@ mod claims;
 mod life;
 mod node;
 mod publish;
+mod records;
 mod telling;

@@ -1,0 +1,79 @@
+//! Records that are not as they were written.
+
+use sha2::{Digest, Sha256};
+
+use crate::node::{DRIVER, Node, device, wait};
+
+fn record(node: &Node, uid: &str) -> std::path::PathBuf {
+    node.kubelet.config().plugin_dir(DRIVER).join("claims").join(format!("{uid}.json"))
+}
+
+/// The same record as a later version would have written it.
+fn make_newer(path: &std::path::Path) {
+    let text = fs_err::read_to_string(path).unwrap();
+    let (_, body) = text.trim_end().split_once("\"body\":").unwrap();
+    let body = body.strip_suffix('}').unwrap().replace("\"version\":1", "\"version\":99");
+    let sum: String = Sha256::digest(body.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
+    fs_err::write(path, format!("{{\"checksum\":\"{sum}\",\"body\":{body}}}")).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_truncated_record_is_rebuilt_from_the_api_and_the_claim_keeps_its_device() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    let answer = node.prepare(&claim).await;
+    plugin.stop().await;
+    let path = record(&node, &claim.uid);
+    let text = fs_err::read(&path).unwrap();
+    fs_err::write(&path, &text[..text.len() / 2]).unwrap();
+
+    let plugin = node.start().await;
+    wait("the record", || (fs_err::read(&path).ok()? == text).then_some(())).await;
+    assert_eq!(node.prepare(&claim).await, answer);
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    assert_eq!(node.records(), Vec::<String>::new());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_of_a_later_version_keeps_its_gpu_off_limits_and_is_left_as_it_is() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    plugin.stop().await;
+    let path = record(&node, &claim.uid);
+    make_newer(&path);
+    let text = fs_err::read(&path).unwrap();
+
+    let plugin = node.start().await;
+    let expected =
+        vec![("gpu-1".to_owned(), vec![]), ("gpu-0".to_owned(), vec!["gpu.divvy.dev/fenced".to_owned()])];
+    wait("the taint", || (node.published() == expected).then_some(())).await;
+    assert_eq!(
+        node.prepare(&claim).await.unwrap_err(),
+        format!(
+            "the record of claim default/c (UID {}) was written by a later divvy (version 99); it is left untouched (run that version again, or delete the pod and the claim)",
+            claim.uid
+        )
+    );
+    let other = node.claim("other", &["gpu-0"]);
+    let uuid = &node.sim.uuids()[0];
+    assert_eq!(
+        node.prepare(&other).await.unwrap_err(),
+        format!(
+            "device gpu-0 of claim default/other (UID {}): {uuid} is held by claim default/c (UID {}), whose record was written by a later divvy (version 99) (run that version again, or delete the pod and claim named last)",
+            other.uid, claim.uid
+        )
+    );
+    assert_eq!(node.unprepare(&claim).await, Ok(()), "its pod must be able to end");
+    assert_eq!(fs_err::read(&path).unwrap(), text);
+    let free = node.claim("free", &["gpu-1"]);
+    assert_eq!(
+        node.prepare(&free).await,
+        Ok(vec![device(&free, "gpu", "gpu-1")]),
+        "the other GPU is not concerned"
+    );
+    plugin.stop().await;
+}
