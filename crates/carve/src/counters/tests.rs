@@ -44,14 +44,14 @@ fn judged<'a>(caps: &'a MigCapabilities, budget: &Budget) -> Vec<(Vec<At<'a>>, b
             ((profile.id, at), counters.iter().map(|(name, amount)| (place(name), amount.value())).collect())
         })
         .collect();
-    let takes = |set: &[At<'_>]| {
-        let mut used = vec![0; totals.len()];
+    let fits = |set: &[At<'_>]| {
+        let mut spent = vec![0; totals.len()];
         for (counter, amount) in set.iter().flat_map(|(profile, at)| &uses[&(profile.id, *at)]) {
-            used[*counter] += amount;
+            spent[*counter] += amount;
         }
-        used.iter().zip(&totals).all(|(used, (_, total))| used <= total)
+        spent.iter().zip(&totals).all(|(spent, (_, total))| spent <= total)
     };
-    sets(caps).into_iter().map(|set| (takes(&set), set)).map(|(takes, set)| (set, takes)).collect()
+    sets(caps).into_iter().map(|set| (fits(&set), set)).map(|(fits, set)| (set, fits)).collect()
 }
 
 fn disagreements(caps: &MigCapabilities, judged: &[(Vec<At<'_>>, bool)]) -> Vec<String> {

@@ -123,9 +123,10 @@ mod tests {
 
     #[test]
     fn names_are_those_that_nvidia_smi_prints() {
+        type Row = (u32, u64, &'static str);
         // Total MiB of the GPU, then MiB and published name of each profile. Boards with a simulation are checked
         // row by row beside their tables; here are others, and the cases where rounding decides.
-        let boards: &[(u64, &[(u32, u64, &str)])] = &[
+        let boards: &[(u64, &[Row])] = &[
             (
                 40536,
                 &[(1, 4864, "1g.5gb"), (2, 9856, "2g.10gb"), (3, 19968, "3g.20gb"), (7, 40192, "7g.40gb")],
