@@ -104,6 +104,15 @@ fn a_gpu_that_does_not_answer_stays_as_it_was_with_its_counters() {
     assert_eq!((names(&after), sets(&after)), (names(&before), sets(&before)));
     assert_eq!(blocked(&after).len(), 19);
     assert!(blocked(&after).iter().all(|name| name.starts_with("gpu-1")));
+
+    // After a restart only what is held is known, and is as unreadable.
+    node.hold("gpu-1");
+    node.hold("gpu-1-mig-1g10gb-19-3");
+    let restarted = node.carve(None).pool;
+    assert_eq!(blocked(&restarted), ["gpu-1", "gpu-1-mig-1g10gb-19-3"]);
+    let unreadable = [Taint::no_schedule(keys::UNREADABLE, None)];
+    assert!(blocked(&restarted).iter().all(|name| device(&restarted, name).taints == unreadable));
+    assert_eq!(node.carve(Some(&restarted)).pool, restarted);
 }
 
 #[test]
