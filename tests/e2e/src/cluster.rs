@@ -149,9 +149,9 @@ impl Cluster {
     fn let_nodes_read_claims(&self) -> Result<()> {
         let name = "e2e-nodes-read-claims";
         let rbac = "/apis/rbac.authorization.k8s.io/v1";
-        let rule =
+        let reading =
             json!({"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]});
-        let role = json!({"metadata": {"name": name}, "rules": [rule]});
+        let role = json!({"metadata": {"name": name}, "rules": [reading]});
         let binding = json!({
             "metadata": {"name": name},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
