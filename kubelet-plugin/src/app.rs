@@ -121,6 +121,7 @@ async fn run_ready(
         metrics: metrics.clone(),
         budget: config.timing.call,
         changed: changed.clone(),
+        refresh,
         after: TaskTracker::new(),
     }));
 

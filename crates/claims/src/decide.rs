@@ -129,7 +129,11 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         let uuid = seen
             .ordinals
             .gpu(kind.ordinal())
-            .ok_or_else(|| Refusal::UnknownOrdinal { claim: claim.reference(), device: device() })?;
+            .ok_or_else(|| match seen.inventory {
+                Some(_) => Refusal::UnknownOrdinal { claim: claim.reference(), device: device() },
+                // GPUs get their numbers when they are first seen: nobody can say yet that there is none.
+                None => Refusal::NoInventory,
+            })?;
         let gpu = find(claim, &result.device, uuid, seen)?;
         let hold = if result.admin_access { HoldKind::Admin } else { HoldKind::Whole };
         if hold == HoldKind::Whole {
