@@ -47,11 +47,11 @@ impl Executor {
                 if now >= give_up {
                     return Err(why);
                 }
+                self.parts.clock.sleep(self.config.timing.poll);
                 // The unprepare that is waited for may reach the other plugin instance: it shows in the folder.
                 if now >= look_again || self.state.records_stamp() != seen {
                     break;
                 }
-                self.parts.clock.sleep(self.config.timing.poll);
             }
         }
     }
