@@ -13,9 +13,11 @@ use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::config::Timing;
+use crate::events::Teller;
 use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
 
@@ -34,6 +36,9 @@ pub(crate) struct Carver {
     pub(crate) changed: Arc<Notify>,
     /// Whether a claim is being worked on: what its record says is about to change.
     pub(crate) busy: Arc<dyn Fn(&ClaimUid) -> bool + Send + Sync>,
+    /// Told of GPUs in trouble; in the background.
+    pub(crate) teller: Arc<Teller>,
+    pub(crate) told: TaskTracker,
     pub(crate) desired: watch::Sender<Option<Pool>>,
     pub(crate) metrics: Metrics,
     pub(crate) timing: Timing,
@@ -130,6 +135,10 @@ impl Carver {
         let notes: BTreeSet<Note> = notes.into_iter().collect();
         for note in notes.difference(&memory.notes) {
             tracing::warn!(%note, "not published as it could be");
+            if let Some(reason) = concerns_operators(note) {
+                let (teller, note) = (self.teller.clone(), note.to_string());
+                self.told.spawn(async move { teller.warn_node(reason, &note).await });
+            }
         }
         memory.notes = notes;
         if let Err(error) = validate(&pool) {
@@ -222,6 +231,16 @@ impl Carver {
                     .collect()
             }
         }
+    }
+}
+
+/// The reason of an Event on the node, for notes that somebody should look into.
+fn concerns_operators(note: &Note) -> Option<&'static str> {
+    match note {
+        Note::Unreadable { .. } => Some("gpu-unreadable"),
+        Note::HeldAndGone { .. } => Some("gpu-lost"),
+        Note::HeldUnknown { .. } => Some("unknown-device"),
+        _ => None,
     }
 }
 
