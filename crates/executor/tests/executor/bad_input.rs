@@ -85,7 +85,8 @@ fn a_full_or_read_only_disk_fails_the_prepare_with_advice_and_leaves_nothing_beh
         chain(&error)
     };
     let record = "claim ns/a (UID uid-a) cannot be prepared: the record of claim UID uid-a cannot be written";
-    let undone = "(taking back what had been done failed too: the record of claim UID uid-a cannot be removed";
+    let undone =
+        "(taking back what had been done failed too: the record of claim UID uid-a cannot be removed";
     let text = tried(Place::Store, ErrorKind::StorageFull);
     let full = "(the node's disk is full: free some space): no storage space";
     assert_eq!(text, format!("{record} {full} {undone} {full})"));
@@ -155,7 +156,10 @@ fn an_unreadable_record_that_nobody_can_explain_is_named_and_does_not_stop_unpre
     assert_eq!(world.unprepare(&executor, &x).unwrap(), Unprepared::Lingering(lingering));
     world.lock().api_down = false;
     let events = executor.reconcile(&world.view()).events;
-    assert!(events.contains(&Event::SetAside { claim: x, reason: "the file is empty".to_owned() }), "{events:?}");
+    assert!(
+        events.contains(&Event::SetAside { claim: x, reason: "the file is empty".to_owned() }),
+        "{events:?}"
+    );
     world.prepare(&executor, &claim("a", &[0], "t1")).unwrap();
 }
 
@@ -194,7 +198,8 @@ fn newer_record(world: &World) -> Vec<u8> {
     body["version"] = 99.into();
     body["phase"] = "something new".into();
     let body = body.to_string();
-    let newer = format!("{{\"checksum\":\"{}\",\"body\":{body}}}\n", crate::files::sha256(&body)).into_bytes();
+    let newer =
+        format!("{{\"checksum\":\"{}\",\"body\":{body}}}\n", crate::files::sha256(&body)).into_bytes();
     assert!(matches!(divvy_claims::Record::decode(&newer), Stored::Newer { version: 99, .. }));
     newer
 }

@@ -48,12 +48,20 @@ impl Story {
 
     /// The scheduler: a GPU that no claim in the API has. `watch` has admin access to anything.
     fn allocate(&mut self, name: &str) {
-        let taken: BTreeSet<_> = self.world.lock().api.values().filter(|c| c.name != "watch")
-            .flat_map(|c| c.allocation.results.clone()).map(|r| r.device).collect();
+        let taken: BTreeSet<_> = self
+            .world
+            .lock()
+            .api
+            .values()
+            .filter(|c| c.name != "watch")
+            .flat_map(|c| c.allocation.results.clone())
+            .map(|r| r.device)
+            .collect();
         if self.world.lock().api.contains_key(&uid(name)) {
             return;
         }
-        let free: Vec<_> = (0..GPUS).filter(|n| !taken.contains(&format!("gpu-{n}").parse().unwrap())).collect();
+        let free: Vec<_> =
+            (0..GPUS).filter(|n| !taken.contains(&format!("gpu-{n}").parse().unwrap())).collect();
         self.allocations += 1;
         let mut new = claim(name, &[], &format!("t{}", self.allocations));
         if name == "watch" {
@@ -65,7 +73,10 @@ impl Story {
         } else {
             new.allocation.results = vec![result(free[self.chance.below(free.len())], false)];
         }
-        self.say(format!("allocate {name} {:?}", new.allocation.results.iter().map(|r| r.device.to_string()).collect::<Vec<_>>()));
+        self.say(format!(
+            "allocate {name} {:?}",
+            new.allocation.results.iter().map(|r| r.device.to_string()).collect::<Vec<_>>()
+        ));
         self.world.lock().api.insert(new.uid.clone(), new);
     }
 
@@ -96,7 +107,9 @@ impl Story {
         let record = m.file(Folder::Claims, &name);
         assert_eq!(record, m.synced(Folder::Claims, &name), "answered before the record was on disk");
         match divvy_claims::Record::decode(&record.unwrap()) {
-            Stored::Fine(r) => assert_eq!((r.allocation(), r.phase), (wanted.allocation.clone(), Phase::Prepared)),
+            Stored::Fine(r) => {
+                assert_eq!((r.allocation(), r.phase), (wanted.allocation.clone(), Phase::Prepared));
+            }
             other => panic!("{other:?}"),
         }
         let file = m.cdi.get(&format!("gpu.divvy.dev-claim_{}.json", wanted.uid)).expect("a CDI file");
@@ -115,8 +128,16 @@ impl Story {
             }
             let gpu = self.world.gpu(number);
             let m = self.world.lock();
-            let foreign: Vec<_> = m.processes.get(&gpu).into_iter().flatten()
-                .filter(|p| p.pod.as_deref() != Some(&format!("pod-{}", wanted.name)) && p.pod.as_deref() != Some("pod-watch")).collect();
+            let foreign: Vec<_> = m
+                .processes
+                .get(&gpu)
+                .into_iter()
+                .flatten()
+                .filter(|p| {
+                    p.pod.as_deref() != Some(&format!("pod-{}", wanted.name))
+                        && p.pod.as_deref() != Some("pod-watch")
+                })
+                .collect();
             assert!(foreign.is_empty(), "{} was given out while {foreign:?} use it", result.device);
         }
     }
@@ -130,7 +151,11 @@ impl Story {
                 self.answered.remove(&uid(name));
                 self.lingering.remove(&uid(name));
                 let m = self.world.lock();
-                assert_eq!(m.synced(Folder::Claims, &format!("uid-{name}.json")), None, "a lost power brings it back");
+                assert_eq!(
+                    m.synced(Folder::Claims, &format!("uid-{name}.json")),
+                    None,
+                    "a lost power brings it back"
+                );
                 assert!(!m.cdi.contains_key(&format!("gpu.divvy.dev-claim_uid-{name}.json")));
             }
             Ok(Unprepared::Lingering(_)) => {
@@ -219,9 +244,12 @@ impl Story {
             }
             17 => {
                 // A container starts to compute.
-                if let Some((claim, _)) = self.answered.get(&uid(name)).filter(|(c, _)| !self.lingering.contains(&c.uid)) {
+                if let Some((claim, _)) =
+                    self.answered.get(&uid(name)).filter(|(c, _)| !self.lingering.contains(&c.uid))
+                {
                     for r in claim.allocation.results.clone() {
-                        let gpu = self.world.gpu(r.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap());
+                        let gpu =
+                            self.world.gpu(r.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap());
                         let process = ProcessOnGpu { pid: 100, pod: Some(format!("pod-{name}")) };
                         self.say(format!("process of {name} on {}", r.device));
                         self.world.lock().processes.entry(gpu).or_default().push(process);
@@ -262,7 +290,7 @@ impl Story {
             m.process_error = None;
             m.processes.clear();
         }
-        self.world.pass(Duration::from_secs(300));
+        self.world.pass(Duration::from_mins(5));
         if self.chance.one_in(3) {
             self.restart();
         }
@@ -273,12 +301,15 @@ impl Story {
             }
         }
         self.reconcile();
-        self.world.pass(Duration::from_secs(300));
+        self.world.pass(Duration::from_mins(5));
         self.reconcile();
         let wanted: Vec<_> = self.world.lock().api.values().cloned().collect();
         for claim in wanted {
             self.prepare(&claim.name);
-            assert!(self.answered.get(&claim.uid).is_some_and(|(c, _)| c.allocation == claim.allocation), "not prepared");
+            assert!(
+                self.answered.get(&claim.uid).is_some_and(|(c, _)| c.allocation == claim.allocation),
+                "not prepared"
+            );
         }
         self.reconcile();
     }
@@ -302,8 +333,7 @@ fn run(seed: u64) -> usize {
     }
     story.settle();
     assert_eq!(final_state(&story.world), story.without_trouble());
-    let calls = story.world.lock().calls;
-    calls
+    story.world.lock().calls
 }
 
 /// Runs a story and shows how it went if it failed.
@@ -328,12 +358,16 @@ fn any_order_of_events_with_crashes_anywhere_ends_as_if_nothing_had_gone_wrong()
                 // Once more for its log: the same seed takes the same way.
                 let mut story = Story::new(seed);
                 let world = story.world.clone();
-                told("the sequence", &world, std::panic::AssertUnwindSafe(move || {
-                    let steps = 5 + story.chance.below(30);
-                    (0..steps).for_each(|_| story.random_step());
-                    story.settle();
-                    assert_eq!(final_state(&story.world), story.without_trouble());
-                }));
+                told(
+                    "the sequence",
+                    &world,
+                    std::panic::AssertUnwindSafe(move || {
+                        let steps = 5 + story.chance.below(30);
+                        (0..steps).for_each(|_| story.random_step());
+                        story.settle();
+                        assert_eq!(final_state(&story.world), story.without_trouble());
+                    }),
+                );
                 std::panic::resume_unwind(panic);
             }
         }
@@ -351,33 +385,37 @@ fn a_crash_before_during_and_after_every_single_call_of_a_claims_life_changes_no
                     let mut story = Story::new(u64::try_from(at).unwrap() + 77);
                     let world = story.world.clone();
                     let mut done = false;
-                    told(&format!("{name}, crash {moment:?} call {at}"), &world, std::panic::AssertUnwindSafe(|| {
-                        story.allocate(name);
-                        story.world.crash_in(at, moment);
-                        // Prepare, unprepare, another allocation of the same claim, prepare.
-                        for part in 0..4 {
-                            match part {
-                                0 | 3 => {
-                                    let wanted = story.world.lock().api[&uid(name)].clone();
-                                    drop(story.world.prepare(&story.executor, &wanted));
+                    told(
+                        &format!("{name}, crash {moment:?} call {at}"),
+                        &world,
+                        std::panic::AssertUnwindSafe(|| {
+                            story.allocate(name);
+                            story.world.crash_in(at, moment);
+                            // Prepare, unprepare, another allocation of the same claim, prepare.
+                            for part in 0..4 {
+                                match part {
+                                    0 | 3 => {
+                                        let wanted = story.world.lock().api[&uid(name)].clone();
+                                        drop(story.world.prepare(&story.executor, &wanted));
+                                    }
+                                    1 => drop(story.world.unprepare(&story.executor, &uid(name))),
+                                    _ => {
+                                        story.world.lock().api.clear();
+                                        story.allocate(name);
+                                    }
                                 }
-                                1 => drop(story.world.unprepare(&story.executor, &uid(name))),
-                                _ => {
-                                    story.world.lock().api.clear();
-                                    story.allocate(name);
+                                if story.world.lock().dead {
+                                    if reboot {
+                                        story.world.reboot();
+                                    }
+                                    story.restart();
                                 }
                             }
-                            if story.world.lock().dead {
-                                if reboot {
-                                    story.world.reboot();
-                                }
-                                story.restart();
-                            }
-                        }
-                        done = story.world.lock().calls <= at;
-                        story.settle();
-                        assert_eq!(final_state(&story.world), story.without_trouble());
-                    }));
+                            done = story.world.lock().calls <= at;
+                            story.settle();
+                            assert_eq!(final_state(&story.world), story.without_trouble());
+                        }),
+                    );
                     points += 1;
                     if done {
                         break;

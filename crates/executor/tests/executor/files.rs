@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use divvy_claims::Record;
 use divvy_executor::{
-    CdiDir, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, NoHardwareSteps, Parts, Store,
-    SystemClock, Unprepared, chain,
+    CdiDir, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, NoHardwareSteps,
+    Parts, Store, SystemClock, Unprepared, chain,
 };
 use fs_err as fs;
 
@@ -24,12 +24,16 @@ pub fn sha256(text: &str) -> String {
 
 /// An executor on real files; GPUs, edits and the API are the test machine's.
 fn on_files(root: &std::path::Path, world: &World) -> Executor {
+    with_cdi(root, root.join("cdi"), world)
+}
+
+fn with_cdi(root: &std::path::Path, cdi: std::path::PathBuf, world: &World) -> Executor {
     let seam = Arc::new(world.clone());
     let clock = Arc::new(SystemClock);
     let parts = Parts {
         store: Arc::new(FileStore::open(root.join("plugin")).unwrap()),
         locks: Arc::new(FileLocks::open(root.join("plugin/locks"), clock.clone()).unwrap()),
-        cdi: Arc::new(FileCdiDir::new(root.join("cdi"))),
+        cdi: Arc::new(FileCdiDir::new(cdi)),
         edits: seam.clone(),
         steps: Arc::new(NoHardwareSteps),
         processes: seam.clone(),
@@ -39,13 +43,15 @@ fn on_files(root: &std::path::Path, world: &World) -> Executor {
     };
     let executor = Executor::new(ExecutorConfig::new(DRIVER, "boot-1".parse().unwrap()), parts);
     let inventory = world.lock().inventory.clone().unwrap();
-    let present: Vec<_> = inventory.gpus.values().map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect();
+    let present: Vec<_> =
+        inventory.gpus.values().map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect();
     executor.number_gpus(&present, &|_, _| true).unwrap();
     executor
 }
 
 fn names(dir: &std::path::Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -58,7 +64,8 @@ fn two_instances_prepare_and_unprepare_sixteen_claims_on_eight_gpus_at_once_and_
     // Two claims want each GPU: the second gets it when the first is unprepared, by the other instance.
     std::thread::scope(|scope| {
         for n in 0..8 {
-            let (first, second) = (claim(&format!("first-{n}"), &[n], "t1"), claim(&format!("second-{n}"), &[n], "t2"));
+            let (first, second) =
+                (claim(&format!("first-{n}"), &[n], "t1"), claim(&format!("second-{n}"), &[n], "t2"));
             instances[0].prepare(&first, &instances[0].begin(Duration::from_secs(45))).unwrap();
             let [one, other] = &instances;
             scope.spawn(move || {
@@ -111,56 +118,47 @@ fn the_checksum_of_a_record_is_the_sha256_of_its_body_as_it_stands() {
 fn the_cdi_folder_is_made_but_not_the_one_above_it() {
     let dir = tempfile::tempdir().unwrap();
     let cdi = FileCdiDir::new(dir.path().join("cdi"));
-    assert_eq!((cdi.list().unwrap(), cdi.exists("a.json").unwrap(), cdi.remove("a.json").unwrap()), (vec![], false, false));
+    assert_eq!(
+        (cdi.list().unwrap(), cdi.exists("a.json").unwrap(), cdi.remove("a.json").unwrap()),
+        (vec![], false, false)
+    );
     cdi.write("a.json", b"one").unwrap();
     cdi.write("a.json", b"two").unwrap();
-    assert_eq!((cdi.list().unwrap(), cdi.read("a.json").unwrap()), (vec!["a.json".to_owned()], Some(b"two".to_vec())));
+    assert_eq!(
+        (cdi.list().unwrap(), cdi.read("a.json").unwrap()),
+        (vec!["a.json".to_owned()], Some(b"two".to_vec()))
+    );
     assert!(cdi.remove("a.json").unwrap());
 
-    let world = World::new("h100x2", 1);
-    let root = dir.path().join("node");
-    let executor = on_files(&root, &world);
-    fs::remove_dir_all(&root).unwrap();
-    FileStore::open(root.join("plugin")).unwrap();
-    FileLocks::open(root.join("plugin/locks"), Arc::new(SystemClock)).unwrap();
-    drop(executor);
-    let executor = on_files(&root, &world);
-    // The CDI folder's parent is a file: as if the mount were missing.
-    let error = {
-        let parts_root = dir.path().join("other");
-        let executor_on = on_files(&parts_root, &world);
-        drop(executor_on);
-        let missing = FileCdiDir::new(dir.path().join("absent/cdi"));
-        missing.write("a.json", b"x").unwrap_err()
-    };
-    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
-    executor.prepare(&claim("a", &[0], "t1"), &executor.begin(Duration::from_secs(45))).unwrap();
-    assert_eq!(names(&root.join("cdi")), [format!("{DRIVER}-claim_uid-a.json")]);
+    let missing = FileCdiDir::new(dir.path().join("absent/cdi"));
+    assert_eq!(missing.write("a.json", b"x").unwrap_err().kind(), std::io::ErrorKind::NotFound);
+}
+
+#[test]
+fn names_in_answers_are_those_of_the_cdi_documents() {
+    let uid: divvy_model::ClaimUid = "uid-a".parse().unwrap();
+    assert_eq!(divvy_claims::cdi_kind(DRIVER), divvy_cdi::claim_kind(DRIVER));
+    assert_eq!(divvy_claims::cdi_file_name(DRIVER, &uid), divvy_cdi::claim_file_name(DRIVER, "uid-a"));
+    assert_eq!(
+        divvy_claims::claim_of_cdi_file(DRIVER, &divvy_cdi::claim_file_name(DRIVER, "uid-a")),
+        Some(uid.clone())
+    );
+    for share in [None, Some("s1")] {
+        assert_eq!(
+            divvy_claims::cdi_device_name(&uid, &"gpu-0".parse().unwrap(), share),
+            divvy_cdi::claim_device_name("uid-a", "gpu-0", share)
+        );
+    }
 }
 
 #[test]
 fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::new("h100x2", 1);
-    let seam = Arc::new(world.clone());
-    let clock = Arc::new(SystemClock);
     let folder = dir.path().join("no/such/cdi");
-    let parts = Parts {
-        store: Arc::new(FileStore::open(dir.path()).unwrap()),
-        locks: Arc::new(FileLocks::open(dir.path().join("locks"), clock.clone()).unwrap()),
-        cdi: Arc::new(FileCdiDir::new(&folder)),
-        edits: seam.clone(),
-        steps: Arc::new(NoHardwareSteps),
-        processes: seam.clone(),
-        inventory: seam.clone(),
-        claims: seam,
-        clock,
-    };
-    let executor = Executor::new(ExecutorConfig::new(DRIVER, "boot-1".parse().unwrap()), parts);
-    let present = world.lock().inventory.clone().unwrap();
-    let present: Vec<_> = present.gpus.values().map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect();
-    executor.number_gpus(&present, &|_, _| true).unwrap();
-    let error = executor.prepare(&claim("a", &[0], "t1"), &executor.begin(Duration::from_secs(45))).unwrap_err();
+    let executor = with_cdi(dir.path(), folder.clone(), &world);
+    let error =
+        executor.prepare(&claim("a", &[0], "t1"), &executor.begin(Duration::from_secs(45))).unwrap_err();
     assert_eq!(
         chain(&error),
         format!(
@@ -168,7 +166,7 @@ fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
             folder.display()
         )
     );
-    assert_eq!(names(&dir.path().join("claims")), Vec::<String>::new(), "nothing is left");
+    assert_eq!(names(&dir.path().join("plugin/claims")), Vec::<String>::new(), "nothing is left");
 }
 
 #[test]

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use divvy_cdi::ContainerEdits;
 use divvy_claims::{
-    Allocation, AllocatedDevice, Cause, Claim, ClaimRef, Decision, InstanceId, Observed, Outcome, Phase, PodRef, Progress,
-    Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
+    AllocatedDevice, Allocation, Cause, Claim, ClaimRef, Decision, InstanceId, Observed, Outcome, Phase,
+    PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
 };
 use divvy_executor::{
-    Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor, ExecutorConfig,
-    Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, Parts, PrepareError, ProcessOnGpu,
-    ProcessSource, RunningDevice, Stamp, Steps, Store, Unprepared, UnprepareError,
+    Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
+    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, Parts,
+    PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store, UnprepareError,
+    Unprepared,
 };
 use divvy_gpu_sim::SimNode;
 use divvy_model::{ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress};
@@ -82,7 +83,10 @@ enum Late {
 pub enum HardwareFault {
     Refuses,
     /// Times out; the driver finishes (or drops) it after a while.
-    Late { after: Duration, succeeds: bool },
+    Late {
+        after: Duration,
+        succeeds: bool,
+    },
 }
 
 pub struct Machine {
@@ -165,7 +169,9 @@ impl Machine {
         for (_, succeeds, late) in due {
             if succeeds {
                 match late {
-                    Late::Create { gpu, profile, start, size } => drop(self.create(&gpu, profile, start, size)),
+                    Late::Create { gpu, profile, start, size } => {
+                        drop(self.create(&gpu, profile, start, size));
+                    }
                     Late::Destroy { gpu, uuid } => self.destroy(&gpu, &uuid),
                 }
             }
@@ -178,7 +184,7 @@ impl Machine {
             return None;
         }
         // Ids are reused, as NVML does.
-        let id = (1..).find(|id| on_gpu.iter().all(|i| i.id != *id)).unwrap();
+        let id = (1..100).find(|id| on_gpu.iter().all(|i| i.id != *id)).unwrap();
         self.made += 1;
         let uuid = format!("MIG-{:04}", self.made).parse().unwrap();
         let made = Instance { id, profile, start, size, uuid };
@@ -213,7 +219,11 @@ impl Machine {
 
     pub fn records(&self) -> BTreeMap<ClaimUid, Stored<Record>> {
         let files = self.files(Folder::Claims).into_iter();
-        files.map(|(name, bytes)| (name.strip_suffix(".json").unwrap().parse().unwrap(), Record::decode(&bytes))).collect()
+        files
+            .map(|(name, bytes)| {
+                (name.strip_suffix(".json").unwrap().parse().unwrap(), Record::decode(&bytes))
+            })
+            .collect()
     }
 
     fn change(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>, synced: bool) {
@@ -252,29 +262,32 @@ type Later = Box<dyn FnOnce() + Send>;
 impl World {
     pub fn new(gpus: &str, seed: u64) -> Self {
         let inventory = SimNode::parse(gpus).unwrap().inventory();
-        Self(Arc::new(Mutex::new(Machine {
-            now: Duration::from_secs(1000),
-            boot: 1,
-            chance: Chance(seed),
-            disk: BTreeMap::new(),
-            writes: 0,
-            cdi: BTreeMap::new(),
-            instances: BTreeMap::new(),
-            late: Vec::new(),
-            made: 0,
-            hardware_fault: None,
-            processes: BTreeMap::new(),
-            process_error: None,
-            api: BTreeMap::new(),
-            api_down: false,
-            inventory: Some(Arc::new(inventory)),
-            edits_missing: false,
-            write_error: None,
-            crash: None,
-            dead: false,
-            calls: 0,
-            log: Vec::new(),
-        })), Arc::default())
+        Self(
+            Arc::new(Mutex::new(Machine {
+                now: Duration::from_secs(1000),
+                boot: 1,
+                chance: Chance(seed),
+                disk: BTreeMap::new(),
+                writes: 0,
+                cdi: BTreeMap::new(),
+                instances: BTreeMap::new(),
+                late: Vec::new(),
+                made: 0,
+                hardware_fault: None,
+                processes: BTreeMap::new(),
+                process_error: None,
+                api: BTreeMap::new(),
+                api_down: false,
+                inventory: Some(Arc::new(inventory)),
+                edits_missing: false,
+                write_error: None,
+                crash: None,
+                dead: false,
+                calls: 0,
+                log: Vec::new(),
+            })),
+            Arc::default(),
+        )
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Machine> {
@@ -284,8 +297,14 @@ impl World {
     /// GPUs by their number.
     pub fn gpu(&self, number: usize) -> GpuUuid {
         let machine = self.lock();
-        let mut gpus: Vec<_> =
-            machine.inventory.as_ref().unwrap().gpus.values().map(|g| (g.facts.pci_address, g.facts.uuid.clone())).collect();
+        let mut gpus: Vec<_> = machine
+            .inventory
+            .as_ref()
+            .unwrap()
+            .gpus
+            .values()
+            .map(|g| (g.facts.pci_address, g.facts.uuid.clone()))
+            .collect();
         gpus.sort();
         gpus[number].1.clone()
     }
@@ -391,7 +410,11 @@ impl World {
         }
     }
 
-    pub fn prepare(&self, executor: &Executor, claim: &Claim) -> Result<divvy_claims::Prepared, PrepareError> {
+    pub fn prepare(
+        &self,
+        executor: &Executor,
+        claim: &Claim,
+    ) -> Result<divvy_claims::Prepared, PrepareError> {
         let call = self.call(executor);
         executor.prepare(claim, &call)
     }
@@ -413,7 +436,8 @@ fn with_partitions(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     if claim.name.starts_with("hw")
         && let Decision::Run(plan) = &mut decision
     {
-        let half = |gpu: &GpuUuid, start| Step::CreatePartition { gpu: gpu.clone(), profile: 9, start, size: 4 };
+        let half =
+            |gpu: &GpuUuid, start| Step::CreatePartition { gpu: gpu.clone(), profile: 9, start, size: 4 };
         let exclusive = plan.devices.iter().filter(|d| d.kind.needs().is_some());
         let hardware: Vec<_> = exclusive.flat_map(|d| [half(&d.gpu, 0), half(&d.gpu, 4)]).collect();
         plan.steps.splice(0..0, hardware);
@@ -595,14 +619,20 @@ impl Steps for World {
         let mut m = self.lock();
         m.land();
         let call = m.call("probe", |m, _| {
-            if m.late.iter().any(|(_, _, l)| matches!(l, Late::Create { gpu: g, start: s, .. } if *g == gpu && *s == start)) {
+            if m.late.iter().any(
+                |(_, _, l)| matches!(l, Late::Create { gpu: g, start: s, .. } if *g == gpu && *s == start),
+            ) {
                 return Observed::InFlight;
             }
             let on_gpu = m.instances.get(&gpu).cloned().unwrap_or_default();
-            let here: Vec<_> = on_gpu.iter().filter(|i| i.start < start + size && start < i.start + i.size).collect();
+            let here: Vec<_> =
+                on_gpu.iter().filter(|i| i.start < start + size && start < i.start + i.size).collect();
             match here.as_slice() {
                 [] => Observed::Absent,
-                [one] if (one.start, one.size, one.profile) == (start, size, profile) && !before.contains(&InstanceId(one.id)) => {
+                [one]
+                    if (one.start, one.size, one.profile) == (start, size, profile)
+                        && !before.contains(&InstanceId(one.id)) =>
+                {
                     Observed::Ours(outcome_of(one))
                 }
                 other => Observed::Uncertain(format!("{other:?} is there")),
@@ -618,7 +648,11 @@ impl Steps for World {
         let fault = m.hardware_fault.take();
         m.call(&format!("undo: {step}"), |m, whole| match fault {
             None if !whole && m.chance.one_in(2) => Err(Dead.into()),
-            None if m.late.iter().any(|(_, _, l)| matches!(l, Late::Destroy { uuid: u, .. } if u == uuid)) => {
+            None if m
+                .late
+                .iter()
+                .any(|(_, _, l)| matches!(l, Late::Destroy { uuid: u, .. } if u == uuid)) =>
+            {
                 Err(StepError::NotDone(Cause::new("an earlier call to remove it has not come back")))
             }
             None => {
@@ -639,12 +673,18 @@ impl Steps for World {
 impl DeviceEdits for World {
     fn common(&self) -> Result<ContainerEdits, EditsError> {
         if self.lock().edits_missing {
-            let what = "libcuda.so is not below the driver root (is the driver installed? see --driver-root)".to_owned();
+            let what = "libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
+                .to_owned();
             return Err(EditsError { what, source: None });
         }
         Ok(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"]))
     }
-    fn device(&self, gpu: &Gpu, _: &RecordedDevice, steps: &[StepState]) -> Result<ContainerEdits, EditsError> {
+    fn device(
+        &self,
+        gpu: &Gpu,
+        _: &RecordedDevice,
+        steps: &[StepState],
+    ) -> Result<ContainerEdits, EditsError> {
         let made = steps.iter().filter(|s| matches!(s.progress, Progress::Done { .. })).count();
         Ok(ContainerEdits::env([format!("GPU={}", gpu.facts.uuid), format!("PARTITIONS={made}")]))
     }
@@ -717,7 +757,12 @@ pub fn final_state(world: &World) -> FinalState {
     FinalState {
         records: records.collect(),
         cdi: m.cdi.iter().map(|(n, b)| (n.clone(), String::from_utf8(b.clone()).unwrap())).collect(),
-        instances: m.instances.iter().filter(|(_, l)| !l.is_empty()).map(|(g, l)| (g.clone(), places(l))).collect(),
+        instances: m
+            .instances
+            .iter()
+            .filter(|(_, l)| !l.is_empty())
+            .map(|(g, l)| (g.clone(), places(l)))
+            .collect(),
         gpu_states: m.files(Folder::Gpus),
     }
 }
