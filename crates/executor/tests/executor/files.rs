@@ -13,7 +13,7 @@ use fs_err as fs;
 use crate::world::{DRIVER, World, claim};
 
 /// SHA-256 in hex, by the system's tool: the format must not depend on our own code.
-pub fn sha256(text: &str) -> String {
+pub(crate) fn sha256(text: &str) -> String {
     use std::io::Write;
     use std::process::{Command, Stdio};
     let mut tool = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

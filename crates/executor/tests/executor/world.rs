@@ -20,28 +20,28 @@ use divvy_executor::{
 use divvy_gpu_sim::SimNode;
 use divvy_model::{ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress};
 
-pub const DRIVER: &str = "gpu.divvy.dev";
+pub(crate) const DRIVER: &str = "gpu.divvy.dev";
 
 /// A small deterministic source of chance.
 #[derive(Debug, Clone)]
-pub struct Chance(pub u64);
+pub(crate) struct Chance(pub u64);
 
 impl Chance {
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         usize::try_from((z ^ (z >> 31)) % u64::try_from(n).unwrap()).unwrap()
     }
-    pub fn one_in(&mut self, n: usize) -> bool {
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 }
 
 /// Where in a call the process dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub(crate) enum Moment {
     Before,
     During,
     After,
@@ -49,7 +49,7 @@ pub enum Moment {
 
 /// The process dies at the call `in_calls` calls from now.
 #[derive(Debug, Clone, Copy)]
-pub struct Crash {
+pub(crate) struct Crash {
     pub in_calls: usize,
     pub moment: Moment,
 }
@@ -63,7 +63,7 @@ struct File {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Instance {
+pub(crate) struct Instance {
     pub id: u32,
     pub profile: u32,
     pub start: u32,
@@ -80,7 +80,7 @@ enum Late {
 
 /// What the next hardware call does instead of working.
 #[derive(Debug, Clone, Copy)]
-pub enum HardwareFault {
+pub(crate) enum HardwareFault {
     Refuses,
     /// Times out; the driver finishes (or drops) it after a while.
     Late {
@@ -89,7 +89,7 @@ pub enum HardwareFault {
     },
 }
 
-pub struct Machine {
+pub(crate) struct Machine {
     pub now: Duration,
     pub boot: u32,
     pub chance: Chance,
@@ -117,7 +117,7 @@ pub struct Machine {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     Store,
     Cdi,
 }
@@ -196,28 +196,28 @@ impl Machine {
         self.instances.entry(gpu.clone()).or_default().retain(|i| i.uuid != *uuid);
     }
 
-    pub fn file(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
+    pub(crate) fn file(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
         self.disk.get(&(folder, name.to_owned()))?.seen.as_ref().map(|(bytes, _)| bytes.clone())
     }
 
     /// What a loss of power would leave.
-    pub fn synced(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
+    pub(crate) fn synced(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
         self.disk.get(&(folder, name.to_owned()))?.synced.clone()
     }
 
     /// Writes a file behind the executor's back.
-    pub fn put(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>) {
+    pub(crate) fn put(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>) {
         self.writes += 1;
         let seen = bytes.map(|b| (b.to_vec(), self.writes));
         self.disk.insert((folder, name.to_owned()), File { seen, synced: bytes.map(<[u8]>::to_vec) });
     }
 
-    pub fn files(&self, folder: Folder) -> BTreeMap<String, Vec<u8>> {
+    pub(crate) fn files(&self, folder: Folder) -> BTreeMap<String, Vec<u8>> {
         let here = self.disk.iter().filter(|((f, _), _)| *f == folder);
         here.filter_map(|((_, name), file)| Some((name.clone(), file.seen.clone()?.0))).collect()
     }
 
-    pub fn records(&self) -> BTreeMap<ClaimUid, Stored<Record>> {
+    pub(crate) fn records(&self) -> BTreeMap<ClaimUid, Stored<Record>> {
         let files = self.files(Folder::Claims).into_iter();
         files
             .map(|(name, bytes)| {
@@ -254,13 +254,13 @@ impl From<Dead> for StepError {
 
 /// The machine as one process of it sees it: all seams.
 #[derive(Clone)]
-pub struct World(pub Arc<Mutex<Machine>>, Arc<Mutex<Vec<(Duration, Later)>>>);
+pub(crate) struct World(pub Arc<Mutex<Machine>>, Arc<Mutex<Vec<(Duration, Later)>>>);
 
 /// What happens while somebody waits.
 type Later = Box<dyn FnOnce() + Send>;
 
 impl World {
-    pub fn new(gpus: &str, seed: u64) -> Self {
+    pub(crate) fn new(gpus: &str, seed: u64) -> Self {
         let inventory = SimNode::parse(gpus).unwrap().inventory();
         Self(
             Arc::new(Mutex::new(Machine {
@@ -290,12 +290,12 @@ impl World {
         )
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Machine> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Machine> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// GPUs by their number.
-    pub fn gpu(&self, number: usize) -> GpuUuid {
+    pub(crate) fn gpu(&self, number: usize) -> GpuUuid {
         let machine = self.lock();
         let mut gpus: Vec<_> = machine
             .inventory
@@ -316,7 +316,7 @@ impl World {
     }
 
     /// Starts the executor's process: GPUs are numbered, nothing is restored yet.
-    pub fn start(&self) -> Executor {
+    pub(crate) fn start(&self) -> Executor {
         {
             // What an opened store does: an earlier process may have died between rename and fsync of the folder.
             let mut m = self.lock();
@@ -348,16 +348,16 @@ impl World {
         executor
     }
 
-    pub fn crash_in(&self, in_calls: usize, moment: Moment) {
+    pub(crate) fn crash_in(&self, in_calls: usize, moment: Moment) {
         self.lock().crash = Some(Crash { in_calls, moment });
     }
 
-    pub fn no_crash(&self) {
+    pub(crate) fn no_crash(&self) {
         self.lock().crash = None;
     }
 
     /// The process is killed. A call that is still in the driver ends one way or the other.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         let mut m = self.lock();
         m.dead = true;
         m.crash = None;
@@ -367,7 +367,7 @@ impl World {
     }
 
     /// Power is lost: what was not synced may be gone, hardware and the CDI folder are as new.
-    pub fn reboot(&self) {
+    pub(crate) fn reboot(&self) {
         self.kill();
         let mut m = self.lock();
         m.boot += 1;
@@ -390,18 +390,18 @@ impl World {
     }
 
     /// Something that happens that much later, while somebody waits.
-    pub fn later(&self, after: Duration, what: impl FnOnce() + Send + 'static) {
+    pub(crate) fn later(&self, after: Duration, what: impl FnOnce() + Send + 'static) {
         let at = self.lock().now + after;
         self.1.lock().unwrap().push((at, Box::new(what)));
     }
 
-    pub fn pass(&self, time: Duration) {
+    pub(crate) fn pass(&self, time: Duration) {
         let mut m = self.lock();
         m.now += time;
         m.land();
     }
 
-    pub fn view(&self) -> ClusterView {
+    pub(crate) fn view(&self) -> ClusterView {
         let m = self.lock();
         ClusterView {
             claims: (!m.api_down).then(|| m.api.clone()),
@@ -410,7 +410,7 @@ impl World {
         }
     }
 
-    pub fn prepare(
+    pub(crate) fn prepare(
         &self,
         executor: &Executor,
         claim: &Claim,
@@ -419,7 +419,11 @@ impl World {
         executor.prepare(claim, &call)
     }
 
-    pub fn unprepare(&self, executor: &Executor, uid: &ClaimUid) -> Result<Unprepared, UnprepareError> {
+    pub(crate) fn unprepare(
+        &self,
+        executor: &Executor,
+        uid: &ClaimUid,
+    ) -> Result<Unprepared, UnprepareError> {
         let call = self.call(executor);
         executor.unprepare(uid, &call)
     }
@@ -445,7 +449,7 @@ fn with_partitions(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     decision
 }
 
-pub fn result(device: usize, admin_access: bool) -> AllocatedDevice {
+pub(crate) fn result(device: usize, admin_access: bool) -> AllocatedDevice {
     AllocatedDevice {
         request: "main".to_owned(),
         pool: "node-a-gpus".to_owned(),
@@ -456,7 +460,7 @@ pub fn result(device: usize, admin_access: bool) -> AllocatedDevice {
     }
 }
 
-pub fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim {
+pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim {
     Claim {
         uid: format!("uid-{name}").parse().unwrap(),
         namespace: "ns".to_owned(),
@@ -736,14 +740,14 @@ impl Clock for World {
 
 /// Everything that must not depend on how the machine got there. Names that hardware gives anew each time are left out.
 #[derive(Debug, PartialEq, Eq)]
-pub struct FinalState {
+pub(crate) struct FinalState {
     pub records: BTreeMap<ClaimUid, (Allocation, Phase, Vec<Step>)>,
     pub cdi: BTreeMap<String, String>,
     pub instances: BTreeMap<GpuUuid, Vec<(u32, u32, u32)>>,
     pub gpu_states: BTreeMap<String, Vec<u8>>,
 }
 
-pub fn final_state(world: &World) -> FinalState {
+pub(crate) fn final_state(world: &World) -> FinalState {
     let m = world.lock();
     let records = m.records().into_iter().map(|(uid, stored)| match stored {
         Stored::Fine(r) => (uid, (r.allocation(), r.phase, r.steps.into_iter().map(|s| s.step).collect())),
