@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use divvy_fake_cluster::Gate;
 use divvy_gpu_sim::profile;
+use divvy_model::MigMode;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 
@@ -123,5 +124,21 @@ async fn an_api_server_that_is_away_at_the_start_keeps_nobody_from_leaving_and_g
     node.api.start();
     plugin.wait_ready().await;
     assert_eq!(node.published(), plain(&["gpu-0"]));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_in_mig_mode_is_left_out_without_listing_the_clusters_claims_again_and_again() {
+    let node = Node::new("h100x2");
+    let first = node.sim.uuids()[0].clone();
+    node.sim.edit(|engine| {
+        engine.gpu(&first).unwrap().facts.mig_mode = MigMode::Supported { current: true, pending: true };
+    });
+    let plugin = node.start().await;
+    wait("the other GPU", || (node.published() == plain(&["gpu-1"])).then_some(())).await;
+    node.api.forget_requests();
+    // Several times as long as the pause between two such lists.
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    assert_eq!(node.api.count("list", "resourceclaims"), 0);
     plugin.stop().await;
 }
