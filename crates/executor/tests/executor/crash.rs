@@ -86,6 +86,7 @@ impl Story {
         let answer = self.world.prepare(&self.executor, &wanted);
         self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
         if let Ok(prepared) = answer {
+            self.forget_released(); // Whoever waits also finishes what lingers.
             self.check_answer(&wanted, &prepared);
             self.lingering.remove(&wanted.uid);
             self.answered.insert(wanted.uid.clone(), (wanted, prepared));
@@ -158,11 +159,14 @@ impl Story {
                 );
                 assert!(!m.cdi.contains_key(&format!("gpu.divvy.dev-claim_uid-{name}.json")));
             }
-            Ok(Unprepared::Lingering(_)) => {
+            // A process that died may have done its work.
+            Ok(Unprepared::Lingering(_)) | Err(_) => {
                 self.lingering.insert(uid(name));
             }
             Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
-            Ok(_) | Err(_) => {}
+            Ok(_) => {
+                self.lingering.insert(uid(name));
+            }
         }
         self.recover();
     }
@@ -195,30 +199,41 @@ impl Story {
 
     fn reconcile(&mut self) {
         self.say("reconcile".to_owned());
-        let before = self.world.lock().records();
         let report = self.executor.reconcile(&self.world.view());
         self.say(format!("    {:?}", report.events));
         self.recover();
-        // Orphans: claims gone from the API, never unprepared.
-        let after = self.world.lock().records();
+        // Whatever it let go must not be allocated as it was answered, or have been unprepared.
+        let records = self.world.lock().records();
         let api = self.world.lock().api.clone();
-        for uid in before.keys().filter(|uid| !after.contains_key(*uid)) {
-            if !api.contains_key(uid) || self.lingering.contains(uid) {
-                self.answered.remove(uid);
-            }
+        let gone: Vec<_> = self.answered.keys().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        for uid in gone {
+            let (answered, _) = self.answered.remove(&uid).unwrap();
+            let live = api.get(&uid).is_some_and(|c| c.allocation == answered.allocation);
+            assert!(!live || self.lingering.contains(&uid), "reconcile undid {uid}, which is in use");
         }
         self.forget_released();
     }
 
     fn random_step(&mut self) {
-        let name = NAMES[self.chance.below(NAMES.len())];
-        match self.chance.below(22) {
-            0..=3 => self.allocate(name),
-            4..=8 => self.prepare(name),
-            9..=11 => self.unprepare(name),
-            12 => {
-                self.say(format!("deallocate {name}"));
-                self.world.lock().api.remove(&uid(name));
+        let any = NAMES[self.chance.below(NAMES.len())];
+        let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
+        let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
+        let mut one_of = |names: &[String]| {
+            // Mostly one for which it matters.
+            if names.is_empty() || self.chance.one_in(4) {
+                any.to_owned()
+            } else {
+                names[self.chance.below(names.len())].clone()
+            }
+        };
+        let (allocated, known) = (one_of(&allocated), one_of(&known));
+        match self.chance.below(23) {
+            0..=3 => self.allocate(any),
+            4..=8 => self.prepare(&allocated),
+            9..=10 => self.unprepare(&known),
+            11..=12 => {
+                self.say(format!("deallocate {allocated}"));
+                self.world.lock().api.remove(&uid(&allocated));
             }
             13 => {
                 let moment = [Moment::Before, Moment::During, Moment::After][self.chance.below(3)];
@@ -242,16 +257,17 @@ impl Story {
                 self.say(format!("next hardware call: {fault:?}"));
                 self.world.lock().hardware_fault = Some(fault);
             }
-            17 => {
-                // A container starts to compute.
-                if let Some((claim, _)) =
-                    self.answered.get(&uid(name)).filter(|(c, _)| !self.lingering.contains(&c.uid))
-                {
-                    for r in claim.allocation.results.clone() {
-                        let gpu =
-                            self.world.gpu(r.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap());
-                        let process = ProcessOnGpu { pid: 100, pod: Some(format!("pod-{name}")) };
-                        self.say(format!("process of {name} on {}", r.device));
+            17 | 22 => {
+                // A container of some claim starts to compute.
+                let running: Vec<_> =
+                    self.answered.values().filter(|(c, _)| !self.lingering.contains(&c.uid)).collect();
+                if !running.is_empty() {
+                    let claim = running[self.chance.below(running.len())].0.clone();
+                    for r in &claim.allocation.results {
+                        let number = r.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap();
+                        let gpu = self.world.gpu(number);
+                        let process = ProcessOnGpu { pid: 100, pod: Some(format!("pod-{}", claim.name)) };
+                        self.say(format!("process of {} on {}", claim.name, r.device));
                         self.world.lock().processes.entry(gpu).or_default().push(process);
                     }
                 }
@@ -327,7 +343,7 @@ impl Story {
 
 fn run(seed: u64) -> usize {
     let mut story = Story::new(seed);
-    let steps = 5 + story.chance.below(30);
+    let steps = 10 + story.chance.below(40);
     for _ in 0..steps {
         story.random_step();
     }
@@ -346,7 +362,7 @@ fn told(what: &str, world: &World, story: impl FnOnce() + std::panic::UnwindSafe
 
 #[test]
 fn any_order_of_events_with_crashes_anywhere_ends_as_if_nothing_had_gone_wrong() {
-    let sequences = std::env::var("DIVVY_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(400_u64);
+    let sequences = std::env::var("DIVVY_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(300_u64);
     let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
     let began = Instant::now();
     let mut calls = 0;
@@ -362,7 +378,7 @@ fn any_order_of_events_with_crashes_anywhere_ends_as_if_nothing_had_gone_wrong()
                     "the sequence",
                     &world,
                     std::panic::AssertUnwindSafe(move || {
-                        let steps = 5 + story.chance.below(30);
+                        let steps = 10 + story.chance.below(40);
                         (0..steps).for_each(|_| story.random_step());
                         story.settle();
                         assert_eq!(final_state(&story.world), story.without_trouble());
