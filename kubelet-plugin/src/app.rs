@@ -153,6 +153,7 @@ async fn run_ready(
         &config,
         desired,
         in_charge.clone(),
+        registered.clone(),
         features_tx,
         ready.slices,
         metrics.clone(),

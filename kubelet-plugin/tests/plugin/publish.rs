@@ -142,3 +142,27 @@ async fn a_gpu_in_mig_mode_is_left_out_without_listing_the_clusters_claims_again
     assert_eq!(node.api.count("list", "resourceclaims"), 0);
     plugin.stop().await;
 }
+
+#[tokio::test]
+async fn nothing_is_published_before_the_kubelet_has_registered_the_plugin() {
+    let node = Node::new("h100x1");
+    let elsewhere = node.dir.path().join("not-watched");
+    fs_err::create_dir_all(&elsewhere).unwrap();
+    let mut config = node.config(&[]);
+    let socket = config.sockets.registration.file_name().unwrap().to_owned();
+    config.sockets.registration = elsewhere.join(&socket);
+    let plugin = node.start_with(config);
+    let waiting = wait("all but the registration", || {
+        let missing = plugin.readiness.missing();
+        let names: Vec<&str> = missing.iter().filter_map(|line| line.split(':').next()).collect();
+        (names == ["registered", "slices"]).then_some(missing)
+    })
+    .await;
+    assert!(waiting.iter().any(|line| line.contains("nothing is published before")), "{waiting:?}");
+    assert_eq!(node.api.count("create", "resourceslices"), 0);
+    // The kubelet finds the socket.
+    fs_err::rename(elsewhere.join(&socket), node.kubelet.config().registry_dir().join(&socket)).unwrap();
+    plugin.wait_ready().await;
+    assert_eq!(node.api.list::<ResourceSlice>().len(), 1);
+    plugin.stop().await;
+}
