@@ -159,12 +159,9 @@ impl Story {
                 );
                 assert!(!m.cdi.contains_key(&format!("gpu.divvy.dev-claim_uid-{name}.json")));
             }
-            // A process that died may have done its work.
-            Ok(Unprepared::Lingering(_)) | Err(_) => {
-                self.lingering.insert(uid(name));
-            }
             Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
-            Ok(_) => {
+            // Said to linger; or the process died, and may have done its work.
+            Ok(_) | Err(_) => {
                 self.lingering.insert(uid(name));
             }
         }
