@@ -1,6 +1,7 @@
 //! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to tell a person.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind};
 use serde::{Deserialize, Serialize};
@@ -70,6 +71,8 @@ pub struct Record {
     pub devices: Vec<RecordedDevice>,
     /// Pods the claim was reserved for when it was prepared.
     pub pods: Vec<PodRef>,
+    /// When (time since that boot) the prepare that made it arrived: an unprepare that arrived earlier is not about it.
+    pub received: Option<Duration>,
     /// Where it is in its life.
     pub phase: Phase,
     /// Its hardware steps, in the order they are carried out.
@@ -87,6 +90,7 @@ impl Record {
             allocated_at: claim.allocation.allocated_at.clone(),
             devices,
             pods: claim.pods.clone(),
+            received: None,
             phase,
             steps: Vec::new(),
         }
@@ -153,6 +157,8 @@ struct RecordV1 {
     devices: Vec<RecordedDevice>,
     #[serde(default)]
     pods: Vec<PodRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    received: Option<Duration>,
     phase: Phase,
     #[serde(default)]
     steps: Vec<StepState>,
@@ -169,6 +175,7 @@ const VERSIONS: Versions<Record> = Versions {
             allocated_at: r.allocated_at.clone(),
             devices: r.devices.clone(),
             pods: r.pods.clone(),
+            received: r.received,
             phase: r.phase.clone(),
             steps: r.steps.clone(),
         })
@@ -183,6 +190,7 @@ const VERSIONS: Versions<Record> = Versions {
             allocated_at: v.allocated_at,
             devices: v.devices,
             pods: v.pods,
+            received: v.received,
             phase: v.phase,
             steps: v.steps,
         })
