@@ -230,10 +230,11 @@ impl Executor {
             }
         }
         self.clear_fences(&record)?;
-        Ok(match earlier {
+        match earlier {
             Some(earlier) => self.state.put_back(&record.uid, earlier)?,
             None => self.state.remove_record(&record.uid)?,
-        })
+        }
+        Ok(())
     }
 
     fn undo_step(&self, state: &mut StepState) -> Result<(), String> {

@@ -75,7 +75,7 @@ fn a_record_of_an_earlier_boot_that_cannot_be_carried_out_again_now_is_later() {
         let whole = final_state(&world);
         world.reboot();
         let executor = world.start();
-        world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
+        world.lock().write_error = Some((Place::Cdi, ErrorKind::StorageFull));
         let events = executor.restore_cdi(Refresh::All).events;
         assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
         world.lock().write_error = None;
@@ -95,7 +95,7 @@ fn an_unreadable_record_whose_replacement_fails_stays_in_the_way() {
     let a = claim("a", &[0], "t1");
     world.prepare(&executor, &a).unwrap();
     world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
-    world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
+    world.lock().write_error = Some((Place::Cdi, ErrorKind::StorageFull));
     world.prepare(&executor, &a).unwrap_err();
     world.lock().write_error = None;
     assert_eq!(world.lock().file(Folder::Claims, "uid-a.json").unwrap(), b"{");
