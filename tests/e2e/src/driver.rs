@@ -134,7 +134,7 @@ impl<'a> Driver<'a> {
         poll("end of the plugin", PATIENCE, || Ok(self.pods()?.is_empty() && self.pids()?.is_empty()))
     }
 
-    /// Starts the plugin again after [`Driver::stop`].
+    /// Starts the plugin again after [`Driver::stop`]. Slices stay published meanwhile, so they do not say when it is back.
     pub fn start(&self) -> Result<()> {
         self.label_node(true)?;
         self.wait_until_ready().map(drop)

@@ -151,9 +151,8 @@ const DEBUG: &str = "http://127.0.0.1:9441/debug/state";
 pub(super) fn plugin_pod(env: &Env) -> Result<()> {
     let pod = env.driver.wait_until_ready()?;
     let &[pid] = env.driver.pids()?.as_slice() else { bail!("there is not one plugin process") };
-    let namespace = |pid: u32, kind: &str| {
-        Ok::<_, std::io::Error>(fs_err::read_link(env.cluster.node_path(format!("/proc/{pid}/ns/{kind}")))?)
-    };
+    let namespace =
+        |pid: u32, kind: &str| fs_err::read_link(env.cluster.node_path(format!("/proc/{pid}/ns/{kind}")));
     let kubelet = env.cluster.component(Component::Kubelet).pid().context("no kubelet")?;
     ensure!(
         namespace(pid, "pid")? == namespace(kubelet, "pid")?,
