@@ -28,7 +28,7 @@ use crate::events::Teller;
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
 use crate::publish::Carver;
-use crate::publisher::Publishing;
+use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
 use crate::reconcile::Keeper;
 use crate::registration::{Registered, Registrar};
@@ -153,9 +153,7 @@ async fn run_ready(
     let (publisher, status) = Publishing::new(
         client,
         &config,
-        desired,
-        in_charge.clone(),
-        registered.clone(),
+        Signals { desired, publishes: in_charge.clone(), registered: registered.clone() },
         features_tx,
         ready.slices,
         metrics.clone(),
