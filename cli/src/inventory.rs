@@ -1,5 +1,6 @@
 //! `divvy inventory`: the GPUs of this machine or of a simulated one, and what divvy would publish of them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -64,14 +65,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 fn of_this_machine(args: &Args) -> Result<Inventory> {
     let host = HostRoot::default();
-    let library = match &args.nvml_library {
-        Some(path) => path.clone(),
-        None => {
-            let driver = divvy_host::find_driver(&host, args.driver_root.as_deref()).context(
-                "no NVIDIA driver was found on this machine (divvy inventory --sim h100x2 needs none)",
-            )?;
-            driver.nvml_library
-        }
+    let library = if let Some(path) = &args.nvml_library {
+        path.clone()
+    } else {
+        divvy_host::find_driver(&host, args.driver_root.as_deref())
+            .context("no NVIDIA driver was found on this machine (divvy inventory --sim h100x2 needs none)")?
+            .nvml_library
     };
     let driver = divvy_nvml::NvmlDriver::open(Some(&library))
         .context("NVML cannot be used (divvy inventory --sim h100x2 needs no GPU)")?;
@@ -86,8 +85,8 @@ fn shown(inventory: &Inventory) -> Shown {
         node: "this-node",
         inventory,
         ordinals: &ordinals,
-        taints: &Default::default(),
-        held: &Default::default(),
+        taints: &BTreeMap::new(),
+        held: &BTreeSet::new(),
         previous: None,
         features: &ServerFeatures::default(),
     });

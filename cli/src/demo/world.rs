@@ -49,7 +49,6 @@ impl World {
         let kubelet_config = KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone());
         let args = Args {
             node_name: NODE.to_owned(),
-            namespace: "divvy".to_owned(),
             driver_name: names::DRIVER.to_owned(),
             plugin_dir: Some(kubelet_config.plugin_dir(names::DRIVER)),
             registry_dir: kubelet_config.registry_dir(),
@@ -62,6 +61,7 @@ impl World {
             nvml_library: None,
             hook_path: None,
             http: String::new(),
+            debug_http: String::new(),
             kubeconfig: None,
             log_format: LogFormat::Plain,
             log_level: String::new(),
