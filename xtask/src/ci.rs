@@ -33,7 +33,6 @@ const STEPS: &[Step] = &[
         command: &["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
     },
     Step { name: "test", command: &["cargo", "test", "--workspace", "--locked"] },
-    Step { name: "release", command: &["cargo", "build", "--release", "--workspace", "--locked"] },
     Step { name: "demo", command: &["cargo", "run", "--release", "--locked", "-p", "divvy", "--", "demo"] },
 ];
 
