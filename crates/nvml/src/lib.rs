@@ -9,10 +9,13 @@ mod driver;
 mod facts;
 mod ffi;
 mod inventory;
+mod mig;
 mod session;
 mod wait;
 mod workers;
 
+#[cfg(test)]
+mod mig_tests;
 #[cfg(test)]
 mod session_tests;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The driver against the mock library, through NVML's C ABI. Sessions: `session_tests.rs`.
 
 use divvy_gpu_sim::Fault;
+use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{
     Architecture, Expect, FabricFacts, GpuDriver, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, HostTopology,
     MigMode, NvLinkPeer, conformance,
@@ -157,6 +158,13 @@ fn each_fault_meets_its_operation_once_a_call() {
     let library = TestLibrary::new("h100x2");
     let uuids = library.uuids();
     let driver = library.open();
+    let gpu = &uuids[0];
+    driver.set_mig_mode(gpu, true).unwrap();
+    let living =
+        library.state.edit(|e| e.make_foreign_instance(gpu, GpuInstanceProfileId(19), 0)).unwrap().unwrap();
+    let at = |start| Placement { start, size: 1 };
+    let [empty, open] =
+        [1, 3].map(|n| driver.create_gpu_instance(gpu, GpuInstanceProfileId(19), at(n)).unwrap().id);
     let fails = |op: GpuOp| -> Vec<bool> {
         library.state.edit(|e| e.set_fault(Fault::fail(GpuErrorCode::UNKNOWN).of(op).times(1))).unwrap();
         let failed = (0..2).map(|_| match op {
@@ -165,7 +173,22 @@ fn each_fault_meets_its_operation_once_a_call() {
             GpuOp::List => driver.list().is_err(),
             GpuOp::Facts => driver.facts(&uuids[0]).is_err(),
             GpuOp::MigMode => driver.mig_mode(&uuids[0]).is_err(),
-            GpuOp::Processes => driver.processes(&uuids[0]).is_err(),
+            GpuOp::Processes => driver.processes(gpu).is_err(),
+            GpuOp::MigCapabilities => driver.mig_capabilities(gpu).is_err(),
+            GpuOp::SetMigMode => driver.set_mig_mode(gpu, true).is_err(),
+            GpuOp::GpuInstances => driver.gpu_instances(gpu).is_err(),
+            GpuOp::CreateGpuInstance => {
+                driver.create_gpu_instance(gpu, GpuInstanceProfileId(19), at(2)).is_err()
+            }
+            GpuOp::DestroyGpuInstance => driver.destroy_gpu_instance(gpu, empty).is_err(),
+            GpuOp::ComputeProfiles => driver.compute_profiles(gpu, living.gpu_instance).is_err(),
+            GpuOp::ComputeInstances => driver.compute_instances(gpu, living.gpu_instance).is_err(),
+            GpuOp::CreateComputeInstance => {
+                driver.create_compute_instance(gpu, open, living.profile).is_err()
+            }
+            GpuOp::DestroyComputeInstance => {
+                driver.destroy_compute_instance(gpu, living.gpu_instance, living.id).is_err()
+            }
         });
         failed.collect()
     };

@@ -6,6 +6,8 @@
 
 mod device;
 mod links;
+mod mig;
+mod mig_devices;
 mod system;
 
 use std::ffi::{CString, c_char, c_uint};
@@ -94,7 +96,7 @@ pub(super) fn pci_info(address: PciAddress, device_id: u32) -> nvmlPciInfo_t {
 }
 
 /// A text in an array, with at least one NUL after it.
-fn chars<const N: usize>(text: &str) -> [c_char; N] {
+pub(super) fn chars<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (slot, byte) in array.iter_mut().take(N.saturating_sub(1)).zip(text.bytes()) {
         *slot = byte.cast_signed();
