@@ -113,15 +113,18 @@ async fn run_ready(
     part(&mut parts, "the inventory", owner.run(parts_stop.clone()));
 
     let changed = Arc::new(Notify::new());
+    let teller = Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name));
+    let told = TaskTracker::new();
     let service = Arc::new(ClaimService::new(One {
         driver: config.driver_name.clone(),
         executor: executor.clone(),
         fetcher,
-        teller: Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name)),
+        teller: teller.clone(),
         metrics: metrics.clone(),
         budget: config.timing.call,
         changed: changed.clone(),
-        after: TaskTracker::new(),
+        refresh,
+        after: told.clone(),
     }));
 
     let (registered_tx, registered) = watch::channel(Registered::NotYet);
@@ -138,6 +141,8 @@ async fn run_ready(
         features,
         changed: changed.clone(),
         busy: Arc::new(move |uid| busy.is_busy(uid)),
+        teller,
+        told,
         desired: desired_tx,
         metrics: metrics.clone(),
         timing: config.timing,
@@ -148,6 +153,7 @@ async fn run_ready(
         &config,
         desired,
         in_charge.clone(),
+        registered.clone(),
         features_tx,
         ready.slices,
         metrics.clone(),

@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, env = "DRIVER_NAME", default_value = divvy_api::names::DRIVER)]
     pub driver_name: String,
     /// Where records, locks and the DRA socket live; the same path on the host and in the container.
-    /// [default: /var/lib/kubelet/plugins/<driver name>]
+    /// [default: the driver name in /var/lib/kubelet/plugins]
     #[arg(long, env = "PLUGIN_DIR", value_parser = path)]
     pub plugin_dir: Option<PathBuf>,
     /// Where the kubelet looks for registration sockets.

@@ -2,11 +2,14 @@
 //! come back within a second or two: without them no further container of the claim can start.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use futures::FutureExt;
 use rustix::fs::inotify;
+use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
 /// Tells when something vanished from a folder.
@@ -34,17 +37,39 @@ impl FolderWatch {
 
     /// Waits until something vanished, and then for `settle`, so that a burst is told once.
     pub(crate) async fn vanished(&mut self, settle: Duration) -> io::Result<()> {
-        drop(self.inotify.readable().await?);
-        tokio::time::sleep(settle).await;
-        let mut guard = self.inotify.readable().await?;
-        let mut buffer = [0_u8; 4096];
-        // What happened does not matter: the restore looks at every file that should be there.
-        while let Ok(Ok(read)) = guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut buffer)?)) {
-            if read == 0 {
+        loop {
+            let mut told = self.inotify.readable().await?;
+            let vanished = drain(told.get_inner())?;
+            // Readiness as it was before the drain: what came since stays ready.
+            told.clear_ready();
+            if vanished {
                 break;
             }
         }
+        tokio::time::sleep(settle).await;
+        if let Some(told) = self.inotify.readable().now_or_never() {
+            let mut told = told?;
+            drain(told.get_inner())?;
+            told.clear_ready();
+        }
         Ok(())
+    }
+}
+
+/// Reads all that is told; whether something vanished that a runtime would have read.
+fn drain(fd: &OwnedFd) -> io::Result<bool> {
+    let mut vanished = false;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(fd, &mut buffer);
+    loop {
+        match reader.next() {
+            // Without a name it is the folder itself. Other names are files being written, renamed when done.
+            Ok(event) => {
+                vanished |= event.file_name().is_none_or(|name| name.to_bytes().ends_with(b".json"));
+            }
+            Err(Errno::WOULDBLOCK) => return Ok(vanished),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -59,13 +84,17 @@ mod tests {
         fs_err::create_dir(&folder).unwrap();
         fs_err::write(folder.join("a.json"), "{}").unwrap();
         let mut watch = FolderWatch::new(&folder).unwrap();
+        fs_err::write(folder.join("b.tmp"), "{}").unwrap();
+        fs_err::rename(folder.join("b.tmp"), folder.join("b.json")).unwrap();
+        let quiet = tokio::time::timeout(Duration::from_millis(50), watch.vanished(Duration::ZERO)).await;
+        assert!(quiet.is_err(), "a file that is written is not told");
         fs_err::remove_file(folder.join("a.json")).unwrap();
         let in_time = Duration::from_secs(10);
         let settle = Duration::from_millis(1);
         tokio::time::timeout(in_time, watch.vanished(settle)).await.unwrap().unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.vanished(settle)).await;
         assert!(quiet.is_err(), "told once");
-        fs_err::remove_dir(&folder).unwrap();
+        fs_err::remove_dir_all(&folder).unwrap();
         tokio::time::timeout(in_time, watch.vanished(settle)).await.unwrap().unwrap();
         assert!(FolderWatch::new(&folder).is_err());
     }

@@ -50,13 +50,27 @@ pub(crate) struct Teller {
     client: Client,
     recorder: Recorder,
     driver: String,
+    node: String,
 }
 
 impl Teller {
     pub(crate) fn new(client: Client, driver: &str, node: &str) -> Self {
         let reporter = Reporter { controller: names::REPORTER.to_owned(), instance: Some(node.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { client, recorder, driver: driver.to_owned() }
+        Self { client, recorder, driver: driver.to_owned(), node: node.to_owned() }
+    }
+
+    /// A warning on this node, for the people who run it.
+    pub(crate) async fn warn_node(&self, reason: &str, note: &str) {
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(self.node.clone()),
+            // As the kubelet's own: `kubectl describe node` looks for the name here.
+            uid: Some(self.node.clone()),
+            ..ObjectReference::default()
+        };
+        self.event(reason, note, "Publish", &about).await;
     }
 
     /// A warning on a claim.
@@ -69,20 +83,23 @@ impl Teller {
             uid: Some(claim.uid.to_string()),
             ..ObjectReference::default()
         };
+        self.event(reason, note, "Prepare", &about).await;
+    }
+
+    async fn event(&self, reason: &str, note: &str, action: &str, about: &ObjectReference) {
         let event = Event {
             type_: EventType::Warning,
             reason: camel_case(reason),
             note: Some(cut(note, LONGEST_NOTE)),
-            action: "Prepare".to_owned(),
+            action: action.to_owned(),
             secondary: None,
         };
-        match timeout(ANSWER, self.recorder.publish(&event, &about)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(claim = %claim, error = %crate::chain(&error), "Event not written");
-            }
-            Err(_) => tracing::warn!(claim = %claim, "Event not written: no answer in time"),
-        }
+        let problem = match timeout(ANSWER, self.recorder.publish(&event, about)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => crate::chain(&error),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        tracing::warn!(kind = about.kind, name = about.name, problem, "Event not written");
     }
 
     /// Puts the verdict into the claim's status, unless it is there already.

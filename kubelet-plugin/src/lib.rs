@@ -1,9 +1,10 @@
-//! The node plugin.
+//! The node plugin. Called by its `main`, and by `divvy demo` and tests with fakes in [`Deps`].
 //!
-//! A claim's way through it: [`dra`] (gRPC in, gRPC out) → [`service`] (one claim: read it from the API, check it,
-//! hand it to the executor, tell the user) → [`tasks`] (one claim, one task) → `divvy_executor` on a thread of its
-//! own. What is published goes the other way: [`inventory`] (owner of the GPUs' facts) → [`publish`] (carve) →
-//! `divvy_controller`. [`app`] wires the tasks together and stops them; `main` parses flags.
+//! A claim's way through it: `dra` (gRPC in, gRPC out) → `service` (one claim: read it from the API, check it, hand
+//! it to the executor, tell the user) → `tasks` (one claim, one task) → `divvy_executor` on a thread of its own.
+//! What is published goes the other way: `inventory` (owner of the GPUs' facts) → `publish` (carve) → `publisher`
+//! (`divvy_controller`, while this instance holds the `publisher_lock`). `reconcile` keeps files and records right.
+//! `app` wires these tasks together and stops them; `start` makes the real things that they work on.
 
 mod api;
 mod app;

@@ -13,9 +13,11 @@ use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::config::Timing;
+use crate::events::Teller;
 use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
 
@@ -34,6 +36,9 @@ pub(crate) struct Carver {
     pub(crate) changed: Arc<Notify>,
     /// Whether a claim is being worked on: what its record says is about to change.
     pub(crate) busy: Arc<dyn Fn(&ClaimUid) -> bool + Send + Sync>,
+    /// Told of GPUs in trouble; in the background.
+    pub(crate) teller: Arc<Teller>,
+    pub(crate) told: TaskTracker,
     pub(crate) desired: watch::Sender<Option<Pool>>,
     pub(crate) metrics: Metrics,
     pub(crate) timing: Timing,
@@ -45,8 +50,12 @@ struct Memory {
     /// Already logged.
     notes: BTreeSet<Note>,
     problem: Option<String>,
-    /// GPUs with a number and no device, since when.
-    missing: BTreeMap<GpuUuid, Instant>,
+    /// GPUs with a number that are not there and not published, since when.
+    gone: BTreeMap<GpuUuid, Instant>,
+    /// Whether the API has told once who holds what.
+    asked: bool,
+    /// Whether a device is published only because a claim holds it.
+    keeps_withdrawn: bool,
     /// Devices that claims in the API hold; as of when.
     held: Option<(Instant, BTreeSet<DeviceName>)>,
 }
@@ -104,25 +113,30 @@ impl Carver {
                 features: &features,
             })
         };
-        let mut carved = carve_with(&BTreeSet::new());
-        let missing = missing(&kept.ordinals, &carved.pool);
+        let offered = carve_with(&BTreeSet::new());
+        let gone = gone(&kept.ordinals, &inventory, &offered.pool);
         let now = Instant::now();
-        memory.missing.retain(|gpu, _| missing.contains_key(gpu));
-        for gpu in missing.keys() {
-            memory.missing.entry(gpu.clone()).or_insert(now);
+        memory.gone.retain(|gpu, _| gone.contains(gpu));
+        for gpu in &gone {
+            memory.gone.entry(gpu.clone()).or_insert(now);
         }
-        if missing.is_empty() {
+        // Something known is not offered any more: if a claim holds it, it must stay published. Who holds what is
+        // only asked then, since the answer is a list of all claims.
+        let vanished =
+            || previous.iter().flat_map(Pool::devices).any(|d| offered.pool.device(&d.name).is_none());
+        let unsure = || !memory.asked && lacks_a_whole_gpu(&kept.ordinals, &offered.pool);
+        if gone.is_empty() && !memory.keeps_withdrawn && !vanished() && !unsure() {
             memory.held = None;
-        } else {
-            // Something known is not offered any more: if a claim holds it, it must stay published.
-            let held = self.held(memory, now, previous.as_ref()).await;
-            carved = carve_with(
-                &held.into_iter().filter(|device| missing.values().any(|m| m == device)).collect(),
-            );
+            self.publish(memory, offered);
+            return None;
         }
-        let again = (!missing.is_empty()).then_some(self.timing.withdrawn);
-        self.publish(memory, carved);
-        again
+        let held = self.held(memory, now, previous.as_ref()).await;
+        let withdrawn: BTreeSet<DeviceName> =
+            held.into_iter().filter(|device| offered.pool.device(device).is_none()).collect();
+        memory.keeps_withdrawn = !withdrawn.is_empty();
+        let again = !(gone.is_empty() && withdrawn.is_empty());
+        self.publish(memory, carve_with(&withdrawn));
+        again.then_some(self.timing.withdrawn)
     }
 
     fn publish(&self, memory: &mut Memory, carved: Carved) {
@@ -130,6 +144,10 @@ impl Carver {
         let notes: BTreeSet<Note> = notes.into_iter().collect();
         for note in notes.difference(&memory.notes) {
             tracing::warn!(%note, "not published as it could be");
+            if let Some(reason) = concerns_operators(note) {
+                let (teller, note) = (self.teller.clone(), note.to_string());
+                self.told.spawn(async move { teller.warn_node(reason, &note).await });
+            }
         }
         memory.notes = notes;
         if let Err(error) = validate(&pool) {
@@ -155,7 +173,7 @@ impl Carver {
         // for as long as a claim in the API holds it.
         let patience = self.timing.withdrawn * 10;
         let gone: BTreeSet<GpuUuid> = memory
-            .missing
+            .gone
             .iter()
             .filter(|(_, since)| since.elapsed() > patience)
             .map(|(gpu, _)| gpu.clone())
@@ -165,8 +183,9 @@ impl Carver {
         let busy = self.busy.clone();
         let read = tokio::task::spawn_blocking(move || {
             let keep = |gpu: &GpuUuid, ordinal: u32| {
-                let device = DeviceKind::Whole { ordinal }.device_name();
-                !gone.contains(gpu) || held.as_ref().is_none_or(|held| held.contains(&device))
+                let of_it =
+                    |device: &DeviceName| DeviceKind::parse(device).is_ok_and(|d| d.ordinal() == ordinal);
+                !gone.contains(gpu) || held.as_ref().is_none_or(|held| held.iter().any(of_it))
             };
             let ordinals = match present {
                 Some(present) => executor.number_gpus(&present, &keep).map_err(|e| crate::chain(&e))?,
@@ -211,6 +230,7 @@ impl Carver {
                 let held: BTreeSet<DeviceName> =
                     results.filter_map(|result| result.device.parse().ok()).collect();
                 memory.held = Some((now, held.clone()));
+                memory.asked = true;
                 held
             }
             Err(error) => {
@@ -225,17 +245,37 @@ impl Carver {
     }
 }
 
+/// The reason of an Event on the node, for notes that somebody should look into.
+fn concerns_operators(note: &Note) -> Option<&'static str> {
+    match note {
+        Note::Unreadable { .. } => Some("gpu-unreadable"),
+        Note::HeldAndGone { .. } => Some("gpu-lost"),
+        Note::HeldUnknown { .. } => Some("unknown-device"),
+        _ => None,
+    }
+}
+
 fn taint(taints: &mut BTreeMap<GpuUuid, Vec<Taint>>, gpu: &GpuUuid, key: &str) {
     taints.entry(gpu.clone()).or_default().push(Taint::no_schedule(key, None));
 }
 
-/// Numbered GPUs that have no device in the pool, with the device's name.
-fn missing(ordinals: &Ordinals, pool: &Pool) -> BTreeMap<GpuUuid, DeviceName> {
-    ordinals
-        .iter()
-        .map(|(gpu, ordinal)| (gpu.clone(), DeviceKind::Whole { ordinal }.device_name()))
-        .filter(|(_, device)| pool.device(device).is_none())
-        .collect()
+/// Numbered GPUs that NVML does not list and that have no device in the pool.
+fn gone(ordinals: &Ordinals, inventory: &Inventory, pool: &Pool) -> BTreeSet<GpuUuid> {
+    let listed = |gpu: &GpuUuid| {
+        inventory.gpus.contains_key(gpu) || inventory.problems.iter().any(|problem| problem.gpu == *gpu)
+    };
+    let all =
+        ordinals.iter().filter(|(gpu, ordinal)| !listed(gpu) && pool.device(&whole(*ordinal)).is_none());
+    all.map(|(gpu, _)| gpu.clone()).collect()
+}
+
+/// Whether a numbered GPU is not offered as a whole. It may be held as one from before this process began.
+fn lacks_a_whole_gpu(ordinals: &Ordinals, pool: &Pool) -> bool {
+    ordinals.iter().any(|(_, ordinal)| pool.device(&whole(ordinal)).is_none())
+}
+
+fn whole(ordinal: u32) -> DeviceName {
+    DeviceKind::Whole { ordinal }.device_name()
 }
 
 /// Claims by phase, in the order of [`PHASES`].

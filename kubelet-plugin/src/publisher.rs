@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::registration::Registered;
 
 const VERSION_RETRY: Duration = Duration::from_secs(10);
 
@@ -20,6 +21,7 @@ pub(crate) struct Publishing {
     config: PublisherConfig,
     desired: watch::Receiver<Option<Pool>>,
     publishes: watch::Receiver<bool>,
+    registered: watch::Receiver<Registered>,
     features: watch::Sender<ServerFeatures>,
     status: watch::Sender<PublishStatus>,
     ready: ReadyHandle,
@@ -33,6 +35,7 @@ impl Publishing {
         config: &Config,
         desired: watch::Receiver<Option<Pool>>,
         publishes: watch::Receiver<bool>,
+        registered: watch::Receiver<Registered>,
         features: watch::Sender<ServerFeatures>,
         ready: ReadyHandle,
         metrics: Metrics,
@@ -42,13 +45,31 @@ impl Publishing {
         let config =
             PublisherConfig { driver: config.driver_name.clone(), node_name: config.node_name.clone() };
         (
-            Self { client, config, desired, publishes, features, status, ready, metrics, version_every },
+            Self {
+                client,
+                config,
+                desired,
+                publishes,
+                registered,
+                features,
+                status,
+                ready,
+                metrics,
+                version_every,
+            },
             receiver,
         )
     }
 
     /// Runs until `stop`. Slices stay.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
+        // A pod that is placed here before the kubelet knows us fails its first start and waits a minute or more for
+        // the next (seen on a real cluster), so devices appear only once they can be prepared.
+        self.ready.waiting("the kubelet has not registered this plugin yet: nothing is published before");
+        tokio::select! {
+            _ = self.registered.wait_for(|registered| *registered == Registered::Yes) => {}
+            () = stop.cancelled() => return,
+        }
         let mut ask_version = tokio::time::Instant::now();
         while !stop.is_cancelled() {
             if !*self.publishes.borrow_and_update() {

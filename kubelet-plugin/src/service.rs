@@ -44,6 +44,8 @@ pub(crate) struct One {
     pub(crate) budget: Duration,
     /// Told when records have changed.
     pub(crate) changed: Arc<Notify>,
+    /// Asks for the GPUs to be read again now.
+    pub(crate) refresh: Arc<Notify>,
     /// What goes on after the answer.
     pub(crate) after: TaskTracker,
 }
@@ -186,6 +188,10 @@ impl One {
                 let message = failure.message();
                 self.metrics.failed("prepare", failure.category());
                 tracing::warn!(category = failure.category(), error = %message, "claim not prepared");
+                if matches!(failure, Failure::Prepare(_)) {
+                    // What is known of the GPU may be old news.
+                    self.refresh.notify_one();
+                }
                 self.tell_failure(claim, seen, &failure, &message);
                 Err(message)
             }

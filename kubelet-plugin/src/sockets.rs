@@ -64,14 +64,12 @@ fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong> {
 /// Removes sockets of instances that died without doing so: the kubelet would dial a registration socket for ever.
 /// Only those named as ours are, and only where nobody listens.
 pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
-    let (registration, dra) = (format!("{driver}-"), "dra-".to_owned());
-    for (path, prefix, suffix) in
-        [(&names.registration, registration, "@reg.sock"), (&names.dra, dra, ".sock")]
-    {
+    for (path, stem, suffix) in [(&names.registration, driver, "@reg.sock"), (&names.dra, "dra", ".sock")] {
         let Some(Ok(entries)) = path.parent().map(fs_err::read_dir) else { continue };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let ours = name.to_str().is_some_and(|name| name.starts_with(&prefix) && name.ends_with(suffix));
+            let own_part = name.to_str().and_then(|name| name.strip_prefix(stem)?.strip_suffix(suffix));
+            let ours = own_part.is_some_and(|part| part.is_empty() || part.starts_with('-'));
             let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
             if ours
                 && entry.path() != *path

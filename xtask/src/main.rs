@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod check;
 mod ci;
 mod cluster;
@@ -31,6 +32,8 @@ enum Command {
     Cluster(cluster::Args),
     /// The end-to-end cases, on a cluster of their own
     E2e(e2e::Args),
+    /// What the released plugin costs: latency, start, memory, CPU, size, each beside a reference and its budget
+    Bench(bench::Args),
     /// The driver's container image as an OCI layout
     Image(image::Args),
 }
@@ -53,6 +56,7 @@ fn run(command: Command) -> Result<()> {
         Command::Check => check::run(&root),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
+        Command::Bench(args) => bench::run(&root, &args),
         Command::Image(args) => image::run(&args),
     }
 }

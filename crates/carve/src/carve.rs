@@ -176,8 +176,10 @@ impl Run<'_> {
             if self.devices.contains_key(&ordinal) || self.cuts.contains_key(&ordinal) {
                 continue;
             }
-            let device = self.previous(ordinal, uuid);
-            let partitions = self.previous_partitions(ordinal, uuid);
+            // What is held and was not published before (a restart) is as unreadable as what was.
+            let bare = || self.is_held(ordinal).then(|| whole::bare(ordinal, uuid));
+            let device = self.previous(ordinal, uuid).or_else(bare);
+            let partitions = self.last_known_partitions(ordinal, uuid);
             let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
             if let Some(error) = error {
                 let published = device.is_some() || !partitions.is_empty();

@@ -12,7 +12,7 @@ use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid};
 use crate::carve::{self, Carved, Input, Run, is_of};
 use crate::counters::{Budget, RESOURCES, amounts, set_name};
 use crate::whole::{Builder, describe};
-use crate::{Capacity, CounterSet, CounterUse, Device, Feature, Note, ServerFeatures, Taint};
+use crate::{Capacity, CounterSet, CounterUse, Device, Feature, Note, Pool, ServerFeatures, Taint};
 
 /// What a node's GPUs may be cut into, and by which rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,13 +271,20 @@ impl Run<'_> {
         }
     }
 
-    /// The partitions of a GPU as they were published last.
-    pub(crate) fn previous_partitions(&self, ordinal: u32, uuid: &GpuUuid) -> Vec<Device> {
-        let Some(previous) = self.input.previous.filter(|_| self.partitioning.is_some()) else {
-            return Vec::new();
-        };
+    /// The partitions of a GPU that does not answer: those published last, and those that claims hold.
+    pub(crate) fn last_known_partitions(&self, ordinal: u32, uuid: &GpuUuid) -> Vec<Device> {
+        let Some(_) = self.partitioning else { return Vec::new() };
         let of_gpu = |name: &DeviceName| PartitionName::parse(name).is_ok_and(|name| name.ordinal == ordinal);
-        previous.devices().filter(|device| of_gpu(&device.name) && is_of(device, uuid)).cloned().collect()
+        let last = self.input.previous.into_iter().flat_map(Pool::devices);
+        let mut devices: Vec<_> =
+            last.filter(|device| of_gpu(&device.name) && is_of(device, uuid)).cloned().collect();
+        for held in self.held_partitions.get(&ordinal).into_iter().flatten() {
+            let name = held.device_name();
+            if !devices.iter().any(|device| device.name == name) {
+                devices.push(self.previous_or_bare(held, uuid));
+            }
+        }
+        devices
     }
 
     fn previous_or_bare(&self, name: &PartitionName, uuid: &GpuUuid) -> Device {

@@ -126,10 +126,11 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
             .map_err(|source| Refusal::UnknownDevice { claim: claim.reference(), source })?;
         // Only decoded and checked: there is nothing to set on a whole GPU yet.
         let _config = resolve(claim, seen.driver, &result.request, kind)?;
-        let uuid = seen
-            .ordinals
-            .gpu(kind.ordinal())
-            .ok_or_else(|| Refusal::UnknownOrdinal { claim: claim.reference(), device: device() })?;
+        let uuid = seen.ordinals.gpu(kind.ordinal()).ok_or_else(|| match seen.inventory {
+            Some(_) => Refusal::UnknownOrdinal { claim: claim.reference(), device: device() },
+            // GPUs get their numbers when they are first seen: nobody can say yet that there is none.
+            None => Refusal::NoInventory,
+        })?;
         let gpu = find(claim, &result.device, uuid, seen)?;
         let hold = if result.admin_access { HoldKind::Admin } else { HoldKind::Whole };
         if hold == HoldKind::Whole {

@@ -175,7 +175,8 @@ impl Executor {
         let records = self.state.records()?;
         // A record that cannot be read may refer to any number.
         let all_readable = records.values().all(|r| r.fine().is_some());
-        let recorded: Vec<_> = records.values().filter_map(|r| r.fine()).flat_map(divvy_claims::Record::gpus).collect();
+        let recorded: Vec<_> =
+            records.values().filter_map(|r| r.fine()).flat_map(divvy_claims::Record::gpus).collect();
         let forgot = all_readable
             && ordinals.forget(|gpu, number| {
                 present.iter().any(|(p, _)| p == gpu) || recorded.contains(gpu) || keep(gpu, number)

@@ -21,8 +21,8 @@ enum Attempt {
     Done(Prepared),
     /// Others are in the way.
     Wait(Holders),
-    /// It may go better soon; this is the answer if it does not.
-    Again(PrepareError),
+    /// It may go better soon; this is the answer if it does not. A claim named here fences a GPU.
+    Again(PrepareError, Option<ClaimUid>),
 }
 
 impl Executor {
@@ -36,7 +36,13 @@ impl Executor {
             let why = match self.attempt(claim, call)? {
                 Attempt::Done(prepared) => return Ok(prepared),
                 Attempt::Wait(holders) => self.press(claim, &holders, &mut asked)?.into(),
-                Attempt::Again(why) => why,
+                Attempt::Again(why, fenced_by) => {
+                    // The late call may have come back.
+                    if let Some(uid) = fenced_by {
+                        drop(self.finish(&uid));
+                    }
+                    why
+                }
             };
             let look_again = self.parts.clock.now() + self.config.timing.look_again;
             loop {
@@ -47,11 +53,11 @@ impl Executor {
                 if now >= give_up {
                     return Err(why);
                 }
+                self.parts.clock.sleep(self.config.timing.poll);
                 // The unprepare that is waited for may reach the other plugin instance: it shows in the folder.
                 if now >= look_again || self.state.records_stamp() != seen {
                     break;
                 }
-                self.parts.clock.sleep(self.config.timing.poll);
             }
         }
     }
@@ -89,7 +95,15 @@ impl Executor {
                 Err(source) => again_if_transient(PrepareError::Cdi { claim: claim.reference(), source }),
             },
             Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
-            Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => Ok(Attempt::Again(refusal.into())),
+            Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => {
+                let fenced_by = match &refusal {
+                    Refusal::Fenced { gpu, .. } => {
+                        gpus.get(gpu).and_then(|s| Some(s.fine()?.fence.as_ref()?.claim.clone()))
+                    }
+                    _ => None,
+                };
+                Ok(Attempt::Again(refusal.into(), fenced_by))
+            }
             Decision::Refuse(refusal) => Err(refusal.into()),
             Decision::Run(plan) => {
                 let mut revived = own.fine();
@@ -97,7 +111,7 @@ impl Executor {
                     && let Some(record) = revived.take()
                     && let Some(why) = self.undo_first(claim, record)?
                 {
-                    return Ok(Attempt::Again(why));
+                    return Ok(Attempt::Again(why, None));
                 }
                 match self.run(claim, plan, revived, call) {
                     Ok(prepared) => Ok(Attempt::Done(prepared)),
@@ -213,7 +227,7 @@ impl Executor {
 /// Missing driver files or device nodes may be on their way; nothing has been left behind.
 fn again_if_transient(error: PrepareError) -> Result<Attempt, PrepareError> {
     match &error {
-        PrepareError::Cdi { source, .. } if CdiError::is_transient(source) => Ok(Attempt::Again(error)),
+        PrepareError::Cdi { source, .. } if CdiError::is_transient(source) => Ok(Attempt::Again(error, None)),
         _ => Err(error),
     }
 }

@@ -34,9 +34,14 @@ pub struct ClusterView {
     pub kubelet_connected_since: Option<Duration>,
 }
 
-/// Since when claims have looked orphaned.
+/// Since when claims have looked orphaned, in one reconcile after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Orphans(BTreeMap<ClaimUid, Duration>);
+pub(crate) struct Orphans {
+    /// Counts reconciles.
+    pass: u64,
+    /// Since when, and in which reconcile it was last so.
+    since: BTreeMap<ClaimUid, (Duration, u64)>,
+}
 
 const BRIEFLY: Duration = Duration::from_millis(100);
 
@@ -63,7 +68,9 @@ impl Executor {
             }
             report.events.extend(self.check_cdi_files(claims, view));
             let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-            orphans.0.retain(|uid, _| !claims.contains_key(uid));
+            let pass = orphans.pass;
+            orphans.since.retain(|_, (_, last)| *last == pass);
+            orphans.pass += 1;
         }
         self.check_fences(&mut report);
         let old = self.parts.clock.now().saturating_sub(self.config.timing.tombstones);
@@ -73,7 +80,7 @@ impl Executor {
         report
     }
 
-    /// An orphan is undone only if its claim no longer allocates the device, no running pod lists it, it has been so
+    /// An orphan is undone only if its claim no longer has this allocation, no running pod lists it, it has been so
     /// for a grace period with a connected kubelet, and no process is on it.
     fn check_orphan(
         &self,
@@ -82,10 +89,8 @@ impl Executor {
         view: &ClusterView,
     ) -> Option<Event> {
         let uid = &record.uid;
-        let allocated =
-            claims.get(uid).is_some_and(|c| record.devices.iter().any(|d| c.allocates(&d.allocated.device)));
-        if allocated {
-            self.orphans.lock().unwrap_or_else(PoisonError::into_inner).0.remove(uid);
+        // Allocated anew with some of the same devices: what is on record still has to go, and waits for its prepare.
+        if claims.get(uid).is_some_and(|claim| record.is_of(&claim.allocation)) {
             return None;
         }
         let kept = |why: &str| Some(Event::Kept { claim: uid.clone(), why: why.to_owned() });
@@ -122,7 +127,10 @@ impl Executor {
     fn grace_is_over(&self, uid: &ClaimUid, view: &ClusterView) -> bool {
         let now = self.parts.clock.now();
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = *orphans.0.entry(uid.clone()).or_insert(now);
+        let pass = orphans.pass;
+        let entry = orphans.since.entry(uid.clone()).or_insert((now, pass));
+        entry.1 = pass;
+        let since = entry.0;
         view.kubelet_connected_since.is_some_and(|connected| {
             now.saturating_sub(since.max(connected)) >= self.config.timing.orphan_grace
         })

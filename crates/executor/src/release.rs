@@ -159,6 +159,7 @@ impl Executor {
                 .map(|p| p.pid)
                 .collect();
             pids.sort_unstable();
+            pids.dedup();
             if !pids.is_empty() {
                 let list: Vec<_> = pids.iter().map(u32::to_string).collect();
                 return Ok(Some(format!("process {} still uses {}", list.join(", "), device.gpu)));

@@ -162,7 +162,9 @@ impl Executor {
     }
 
     /// Takes back all that a record says, in reverse, and the record last.
-    pub(crate) fn unwind(&self, mut record: Record) -> Result<(), Left> {
+    pub(crate) fn unwind(&self, record: Record) -> Result<(), Left> {
+        let on_disk = record.clone();
+        let mut record = record;
         self.remove_cdi(&record.uid)?;
         // Of another boot: the hardware has forgotten.
         let live = record.boot == self.config.boot;
@@ -189,7 +191,10 @@ impl Executor {
                     self.fence(&record, &gpu, &reason)?;
                 }
                 record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
-                self.state.write_record(&record)?;
+                // Tried again often while somebody waits: only news is written.
+                if record != on_disk {
+                    self.state.write_record(&record)?;
+                }
                 return Err(Left::Steps(reason));
             }
         }

@@ -61,6 +61,7 @@ pub enum Durability {
 }
 
 /// Files by folder and name. Every write replaces a file as a whole: a reader sees the old or the new content.
+/// Opening a store makes all that is seen in it last.
 pub trait Store: Send + Sync {
     /// Files of a folder, by name.
     fn list(&self, folder: Folder) -> io::Result<Vec<Entry>>;

@@ -146,7 +146,7 @@ async fn an_api_server_that_is_away_for_a_while_is_waited_for_inside_the_call() 
 async fn without_nvml_the_plugin_registers_says_why_it_publishes_nothing_and_catches_up() {
     let node = Node::new("h100x1");
     let old = node.claim("old", &["gpu-0"]);
-    let fault = node.sim.fault(GpuFault::fail(GpuErrorCode::LIBRARY_NOT_FOUND));
+    node.sim.fault(GpuFault::fail(GpuErrorCode::LIBRARY_NOT_FOUND));
     let plugin = node.start_with(node.config(&[]));
     node.kubelet.wait_registered(DRIVER, crate::node::PATIENCE).await.unwrap();
     let missing = wait("the driver's absence", || {
@@ -161,12 +161,8 @@ async fn without_nvml_the_plugin_registers_says_why_it_publishes_nothing_and_cat
     assert_eq!(node.unprepare(&old).await, Ok(()), "unprepare is served without a driver");
     assert_eq!(
         node.prepare(&old).await.unwrap_err(),
-        format!(
-            "device gpu-0 of claim default/old (UID {}) is no GPU this node knows: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)",
-            old.uid
-        )
+        "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
     );
-    let _ = fault;
     node.sim.clear_faults();
     plugin.wait_ready().await;
     assert_eq!(node.prepare(&old).await, Ok(vec![device(&old, "gpu", "gpu-0")]));

@@ -193,3 +193,45 @@ async fn a_claim_allocated_anew_under_its_uid_gets_its_new_device_and_lets_the_o
     assert_eq!(node.prepare(&other).await, Ok(vec![device(&other, "gpu", "gpu-0")]));
     plugin.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kubelet_that_gives_up_on_a_call_finds_its_work_done() {
+    let node = Node::with("h100x1", |config| KubeletConfig {
+        deadline: std::time::Duration::from_millis(200),
+        ..config
+    });
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    let held = node.api.hold("get", "resourceclaims");
+    let gave_up = node.kubelet.prepare(DRIVER, std::slice::from_ref(&claim)).await.unwrap_err();
+    assert!(gave_up.to_string().contains("did not answer within"), "{gave_up}");
+    drop(held);
+    crate::node::wait("the record", || (node.records().len() == 1).then_some(())).await;
+    plugin.stop().await;
+    assert_eq!(node.cdi_files().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_reads_eight_claims_at_once_and_writes_nothing_to_the_api() {
+    let node = Node::new("h100x16");
+    let plugin = node.start().await;
+    node.api.forget_requests();
+    let claims: Vec<_> = (0..16).map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-{n}")])).collect();
+    let held = node.api.hold("get", "resourceclaims");
+    let reads = || node.api.count("get", "resourceclaims");
+    let calls = join_all(claims.iter().map(|claim| node.prepare(claim)));
+    let look = async {
+        crate::node::wait("eight reads", || (reads() == 8).then_some(())).await;
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        assert_eq!(reads(), 8);
+        drop(held);
+    };
+    let (answers, ()) = tokio::join!(calls, look);
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(reads(), 16);
+    node.kubelet.unprepare(DRIVER, &claims).await.unwrap();
+    for verb in ["create", "update", "patch", "delete", "list"] {
+        assert_eq!(node.api.count(verb, "*"), 0, "{verb}");
+    }
+    plugin.stop().await;
+}

@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use divvy_fake_cluster::Gate;
 use divvy_gpu_sim::profile;
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use divvy_model::MigMode;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 
 use crate::node::{DRIVER, Node, PATIENCE, devices, plain, wait};
 
@@ -56,9 +59,21 @@ async fn a_gpu_that_falls_off_is_withdrawn_unless_a_claim_holds_it_and_comes_bac
     let expected = vec![tainted, ("gpu-0".to_owned(), vec![])];
     wait("withdrawal", || (node.published() == expected).then_some(())).await;
 
+    let event = wait("the Event", || {
+        node.api.list::<Event>().into_iter().find(|e| e.reason.as_deref() == Some("GpuLost"))
+    })
+    .await;
+    assert_eq!(event.regarding.unwrap().kind.as_deref(), Some("Node"));
+    assert_eq!(
+        event.note.as_deref(),
+        Some(
+            "gpu-2 is held by a claim and its GPU is gone: it stays published with a taint until the claim is released"
+        )
+    );
+
     // Released in the API: now it goes too.
     node.unprepare(&claim).await.unwrap();
-    node.api.delete::<k8s_openapi::api::resource::v1::ResourceClaim>("default", "c").unwrap();
+    node.api.delete::<ResourceClaim>("default", "c").unwrap();
     wait("the rest", || (node.published() == plain(&["gpu-0"])).then_some(())).await;
 
     node.sim.restore_gpu(&uuids[1]);
@@ -78,5 +93,76 @@ async fn a_gpu_added_while_running_is_published_and_names_survive_a_restart() {
     node.sim.remove_gpu(&first).unwrap();
     let plugin = node.start().await;
     wait("the rest", || (node.published() == plain(&["gpu-1"])).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_taints_are_dropped_a_gpu_that_must_not_be_given_out_is_not_published() {
+    let node = Node::new("h100x2");
+    node.api.turn_off(Gate::DeviceTaints);
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    node.sim.start_process(&node.sim.uuids()[0], 4711);
+    node.unprepare(&claim).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "c").unwrap();
+    wait("the withdrawal", || (node.published() == plain(&["gpu-1"])).then_some(())).await;
+    node.sim.end_process(4711);
+    wait("the return", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_is_away_at_the_start_keeps_nobody_from_leaving_and_gets_the_slices_later() {
+    let node = Node::new("h100x1");
+    node.api.stop();
+    let plugin = node.start_with(node.config(&[]));
+    node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
+    let old = divvy_fake_cluster::ClaimRef::new("default", "old", "11111111-2222-3333-4444-555555555555");
+    assert_eq!(node.unprepare(&old).await, Ok(()));
+    assert!(plugin.readiness.missing().iter().any(|m| m.starts_with("slices: ")));
+    node.api.start();
+    plugin.wait_ready().await;
+    assert_eq!(node.published(), plain(&["gpu-0"]));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_in_mig_mode_is_left_out_without_listing_the_clusters_claims_again_and_again() {
+    let node = Node::new("h100x2");
+    let first = node.sim.uuids()[0].clone();
+    node.sim.edit(|engine| {
+        engine.gpu(&first).unwrap().facts.mig_mode = MigMode::Supported { current: true, pending: true };
+    });
+    let plugin = node.start().await;
+    wait("the other GPU", || (node.published() == plain(&["gpu-1"])).then_some(())).await;
+    node.api.forget_requests();
+    // Several times as long as the pause between two such lists.
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    assert_eq!(node.api.count("list", "resourceclaims"), 0);
+    plugin.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_is_published_before_the_kubelet_has_registered_the_plugin() {
+    let node = Node::new("h100x1");
+    let elsewhere = node.dir.path().join("not-watched");
+    fs_err::create_dir_all(&elsewhere).unwrap();
+    let mut config = node.config(&[]);
+    let socket = config.sockets.registration.file_name().unwrap().to_owned();
+    config.sockets.registration = elsewhere.join(&socket);
+    let plugin = node.start_with(config);
+    let waiting = wait("all but the registration", || {
+        let missing = plugin.readiness.missing();
+        let names: Vec<&str> = missing.iter().filter_map(|line| line.split(':').next()).collect();
+        (names == ["registered", "slices"]).then_some(missing)
+    })
+    .await;
+    assert!(waiting.iter().any(|line| line.contains("nothing is published before")), "{waiting:?}");
+    assert_eq!(node.api.count("create", "resourceslices"), 0);
+    // The kubelet finds the socket.
+    fs_err::rename(elsewhere.join(&socket), node.kubelet.config().registry_dir().join(&socket)).unwrap();
+    plugin.wait_ready().await;
+    assert_eq!(node.api.list::<ResourceSlice>().len(), 1);
     plugin.stop().await;
 }

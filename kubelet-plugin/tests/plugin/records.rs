@@ -13,7 +13,7 @@ fn make_newer(path: &std::path::Path) {
     let text = fs_err::read_to_string(path).unwrap();
     let (_, body) = text.trim_end().split_once("\"body\":").unwrap();
     let body = body.strip_suffix('}').unwrap().replace("\"version\":1", "\"version\":99");
-    let sum: String = Sha256::digest(body.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
+    let sum = Sha256::digest(body.as_bytes()).iter().fold(String::new(), |sum, b| format!("{sum}{b:02x}"));
     fs_err::write(path, format!("{{\"checksum\":\"{sum}\",\"body\":{body}}}")).unwrap();
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use fs_err as fs;
+use serde_json::json;
 
 use crate::api::{Api, has_condition};
 use crate::cgroups;
@@ -129,6 +130,7 @@ impl Cluster {
         self.alive_until(Component::ApiServer, "certificate of the API server", || Ok(ca.exists()))?;
         self.component(Component::ApiProxy).start()?;
         self.wait_for_api()?;
+        self.let_nodes_read_claims()?;
         for component in Component::ALL {
             self.component(component).start()?;
         }
@@ -139,6 +141,24 @@ impl Cluster {
         self.alive_until(Component::ControllerManager, "default ServiceAccount", || {
             Ok(self.api().get("/api/v1/namespaces/default/serviceaccounts/default")?.is_some())
         })
+    }
+
+    /// The node authorizer allows a kubelet to read a claim only after it has itself heard of the pod's binding. On a
+    /// busy machine the kubelet is sometimes faster, is refused, and then tries again a minute later: true of any
+    /// cluster, but not what is tested here.
+    fn let_nodes_read_claims(&self) -> Result<()> {
+        let name = "e2e-nodes-read-claims";
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        let reading =
+            json!({"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]});
+        let role = json!({"metadata": {"name": name}, "rules": [reading]});
+        let binding = json!({
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
+        });
+        self.api().create(&format!("{rbac}/clusterroles"), &role)?;
+        self.api().create(&format!("{rbac}/clusterrolebindings"), &binding).map(drop)
     }
 
     /// Waits until the API server says that it is ready.

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use divvy_api::names;
 use serde_json::{Value, json};
 
-use crate::api::at;
+use crate::api::{at, has_condition};
 use crate::cluster::Cluster;
 use crate::config::Layout;
 use crate::gpus::Gpus;
@@ -32,7 +32,7 @@ pub struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Installs the driver for simulated GPUs, and waits until they are published.
+    /// Installs the driver for simulated GPUs, and waits until it is ready and they are published.
     pub fn install(cluster: &'a Cluster, programs: &Programs, gpus: &str) -> Result<Self> {
         let version = env!("CARGO_PKG_VERSION");
         let gpus = Gpus::create(&cluster.state().join("host"), gpus, &programs.mock)?;
@@ -54,6 +54,8 @@ impl<'a> Driver<'a> {
             ],
         )?;
         driver.label_node(true)?;
+        // Published is not enough: a pod that the kubelet starts before it knows the driver waits a minute.
+        driver.wait_until_ready()?;
         driver.wait_for_slices()?;
         Ok(driver)
     }
@@ -65,7 +67,8 @@ impl<'a> Driver<'a> {
             "image": {"tag": tag, "pullPolicy": "Never"},
             "hostRoot": self.gpus.root(),
             "driverRoot": Gpus::DRIVER_ROOT,
-            "log": {"level": "debug"},
+            // What libraries say about every frame would hide what the driver says.
+            "log": {"level": "debug,h2=info,hyper=info,hyper_util=info,tower=info,tonic=info,rustls=info"},
             "extraEnv": [
                 {"name": "DIVVY_MOCK_STATE", "value": mock},
             ],
@@ -93,7 +96,7 @@ impl<'a> Driver<'a> {
     pub fn wait_until_ready(&self) -> Result<Value> {
         wait_for("ready plugin pod", PATIENCE, || {
             let pods = self.pods()?;
-            Ok(pods.into_iter().find(|pod| crate::api::has_condition(pod, "Ready")))
+            Ok(pods.into_iter().find(|pod| has_condition(pod, "Ready")))
         })
         .with_context(|| self.explain())
     }
@@ -110,13 +113,18 @@ impl<'a> Driver<'a> {
         self.wait_until_ready().map(drop)
     }
 
-    /// Kills the plugin's process with SIGKILL and returns its process id.
-    pub fn kill(&self) -> Result<u32> {
-        let pids = self.pids()?;
-        ensure!(pids.len() == 1, "expected one plugin process, found {pids:?}");
-        let pid = *pids.first().context("no plugin process")?;
+    /// Kills the plugin's process with SIGKILL and waits until the one that the kubelet starts in its place is ready.
+    pub fn kill(&self) -> Result<()> {
+        let running = self.pids()?;
+        let &[pid] = running.as_slice() else { bail!("expected one plugin process, found {running:?}") };
+        let restarts = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64().unwrap_or(0);
+        let before = restarts(&self.wait_until_ready()?);
         self.cluster.send(pid, Signal::Kill)?;
-        Ok(pid)
+        poll("ready plugin after SIGKILL", PATIENCE, || {
+            let pods = self.pods()?;
+            Ok(pods.iter().any(|found| restarts(found) > before && has_condition(found, "Ready")))
+        })
+        .with_context(|| self.explain())
     }
 
     /// The process ids of the plugin on the node.

@@ -17,11 +17,17 @@ pub(crate) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// A command for people: without the environment, which is long and always the same.
+fn shown(command: &Command) -> String {
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+    format!("{} {}", command.get_program().to_string_lossy(), words.join(" "))
+}
+
 /// Runs a program to its end with our own output; anything but success is an error.
 pub fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
+    let status = command.status().with_context(|| format!("cannot start {}", shown(command)))?;
     if !status.success() {
-        bail!("{command:?}: {status}");
+        bail!("{}: {status}", shown(command));
     }
     Ok(())
 }
@@ -38,7 +44,7 @@ pub fn output_of(command: &mut Command, input: &str) -> Result<String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("cannot start {command:?}"))?;
+        .with_context(|| format!("cannot start {}", shown(command)))?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that does not read its input says itself what is wrong.
         let _ = stdin.write_all(input.as_bytes());
@@ -46,7 +52,7 @@ pub fn output_of(command: &mut Command, input: &str) -> Result<String> {
     let done = child.wait_with_output()?;
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr);
-        bail!("{command:?}: {}: {}", done.status, said.trim());
+        bail!("{}: {}: {}", shown(command), done.status, said.trim());
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }

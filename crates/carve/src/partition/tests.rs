@@ -2,7 +2,7 @@ use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::{Inventory, MigMode, Ordinals};
 
 use super::*;
-use crate::{Amount, AttributeValue, KubeVersion, Pool, carve, validate};
+use crate::{Amount, AttributeValue, KubeVersion, carve, validate};
 
 const LATEST: KubeVersion = KubeVersion::new(1, 37, 1);
 

@@ -33,6 +33,8 @@ impl FileStore {
                     remove_if_there(&path)?;
                 }
             }
+            // An earlier process may have died between its rename and its fsync: what we are about to trust must last.
+            sync_dir(&dir)?;
         }
         Ok(store)
     }
@@ -69,7 +71,7 @@ impl FileStore {
 fn is_abandoned(path: &Path) -> bool {
     let temporary = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.ends_with(TEMP));
     let age = || fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
-    temporary && age().is_some_and(|age| age > Duration::from_secs(600))
+    temporary && age().is_some_and(|age| age > Duration::from_mins(10))
 }
 
 fn remove_if_there(path: &Path) -> io::Result<bool> {

@@ -44,9 +44,8 @@ pub(super) fn one_claim_two_pods(env: &Env) -> Result<()> {
 
 pub(super) fn one_claim_two_containers(env: &Env) -> Result<()> {
     env.create(&claim("one", &product(SHARED)))?;
-    let pod =
-        Pod::new("a").claim("one").container("x", &["one"]).container("y", &["one"]).container("z", &[]);
-    // The third has no GPU: what a pod has, its containers get only if they say so.
+    let pod = Pod::new("a").claim("one").container("x", &["one"]).container("y", &["one"]);
+    // A third has no GPU: what a pod has, its containers get only if they say so.
     let quiet =
         "echo NVIDIA_VISIBLE_DEVICES=void; ls -d /dev/nvidia[0-9]*; echo that is all; exec sleep 1000";
     let pod = pod.container_running("quiet", &[], quiet);

@@ -104,6 +104,15 @@ fn a_gpu_that_does_not_answer_stays_as_it_was_with_its_counters() {
     assert_eq!((names(&after), sets(&after)), (names(&before), sets(&before)));
     assert_eq!(blocked(&after).len(), 19);
     assert!(blocked(&after).iter().all(|name| name.starts_with("gpu-1")));
+
+    // After a restart only what is held is known, and is as unreadable.
+    node.hold("gpu-1");
+    node.hold("gpu-1-mig-1g10gb-19-3");
+    let restarted = node.carve(None).pool;
+    assert_eq!(blocked(&restarted), ["gpu-1", "gpu-1-mig-1g10gb-19-3"]);
+    let unreadable = [Taint::no_schedule(keys::UNREADABLE, None)];
+    assert!(blocked(&restarted).iter().all(|name| device(&restarted, name).taints == unreadable));
+    assert_eq!(node.carve(Some(&restarted)).pool, restarted);
 }
 
 #[test]
@@ -136,7 +145,7 @@ fn whatever_goes_in_the_pool_is_valid_and_what_is_held_stays() {
         "gpu-2-mig-x-99-9",
         "gpu-1-mig-2g19gb-14-2",
     ];
-    let servers = [(34, 0), (35, 0), (36, 1), (37, 0)];
+    let servers = [(34, 0), (36, 1), (37, 0)];
     let dropped: [&[Feature]; 3] = [&[], &[Feature::Taints], &[Feature::Partitions, Feature::Taints]];
     let full = Node::both("h100x2,a100-80x1").carve(None).pool;
     for bits in 0..1_u32 << (held.len() + 3) {
@@ -159,6 +168,7 @@ fn whatever_goes_in_the_pool_is_valid_and_what_is_held_stays() {
                 }
                 let empty = Slice::default();
                 assert!(!carved.pool.slices.contains(&empty));
+                assert_eq!(node.carve(Some(&carved.pool)).pool, carved.pool, "carving again changes nothing");
             }
         }
     }

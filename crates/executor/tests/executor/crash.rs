@@ -1,0 +1,441 @@
+//! Whatever happens on the way, the end is the same: random orders of everything, with crashes at any call.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use divvy_claims::{Claim, Phase, Prepared, Stored};
+use divvy_executor::{Executor, Folder, ProcessOnGpu, Refresh, Unprepared, chain};
+use divvy_model::{ClaimUid, GpuErrorCode};
+
+use crate::world::{Chance, FinalState, HardwareFault, Moment, World, claim, final_state, result};
+
+const NAMES: [&str; 5] = ["a", "b", "hw-a", "hw-b", "watch"];
+const GPUS: usize = 2;
+
+fn uid(name: &str) -> ClaimUid {
+    format!("uid-{name}").parse().unwrap()
+}
+
+/// The API server and the kubelet around a machine, and what they have been told.
+struct Story {
+    world: World,
+    executor: Executor,
+    chance: Chance,
+    /// Answers the kubelet has, and has not been told to forget. The claim as it was prepared.
+    answered: BTreeMap<ClaimUid, (Claim, Prepared)>,
+    /// Unprepared, but said to linger.
+    lingering: BTreeSet<ClaimUid>,
+    allocations: u32,
+}
+
+impl Story {
+    fn new(seed: u64) -> Self {
+        let world = World::new("h100x2", seed);
+        let executor = world.start();
+        Self {
+            world,
+            executor,
+            chance: Chance(seed ^ 0x5eed),
+            answered: BTreeMap::new(),
+            lingering: BTreeSet::new(),
+            allocations: 0,
+        }
+    }
+
+    fn say(&self, text: String) {
+        self.world.lock().log.push(text);
+    }
+
+    /// The scheduler: a GPU that no claim in the API has. `watch` has admin access to anything.
+    fn allocate(&mut self, name: &str) {
+        let taken: BTreeSet<_> = self
+            .world
+            .lock()
+            .api
+            .values()
+            .filter(|c| c.name != "watch")
+            .flat_map(|c| c.allocation.results.clone())
+            .map(|r| r.device)
+            .collect();
+        if self.world.lock().api.contains_key(&uid(name)) {
+            return;
+        }
+        let free: Vec<_> =
+            (0..GPUS).filter(|n| !taken.contains(&format!("gpu-{n}").parse().unwrap())).collect();
+        self.allocations += 1;
+        let mut new = claim(name, &[], &format!("t{}", self.allocations));
+        if name == "watch" {
+            new.allocation.results = vec![result(self.chance.below(GPUS), true)];
+        } else if free.is_empty() {
+            return;
+        } else if free.len() == GPUS && self.chance.one_in(4) {
+            new.allocation.results = free.iter().map(|n| result(*n, false)).collect();
+        } else {
+            new.allocation.results = vec![result(free[self.chance.below(free.len())], false)];
+        }
+        self.say(format!(
+            "allocate {name} {:?}",
+            new.allocation.results.iter().map(|r| r.device.to_string()).collect::<Vec<_>>()
+        ));
+        self.world.lock().api.insert(new.uid.clone(), new);
+    }
+
+    fn prepare(&mut self, name: &str) {
+        let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return };
+        self.say(format!("prepare {name}"));
+        let answer = self.world.prepare(&self.executor, &wanted);
+        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
+        if let Ok(prepared) = answer {
+            self.forget_released(); // Whoever waits also finishes what lingers.
+            self.check_answer(&wanted, &prepared);
+            self.lingering.remove(&wanted.uid);
+            self.answered.insert(wanted.uid.clone(), (wanted, prepared));
+        }
+        self.recover();
+    }
+
+    fn check_answer(&self, wanted: &Claim, prepared: &Prepared) {
+        if let Some((before, answer)) = self.answered.get(&wanted.uid)
+            && before.allocation == wanted.allocation
+        {
+            assert_eq!(answer, prepared, "the same claim and allocation, another answer");
+        }
+        let m = self.world.lock();
+        if m.dead {
+            return; // The answer never left the process.
+        }
+        let name = format!("{}.json", wanted.uid);
+        let record = m.file(Folder::Claims, &name);
+        assert_eq!(record, m.synced(Folder::Claims, &name), "answered before the record was on disk");
+        match divvy_claims::Record::decode(&record.unwrap()) {
+            Stored::Fine(r) => {
+                assert_eq!((r.allocation(), r.phase), (wanted.allocation.clone(), Phase::Prepared));
+            }
+            other => panic!("{other:?}"),
+        }
+        let file = m.cdi.get(&format!("gpu.divvy.dev-claim_{}.json", wanted.uid)).expect("a CDI file");
+        let spec = divvy_cdi::Spec::from_json_bytes(file).unwrap();
+        let ids: Vec<_> = spec.devices.iter().map(|d| format!("{}={}", spec.kind, d.name)).collect();
+        let told: Vec<_> = prepared.devices.iter().flat_map(|d| d.cdi_ids.clone()).collect();
+        assert_eq!(ids, told, "the CDI file has other devices than the answer");
+        drop(m);
+        // Nothing held twice.
+        for result in wanted.allocation.results.iter().filter(|r| !r.admin_access) {
+            let number: usize = result.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap();
+            for (other, (claim, _)) in &self.answered {
+                let twice = *other != wanted.uid
+                    && claim.allocation.results.iter().any(|r| !r.admin_access && r.device == result.device);
+                assert!(!twice, "{} is held by {} and {other}", result.device, wanted.uid);
+            }
+            let gpu = self.world.gpu(number);
+            let m = self.world.lock();
+            let foreign: Vec<_> = m
+                .processes
+                .get(&gpu)
+                .into_iter()
+                .flatten()
+                .filter(|p| {
+                    p.pod.as_deref() != Some(&format!("pod-{}", wanted.name))
+                        && p.pod.as_deref() != Some("pod-watch")
+                })
+                .collect();
+            assert!(foreign.is_empty(), "{} was given out while {foreign:?} use it", result.device);
+        }
+    }
+
+    fn unprepare(&mut self, name: &str) {
+        self.say(format!("unprepare {name}"));
+        let answer = self.world.unprepare(&self.executor, &uid(name));
+        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |a| format!("{a:?}"))));
+        match answer {
+            Ok(Unprepared::Done | Unprepared::NothingThere) if !self.world.lock().dead => {
+                self.answered.remove(&uid(name));
+                self.lingering.remove(&uid(name));
+                let m = self.world.lock();
+                assert_eq!(
+                    m.synced(Folder::Claims, &format!("uid-{name}.json")),
+                    None,
+                    "a lost power brings it back"
+                );
+                assert!(!m.cdi.contains_key(&format!("gpu.divvy.dev-claim_uid-{name}.json")));
+            }
+            Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
+            // Said to linger; or the process died, and may have done its work.
+            Ok(_) | Err(_) => {
+                self.lingering.insert(uid(name));
+            }
+        }
+        self.recover();
+    }
+
+    /// After a crash: a new process, which restores before anything else.
+    fn recover(&mut self) {
+        while self.world.lock().dead {
+            self.restart();
+        }
+        self.forget_released();
+    }
+
+    fn restart(&mut self) {
+        self.say("restart".to_owned());
+        self.world.kill();
+        self.executor = self.world.start();
+        let report = self.executor.restore_cdi(Refresh::Missing);
+        self.say(format!("    {:?}", report.events));
+    }
+
+    /// The kubelet does not know of it, but a lingering claim that reconcile has finished holds nothing any more.
+    fn forget_released(&mut self) {
+        let records = self.world.lock().records();
+        let gone: Vec<_> = self.lingering.iter().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        for uid in gone {
+            self.lingering.remove(&uid);
+            self.answered.remove(&uid);
+        }
+    }
+
+    fn reconcile(&mut self) {
+        self.say("reconcile".to_owned());
+        let report = self.executor.reconcile(&self.world.view());
+        self.say(format!("    {:?}", report.events));
+        self.recover();
+        // Whatever it let go must not be allocated as it was answered, or have been unprepared.
+        let records = self.world.lock().records();
+        let api = self.world.lock().api.clone();
+        let gone: Vec<_> = self.answered.keys().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        for uid in gone {
+            let (answered, _) = self.answered.remove(&uid).unwrap();
+            let live = api.get(&uid).is_some_and(|c| c.allocation == answered.allocation);
+            assert!(!live || self.lingering.contains(&uid), "reconcile undid {uid}, which is in use");
+        }
+        self.forget_released();
+    }
+
+    fn random_step(&mut self) {
+        let any = NAMES[self.chance.below(NAMES.len())];
+        let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
+        let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
+        let mut one_of = |names: &[String]| {
+            // Mostly one for which it matters.
+            if names.is_empty() || self.chance.one_in(4) {
+                any.to_owned()
+            } else {
+                names[self.chance.below(names.len())].clone()
+            }
+        };
+        let (allocated, known) = (one_of(&allocated), one_of(&known));
+        match self.chance.below(23) {
+            0..=3 => self.allocate(any),
+            4..=8 => self.prepare(&allocated),
+            9..=10 => self.unprepare(&known),
+            11..=12 => {
+                self.say(format!("deallocate {allocated}"));
+                self.world.lock().api.remove(&uid(&allocated));
+            }
+            13 => {
+                let moment = [Moment::Before, Moment::During, Moment::After][self.chance.below(3)];
+                self.world.crash_in(self.chance.below(25), moment);
+            }
+            14 => self.restart(),
+            15 => {
+                self.say("reboot".to_owned());
+                self.world.reboot();
+                // No container outlives a reboot; the kubelet prepares again what its pods need.
+                self.executor = self.world.start();
+                let report = self.executor.restore_cdi(Refresh::Missing);
+                self.say(format!("    {:?}", report.events));
+            }
+            16 => {
+                let after = Duration::from_secs([1, 20, 100][self.chance.below(3)]);
+                let fault = match self.chance.below(3) {
+                    0 => HardwareFault::Refuses,
+                    n => HardwareFault::Late { after, succeeds: n == 1 },
+                };
+                self.say(format!("next hardware call: {fault:?}"));
+                self.world.lock().hardware_fault = Some(fault);
+            }
+            17 | 22 => {
+                // A container of some claim starts to compute.
+                let running: Vec<_> =
+                    self.answered.values().filter(|(c, _)| !self.lingering.contains(&c.uid)).collect();
+                if !running.is_empty() {
+                    let claim = running[self.chance.below(running.len())].0.clone();
+                    for r in &claim.allocation.results {
+                        let number = r.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap();
+                        let gpu = self.world.gpu(number);
+                        let process = ProcessOnGpu { pid: 100, pod: Some(format!("pod-{}", claim.name)) };
+                        self.say(format!("process of {} on {}", claim.name, r.device));
+                        self.world.lock().processes.entry(gpu).or_default().push(process);
+                    }
+                }
+            }
+            18 => {
+                self.say("all processes end".to_owned());
+                self.world.lock().processes.clear();
+            }
+            19 => {
+                self.say("CDI files vanish".to_owned());
+                self.world.lock().cdi.clear();
+            }
+            20 => self.reconcile(),
+            _ => {
+                self.say("time passes".to_owned());
+                self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)]));
+                let mut m = self.world.lock();
+                m.process_error = None;
+                if self.chance.one_in(4) {
+                    m.process_error = Some(GpuErrorCode::TIMEOUT);
+                }
+            }
+        }
+        self.recover();
+    }
+
+    /// Faults end; the kubelet prepares what the API has allocated and unprepares the rest, or nobody tells us and
+    /// reconcile has to find out.
+    fn settle(&mut self) {
+        self.say("settle".to_owned());
+        self.world.no_crash();
+        self.recover();
+        {
+            let mut m = self.world.lock();
+            m.hardware_fault = None;
+            m.process_error = None;
+            m.processes.clear();
+        }
+        self.world.pass(Duration::from_mins(5));
+        if self.chance.one_in(3) {
+            self.restart();
+        }
+        let silent = self.chance.one_in(2);
+        for name in NAMES {
+            if !silent && !self.world.lock().api.contains_key(&uid(name)) {
+                self.unprepare(name);
+            }
+        }
+        self.reconcile();
+        self.world.pass(Duration::from_mins(5));
+        self.reconcile();
+        let wanted: Vec<_> = self.world.lock().api.values().cloned().collect();
+        for claim in wanted {
+            self.prepare(&claim.name);
+            assert!(
+                self.answered.get(&claim.uid).is_some_and(|(c, _)| c.allocation == claim.allocation),
+                "not prepared"
+            );
+        }
+        self.reconcile();
+    }
+
+    /// The same claims on a machine on which nothing ever went wrong.
+    fn without_trouble(&self) -> FinalState {
+        let world = World::new("h100x2", 0);
+        let executor = world.start();
+        for claim in self.world.lock().api.values() {
+            world.prepare(&executor, claim).unwrap();
+        }
+        final_state(&world)
+    }
+}
+
+fn run(seed: u64) -> usize {
+    let mut story = Story::new(seed);
+    let steps = 10 + story.chance.below(40);
+    for _ in 0..steps {
+        story.random_step();
+    }
+    story.settle();
+    assert_eq!(final_state(&story.world), story.without_trouble());
+    story.world.lock().calls
+}
+
+/// Runs a story and shows how it went if it failed.
+fn told(what: &str, world: &World, story: impl FnOnce() + std::panic::UnwindSafe) {
+    if let Err(panic) = std::panic::catch_unwind(story) {
+        eprintln!("{what}:\n{}", world.lock().log.join("\n"));
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn any_order_of_events_with_crashes_anywhere_ends_as_if_nothing_had_gone_wrong() {
+    let sequences = std::env::var("DIVVY_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(300_u64);
+    let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
+    let began = Instant::now();
+    let mut calls = 0;
+    for seed in first..first + sequences {
+        match std::panic::catch_unwind(|| run(seed)) {
+            Ok(n) => calls += n,
+            Err(panic) => {
+                eprintln!("sequence {seed} failed (DIVVY_SEED={seed} DIVVY_SEQUENCES=1 runs it alone)");
+                // Once more for its log: the same seed takes the same way.
+                let mut story = Story::new(seed);
+                let world = story.world.clone();
+                told(
+                    "the sequence",
+                    &world,
+                    std::panic::AssertUnwindSafe(move || {
+                        let steps = 10 + story.chance.below(40);
+                        (0..steps).for_each(|_| story.random_step());
+                        story.settle();
+                        assert_eq!(final_state(&story.world), story.without_trouble());
+                    }),
+                );
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    println!("{sequences} sequences, {calls} calls into the seams, {:.2?}", began.elapsed());
+}
+
+#[test]
+fn a_crash_before_during_and_after_every_single_call_of_a_claims_life_changes_nothing_at_its_end() {
+    let mut points = 0;
+    for name in ["a", "hw-a"] {
+        for reboot in [false, true] {
+            for moment in [Moment::Before, Moment::During, Moment::After] {
+                for at in 0.. {
+                    let mut story = Story::new(u64::try_from(at).unwrap() + 77);
+                    let world = story.world.clone();
+                    let mut done = false;
+                    told(
+                        &format!("{name}, crash {moment:?} call {at}"),
+                        &world,
+                        std::panic::AssertUnwindSafe(|| {
+                            story.allocate(name);
+                            story.world.crash_in(at, moment);
+                            // Prepare, unprepare, another allocation of the same claim, prepare.
+                            for part in 0..4 {
+                                match part {
+                                    0 | 3 => {
+                                        let wanted = story.world.lock().api[&uid(name)].clone();
+                                        drop(story.world.prepare(&story.executor, &wanted));
+                                    }
+                                    1 => drop(story.world.unprepare(&story.executor, &uid(name))),
+                                    _ => {
+                                        story.world.lock().api.clear();
+                                        story.allocate(name);
+                                    }
+                                }
+                                if story.world.lock().dead {
+                                    if reboot {
+                                        story.world.reboot();
+                                    }
+                                    story.restart();
+                                }
+                            }
+                            done = story.world.lock().calls <= at;
+                            story.settle();
+                            assert_eq!(final_state(&story.world), story.without_trouble());
+                        }),
+                    );
+                    points += 1;
+                    if done {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    println!("{points} crash points");
+}

@@ -1,0 +1,189 @@
+//! The real store, locks and CDI folder: on files, with threads, and with folders that are missing or in the way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::Record;
+use divvy_executor::{
+    CdiDir, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, NoHardwareSteps,
+    Parts, Store, SystemClock, Unprepared, chain,
+};
+use fs_err as fs;
+
+use crate::world::{DRIVER, World, claim};
+
+/// SHA-256 in hex, by the system's tool: the format must not depend on our own code.
+pub(crate) fn sha256(text: &str) -> String {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let mut tool = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    tool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let out = String::from_utf8(tool.wait_with_output().unwrap().stdout).unwrap();
+    out.split_whitespace().next().unwrap().to_owned()
+}
+
+/// An executor on real files; GPUs, edits and the API are the test machine's.
+fn on_files(root: &std::path::Path, world: &World) -> Executor {
+    with_cdi(root, root.join("cdi"), world)
+}
+
+fn with_cdi(root: &std::path::Path, cdi: std::path::PathBuf, world: &World) -> Executor {
+    let seam = Arc::new(world.clone());
+    let clock = Arc::new(SystemClock);
+    let parts = Parts {
+        store: Arc::new(FileStore::open(root.join("plugin")).unwrap()),
+        locks: Arc::new(FileLocks::open(root.join("plugin/locks"), clock.clone()).unwrap()),
+        cdi: Arc::new(FileCdiDir::new(cdi)),
+        edits: seam.clone(),
+        steps: Arc::new(NoHardwareSteps),
+        processes: seam.clone(),
+        inventory: seam.clone(),
+        claims: seam.clone(),
+        clock,
+    };
+    let executor = Executor::new(ExecutorConfig::new(DRIVER, "boot-1".parse().unwrap()), parts);
+    let inventory = world.lock().inventory.clone().unwrap();
+    let present: Vec<_> =
+        inventory.gpus.values().map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect();
+    executor.number_gpus(&present, &|_, _| true).unwrap();
+    executor
+}
+
+fn names(dir: &std::path::Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn two_instances_prepare_and_unprepare_sixteen_claims_on_eight_gpus_at_once_and_never_give_one_out_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::new("h100x8", 1);
+    let instances = [on_files(dir.path(), &world), on_files(dir.path(), &world)];
+    // Two claims want each GPU: the second gets it when the first is unprepared, by the other instance.
+    std::thread::scope(|scope| {
+        for n in 0..8 {
+            let (first, second) =
+                (claim(&format!("first-{n}"), &[n], "t1"), claim(&format!("second-{n}"), &[n], "t2"));
+            instances[0].prepare(&first, &instances[0].begin(Duration::from_secs(45))).unwrap();
+            let [one, other] = &instances;
+            scope.spawn(move || {
+                let answer = one.prepare(&second, &one.begin(Duration::from_secs(45))).unwrap();
+                assert_eq!(answer.devices[0].cdi_ids, [format!("{DRIVER}/claim={}-gpu-{n}", second.uid)]);
+            });
+            scope.spawn(move || {
+                let done = other.unprepare(&first.uid, &other.begin(Duration::from_secs(45))).unwrap();
+                assert_eq!(done, Unprepared::Done);
+            });
+        }
+    });
+    let expected: Vec<_> = (0..8).map(|n| format!("uid-second-{n}.json")).collect();
+    assert_eq!(names(&dir.path().join("plugin/claims")), expected, "records, and no temporary file");
+    let expected: Vec<_> = (0..8).map(|n| format!("{DRIVER}-claim_uid-second-{n}.json")).collect();
+    assert_eq!(names(&dir.path().join("cdi")), expected);
+}
+
+#[test]
+fn eight_calls_for_one_claim_at_once_get_one_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::new("h100x2", 1);
+    let executor = on_files(dir.path(), &world);
+    let a = claim("a", &[0, 1], "t1");
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| executor.prepare(&a, &executor.begin(Duration::from_secs(45))).unwrap()))
+            .collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    assert!(answers.windows(2).all(|pair| pair[0] == pair[1]));
+    assert_eq!(names(&dir.path().join("plugin/claims")), ["uid-a.json"]);
+}
+
+#[test]
+fn the_checksum_of_a_record_is_the_sha256_of_its_body_as_it_stands() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::new("h100x2", 1);
+    let executor = on_files(dir.path(), &world);
+    let a = claim("a", &[0], "t1");
+    executor.prepare(&a, &executor.begin(Duration::from_secs(45))).unwrap();
+    let text = fs::read_to_string(dir.path().join("plugin/claims/uid-a.json")).unwrap();
+    let (head, body) = text.split_once(",\"body\":").unwrap();
+    let body = body.trim_end().strip_suffix('}').unwrap();
+    assert_eq!(head, format!("{{\"checksum\":\"{}\"", sha256(body)));
+    assert!(Record::decode(text.as_bytes()).fine().is_some());
+}
+
+#[test]
+fn the_cdi_folder_is_made_but_not_the_one_above_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let cdi = FileCdiDir::new(dir.path().join("cdi"));
+    assert_eq!(
+        (cdi.list().unwrap(), cdi.exists("a.json").unwrap(), cdi.remove("a.json").unwrap()),
+        (vec![], false, false)
+    );
+    cdi.write("a.json", b"one").unwrap();
+    cdi.write("a.json", b"two").unwrap();
+    assert_eq!(
+        (cdi.list().unwrap(), cdi.read("a.json").unwrap()),
+        (vec!["a.json".to_owned()], Some(b"two".to_vec()))
+    );
+    assert!(cdi.remove("a.json").unwrap());
+
+    let missing = FileCdiDir::new(dir.path().join("absent/cdi"));
+    assert_eq!(missing.write("a.json", b"x").unwrap_err().kind(), std::io::ErrorKind::NotFound);
+}
+
+#[test]
+fn names_in_answers_are_those_of_the_cdi_documents() {
+    let uid: divvy_model::ClaimUid = "uid-a".parse().unwrap();
+    assert_eq!(divvy_claims::cdi_kind(DRIVER), divvy_cdi::claim_kind(DRIVER));
+    assert_eq!(divvy_claims::cdi_file_name(DRIVER, &uid), divvy_cdi::claim_file_name(DRIVER, "uid-a"));
+    assert_eq!(
+        divvy_claims::claim_of_cdi_file(DRIVER, &divvy_cdi::claim_file_name(DRIVER, "uid-a")),
+        Some(uid.clone())
+    );
+    for share in [None, Some("s1")] {
+        assert_eq!(
+            divvy_claims::cdi_device_name(&uid, &"gpu-0".parse().unwrap(), share),
+            divvy_cdi::claim_device_name("uid-a", "gpu-0", share)
+        );
+    }
+}
+
+#[test]
+fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::new("h100x2", 1);
+    let folder = dir.path().join("no/such/cdi");
+    let executor = with_cdi(dir.path(), folder.clone(), &world);
+    let error =
+        executor.prepare(&claim("a", &[0], "t1"), &executor.begin(Duration::from_secs(45))).unwrap_err();
+    assert_eq!(
+        chain(&error),
+        format!(
+            "claim ns/a (UID uid-a) cannot be prepared: CDI file gpu.divvy.dev-claim_uid-a.json in {0} cannot be written (the folder above it is not there: mount the host's CDI folder into the plugin, at the path of --cdi-dir): failed to create directory `{0}`: No such file or directory (os error 2)",
+            folder.display()
+        )
+    );
+    assert_eq!(names(&dir.path().join("plugin/claims")), Vec::<String>::new(), "nothing is left");
+}
+
+#[test]
+fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
+    assert_eq!(store.read(Folder::Claims, "a.json").unwrap(), None);
+    assert!(!store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap());
+    let mut stamps = vec![store.stamp(Folder::Claims).unwrap()];
+    for content in [b"one", b"two"] {
+        store.write(Folder::Claims, "a.json", content, Durability::Synced).unwrap();
+        assert_eq!(store.read(Folder::Claims, "a.json").unwrap().as_deref(), Some(content.as_slice()));
+        stamps.push(store.list(Folder::Claims).unwrap()[0].stamp);
+    }
+    stamps.dedup();
+    assert_eq!(stamps.len(), 3, "{stamps:?}");
+    assert_eq!(names(&dir.path().join("claims")), ["a.json"]);
+    assert!(store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap());
+    assert_eq!(store.list(Folder::Claims).unwrap(), []);
+}

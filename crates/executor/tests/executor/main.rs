@@ -1,0 +1,14 @@
+//! The executor over seams that crash, lose what was not synced, and answer late ([`world`]), and over real files.
+
+#![expect(clippy::result_large_err, reason = "as in the crate itself")]
+
+#[cfg(test)]
+mod bad_input;
+#[cfg(test)]
+mod behaviour;
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod files;
+#[cfg(test)]
+mod world;

@@ -1,0 +1,371 @@
+//! Prepare, unprepare and hand-over of whole GPUs over the plugin's socket, beside what they cannot do without: a
+//! GET of the claim and a synced write of a record. Every round measures every shape and its reference in turn, so
+//! that whatever else the machine does falls on all of them.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use divvy_api::names::DRIVER;
+use divvy_carve::pool_name;
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
+use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
+use divvy_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use fs_err as fs;
+use futures::future::try_join_all;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use tonic::transport::Channel;
+
+use crate::rig::{NODE, PATIENCE, Plugin, Programs, Rig};
+use crate::stats::Samples;
+use crate::table::{Budget, Row, Value};
+
+const NAMESPACE: &str = "bench";
+/// As many as the largest shape needs.
+const GPUS: &str = "h100x16";
+/// A GET of a claim from a real API server on this kind of machine, over TLS (DESIGN section 9).
+const REAL_GET: Duration = Duration::from_micros(950);
+/// Rounds before those that count: connections are opened, caches filled, threads started.
+const WARM_UP: usize = 5;
+
+/// How claims come to the plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// So many in one call.
+    OneCall(usize),
+    /// Each in a call of its own, all at once.
+    AtOnce(usize),
+}
+
+impl Shape {
+    fn claims(self) -> usize {
+        match self {
+            Self::OneCall(n) | Self::AtOnce(n) => n,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::OneCall(1) => "1 claim".to_owned(),
+            Self::OneCall(n) => format!("{n} claims, one call"),
+            Self::AtOnce(n) => format!("{n} calls at once"),
+        }
+    }
+}
+
+const SHAPES: [Shape; 4] = [Shape::OneCall(1), Shape::OneCall(8), Shape::OneCall(16), Shape::AtOnce(16)];
+
+/// What one shape took.
+#[derive(Default)]
+struct Times {
+    get: Samples,
+    write: Samples,
+    /// GET and write of the same round.
+    reference: Samples,
+    remove: Samples,
+    prepare: Samples,
+    unprepare: Samples,
+}
+
+/// A plugin to call, and what it is compared with.
+struct Bench {
+    rig: Rig,
+    plugin: Plugin,
+    dra: DraPluginClient<Channel>,
+    api: Api<ResourceClaim>,
+    /// Where bare files are written, and how long they are.
+    bare: PathBuf,
+    bytes: Vec<u8>,
+    next: usize,
+}
+
+/// Measures with the records on the filesystem of `parent`.
+pub(crate) fn measure(programs: &Programs, parent: &Path, rounds: usize) -> Result<Vec<Row>> {
+    let rig = Rig::new(programs, parent, GPUS)?;
+    let mut plugin = rig.start()?;
+    rig.wait_until_published(&mut plugin)?;
+    let dra = rig.connect(&mut plugin)?;
+    let api = Api::namespaced(rig.client()?, NAMESPACE);
+    // Where the plugin's files are: what makes files slow there makes these slow too.
+    let bare = rig.plugin_dir().join("bare");
+    fs::create_dir(&bare)?;
+    let mut bench = Bench { rig, plugin, dra, api, bare, bytes: Vec::new(), next: 0 };
+    bench.bytes = vec![b' '; bench.record_size()?];
+
+    let mut empty = Samples::default();
+    let mut shapes = SHAPES.map(|shape| (shape, Times::default()));
+    for round in 0..WARM_UP + rounds {
+        if round == WARM_UP {
+            empty = Samples::default();
+            shapes = SHAPES.map(|shape| (shape, Times::default()));
+        }
+        empty.push(bench.empty_call()?);
+        for (shape, times) in &mut shapes {
+            bench.round(*shape, times)?;
+        }
+    }
+    let mut hand_overs = Samples::default();
+    for _ in 0..rounds.div_ceil(5) {
+        hand_overs.push(bench.hand_over()?);
+    }
+    let (memory, claims) = (crate::process::memory(bench.plugin.pid())?, bench.next);
+    let mut rows = rows(&shapes, &empty, &hand_overs);
+    rows.push(Row::new(format!("anonymous memory after {claims} claims"), Value::Bytes(memory.anonymous)));
+    rows.push(Row::new("resident memory then", Value::Bytes(memory.resident)));
+    Ok(rows)
+}
+
+fn rows(shapes: &[(Shape, Times)], empty: &Samples, hand_overs: &Samples) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let one = shapes.iter().find(|(shape, _)| *shape == Shape::OneCall(1)).map(|(_, times)| times);
+    if let Some(one) = one {
+        rows.push(Row::new(format!("bare GET of a claim, p50 of {}", one.get.len()), one.get.p50()));
+        rows.push(Row::new("bare write, fsync, rename, fsync of the folder, p50", one.write.p50()));
+        rows.push(Row::new("bare gRPC call (prepare of no claim), p50", empty.p50()));
+    }
+    for (shape, times) in shapes {
+        let name = shape.name();
+        let reference = match shape.claims() {
+            1 => "GET + write".to_owned(),
+            n => format!("{n} GETs at once + {n} writes at once"),
+        };
+        let prepare = |what: &str, measured: Duration| {
+            Row::new(format!("prepare, {name}, {what}"), measured).beside(&reference, times.reference.p50())
+        };
+        let (p50, p99) = (prepare("p50", times.prepare.p50()), prepare("p99", times.prepare.p99()));
+        match shape {
+            Shape::OneCall(1) => {
+                rows.push(
+                    p50.budget(Budget::Times(1.5)).theirs("3.65 ms = 3.8 ×; 199 ms at its default limit"),
+                );
+                rows.push(p99.budget(Budget::Times(3.0)));
+                // The fake API server answers several times faster than a real one, so that the ratio above is
+                // stricter than what the budget was made for.
+                let own = times.prepare.p50().saturating_sub(times.reference.p50());
+                let leaves = (REAL_GET + times.write.p50()).as_secs_f64() * 0.5;
+                let row = Row::new("the plugin's own part: prepare − (GET + write), p50", own);
+                let row = row.beside("GET of a real API server + write", REAL_GET + times.write.p50());
+                rows.push(row.budget(Budget::AtMost(Value::Seconds(leaves))));
+            }
+            Shape::OneCall(8) => {
+                rows.push(p50);
+                let one = one.map(|one| one.prepare.p50()).unwrap_or_default();
+                let row = Row::new(format!("prepare, {name}, p50"), times.prepare.p50());
+                let row = row.beside("one claim", one).budget(Budget::Times(3.0));
+                rows.push(row.theirs("42 ms = 11.6 ×; 1.6 s at its default limit"));
+                rows.push(p99);
+            }
+            Shape::OneCall(_) | Shape::AtOnce(_) => rows.extend([p50, p99]),
+        }
+        let removal = match shape.claims() {
+            1 => "bare unlink, fsync of the folder".to_owned(),
+            n => format!("{n} of them at once"),
+        };
+        for (what, measured) in [("p50", times.unprepare.p50()), ("p99", times.unprepare.p99())] {
+            let row = Row::new(format!("unprepare, {name}, {what}"), measured);
+            rows.push(row.beside(&removal, times.remove.p50()));
+        }
+    }
+    if let Some(one) = one {
+        let both = one.prepare.p50() + one.unprepare.p50();
+        for (what, measured) in [("p50", hand_overs.p50()), ("p99", hand_overs.p99())] {
+            let row =
+                Row::new(format!("hand-over: unprepare sent to waiting prepare answered, {what}"), measured);
+            let row = row.beside("unprepare + prepare", both);
+            rows.push(row.theirs("60–90 s: its prepare fails, the kubelet comes again"));
+        }
+    }
+    rows
+}
+
+impl Bench {
+    /// New claims, each with the GPU of its position.
+    fn claims(&mut self, count: usize) -> Result<Vec<Claim>> {
+        (0..count).map(|gpu| self.claim(gpu)).collect()
+    }
+
+    fn claim(&mut self, gpu: usize) -> Result<Claim> {
+        self.next += 1;
+        let name = format!("claim-{}", self.next);
+        let result = mk_result("gpu", DRIVER, &pool_name(NODE), &format!("gpu-{gpu}"));
+        let claim = allocated(mk_claim(NAMESPACE, &name, DRIVER, 1), vec![result]);
+        let pod = format!("pod-{}", self.next);
+        let stored = self.rig.api.put(&reserved(claim, &pod, &pod))?;
+        let uid = stored.metadata.uid.context("a stored claim has no UID")?;
+        Ok(Claim { namespace: NAMESPACE.to_owned(), name, uid })
+    }
+
+    fn forget(&self, claims: &[Claim]) -> Result<()> {
+        for claim in claims {
+            self.rig.api.delete::<ResourceClaim>(NAMESPACE, &claim.name)?;
+        }
+        Ok(())
+    }
+
+    /// The size of a claim's record, after checking that a prepare does what it should.
+    fn record_size(&mut self) -> Result<usize> {
+        let claims = self.claims(1)?;
+        self.prepare(&claims, Shape::OneCall(1))?;
+        let uid = claims.first().map(|claim| claim.uid.clone()).unwrap_or_default();
+        let record = fs::metadata(self.rig.plugin_dir().join("claims").join(format!("{uid}.json")))?;
+        let cdi = fs::read_dir(self.rig.cdi_dir())?.filter_map(Result::ok);
+        let named = cdi.filter(|file| file.file_name().to_string_lossy().contains(&uid)).count();
+        ensure!(named == 1, "{named} CDI files name the prepared claim, expected one");
+        self.unprepare(&claims, Shape::OneCall(1))?;
+        self.forget(&claims)?;
+        Ok(usize::try_from(record.len())?)
+    }
+
+    fn round(&mut self, shape: Shape, times: &mut Times) -> Result<()> {
+        let claims = self.claims(shape.claims())?;
+        let get = self.get(&claims)?;
+        let write = self.files(claims.len(), write_synced)?;
+        times.get.push(get);
+        times.write.push(write);
+        times.reference.push(get + write);
+        times.prepare.push(self.prepare(&claims, shape)?);
+        times.unprepare.push(self.unprepare(&claims, shape)?);
+        times.remove.push(self.files(claims.len(), |folder, name, _| remove_synced(folder, name))?);
+        self.forget(&claims)
+    }
+
+    /// Bare GETs of the claims, at once.
+    fn get(&self, claims: &[Claim]) -> Result<Duration> {
+        self.rig.run(async {
+            let start = Instant::now();
+            try_join_all(claims.iter().map(|claim| self.api.get(&claim.name))).await?;
+            Ok(start.elapsed())
+        })
+    }
+
+    /// Does something to so many files, each on its thread, at once.
+    fn files(&self, count: usize, work: fn(&Path, &str, &[u8]) -> Result<()>) -> Result<Duration> {
+        let start = Instant::now();
+        if count == 1 {
+            work(&self.bare, "0", &self.bytes)?;
+            return Ok(start.elapsed());
+        }
+        self.rig.run(async {
+            let start = Instant::now();
+            let all = (0..count).map(|n| {
+                let (folder, bytes) = (self.bare.clone(), self.bytes.clone());
+                tokio::task::spawn_blocking(move || work(&folder, &n.to_string(), &bytes))
+            });
+            for done in try_join_all(all).await? {
+                done?;
+            }
+            Ok(start.elapsed())
+        })
+    }
+
+    fn empty_call(&mut self) -> Result<Duration> {
+        self.prepare(&[], Shape::OneCall(0))
+    }
+
+    /// Until the last call is answered.
+    fn prepare(&mut self, claims: &[Claim], shape: Shape) -> Result<Duration> {
+        let calls = calls(claims, shape);
+        let took = self.rig.run(async {
+            let start = Instant::now();
+            try_join_all(calls.into_iter().map(|claims| prepare(self.dra.clone(), claims))).await?;
+            Ok::<_, anyhow::Error>(start.elapsed())
+        });
+        took.map_err(|error| self.plugin.explain(&format!("{error:#}")))
+    }
+
+    /// Until the last call is answered.
+    fn unprepare(&mut self, claims: &[Claim], shape: Shape) -> Result<Duration> {
+        let calls = calls(claims, shape);
+        let took = self.rig.run(async {
+            let start = Instant::now();
+            try_join_all(calls.into_iter().map(|claims| unprepare(self.dra.clone(), claims))).await?;
+            Ok::<_, anyhow::Error>(start.elapsed())
+        });
+        took.map_err(|error| self.plugin.explain(&format!("{error:#}")))
+    }
+
+    /// A claim on a GPU whose holder, deleted by force, is still prepared: from the unprepare of the one to the
+    /// answer for the other, which waits already.
+    fn hand_over(&mut self) -> Result<Duration> {
+        let (holder, next) = (self.claim(0)?, self.claim(0)?);
+        self.prepare(std::slice::from_ref(&holder), Shape::OneCall(1))?;
+        self.forget(std::slice::from_ref(&holder))?;
+        self.rig.api.forget_requests();
+        let waiting = prepare(self.dra.clone(), vec![next.clone()]);
+        let took = self.rig.run(async {
+            let api = self.rig.api.clone();
+            let letting_go = async {
+                // The waiting prepare asks for the holder when it finds the GPU held.
+                let asked = |verb: &str, name: &str| verb == "get" && name == holder.name;
+                let waits = |seen: &divvy_fake_cluster::View<'_>| {
+                    seen.requests().iter().any(|request| asked(&request.verb, &request.name))
+                };
+                api.wait_until(waits, PATIENCE).await?;
+                let start = Instant::now();
+                unprepare(self.dra.clone(), vec![holder.clone()]).await?;
+                Ok::<_, anyhow::Error>(start)
+            };
+            let answered = async {
+                waiting.await?;
+                Ok(Instant::now())
+            };
+            let (start, answered) = futures::future::try_join(letting_go, answered).await?;
+            Ok::<_, anyhow::Error>(answered.duration_since(start))
+        });
+        let took = took.map_err(|error| self.plugin.explain(&format!("{error:#}")))?;
+        self.unprepare(std::slice::from_ref(&next), Shape::OneCall(1))?;
+        self.forget(std::slice::from_ref(&next))?;
+        Ok(took)
+    }
+}
+
+fn calls(claims: &[Claim], shape: Shape) -> Vec<Vec<Claim>> {
+    match shape {
+        Shape::OneCall(_) => vec![claims.to_vec()],
+        Shape::AtOnce(_) => claims.iter().map(|claim| vec![claim.clone()]).collect(),
+    }
+}
+
+async fn prepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
+    let asked = claims.len();
+    let answer = dra.node_prepare_resources(NodePrepareResourcesRequest { claims }).await?.into_inner();
+    ensure!(answer.claims.len() == asked, "{} of {asked} claims answered", answer.claims.len());
+    for (uid, one) in answer.claims {
+        match one.devices.as_slice() {
+            _ if !one.error.is_empty() => bail!("{}", one.error),
+            [device] if device.cdi_device_ids.len() == 1 => {}
+            devices => {
+                bail!("claim {uid} was answered with {devices:?}, expected one device with one CDI id")
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn unprepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
+    let asked = claims.len();
+    let answer = dra.node_unprepare_resources(NodeUnprepareResourcesRequest { claims }).await?.into_inner();
+    ensure!(answer.claims.len() == asked, "{} of {asked} claims answered", answer.claims.len());
+    match answer.claims.into_values().find(|one| !one.error.is_empty()) {
+        Some(one) => bail!("{}", one.error),
+        None => Ok(()),
+    }
+}
+
+/// What a record costs at least: temp file, fsync, rename, fsync of the folder.
+fn write_synced(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    use std::io::Write as _;
+    let temp = folder.join(format!(".{name}.tmp"));
+    let mut file = fs::File::create(&temp)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    drop(file);
+    fs::rename(&temp, folder.join(name))?;
+    Ok(fs::File::open(folder)?.sync_all()?)
+}
+
+fn remove_synced(folder: &Path, name: &str) -> Result<()> {
+    fs::remove_file(folder.join(name))?;
+    Ok(fs::File::open(folder)?.sync_all()?)
+}

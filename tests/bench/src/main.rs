@@ -1,0 +1,168 @@
+//! What the released plugin costs, each figure beside a reference of the same run and its budget (DESIGN section 9).
+//! Called by `cargo xtask bench`, which builds what is measured. Nothing here fails because something is slow.
+
+mod binary;
+mod latency;
+mod life;
+mod pods;
+mod process;
+mod pure;
+mod rig;
+mod stats;
+mod table;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use divvy_e2e::parts::version_setting;
+use fs_err as fs;
+
+use crate::rig::Programs;
+use crate::table::{Report, Row, Section};
+
+/// Measures the released plugin.
+#[derive(Debug, Parser)]
+struct Args {
+    /// The plugin's binary
+    #[arg(long)]
+    plugin: PathBuf,
+    /// The mock NVML library
+    #[arg(long)]
+    mock: PathBuf,
+    /// Folder whose filesystem is measured, beside the one in memory [default: the folder for temporary files]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Fewer rounds, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Also write the report to this file, as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Also start pods on a real Kubernetes; brings one up, which needs what `cargo xtask cluster up` needs
+    #[arg(long)]
+    cluster: bool,
+    /// Only these parts
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+}
+
+/// A part of the measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Prepare, unprepare, hand-over
+    Claims,
+    /// Start to first slices; then the allocator, on those slices
+    Start,
+    /// Memory, CPU and API calls without work
+    Idle,
+    /// Carving a node
+    Carve,
+    /// Size of the binary
+    Size,
+}
+
+fn main() -> ExitCode {
+    // A process has one TLS provider, and kube's client panics if nobody chose.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let mut arguments = std::env::args_os().skip(1);
+    let outcome = match (arguments.next(), arguments.next()) {
+        (Some(flag), Some(kubeconfig)) if flag == "--bare-client" => {
+            life::bare_client(Path::new(&kubeconfig))
+        }
+        _ => run(&Args::parse()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let programs = Programs { plugin: args.plugin.clone(), mock: args.mock.clone() };
+    let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let wanted = |part| args.only.is_empty() || args.only.contains(&part);
+    let (calls, starts, idle) = if args.quick { (20, 5, 5) } else { (200, 20, 20) };
+    let mut report = Report { machine: machine(args.quick)?, sections: Vec::new() };
+    let mut add = |name: String, rows: Vec<Row>| report.sections.push(Section { name, rows });
+    if wanted(Part::Claims) {
+        for parent in [dir.as_path(), Path::new(rig::MEMORY)] {
+            let filesystem = rig::filesystem(parent)?;
+            progress(&format!("claims on {filesystem}"));
+            let rows = latency::measure(&programs, parent, calls)?;
+            add(format!("Claims for whole GPUs; records on {filesystem}, at {}", parent.display()), rows);
+        }
+    }
+    if wanted(Part::Start) {
+        progress("start");
+        let (rows, slices) = life::start(&programs, &dir, starts)?;
+        add("Start, nothing left of an earlier one".to_owned(), rows);
+        let rounds = calls.min(100);
+        add(
+            "Allocator, in this process, on what was published".to_owned(),
+            pure::allocating(&slices, rounds)?,
+        );
+    }
+    if wanted(Part::Carve) {
+        add("Carve, in this process".to_owned(), pure::carving(calls)?);
+    }
+    if wanted(Part::Idle) {
+        progress("idle");
+        let rows = life::idle(&programs, &dir, Duration::from_secs(idle))?;
+        add("Idle, 8 GPUs published, registered with a kubelet".to_owned(), rows);
+    }
+    if wanted(Part::Size) {
+        add("Binary".to_owned(), binary::size(&programs)?);
+    }
+    if args.cluster {
+        progress("pods on a real Kubernetes");
+        let pods = if args.quick { 5 } else { 20 };
+        add(format!("Pods on Kubernetes {}", version_setting()), pods::measure(pods)?);
+    }
+    write!(std::io::stdout(), "{report}")?;
+    if let Some(path) = &args.json {
+        let mut json = serde_json::to_vec_pretty(&report)?;
+        json.push(b'\n');
+        fs::write(path, json).context("the report cannot be written (--json)")?;
+    }
+    Ok(())
+}
+
+/// What the figures depend on.
+fn machine(quick: bool) -> Result<Vec<String>> {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let load = load.split(' ').take(3).collect::<Vec<_>>().join(" ");
+    let cores = available_parallelism()?;
+    let mut lines = vec![
+        format!("Linux {}, {cores} cores, load {load} when this began", kernel.trim()),
+        "API server: the fake one, HTTP on loopback, without TLS; GPUs: mock NVML library; plugin logs at info"
+            .to_owned(),
+    ];
+    if quick {
+        lines.push("--quick: few rounds, so that p99 is the slowest".to_owned());
+    }
+    Ok(lines)
+}
+
+/// For whoever waits.
+fn progress(what: &str) {
+    let _ = writeln!(std::io::stderr(), "measuring: {what}");
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
+}

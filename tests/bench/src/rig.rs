@@ -1,0 +1,297 @@
+//! The plugin as it is released, in a process of its own, between a fake API server on a loopback port and a fake
+//! kubelet on Unix sockets, over GPUs that the mock NVML library simulates.
+//!
+//! Server and kubelet have a thread of their own, so that a request of this process crosses threads as the plugin's
+//! crosses processes; what measures runs on the calling thread alone.
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+use divvy_api::names::DRIVER;
+use divvy_fake_cluster::build::mk_node;
+use divvy_fake_cluster::{FakeApi, FakeKubelet, HttpServer, KubeletConfig};
+use divvy_gpu_sim::SimNode;
+use divvy_host::fixture::{Fixture, FixtureGpu};
+use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
+use fs_err as fs;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::{Channel, Endpoint};
+
+/// The node's name.
+pub(crate) const NODE: &str = "node-1";
+/// How long the plugin may take for what takes milliseconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub(crate) struct Programs {
+    /// The plugin's binary.
+    pub(crate) plugin: PathBuf,
+    /// The mock NVML library.
+    pub(crate) mock: PathBuf,
+}
+
+/// Where files are that are in memory on a real node too, or that only exist for the measurement.
+pub(crate) const MEMORY: &str = "/dev/shm";
+
+/// All but the plugin. Dropping it removes everything.
+pub(crate) struct Rig {
+    /// The kubelet's folder, with the plugin's in it.
+    _disk: TempDir,
+    /// CDI files (`/var/run/cdi`), the host, simulated GPUs, logs.
+    memory: TempDir,
+    programs: Programs,
+    gpus: String,
+    count: usize,
+    /// The API server.
+    pub(crate) api: FakeApi,
+    kubelet: FakeKubelet,
+    _server: HttpServer,
+    /// Where measurements run. Before the servers' runtime, so that connections end first.
+    here: Runtime,
+    _servers: Runtime,
+}
+
+/// A running plugin; killed when dropped.
+pub(crate) struct Plugin {
+    process: Child,
+    /// When it was started, for comparing with the API server's events and with its log.
+    pub(crate) started: (Instant, SystemTime),
+    log: PathBuf,
+}
+
+impl Rig {
+    /// Makes a node with these GPUs, the kubelet's folder below `parent`.
+    pub(crate) fn new(programs: &Programs, parent: &Path, gpus: &str) -> Result<Self> {
+        let folder = |parent: &Path| tempfile::Builder::new().prefix("divvy-bench-").tempdir_in(parent);
+        let (disk, memory) = (folder(parent)?, folder(Path::new(MEMORY))?);
+        let count = host(&memory.path().join("host"), gpus, &programs.mock)?;
+        let here = Builder::new_current_thread().enable_all().build()?;
+        let servers = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let api = FakeApi::new();
+        api.put(&mk_node(NODE))?;
+        let (server, kubelet) = {
+            let _in_runtime = servers.enter();
+            let kubelet = KubeletConfig::new(disk.path().join("kubelet"), NODE, api.clone());
+            (servers.block_on(api.serve_http())?, FakeKubelet::start(kubelet)?)
+        };
+        fs::create_dir(memory.path().join("cdi"))?;
+        fs::write(memory.path().join("kubeconfig"), server.kubeconfig())?;
+        let (programs, gpus) = (programs.clone(), gpus.to_owned());
+        Ok(Self {
+            _disk: disk,
+            memory,
+            programs,
+            gpus,
+            count,
+            api,
+            kubelet,
+            _server: server,
+            here,
+            _servers: servers,
+        })
+    }
+
+    /// Runs on this thread.
+    pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.here.block_on(work)
+    }
+
+    /// How many GPUs there are.
+    pub(crate) fn gpus(&self) -> usize {
+        self.count
+    }
+
+    /// Where CDI files go.
+    pub(crate) fn cdi_dir(&self) -> PathBuf {
+        self.memory.path().join("cdi")
+    }
+
+    /// The plugin's folder.
+    pub(crate) fn plugin_dir(&self) -> PathBuf {
+        self.kubelet.config().plugin_dir(DRIVER)
+    }
+
+    /// A kubeconfig file for the API server.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.memory.path().join("kubeconfig")
+    }
+
+    /// The plugin's program with all its flags.
+    fn command(&self) -> Command {
+        let (root, kubelet) = (self.memory.path(), self.kubelet.config());
+        let mut command = Command::new(&self.programs.plugin);
+        for (flag, value) in [
+            ("--plugin-dir", &self.plugin_dir()),
+            ("--registry-dir", &kubelet.registry_dir()),
+            ("--pod-resources-socket", &kubelet.pod_resources_socket()),
+            ("--cdi-dir", &self.cdi_dir()),
+            ("--host-root", &root.join("host")),
+            ("--driver-root", &root.join("host")),
+            ("--device-nodes", &root.join("host/device-nodes")),
+            ("--nvml-library", &self.programs.mock),
+            ("--kubeconfig", &self.kubeconfig()),
+        ] {
+            command.arg(flag).arg(value);
+        }
+        command
+            .args(["--node-name", NODE, "--driver-name", DRIVER, "--http", "127.0.0.1:0"])
+            .args(["--log-format", "json", "--log-level", "info"])
+            .env("DIVVY_MOCK_STATE", root.join("gpus.json"))
+            .env("DIVVY_MOCK_GPUS", &self.gpus)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        command
+    }
+
+    /// Starts the plugin.
+    pub(crate) fn start(&self) -> Result<Plugin> {
+        let log = self.memory.path().join("plugin.log");
+        let mut command = self.command();
+        command.stderr(fs::File::create(&log)?.into_parts().0);
+        let started = (Instant::now(), SystemTime::now());
+        let process =
+            command.spawn().with_context(|| format!("cannot start {}", self.programs.plugin.display()))?;
+        Ok(Plugin { process, started, log })
+    }
+
+    /// Removes what an earlier plugin has left, slices included.
+    pub(crate) fn forget_plugin(&self) -> Result<()> {
+        for folder in [self.plugin_dir(), self.kubelet.config().registry_dir(), self.cdi_dir()] {
+            if folder.exists() {
+                fs::remove_dir_all(&folder)?;
+            }
+            fs::create_dir_all(&folder)?;
+        }
+        self.api.wipe_slices(NODE, None);
+        Ok(())
+    }
+
+    /// Waits until every GPU is published, and says when that was.
+    pub(crate) fn wait_until_published(&self, plugin: &mut Plugin) -> Result<Instant> {
+        let all = |slices: &[ResourceSlice]| {
+            let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).count();
+            (devices == self.count).then(Instant::now)
+        };
+        let published = self.run(self.api.wait_for(|view| all(&view.list()), PATIENCE));
+        published.map_err(|error| plugin.explain(&error.to_string()))
+    }
+
+    /// A connection to the plugin's DRA service, kept as the kubelet keeps it.
+    pub(crate) fn connect(&self, plugin: &mut Plugin) -> Result<DraPluginClient<Channel>> {
+        self.run(async {
+            let registered = self.kubelet.wait_registered(DRIVER, PATIENCE).await;
+            let registered = registered.map_err(|error| plugin.explain(&error.to_string()))?;
+            let channel = Endpoint::from_shared(format!("unix:{}", registered.endpoint))?.connect().await?;
+            Ok(DraPluginClient::new(channel))
+        })
+    }
+
+    /// A client for the API server like the plugin's.
+    pub(crate) fn client(&self) -> Result<kube::Client> {
+        self.run(client(&self.kubeconfig()))
+    }
+}
+
+/// A client as the plugin makes it.
+pub(crate) async fn client(kubeconfig: &Path) -> Result<kube::Client> {
+    let file = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    Ok(kube::Client::try_from(config)?)
+}
+
+/// The host's files, for GPUs as the mock library will make them; how many there are.
+fn host(root: &Path, gpus: &str, mock: &Path) -> Result<usize> {
+    let inventory = SimNode::parse(gpus)?.inventory();
+    let mut fixture_gpus = Vec::new();
+    for gpu in inventory.gpus.values() {
+        fixture_gpus.push(FixtureGpu {
+            minor: gpu.facts.minor.context("a simulated GPU has no minor number")?,
+            pci: gpu.facts.pci_address,
+            numa_node: gpu.topology.numa_node,
+            pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".to_owned()),
+        });
+    }
+    fixture_gpus.sort_by_key(|gpu| gpu.minor);
+    let count = fixture_gpus.len();
+    let mut fixture = Fixture::new(fixture_gpus);
+    fixture.driver_version.clone_from(&inventory.system.driver_version);
+    fixture.nvml = Some(mock.to_owned());
+    fixture.build(root)?;
+    Ok(count)
+}
+
+impl Plugin {
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// When it logged a line that contains this, as time since its start. Its own clock, written into the line.
+    pub(crate) fn logged(&self, part: &str) -> Result<Duration> {
+        let log = fs::read_to_string(&self.log)?;
+        let line = log.lines().find(|line| line.contains(part));
+        let line = line.with_context(|| format!("the plugin did not log {part:?}"))?;
+        let entry: serde_json::Value = serde_json::from_str(line)?;
+        let at =
+            entry.get("timestamp").and_then(serde_json::Value::as_str).context("a log line has no time")?;
+        let at = SystemTime::from(at.parse::<jiff::Timestamp>()?);
+        Ok(at.duration_since(self.started.1)?)
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        ensure!(self.process.try_wait()?.is_none(), self.explain("the plugin ended by itself"));
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// An error with the last lines of the log.
+    pub(crate) fn explain(&mut self, problem: &str) -> anyhow::Error {
+        let mut message = problem.to_owned();
+        if let Ok(Some(status)) = self.process.try_wait() {
+            let _ = write!(message, "; the plugin has ended ({status})");
+        }
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        message.push_str("; the plugin's last lines:");
+        let lines: Vec<_> = log.lines().collect();
+        for line in lines.iter().skip(lines.len().saturating_sub(12)) {
+            let _ = write!(message, "\n  {line}");
+        }
+        anyhow::Error::msg(message)
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        // Ended already is as good.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The filesystem a path is on, as `ext4 (/dev/vda)`.
+pub(crate) fn filesystem(path: &Path) -> Result<String> {
+    let path = fs::canonicalize(path)?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let found = mounts.lines().filter_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        let point = place.split(' ').nth(4)?;
+        let mut kind = kind.split(' ');
+        let shown = format!("{} ({})", kind.next()?, kind.next()?);
+        path.starts_with(point).then_some((point.len(), shown))
+    });
+    match found.max_by_key(|(length, _)| *length) {
+        Some((_, shown)) => Ok(shown),
+        None => bail!("no mount point has {}", path.display()),
+    }
+}
