@@ -83,11 +83,12 @@ fn the_last_memory_slice_is_not_for_the_smallest_profile_and_engines_run_out() {
     assert_eq!(code(P7G, at(0, 8)), GpuErrorCode::INSUFFICIENT_RESOURCES);
 
     let (node, gpu) = with_mig("rtx-pro-6000x1");
-    let (all, none, plain) = (GpuInstanceProfileId(65), GpuInstanceProfileId(67), GpuInstanceProfileId(14));
+    let (all, without, plain) =
+        (GpuInstanceProfileId(65), GpuInstanceProfileId(67), GpuInstanceProfileId(14));
     node.create_gpu_instance(&gpu, all, at(0, 3)).unwrap();
     let result = node.create_gpu_instance(&gpu, plain, at(3, 3)).map_err(|e| e.code);
     assert_eq!(result, Err(GpuErrorCode::INSUFFICIENT_RESOURCES), "all media engines are taken");
-    assert!(node.create_gpu_instance(&gpu, none, at(3, 3)).is_ok());
+    assert!(node.create_gpu_instance(&gpu, without, at(3, 3)).is_ok());
 }
 
 #[test]

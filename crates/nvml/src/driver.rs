@@ -76,17 +76,16 @@ impl NvmlDriver {
     }
 
     fn profile_ids(&self, gpu: &GpuUuid, handle: Handle) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
+        // A statement of its own: the lock must be free again below.
         let known = lock(&self.profiles).get(gpu).cloned();
-        match known {
-            Some(profiles) => Ok(profiles),
-            None => {
-                let profiles = mig::profile_ids(&self.library, handle)?;
-                if !profiles.is_empty() {
-                    lock(&self.profiles).insert(gpu.clone(), profiles.clone());
-                }
-                Ok(profiles)
-            }
+        if let Some(profiles) = known {
+            return Ok(profiles);
         }
+        let profiles = mig::profile_ids(&self.library, handle)?;
+        if !profiles.is_empty() {
+            lock(&self.profiles).insert(gpu.clone(), profiles.clone());
+        }
+        Ok(profiles)
     }
 
     fn uuid_at(&self, index: u32) -> Result<GpuUuid, Failure> {

@@ -13,10 +13,8 @@ const SYMTAB: u32 = 2;
 /// How large the plugin is.
 pub(crate) fn size(programs: &Programs) -> Result<Vec<Row>> {
     let bytes = fs::read(&programs.plugin)?;
-    let stripped = match is_stripped(&bytes).context("the plugin is no ELF file of 64 bits")? {
-        true => "stripped",
-        false => "NOT stripped",
-    };
+    let stripped = is_stripped(&bytes).context("the plugin is no ELF file of 64 bits")?;
+    let stripped = if stripped { "stripped" } else { "NOT stripped" };
     let row = Row::new(format!("release binary, {stripped}"), Value::Bytes(bytes.len() as u64));
     Ok(vec![row.budget(Budget::AtMost(Value::Bytes(15 * MIB))).theirs("81 MiB, not stripped")])
 }

@@ -4,6 +4,7 @@
 mod binary;
 mod latency;
 mod life;
+mod pods;
 mod process;
 mod pure;
 mod rig;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use divvy_e2e::parts::version_setting;
 use fs_err as fs;
 
 use crate::rig::Programs;
@@ -41,6 +43,9 @@ struct Args {
     /// Also write the report to this file, as JSON
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Also start pods on a real Kubernetes; brings one up, which needs what `cargo xtask cluster up` needs
+    #[arg(long)]
+    cluster: bool,
     /// Only these parts
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
@@ -115,6 +120,11 @@ fn run(args: &Args) -> Result<()> {
     }
     if wanted(Part::Size) {
         add("Binary".to_owned(), binary::size(&programs)?);
+    }
+    if args.cluster {
+        progress("pods on a real Kubernetes");
+        let pods = if args.quick { 5 } else { 20 };
+        add(format!("Pods on Kubernetes {}", version_setting()), pods::measure(pods)?);
     }
     write!(std::io::stdout(), "{report}")?;
     if let Some(path) = &args.json {

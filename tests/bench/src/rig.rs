@@ -44,7 +44,7 @@ pub(crate) const MEMORY: &str = "/dev/shm";
 /// All but the plugin. Dropping it removes everything.
 pub(crate) struct Rig {
     /// The kubelet's folder, with the plugin's in it.
-    disk: TempDir,
+    _disk: TempDir,
     /// CDI files (`/var/run/cdi`), the host, simulated GPUs, logs.
     memory: TempDir,
     programs: Programs,
@@ -86,7 +86,7 @@ impl Rig {
         fs::write(memory.path().join("kubeconfig"), server.kubeconfig())?;
         let (programs, gpus) = (programs.clone(), gpus.to_owned());
         Ok(Self {
-            disk,
+            _disk: disk,
             memory,
             programs,
             gpus,
@@ -107,13 +107,6 @@ impl Rig {
     /// How many GPUs there are.
     pub(crate) fn gpus(&self) -> usize {
         self.count
-    }
-
-    /// A folder of its own, on the same filesystem as the plugin's.
-    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
-        let folder = self.disk.path().join(name);
-        fs::create_dir_all(&folder)?;
-        Ok(folder)
     }
 
     /// Where CDI files go.

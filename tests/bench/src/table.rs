@@ -245,7 +245,7 @@ mod tests {
             bare     1.50 ms   –             –       –           –        –\n\
             \n1 of 3 budgets exceeded\n";
         assert_eq!(report.to_string(), table);
-        let json = serde_json::to_value(&report.sections.first().unwrap().rows.first()).unwrap();
+        let json = serde_json::to_value(report.sections.first().unwrap().rows.first()).unwrap();
         let expected = serde_json::json!({
             "what": "prepare",
             "measured": {"unit": "seconds", "value": 0.004},

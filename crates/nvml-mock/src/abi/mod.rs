@@ -4,6 +4,7 @@
 //! a value of its type, a buffer for its length, and a text for reading up to its NUL. Null is checked for, as NVML
 //! does. A device handle is only a number here and is never followed.
 
+mod compute;
 mod device;
 mod links;
 mod mig;

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use divvy_gpu_sim::{Engine, Fault, MigLatency, profile, profiles};
+use divvy_gpu_sim::{Engine, Fault, MigLatency, SimInstance, profile, profiles};
 use divvy_model::mig::{GpuInstance, GpuInstanceProfileId};
 use divvy_model::{GpuProcess, GpuUuid, MigActivation};
 use nvidia_ml::MockState;
@@ -81,18 +81,14 @@ fn list(engine: &Engine) -> String {
 }
 
 fn instances(engine: &Engine) -> String {
-    let mut text = String::new();
-    for (index, gpu) in engine.gpus().iter().enumerate() {
-        for living in &gpu.instances {
-            let GpuInstance { id, profile, placement } = living.instance;
-            text.push_str(&format!("{index} {} {profile} {placement}", id.0));
-            for compute in &living.compute {
-                text.push_str(&format!(" {}", compute.uuid));
-            }
-            text.push('\n');
-        }
-    }
-    text
+    let line = |index: usize, living: &SimInstance| {
+        let GpuInstance { id, profile, placement } = living.instance;
+        let fixed = format!("{index} {} {profile} {placement}", id.0);
+        let uuids = living.compute.iter().map(|c| c.uuid.to_string());
+        [fixed].into_iter().chain(uuids).collect::<Vec<_>>().join(" ") + "\n"
+    };
+    let gpus = engine.gpus().iter().enumerate();
+    gpus.flat_map(|(index, gpu)| gpu.instances.iter().map(move |living| line(index, living))).collect()
 }
 
 fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, String> {
