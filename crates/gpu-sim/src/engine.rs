@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{
-    BootId, CudaVersion, Gpu, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology,
-    Inventory, MigMode, NvLinkPeer, PciAddress, SystemFacts,
+    BootId, CudaVersion, Gpu, GpuError, GpuErrorCode, GpuFacts, GpuMig, GpuOp, GpuProcess, GpuUuid,
+    HostTopology, Inventory, MigMode, NvLinkPeer, PciAddress, SystemFacts,
 };
 use serde::{Deserialize, Serialize};
 
@@ -251,7 +251,12 @@ impl Engine {
             system: self.system.clone(),
             gpus: gpus
                 .map(|g| {
-                    (g.facts.uuid.clone(), Gpu { facts: self.facts_of(g), topology: g.topology.clone() })
+                    let uuid = g.facts.uuid.clone();
+                    let mig = self.mig_capabilities(&uuid).ok().map(|capabilities| GpuMig {
+                        capabilities,
+                        instances: self.gpu_instances(&uuid).unwrap_or_default(),
+                    });
+                    (uuid, Gpu { facts: self.facts_of(g), topology: g.topology.clone(), mig })
                 })
                 .collect(),
             problems: Vec::new(),

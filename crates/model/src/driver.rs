@@ -36,6 +36,13 @@ pub trait GpuDriver: Send + Sync {
     /// Processes with a compute context on the GPU, sorted.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
 
+    /// Changes of the GPU that are past their deadline and have not come back: they may still happen. Empty for a
+    /// driver whose calls block until they are done.
+    fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
+        let _ = gpu;
+        Vec::new()
+    }
+
     /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library can (from R550
     /// on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG ([`GpuDriver::mig_mode`] tells which). The
     /// answer stays the same while the driver stays loaded: keep it.
@@ -139,6 +146,9 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         (**self).processes(gpu)
+    }
+    fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
+        (**self).changes_in_flight(gpu)
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         (**self).mig_capabilities(gpu)

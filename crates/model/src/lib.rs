@@ -27,7 +27,7 @@ pub use gpu::{
     NvLinkPeer, SystemFacts,
 };
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
-pub use inventory::{Gpu, GpuProblem, HostTopology, Inventory};
+pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
 pub use mig_conformance::mig_conformance;
 pub use mode::{Hold, HoldKind, Mode};
 pub use ordinals::Ordinals;

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Gpu, GpuDriver, GpuError, GpuErrorCode, GpuProblem, HostTopology, Inventory, PciAddress};
+use divvy_model::{
+    Gpu, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMig, GpuProblem, HostTopology, Inventory, MigMode,
+    PciAddress,
+};
 
 use crate::driver::concerns_all;
 
@@ -18,7 +21,8 @@ pub fn read_inventory(
         match driver.facts(&uuid) {
             Ok(facts) => {
                 let topology = topology(facts.pci_address);
-                inventory.gpus.insert(uuid, Gpu { facts, topology });
+                let mig = mig_of(driver, &facts);
+                inventory.gpus.insert(uuid, Gpu { facts, topology, mig });
             }
             Err(error) if concerns_all(error.code) => return Err(error),
             Err(error) if error.code == GpuErrorCode::NOT_FOUND => {}
@@ -26,4 +30,22 @@ pub fn read_inventory(
         }
     }
     Ok(inventory)
+}
+
+/// What a GPU can be cut into, and is. Not being told is no problem of the GPU: it is offered whole.
+fn mig_of(driver: &dyn GpuDriver, facts: &GpuFacts) -> Option<GpuMig> {
+    if facts.mig_mode == MigMode::Unsupported {
+        return None;
+    }
+    let unknown = |error: GpuError| {
+        tracing::debug!(%error, "MIG cannot be told");
+        error
+    };
+    let capabilities = driver.mig_capabilities(&facts.uuid).map_err(unknown).ok()?;
+    let instances = if facts.mig_mode.is_on() {
+        driver.gpu_instances(&facts.uuid).map_err(unknown).ok()?
+    } else {
+        Vec::new()
+    };
+    Some(GpuMig { capabilities, instances })
 }

@@ -265,6 +265,10 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
         let uuid = gpu.clone();
         self.call(GpuOp::Processes, Some(gpu), move |d| d.processes(&uuid))
     }
+    fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
+        let hanging = self.hanging().into_iter();
+        hanging.filter(|h| h.gpu.as_ref() == Some(gpu) && h.op.changes_gpu()).map(|h| h.op).collect()
+    }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         let uuid = gpu.clone();
         self.call(GpuOp::MigCapabilities, Some(gpu), move |d| d.mig_capabilities(&uuid))
