@@ -129,7 +129,7 @@ pub mod taints {
     pub const FENCED: &str = "gpu.divvy.dev/fenced";
     /// Processes of a released claim still run on the GPU.
     pub const LINGERING: &str = "gpu.divvy.dev/lingering";
-    /// Processes that no claim of ours accounts for run on the GPU.
+    /// Processes or MIG instances that no claim of ours accounts for are on the GPU.
     pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
 }
 
