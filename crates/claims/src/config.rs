@@ -28,6 +28,7 @@ impl ConfigKind {
     fn of_config(config: &DeviceConfig) -> Self {
         match config {
             DeviceConfig::Gpu(_) => Self::Gpu,
+            DeviceConfig::Mig(_) => Self::Mig,
         }
     }
 
