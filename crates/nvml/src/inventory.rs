@@ -15,13 +15,26 @@ pub fn read_inventory(
     driver: &dyn GpuDriver,
     topology: &dyn Fn(PciAddress) -> HostTopology,
 ) -> Result<Inventory, GpuError> {
+    read_inventory_after(driver, topology, None)
+}
+
+/// [`read_inventory`] for whoever has read before. What a GPU can be cut into does not change while the driver stays
+/// the same, and asking takes longer than everything else, so that is kept; before R550 it is also what is still known
+/// after MIG mode went off.
+pub fn read_inventory_after(
+    driver: &dyn GpuDriver,
+    topology: &dyn Fn(PciAddress) -> HostTopology,
+    before: Option<&Inventory>,
+) -> Result<Inventory, GpuError> {
     let system = driver.system()?;
+    let before = before.filter(|before| before.system == system);
     let mut inventory = Inventory { system, gpus: BTreeMap::new(), problems: Vec::new() };
     for uuid in driver.list()? {
         match driver.facts(&uuid) {
             Ok(facts) => {
                 let topology = topology(facts.pci_address);
-                let mig = mig_of(driver, &facts);
+                let known = before.and_then(|before| before.gpus.get(&uuid)?.mig.as_ref());
+                let mig = mig_of(driver, &facts, known)?;
                 inventory.gpus.insert(uuid, Gpu { facts, topology, mig });
             }
             Err(error) if concerns_all(error.code) => return Err(error),
@@ -32,20 +45,38 @@ pub fn read_inventory(
     Ok(inventory)
 }
 
-/// What a GPU can be cut into, and is. Not being told is no problem of the GPU: it is offered whole.
-fn mig_of(driver: &dyn GpuDriver, facts: &GpuFacts) -> Option<GpuMig> {
+/// What a GPU can be cut into, and is. Not being told is no problem of the GPU: what was known still holds, and where
+/// nothing was it is offered whole.
+fn mig_of(
+    driver: &dyn GpuDriver,
+    facts: &GpuFacts,
+    known: Option<&GpuMig>,
+) -> Result<Option<GpuMig>, GpuError> {
     if facts.mig_mode == MigMode::Unsupported {
-        return None;
+        return Ok(None);
     }
-    let unknown = |error: GpuError| {
-        tracing::debug!(%error, "MIG cannot be told");
-        error
+    let capabilities = match known {
+        Some(known) => Some(known.capabilities.clone()),
+        None => told(driver.mig_capabilities(&facts.uuid))?,
     };
-    let capabilities = driver.mig_capabilities(&facts.uuid).map_err(unknown).ok()?;
+    let Some(capabilities) = capabilities else { return Ok(None) };
     let instances = if facts.mig_mode.is_on() {
-        driver.gpu_instances(&facts.uuid).map_err(unknown).ok()?
+        told(driver.gpu_instances(&facts.uuid))?.or_else(|| Some(known?.instances.clone()))
     } else {
-        Vec::new()
+        None
     };
-    Some(GpuMig { capabilities, instances })
+    Ok(Some(GpuMig { capabilities, instances: instances.unwrap_or_default() }))
+}
+
+fn told<T>(answer: Result<T, GpuError>) -> Result<Option<T>, GpuError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if concerns_all(error.code) && error.code != GpuErrorCode::FUNCTION_NOT_FOUND => {
+            Err(error)
+        }
+        Err(error) => {
+            tracing::debug!(%error, "MIG cannot be told");
+            Ok(None)
+        }
+    }
 }

@@ -259,6 +259,38 @@ fn an_inventory_has_one_bad_gpu_as_a_problem_and_the_others_in_full() {
 }
 
 #[test]
+fn what_a_gpu_can_be_cut_into_is_asked_once_per_driver_and_kept_while_it_cannot_tell() {
+    let sim = divvy_gpu_sim::SimNode::parse("h100x1").unwrap();
+    let uuid = sim.uuids().remove(0);
+    let nowhere = |_| HostTopology::default();
+    let read = |before: Option<&divvy_model::Inventory>| {
+        let inventory = crate::read_inventory_after(&sim, &nowhere, before).unwrap();
+        (inventory.gpus[&uuid].mig.clone(), sim.calls(GpuOp::MigCapabilities), inventory)
+    };
+    let (first, calls, inventory) = read(None);
+    assert_eq!((first.as_ref().map(|mig| mig.instances.len()), calls), (Some(0), 1));
+    sim.fault(Fault::fail(GpuErrorCode::NOT_SUPPORTED).of(GpuOp::MigCapabilities));
+    assert_eq!(read(Some(&inventory)), (first.clone(), 1, inventory.clone()));
+
+    sim.set_mig_mode(&uuid, true).unwrap();
+    let made = sim
+        .create_gpu_instance(
+            &uuid,
+            divvy_model::mig::GpuInstanceProfileId(19),
+            divvy_model::mig::Placement { start: 3, size: 1 },
+        )
+        .unwrap();
+    let (with_one, _, inventory) = read(Some(&inventory));
+    assert_eq!(with_one.as_ref().unwrap().instances, [made]);
+    sim.fault(Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::GpuInstances));
+    assert_eq!(read(Some(&inventory)).0, with_one, "what was known is not forgotten");
+
+    sim.edit(|e| e.set_driver_version("590.10.01", divvy_model::CudaVersion { major: 13, minor: 1 }));
+    let (unknown, calls, _) = read(Some(&inventory));
+    assert_eq!((unknown, calls), (None, 2), "another driver is asked anew");
+}
+
+#[test]
 fn the_wrappers_own_safe_methods_read_the_mock_too() {
     let library = TestLibrary::new("h100-nvlx2");
     let path = library.path();
