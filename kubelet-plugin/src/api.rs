@@ -1,12 +1,13 @@
 //! The executor's view of the API server: is a claim still there, and what does it have allocated?
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use divvy_claims::{Claim, ClaimRef};
-use divvy_executor::{ClaimsApi, Lookup};
+use divvy_executor::{ClaimsApi, Clock, Lookup, SystemClock};
 use divvy_model::ClaimUid;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{ListParams, VersionMatch};
+use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::runtime::Handle;
 
@@ -24,22 +25,27 @@ pub(crate) struct KubeClaims {
 }
 
 impl ClaimsApi for KubeClaims {
-    fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>) -> Lookup {
+    fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup {
+        let left = until.saturating_sub(SystemClock.now());
         // The executor's threads are blocking ones, so this holds up nobody else.
         self.runtime.block_on(async {
-            match name {
-                Some(claim) => match self.fetcher.look(claim).await {
-                    Ok(found) => self.judge(uid, found),
-                    Err(error) => Lookup::Unknown(crate::chain(&error)),
-                },
-                None => match self.list().await {
-                    Ok(all) => {
-                        let found = all.into_iter().find(|c| c.metadata.uid.as_deref() == Some(uid.as_str()));
-                        self.judge(uid, found)
-                    }
-                    Err(error) => Lookup::Unknown(crate::chain(&error)),
-                },
-            }
+            let answer = async {
+                match name {
+                    Some(claim) => match self.fetcher.look(claim).await {
+                        Ok(found) => self.judge(uid, found),
+                        Err(error) => Lookup::Unknown(crate::chain(&error)),
+                    },
+                    None => match self.list().await {
+                        Ok(all) => {
+                            let is = |c: &ResourceClaim| c.metadata.uid.as_deref() == Some(uid.as_str());
+                            self.judge(uid, all.into_iter().find(is))
+                        }
+                        Err(error) => Lookup::Unknown(crate::chain(&error)),
+                    },
+                }
+            };
+            let late = |_| Lookup::Unknown("the API server did not answer in time".to_owned());
+            tokio::time::timeout(left, answer).await.unwrap_or_else(late)
         })
     }
 }
@@ -60,9 +66,9 @@ impl KubeClaims {
         Some((claim.uid.clone(), claim))
     }
 
-    /// All claims of the cluster, from the API server's cache: only asked for when something is wrong.
+    /// All claims of the cluster, only asked for when something is wrong. As they are now, not as a cache of the API
+    /// server has them: a live claim that is missing there would count as gone.
     pub(crate) async fn list(&self) -> Result<Vec<ResourceClaim>, kube::Error> {
-        let cached = ListParams::default().at("0").matching(VersionMatch::NotOlderThan);
-        Ok(Api::<ResourceClaim>::all(self.client.clone()).list(&cached).await?.items)
+        Ok(Api::<ResourceClaim>::all(self.client.clone()).list(&ListParams::default()).await?.items)
     }
 }

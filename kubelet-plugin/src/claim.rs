@@ -63,6 +63,11 @@ pub(crate) enum ClaimError {
         #[source]
         source: Box<IdError>,
     },
+    /// All its devices are of another node.
+    #[error(
+        "claim {claim} has devices of pool {found} allocated, and none of this node's pool {pool} (delete the pod: it was bound to a node that the claim was not allocated for)"
+    )]
+    OtherNode { claim: Box<ClaimRef>, found: String, pool: String },
 }
 
 impl ClaimError {
@@ -72,6 +77,7 @@ impl ClaimError {
             Self::OtherUid { .. } => "other-uid",
             Self::NotAllocated(_) => "not-allocated",
             Self::BadDevice { .. } => "bad-device",
+            Self::OtherNode { .. } => "other-node",
         }
     }
 }
@@ -100,6 +106,19 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
         configs: devices.config.unwrap_or_default().into_iter().filter_map(config).collect(),
         pods: status.reserved_for.unwrap_or_default().into_iter().filter_map(pod).collect(),
     })
+}
+
+/// The claim with those of its devices that are in this node's pool. One that has only devices elsewhere is refused: an
+/// empty answer would start its pod without a device.
+pub(crate) fn in_pool(mut claim: Claim, pool: &str) -> Result<Claim, ClaimError> {
+    let found = claim.allocation.results.first().map(|result| result.pool.clone());
+    claim.allocation.results.retain(|result| result.pool == pool);
+    match found {
+        Some(found) if claim.allocation.results.is_empty() => {
+            Err(ClaimError::OtherNode { claim: Box::new(claim.reference()), found, pool: pool.to_owned() })
+        }
+        _ => Ok(claim),
+    }
 }
 
 /// A claim as it is now, by whatever UID it has; `None` unless it is allocated.
@@ -223,6 +242,23 @@ mod tests {
                 ],
                 pods: vec![PodRef { name: "p".into(), uid: "pod-1".into() }],
             }
+        );
+    }
+
+    #[test]
+    fn devices_of_other_nodes_are_left_out_and_a_claim_that_has_no_others_is_refused() {
+        let result = |pool: &str| json!({ "request": "gpu", "driver": "d", "pool": pool, "device": "gpu-0" });
+        let claim = |pools: &[&str]| {
+            let results: Vec<_> = pools.iter().map(|pool| result(pool)).collect();
+            let status = json!({ "allocation": { "devices": { "results": results } } });
+            in_pool(from_api(&asked(), object("uid-1", status), "d").unwrap(), "n1/divvy")
+        };
+        let pools = |claim: Claim| claim.allocation.results.into_iter().map(|r| r.pool).collect::<Vec<_>>();
+        assert_eq!(pools(claim(&["n2/divvy", "n1/divvy"]).unwrap()), ["n1/divvy"]);
+        assert_eq!(pools(claim(&[]).unwrap()), Vec::<String>::new());
+        assert_eq!(
+            claim(&["n2/divvy"]).unwrap_err().to_string(),
+            "claim ns/c (UID uid-1) has devices of pool n2/divvy allocated, and none of this node's pool n1/divvy (delete the pod: it was bound to a node that the claim was not allocated for)"
         );
     }
 

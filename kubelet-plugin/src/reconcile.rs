@@ -44,6 +44,8 @@ pub(crate) struct Keeper {
     pub(crate) publishes: watch::Receiver<bool>,
     /// Told when records have changed.
     pub(crate) changed: Arc<Notify>,
+    /// Tells that a claim was unprepared and lingers.
+    pub(crate) lingers: Arc<Notify>,
     pub(crate) metrics: Metrics,
     pub(crate) records: ReadyHandle,
 }
@@ -63,7 +65,35 @@ impl Keeper {
     /// Runs until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let files = self.clone().files(stop.clone());
-        tokio::join!(files, self.rounds(stop));
+        let lingering = self.clone().lingering(stop.clone());
+        tokio::join!(files, lingering, self.rounds(stop));
+    }
+
+    /// Frees the devices of lingering claims soon after their last process has ended. Every instance does: nobody but
+    /// the GPUs is asked, so the one that answered the unprepare need not tell the one in charge.
+    async fn lingering(self, stop: CancellationToken) {
+        let mut logged = BTreeSet::new();
+        let mut some = true;
+        loop {
+            let look = async {
+                if some {
+                    tokio::time::sleep(self.config.timing.reconcile_busy).await;
+                } else {
+                    self.lingers.notified().await;
+                }
+            };
+            tokio::select! {
+                () = look => {}
+                () = stop.cancelled() => return,
+            }
+            let executor = self.executor.clone();
+            let finished = tokio::task::spawn_blocking(move || executor.finish_lingering());
+            let Ok((mut report, left)) = finished.await else { continue };
+            // Said when it was unprepared.
+            report.events.retain(|event| !matches!(event, Event::Kept { .. }));
+            some = left;
+            self.heed(&report, &mut logged);
+        }
     }
 
     /// Watches CDI files and driver files.

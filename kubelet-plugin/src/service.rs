@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use crate::claim::{Asked, from_api};
+use crate::claim::{Asked, from_api, in_pool};
 use crate::claim_fetch::{ClaimFetcher, FetchError};
 use crate::events::{Teller, Verdict, condition_of};
 use crate::metrics::{self, Metrics};
@@ -36,6 +36,8 @@ pub(crate) struct ClaimService {
 /// What the work of one claim needs.
 pub(crate) struct One {
     pub(crate) driver: String,
+    /// The pool of this node: a device of another node's is not ours to hand out.
+    pub(crate) pool: String,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
     pub(crate) teller: Arc<Teller>,
@@ -44,6 +46,8 @@ pub(crate) struct One {
     pub(crate) budget: Duration,
     /// Told when records have changed.
     pub(crate) changed: Arc<Notify>,
+    /// Told when a claim was unprepared and lingers.
+    pub(crate) lingers: Arc<Notify>,
     /// Asks for the GPUs to be read again now.
     pub(crate) refresh: Arc<Notify>,
     /// What goes on after the answer.
@@ -209,7 +213,9 @@ impl One {
         let until = Instant::now() + self.budget;
         let object = self.fetcher.get(asked, until, cancel).await.map_err(Failure::Fetch)?;
         let condition = condition_of(&object, &self.driver);
-        let claim = from_api(asked, object, &self.driver).map_err(Failure::Claim)?;
+        let claim = from_api(asked, object, &self.driver)
+            .and_then(|claim| in_pool(claim, &self.pool))
+            .map_err(Failure::Claim)?;
         *seen = Some((claim.clone(), condition));
         let executor = self.executor.clone();
         let done =
@@ -302,6 +308,7 @@ impl One {
             ),
         };
         tracing::warn!(reason, note, "claim unprepared, but its devices are not free");
+        self.lingers.notify_one();
         let (one, claim) = (self.clone(), claim.clone());
         self.after.spawn(async move { one.teller.warn(&claim, reason, &note).await });
     }

@@ -1,6 +1,7 @@
 //! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to tell a person.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
 use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind, MigUuid};
@@ -108,6 +109,8 @@ pub struct Record {
     pub devices: Vec<RecordedDevice>,
     /// Pods the claim was reserved for when it was prepared.
     pub pods: Vec<PodRef>,
+    /// When (time since that boot) the prepare that made it arrived: an unprepare that arrived earlier is not about it.
+    pub received: Option<Duration>,
     /// Where it is in its life.
     pub phase: Phase,
     /// Its hardware steps, in the order they are carried out.
@@ -125,6 +128,7 @@ impl Record {
             allocated_at: claim.allocation.allocated_at.clone(),
             devices,
             pods: claim.pods.clone(),
+            received: None,
             phase,
             steps: Vec::new(),
         }
@@ -193,6 +197,8 @@ struct RecordV2 {
     devices: Vec<RecordedDevice>,
     #[serde(default)]
     pods: Vec<PodRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    received: Option<Duration>,
     phase: Phase,
     #[serde(default)]
     steps: Vec<StepState>,
@@ -209,6 +215,7 @@ const VERSIONS: Versions<Record> = Versions {
             allocated_at: r.allocated_at.clone(),
             devices: r.devices.clone(),
             pods: r.pods.clone(),
+            received: r.received,
             phase: r.phase.clone(),
             steps: r.steps.clone(),
         })
@@ -226,6 +233,7 @@ fn decode_v2(text: &str) -> Result<Record, serde_json::Error> {
         allocated_at: v.allocated_at,
         devices: v.devices,
         pods: v.pods,
+        received: v.received,
         phase: v.phase,
         steps: v.steps,
     })

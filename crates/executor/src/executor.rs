@@ -55,6 +55,9 @@ pub struct ExecutorConfig {
     pub boot: BootId,
     /// How long things may take.
     pub timing: Timing,
+    /// Whether MIG mode may be changed for a claim, on GPUs where that needs no reset. What was turned on for a claim is
+    /// turned off again for another whatever this says now.
+    pub toggle_mig: bool,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -62,7 +65,7 @@ pub struct ExecutorConfig {
 impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
-        Self { driver: driver.into(), boot, timing: Timing::default(), decide }
+        Self { driver: driver.into(), boot, timing: Timing::default(), toggle_mig: false, decide }
     }
 }
 

@@ -35,7 +35,7 @@ impl Executor {
             let seen = self.state.records_stamp();
             let why = match self.attempt(claim, call)? {
                 Attempt::Done(prepared) => return Ok(prepared),
-                Attempt::Wait(holders) => self.press(claim, &holders, &mut asked)?.into(),
+                Attempt::Wait(holders) => self.press(claim, &holders, &mut asked, give_up)?.into(),
                 Attempt::Again(why, fenced_by) => {
                     // The late call may have come back.
                     if let Some(uid) = fenced_by {
@@ -88,6 +88,7 @@ impl Executor {
             records: &records,
             gpus: &gpus,
             boot: &self.config.boot,
+            toggle_mig: self.config.toggle_mig,
         };
         match (self.config.decide)(claim, &snapshot) {
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
@@ -144,6 +145,7 @@ impl Executor {
         claim: &Claim,
         wanted: &Holders,
         asked: &mut BTreeMap<ClaimUid, Duration>,
+        until: Duration,
     ) -> Result<Refusal, PrepareError> {
         let mut why = None;
         for holder in &wanted.holders {
@@ -157,7 +159,7 @@ impl Executor {
                 Holder::Record { claim: holder, device, leaving } => {
                     if ask && leaving.is_none() {
                         asked.insert(uid.clone(), now);
-                        if let Lookup::Found(found) = self.parts.claims.look_up(uid, name)
+                        if let Lookup::Found(found) = self.parts.claims.look_up(uid, name, until)
                             && found.allocates(device)
                         {
                             return Err(Refusal::HeldByLiveClaim {
@@ -181,7 +183,7 @@ impl Executor {
                 Holder::Unreadable { reason, .. } => {
                     if ask {
                         asked.insert(uid.clone(), now);
-                        match self.parts.claims.look_up(uid, name) {
+                        match self.parts.claims.look_up(uid, name, until) {
                             Lookup::Found(found) => drop(self.rebuild(uid, Some(&found))),
                             Lookup::Gone => drop(self.rebuild(uid, None)),
                             Lookup::Unknown(_) => {}

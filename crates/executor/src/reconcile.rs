@@ -6,11 +6,12 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use divvy_claims::{Claim, Phase, Record, Snapshot, Stored, claim_of_cdi_file, resolve_devices};
-use divvy_model::{ClaimUid, DeviceName};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Ordinals};
 
 use crate::prepare::gpus_of;
-use crate::release::{Release, gpus_of_record};
-use crate::{Event, Executor, LockError, Refresh, Report, chain};
+use crate::release::{Release, gpus_of_record, nothing_is_known_to_run};
+use crate::state::Records;
+use crate::{Event, Executor, LockError, Refresh, Report, StoreError, chain};
 
 /// A device that a running container has, as the kubelet's PodResources tells.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +46,9 @@ pub(crate) struct Orphans {
 
 const BRIEFLY: Duration = Duration::from_millis(100);
 
+/// So many files that could not be read are kept for people.
+const CORRUPT_KEPT: usize = 20;
+
 impl Executor {
     /// Squares everything once. Never takes long: a claim that somebody is at work on is left for the next time.
     pub fn reconcile(&self, view: &ClusterView) -> Report {
@@ -59,7 +63,13 @@ impl Executor {
         if let Some(claims) = &view.claims {
             for (uid, stored) in &records {
                 match stored.as_ref() {
-                    Stored::Corrupt { .. } => report.events.extend(self.rebuild(uid, claims.get(uid))),
+                    Stored::Corrupt { .. } => {
+                        let rebuilt = match claims.get(uid) {
+                            Some(claim) => self.rebuild(uid, Some(claim)),
+                            None => self.check_unreadable_orphan(uid, &records, view),
+                        };
+                        report.events.extend(rebuilt);
+                    }
                     Stored::Fine(record) if record.phase == Phase::Prepared => {
                         report.events.extend(self.check_orphan(record, claims, view));
                     }
@@ -74,7 +84,8 @@ impl Executor {
         }
         self.check_fences(&mut report);
         let old = self.parts.clock.now().saturating_sub(self.config.timing.tombstones);
-        if let Err(error) = self.state.prune_tombstones(&self.config.boot, old) {
+        let pruned = self.state.prune_tombstones(&self.config.boot, old);
+        if let Err(error) = pruned.and_then(|()| self.state.prune_corrupt(CORRUPT_KEPT)) {
             report.push(Event::Failed { claim: None, error: chain(&error) });
         }
         report
@@ -122,6 +133,75 @@ impl Executor {
             Ok(Release::Blocked(why)) => kept(&format!("its claim is gone, but {why}")),
             Err(left) => failed(left.to_string()),
         }
+    }
+
+    /// An unreadable record of a claim that is gone is an orphan like any other, except that nobody knows its names.
+    fn check_unreadable_orphan(
+        &self,
+        uid: &ClaimUid,
+        records: &Records,
+        view: &ClusterView,
+    ) -> Option<Event> {
+        let kept = |why: &str| Some(Event::Kept { claim: uid.clone(), why: why.to_owned() });
+        // Unprepared, but nobody could say then what it was: only its processes are waited for.
+        if self.unprepared_in_this_boot(uid).unwrap_or(false) {
+            return self.rebuild(uid, None);
+        }
+        if !self.grace_is_over(uid, view) {
+            return kept("its record cannot be read and its claim is gone; an unprepare is waited for");
+        }
+        let Some(running) = &view.running else {
+            return kept(
+                "its record cannot be read, and the kubelet could not tell whether a pod still has its devices",
+            );
+        };
+        let known: BTreeSet<_> = Self::others(records, uid).map(|r| (&r.namespace, &r.name)).collect();
+        if let Some(unknown) = running.iter().find(|r| !known.contains(&(&r.namespace, &r.claim))) {
+            return kept(&format!(
+                "its record cannot be read, and a running pod has {} of claim {}/{}, which has no record",
+                unknown.device, unknown.namespace, unknown.claim
+            ));
+        }
+        self.rebuild(uid, None)
+    }
+
+    /// Processes on GPUs that an unreadable record may be about: those its CDI file names; without that, all that no
+    /// other record holds.
+    fn unaccounted_processes(&self, uid: &ClaimUid) -> Result<Option<String>, StoreError> {
+        let (records, ordinals) = (self.state.records()?, self.state.ordinals()?);
+        let named = self.gpus_of_cdi_file(uid, &ordinals);
+        let held: BTreeSet<_> = Self::others(&records, uid)
+            .flat_map(Record::holds)
+            .filter(|hold| hold.kind.needs().is_some())
+            .map(|hold| hold.gpu)
+            .collect();
+        let pods: BTreeSet<_> =
+            Self::others(&records, uid).flat_map(|r| &r.pods).map(|pod| pod.uid.as_str()).collect();
+        let all = || ordinals.iter().map(|(gpu, _)| gpu.clone()).collect();
+        for gpu in named.unwrap_or_else(all).into_iter().filter(|gpu| !held.contains(gpu)) {
+            let found = match self.parts.processes.on_gpu(&gpu) {
+                Ok(found) => found,
+                Err(error) if nothing_is_known_to_run(&error) => continue,
+                Err(error) => return Ok(Some(format!("the processes on {gpu} cannot be told: {error}"))),
+            };
+            if let Some(process) =
+                found.iter().find(|p| !p.pod.as_deref().is_some_and(|pod| pods.contains(pod)))
+            {
+                return Ok(Some(format!("process {} still uses {gpu}", process.pid)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn gpus_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Option<BTreeSet<GpuUuid>> {
+        let bytes = self.parts.cdi.read(&self.cdi_name(uid)).ok()??;
+        let spec = divvy_cdi::Spec::from_json_bytes(&bytes).ok()?;
+        let gpu = |name: &str| {
+            let device: DeviceName = name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
+            ordinals.gpu(DeviceKind::parse(&device).ok()?.ordinal()).cloned()
+        };
+        // One that cannot be told makes the file no help.
+        spec.devices.iter().map(|device| gpu(&device.name)).collect()
     }
 
     fn grace_is_over(&self, uid: &ClaimUid, view: &ClusterView) -> bool {
@@ -182,17 +262,33 @@ impl Executor {
         };
         let reason = match self.state.record(uid) {
             Ok(Stored::Corrupt { reason }) => Some(reason),
-            Ok(Stored::Absent) if claim.is_some() => None,
+            // A file was seen without its record; it may have been unprepared since.
+            Ok(Stored::Absent) if claim.is_some() => match self.was_lost(uid) {
+                Ok(true) => None,
+                Ok(false) => return None,
+                Err(error) => return failed(error),
+            },
             Ok(_) => return None,
             Err(error) => return failed(chain(&error)),
         };
         let set_aside = || match reason {
-            Some(_) => self.state.copy_aside(uid, self.parts.clock.now()),
+            Some(_) => self.state.copy_aside(uid, self.parts.clock.now()).map(drop),
             None => Ok(()),
         };
         let Some(claim) = claim.filter(|c| !c.allocation.results.is_empty()) else {
-            let gone = set_aside().map_err(|e| chain(&e));
-            let gone = gone.and_then(|()| self.remove_cdi(uid).map_err(|e| chain(&e)));
+            match self.unaccounted_processes(uid) {
+                Ok(None) => {}
+                Ok(Some(why)) => {
+                    let why = format!("its record cannot be read and its claim is gone, but {why}");
+                    return Some(Event::Kept { claim: uid.clone(), why });
+                }
+                Err(error) => return failed(chain(&error)),
+            }
+            // Letting go must work on a full disk too.
+            if let Err(error) = set_aside() {
+                tracing::warn!(claim.uid = %uid, error = chain(&error), "no copy kept of an unreadable record");
+            }
+            let gone = self.remove_cdi(uid).map_err(|e| chain(&e));
             let gone = gone.and_then(|()| self.state.remove_record(uid).map_err(|e| chain(&e)));
             return match gone {
                 Ok(()) => Some(Event::SetAside { claim: uid.clone(), reason: reason.unwrap_or_default() }),
@@ -212,6 +308,7 @@ impl Executor {
             records: &records,
             gpus: &gpus,
             boot: &self.config.boot,
+            toggle_mig: self.config.toggle_mig,
         };
         let _gpu_locks = match self.lock_gpus(&gpus_of(claim, &ordinals), until) {
             Ok(locks) => locks,
@@ -228,6 +325,22 @@ impl Executor {
             Ok(_) => Some(Event::Rebuilt { claim: uid.clone() }),
             Err(error) => failed(error),
         }
+    }
+
+    /// Whether a claim without a record was not simply unprepared: its CDI file is there and no unprepare left a trace.
+    fn was_lost(&self, uid: &ClaimUid) -> Result<bool, String> {
+        if self.unprepared_in_this_boot(uid).map_err(|e| chain(&e))? {
+            return Ok(false);
+        }
+        self.parts
+            .cdi
+            .exists(&self.cdi_name(uid))
+            .map_err(|error| format!("the CDI folder {} cannot be read: {error}", self.parts.cdi.place()))
+    }
+
+    fn unprepared_in_this_boot(&self, uid: &ClaimUid) -> Result<bool, StoreError> {
+        let tombstone = self.state.tombstone(uid)?;
+        Ok(tombstone.is_some_and(|tombstone| tombstone.boot == self.config.boot))
     }
 
     /// Fences whose claim has no record any more, or of another boot: nothing is open about those GPUs.

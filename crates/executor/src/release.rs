@@ -52,11 +52,10 @@ impl Executor {
             let outcome = {
                 let _claim_lock = self.lock_claim(uid, call.until).map_err(locked)?;
                 if !waited {
-                    let tombstone = Tombstone { boot: self.config.boot.clone(), at: call.received };
-                    self.state.write_tombstone(uid, &tombstone).map_err(stored)?;
+                    self.bury(uid, call);
                 }
                 let record = self.state.record(uid).map_err(stored)?;
-                if waited && Self::is_prepared(&record) {
+                if Self::is_prepared(&record) && (waited || self.came_later(&record, call)) {
                     return Ok(Unprepared::PreparedAgain);
                 }
                 match record {
@@ -78,7 +77,7 @@ impl Executor {
             let reason = match outcome {
                 Ok(Release::Released) => return Ok(Unprepared::Done),
                 Ok(Release::Blocked(reason)) => reason,
-                Err(corrupt) => match self.read_again_from_api(uid) {
+                Err(corrupt) => match self.read_again_from_api(uid, wait_until) {
                     Some(Event::SetAside { .. }) => return Ok(Unprepared::Done),
                     Some(Event::Rebuilt { .. }) => {
                         // Known again; now it can be undone. Not `waited`: nobody else prepared it.
@@ -95,8 +94,33 @@ impl Executor {
         }
     }
 
-    fn read_again_from_api(&self, uid: &ClaimUid) -> Option<Event> {
-        match self.parts.claims.look_up(uid, None) {
+    /// Keeps prepares that arrived before from bringing the claim back. Letting go must not fail for want of it: on a
+    /// full disk nothing can be written, but everything can be removed.
+    fn bury(&self, uid: &ClaimUid, call: &Call) {
+        let known = self.state.tombstone(uid).ok().flatten();
+        // A later unprepare, of the other instance, had the lock first.
+        if known.is_some_and(|known| known.boot == self.config.boot && known.at >= call.received) {
+            return;
+        }
+        let tombstone = Tombstone { boot: self.config.boot.clone(), at: call.received };
+        if let Err(error) = self.state.write_tombstone(uid, &tombstone) {
+            tracing::warn!(
+                claim.uid = %uid,
+                error = crate::chain(&error),
+                "unprepared without a trace: a prepare of it that is still under way may come after"
+            );
+        }
+    }
+
+    /// Whether a prepare that arrived after this unprepare, at the other plugin instance, has had the lock first.
+    fn came_later(&self, record: &Stored<Record>, call: &Call) -> bool {
+        record.fine().is_some_and(|record| {
+            record.boot == self.config.boot && record.received.is_some_and(|at| at > call.received)
+        })
+    }
+
+    fn read_again_from_api(&self, uid: &ClaimUid, until: Duration) -> Option<Event> {
+        match self.parts.claims.look_up(uid, None, until) {
             Lookup::Found(claim) => self.rebuild(uid, Some(&claim)),
             Lookup::Gone => self.rebuild(uid, None),
             Lookup::Unknown(_) => None,
@@ -138,7 +162,7 @@ impl Executor {
         for device in record.devices.iter().filter(|d| d.kind.needs().is_some()) {
             let found = match self.parts.processes.on_gpu(&device.gpu) {
                 Ok(found) => found,
-                Err(error) if nothing_can_run(&error) => continue,
+                Err(error) if nothing_is_known_to_run(&error) => continue,
                 Err(error) => {
                     return Ok(Some(format!("the processes on {} cannot be told: {error}", device.gpu)));
                 }
@@ -205,10 +229,14 @@ pub(crate) fn gpus_of_record(record: &Record) -> BTreeSet<GpuUuid> {
     gpus
 }
 
-/// A GPU that is gone, or has no kernel module, runs nothing.
-fn nothing_can_run(error: &GpuError) -> bool {
+/// A GPU that is gone, or has no kernel module, runs nothing; without NVML (the driver was removed) nobody can ask, and
+/// an unprepare must not wait for it to come back. A GPU that never lists processes (vGPU, WSL) is not stuck for that.
+pub(crate) fn nothing_is_known_to_run(error: &GpuError) -> bool {
     [
         GpuErrorCode::DRIVER_NOT_LOADED,
+        GpuErrorCode::LIBRARY_NOT_FOUND,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::NO_PERMISSION,
         GpuErrorCode::GPU_IS_LOST,
         GpuErrorCode::GPU_NOT_FOUND,
         GpuErrorCode::NOT_FOUND,

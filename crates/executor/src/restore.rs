@@ -7,6 +7,7 @@ use divvy_claims::{Phase, Record, Refusal, Stored};
 use divvy_model::ClaimUid;
 
 use crate::release::gpus_of_record;
+use crate::state::Records;
 use crate::{Event, Executor, LockError, PrepareError, Report, chain};
 
 /// Which CDI files are written.
@@ -59,6 +60,26 @@ impl Executor {
         report
     }
 
+    /// Finishes claims that linger, as far as that is possible now: asks nobody but the GPUs. Whether any is left.
+    pub fn finish_lingering(&self) -> (Report, bool) {
+        let mut report = Report::default();
+        let lingering = |records: Records| {
+            let leaving = |stored: &Stored<Record>| {
+                stored.fine().is_some_and(|record| matches!(record.phase, Phase::Leaving(_)))
+            };
+            records.into_iter().filter(|(_, stored)| leaving(stored)).map(|(uid, _)| uid).collect::<Vec<_>>()
+        };
+        let left = self.state.records().map(lingering).and_then(|claims| {
+            report.events.extend(claims.iter().filter_map(|uid| self.finish(uid)));
+            if claims.is_empty() { Ok(claims) } else { self.state.records().map(lingering) }
+        });
+        let left = left.unwrap_or_else(|error| {
+            report.push(Event::Failed { claim: None, error: chain(&error) });
+            Vec::new()
+        });
+        (report, !left.is_empty())
+    }
+
     fn restore(&self, uid: &ClaimUid, refresh: Refresh) -> Option<Event> {
         let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
         let now = self.parts.clock.now();
@@ -100,9 +121,12 @@ impl Executor {
         let _gpu_locks = self
             .lock_gpus(&gpus_of_record(&record), until)
             .map_err(|source| PrepareError::Lock { claim, source })?;
+        let earlier = record.encode();
         let steps = std::mem::take(&mut record.steps).into_iter().map(|s| s.step).collect();
         record.boot = self.config.boot.clone();
-        let record = self.run_steps(record, steps, until)?;
-        self.complete(record).map(drop)
+        record.received = None;
+        // A failure leaves the record of the earlier boot: it goes on holding its GPUs and is carried out later.
+        let record = self.run_steps(record, steps, until, Some(&earlier))?;
+        self.complete(record, false, Some(&earlier)).map(drop)
     }
 }

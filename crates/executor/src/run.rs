@@ -56,10 +56,13 @@ impl Executor {
         call: &Call,
     ) -> Result<Prepared, PrepareError> {
         let stored = |source| PrepareError::Store { claim: claim.reference(), source };
+        // What a failure must leave as it was: it holds GPUs that containers may still use.
+        let mut earlier = revived.map(Record::encode);
         if plan.set_aside {
-            self.state.copy_aside(&claim.uid, self.parts.clock.now()).map_err(stored)?;
+            earlier = self.state.copy_aside(&claim.uid, self.parts.clock.now()).map_err(stored)?;
         }
         let mut record = Record::new(claim, &self.config.boot, plan.devices, Phase::Prepared);
+        record.received = Some(call.received);
         if record.devices.is_empty() {
             // Nothing of ours any more: only the earlier state had to go.
             let gone = self
@@ -72,26 +75,38 @@ impl Executor {
             record.steps.clone_from(&old.steps);
         } else {
             let hardware: Vec<_> = plan.steps.into_iter().filter(Step::is_hardware).collect();
-            record = self.run_steps(record, hardware, call.until)?;
+            record = self.run_steps(record, hardware, call.until, earlier.as_deref())?;
         }
-        self.complete(record)
+        self.complete(record, revived.is_some(), earlier.as_deref())
     }
 
     /// The last part of every prepare: content, record, file. The content comes first, since it can fail for reasons
-    /// of its own and then nothing has been written.
-    pub(crate) fn complete(&self, mut record: Record) -> Result<Prepared, PrepareError> {
+    /// of its own and then nothing has been written. `kept`: the steps on record are not of this call. `earlier` is the
+    /// file that was there before, which a failure puts back.
+    pub(crate) fn complete(
+        &self,
+        mut record: Record,
+        kept: bool,
+        earlier: Option<&[u8]>,
+    ) -> Result<Prepared, PrepareError> {
         let claim = record.reference();
         record.phase = Phase::Prepared;
+        let failed = |record: Record, error: PrepareError| match earlier {
+            Some(earlier) if kept || record.steps.is_empty() => self.put_back(&record, earlier, error),
+            _ => self.take_back(record, error, earlier),
+        };
         let bytes = match self.document(&record) {
             Ok(bytes) => bytes,
-            Err(source) if record.steps.is_empty() => return Err(PrepareError::Cdi { claim, source }),
-            Err(source) => return Err(self.take_back(record, PrepareError::Cdi { claim, source })),
+            Err(source) if record.steps.is_empty() || kept => {
+                return Err(PrepareError::Cdi { claim, source });
+            }
+            Err(source) => return Err(failed(record, PrepareError::Cdi { claim, source })),
         };
         if let Err(source) = self.state.write_record(&record) {
-            return Err(self.take_back(record, PrepareError::Store { claim, source }));
+            return Err(failed(record, PrepareError::Store { claim, source }));
         }
         if let Err(source) = self.write_cdi(&record.uid, &bytes) {
-            return Err(self.take_back(record, PrepareError::Cdi { claim, source }));
+            return Err(failed(record, PrepareError::Cdi { claim, source }));
         }
         Ok(Prepared::of(&self.config.driver, &record))
     }
@@ -102,6 +117,7 @@ impl Executor {
         mut record: Record,
         steps: Vec<Step>,
         until: Duration,
+        earlier: Option<&[u8]>,
     ) -> Result<Record, PrepareError> {
         for step in steps {
             let claim = record.reference();
@@ -109,7 +125,7 @@ impl Executor {
             record.phase = Phase::Preparing;
             let before = match self.parts.steps.before(&step) {
                 Ok(before) => before,
-                Err(error) => return Err(self.take_back(record, failed(error))),
+                Err(error) => return Err(self.take_back(record, failed(error), earlier)),
             };
             record.steps.push(StepState {
                 step: step.clone(),
@@ -123,7 +139,7 @@ impl Executor {
             };
             if let Err(source) = write {
                 progress(Progress::Undone);
-                return Err(self.take_back(record, PrepareError::Store { claim, source }));
+                return Err(self.take_back(record, PrepareError::Store { claim, source }, earlier));
             }
             let error = match self.parts.steps.apply(&step, until) {
                 Ok(outcome) => {
@@ -148,14 +164,24 @@ impl Executor {
                     Observed::InFlight | Observed::Uncertain(_) => error,
                 },
             };
-            return Err(self.take_back(record, failed(error)));
+            return Err(self.take_back(record, failed(error), earlier));
         }
         Ok(record)
     }
 
-    /// Undoes a failed prepare in the same call, and reports both errors if that fails too.
-    fn take_back(&self, record: Record, first: PrepareError) -> PrepareError {
-        match self.unwind(record) {
+    /// Undoes what a failed prepare made, in the same call, and reports both errors if that fails too.
+    fn take_back(&self, record: Record, first: PrepareError, earlier: Option<&[u8]>) -> PrepareError {
+        match self.unwind_to(record, earlier) {
+            Ok(()) => first,
+            Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
+        }
+    }
+
+    /// Nothing was made but files: the earlier record is to be there again. If it cannot be written, what is on disk
+    /// now holds the same devices.
+    fn put_back(&self, record: &Record, earlier: &[u8], first: PrepareError) -> PrepareError {
+        let back = self.state.put_back(&record.uid, earlier).map_err(Left::from);
+        match back.and_then(|()| Ok(self.remove_cdi(&record.uid)?)) {
             Ok(()) => first,
             Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
         }
@@ -163,6 +189,11 @@ impl Executor {
 
     /// Takes back all that a record says, in reverse, and the record last.
     pub(crate) fn unwind(&self, record: Record) -> Result<(), Left> {
+        self.unwind_to(record, None)
+    }
+
+    /// Takes back all that a record says, and leaves what was there before it: nothing, or an earlier record.
+    fn unwind_to(&self, record: Record, earlier: Option<&[u8]>) -> Result<(), Left> {
         let on_disk = record.clone();
         let mut record = record;
         self.remove_cdi(&record.uid)?;
@@ -199,7 +230,10 @@ impl Executor {
             }
         }
         self.clear_fences(&record)?;
-        Ok(self.state.remove_record(&record.uid)?)
+        Ok(match earlier {
+            Some(earlier) => self.state.put_back(&record.uid, earlier)?,
+            None => self.state.remove_record(&record.uid)?,
+        })
     }
 
     fn undo_step(&self, state: &mut StepState) -> Result<(), String> {

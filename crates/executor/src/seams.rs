@@ -83,8 +83,9 @@ pub enum Lookup {
 
 /// Asks the API server. Blocking; called without any lock held.
 pub trait ClaimsApi: Send + Sync {
-    /// Looks a claim up; without its name (a record that cannot be read) by listing.
-    fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>) -> Lookup;
+    /// Looks a claim up; without its name (a record that cannot be read) by listing. An answer that has not come by
+    /// `until` (time since boot) is [`Lookup::Unknown`].
+    fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup;
 }
 
 /// A process on a GPU.

@@ -112,6 +112,18 @@ impl State {
             .map_err(cannot("written", record_of(&record.uid)))
     }
 
+    /// Writes a record's file as it was before; unless it still is so.
+    pub(crate) fn put_back(&self, uid: &ClaimUid, bytes: &[u8]) -> Result<(), StoreError> {
+        let name = file_of(uid);
+        let now = self.store.read(Folder::Claims, &name).map_err(cannot("read", record_of(uid)))?;
+        if now.as_deref() == Some(bytes) {
+            return Ok(());
+        }
+        self.store
+            .write(Folder::Claims, &name, bytes, Durability::Synced)
+            .map_err(cannot("written", record_of(uid)))
+    }
+
     pub(crate) fn remove_record(&self, uid: &ClaimUid) -> Result<(), StoreError> {
         self.store
             .remove(Folder::Claims, &file_of(uid), Durability::Synced)
@@ -120,14 +132,30 @@ impl State {
     }
 
     /// Keeps the bytes of a record that cannot be read, for people. The record itself stays until it is replaced or
-    /// removed: a crash in between must not look like "no claim".
-    pub(crate) fn copy_aside(&self, uid: &ClaimUid, now: Duration) -> Result<(), StoreError> {
+    /// removed: a crash in between must not look like "no claim". The bytes, if there is such a file.
+    pub(crate) fn copy_aside(&self, uid: &ClaimUid, now: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         let read = self.store.read(Folder::Claims, &file_of(uid)).map_err(cannot("read", record_of(uid)))?;
-        let Some(bytes) = read else { return Ok(()) };
+        let Some(bytes) = read else { return Ok(None) };
         let name = format!("claim-{uid}-{}", now.as_millis());
         self.store
             .write(Folder::Corrupt, &name, &bytes, Durability::Lazy)
-            .map_err(cannot("written", format!("a copy of {}", record_of(uid))))
+            .map_err(cannot("written", format!("a copy of {}", record_of(uid))))?;
+        Ok(Some(bytes))
+    }
+
+    /// Removes all but the newest files that were set aside.
+    pub(crate) fn prune_corrupt(&self, keep: usize) -> Result<(), StoreError> {
+        let mut files =
+            self.store.list(Folder::Corrupt).map_err(cannot("read", "the folder of unreadable files"))?;
+        // Newest last: by time of change, or, where that is the same, by inode.
+        files.sort_by_key(|file| (file.stamp.1, file.stamp.0));
+        let surplus = files.len().saturating_sub(keep);
+        for file in files.into_iter().take(surplus) {
+            self.store
+                .remove(Folder::Corrupt, &file.name, Durability::Lazy)
+                .map_err(cannot("removed", format!("the unreadable file {}", file.name)))?;
+        }
+        Ok(())
     }
 
     pub(crate) fn gpu(&self, gpu: &GpuUuid) -> Result<Stored<GpuState>, StoreError> {

@@ -1,7 +1,8 @@
 //! [`Session`]: a driver whose calls have deadlines, and that is opened again when it must be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -66,6 +67,8 @@ struct Inner<D> {
     /// Held while opening, so that it is done once; never while `current` is held.
     opening: Mutex<()>,
     overdue: Mutex<Overdue>,
+    /// GPUs that were listed once.
+    known: Mutex<BTreeSet<GpuUuid>>,
     workers: Arc<Workers>,
 }
 
@@ -124,6 +127,7 @@ impl<D: GpuDriver + 'static> Session<D> {
                 current: Mutex::new(None),
                 opening: Mutex::new(()),
                 overdue: Mutex::default(),
+                known: Mutex::default(),
                 workers: Workers::new(config.max_threads),
             }),
         }
@@ -194,6 +198,15 @@ impl<D> Drop for Finish<'_, D> {
     }
 }
 
+impl<D> Inner<D> {
+    /// Whether a GPU that was there is not listed any more, by a session that is old enough to be opened again.
+    fn misses_one(&self, listed: &[GpuUuid]) -> bool {
+        let missing = lock(&self.known).iter().any(|gpu| !listed.contains(gpu));
+        let old = |opened: &Opened<D>| opened.at.elapsed() >= self.config.reopen_after;
+        missing && lock(&self.current).as_ref().is_none_or(old)
+    }
+}
+
 impl<D: GpuDriver + 'static> Inner<D> {
     /// The call, and once more on a fresh driver if the first says that the session is dead. A change is not made
     /// once more: only the caller knows how to find out whether it happened.
@@ -232,7 +245,10 @@ impl<D: GpuDriver + 'static> Inner<D> {
             return true;
         }
         let dead = match code {
-            GpuErrorCode::UNINITIALIZED | GpuErrorCode::DRIVER_NOT_LOADED => true,
+            // The last is a library that is older or newer than the module: the driver was replaced under us.
+            GpuErrorCode::UNINITIALIZED
+            | GpuErrorCode::DRIVER_NOT_LOADED
+            | GpuErrorCode::LIB_RM_VERSION_MISMATCH => true,
             // NVML attaches to GPUs when it is initialised: one that was reset is found again only by that.
             GpuErrorCode::GPU_IS_LOST => opened.at.elapsed() >= self.config.reopen_after,
             _ => false,
@@ -251,7 +267,22 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
         self.call(GpuOp::System, None, GpuDriver::system)
     }
     fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
-        self.call(GpuOp::List, None, GpuDriver::list)
+        let (inner, reopened) = (Arc::clone(&self.inner), AtomicBool::new(false));
+        self.call(GpuOp::List, None, move |driver| {
+            let listed = driver.list()?;
+            // A driver leaves out a GPU that does not answer. As after a call on a lost GPU, a fresh session may find
+            // it again.
+            if inner.misses_one(&listed) && !reopened.swap(true, Ordering::Relaxed) {
+                return Err(GpuError {
+                    op: GpuOp::List,
+                    code: GpuErrorCode::GPU_IS_LOST,
+                    gpu: None,
+                    detail: None,
+                });
+            }
+            lock(&inner.known).extend(listed.iter().cloned());
+            Ok(listed)
+        })
     }
     fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
         let uuid = gpu.clone();

@@ -120,7 +120,12 @@ fn a_dead_session_is_opened_again_within_the_call() {
     let uuid = sim.uuids().remove(0);
     let session = patient(&sim);
     session.facts(&uuid).unwrap();
-    for code in [GpuErrorCode::UNINITIALIZED, GpuErrorCode::DRIVER_NOT_LOADED] {
+    for code in [
+        GpuErrorCode::UNINITIALIZED,
+        GpuErrorCode::DRIVER_NOT_LOADED,
+        // The driver was replaced: what this process has loaded no longer fits the module.
+        GpuErrorCode::LIB_RM_VERSION_MISMATCH,
+    ] {
         let opened = sim.calls(GpuOp::Init);
         sim.fault(Fault::fail(code).of(GpuOp::Facts).times(1));
         assert!(session.facts(&uuid).is_ok(), "{code}");
@@ -151,6 +156,44 @@ fn a_lost_gpu_reopens_only_a_session_that_is_old_enough() {
         });
         assert_eq!(session.facts(&lost).unwrap_err().code, GpuErrorCode::GPU_IS_LOST);
         assert_eq!(counter.load(Ordering::Relaxed), opened, "{reopen_after:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_no_longer_listed_reopens_only_a_session_that_is_old_enough() {
+    struct Lists(Vec<GpuUuid>);
+    impl GpuDriver for Lists {
+        fn system(&self) -> Result<SystemFacts, GpuError> {
+            unreachable!()
+        }
+        fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
+            Ok(self.0.clone())
+        }
+        fn facts(&self, _: &GpuUuid) -> Result<GpuFacts, GpuError> {
+            unreachable!()
+        }
+        fn mig_mode(&self, _: &GpuUuid) -> Result<MigMode, GpuError> {
+            unreachable!()
+        }
+        fn processes(&self, _: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+            unreachable!()
+        }
+    }
+    let all = SimNode::parse("h100x2").unwrap().uuids();
+    for (reopen_after, again) in [(Duration::from_hours(1), 0), (Duration::ZERO, 1)] {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let (count, gpus) = (Arc::clone(&opened), all.clone());
+        let config = SessionConfig { reopen_after, ..config(SOON) };
+        let session = Session::new(config, move || {
+            // Both, then one, then (if it is opened once more) both again.
+            let n = count.fetch_add(1, Ordering::Relaxed);
+            Ok(Lists(if n == 1 { gpus[..1].to_vec() } else { gpus.clone() }))
+        });
+        assert_eq!(session.list().unwrap(), all);
+        session.reset();
+        let expected = if again == 0 { &all[..1] } else { &all[..] };
+        assert_eq!(session.list().unwrap(), expected, "{reopen_after:?}");
+        assert_eq!(opened.load(Ordering::Relaxed), 2 + again, "{reopen_after:?}");
     }
 }
 

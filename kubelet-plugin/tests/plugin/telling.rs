@@ -77,6 +77,27 @@ async fn a_released_claim_whose_processes_stay_keeps_its_gpu_tainted_and_says_so
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lingering_gpu_is_free_soon_after_its_last_process_without_any_periodic_round() {
+    let node = Node::new("h100x1");
+    let mut config = node.config(&[]);
+    // Nothing but the unprepare itself can make anybody look.
+    config.timing.refresh = std::time::Duration::from_hours(1);
+    config.timing.reconcile = std::time::Duration::from_hours(1);
+    config.timing.cdi_check = std::time::Duration::from_hours(1);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let uuid = node.sim.uuids()[0].clone();
+    node.sim.start_process(&uuid, 4711);
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    assert_eq!(node.records(), [format!("{}.json", claim.uid)]);
+    node.sim.end_process(4711);
+    wait("the end", || node.records().is_empty().then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_api_server_that_takes_no_events_fails_no_prepare() {
     let node = Node::new("h100x1");
     let plugin = node.start().await;

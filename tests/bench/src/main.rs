@@ -46,6 +46,9 @@ struct Args {
     /// Also start pods on a real Kubernetes; brings one up, which needs what `cargo xtask cluster up` needs
     #[arg(long)]
     cluster: bool,
+    /// The hook of CDI files, for `--cluster` [default: all programs are built]
+    #[arg(long)]
+    hook: Option<PathBuf>,
     /// Only these parts
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
@@ -123,8 +126,13 @@ fn run(args: &Args) -> Result<()> {
     }
     if args.cluster {
         progress("pods on a real Kubernetes");
+        let Programs { plugin, mock } = programs;
+        let built = match args.hook.clone() {
+            Some(hook) => divvy_e2e::programs::Programs { plugin, hook, mock },
+            None => divvy_e2e::programs::Programs::build()?,
+        };
         let pods = if args.quick { 5 } else { 20 };
-        add(format!("Pods on Kubernetes {}", version_setting()), pods::measure(pods)?);
+        add(format!("Pods on Kubernetes {}", version_setting()), pods::measure(&built, pods)?);
     }
     write!(std::io::stdout(), "{report}")?;
     if let Some(path) = &args.json {

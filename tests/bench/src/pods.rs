@@ -24,12 +24,12 @@ const TEMPLATE: &str = "gpu";
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Brings a cluster up with the driver on it, measures so many pods of each kind, and takes it down.
-pub(crate) fn measure(pods: usize) -> Result<Vec<Row>> {
-    let (programs, version) = (Programs::build()?, parts::version_setting());
+pub(crate) fn measure(programs: &Programs, pods: usize) -> Result<Vec<Row>> {
+    let version = parts::version_setting();
     Parts::ensure(&version)?;
     Cluster::down(NAME)?;
     let cluster = Cluster::up(&Options { name: NAME.to_owned(), version, owned: true })?;
-    let driver = Driver::install(&cluster, &programs, GPUS)?;
+    let driver = Driver::install(&cluster, programs, GPUS)?;
     driver.wait_until_ready()?;
     let env = Env { cluster: &cluster, driver: &driver, namespace: NAME.to_owned() };
     prepare_namespace(&env)?;

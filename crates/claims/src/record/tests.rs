@@ -40,6 +40,7 @@ fn expected() -> Record {
             },
         ],
         pods: vec![PodRef { name: "train-0".to_owned(), uid: "p0d".to_owned() }],
+        received: None,
         phase: Phase::Leaving(Leaving { reason: "process 42 still uses it".to_owned(), undoing: true }),
         steps: vec![
             StepState { step: step(0), progress: Progress::Done { outcome: done } },
@@ -144,4 +145,10 @@ fn a_failed_step_says_in_its_chain_whether_it_may_have_happened() {
     let error = StepError::Unknown(Cause::new("no answer after 10 s"));
     assert_eq!(error.to_string(), "its outcome is not known");
     assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "no answer after 10 s");
+}
+
+#[test]
+fn the_arrival_of_the_prepare_survives_the_file_and_need_not_be_there() {
+    let record = Record { received: Some(std::time::Duration::from_millis(12_345)), ..expected() };
+    assert_eq!(Record::decode(&record.encode()), Stored::Fine(record));
 }

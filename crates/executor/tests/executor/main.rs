@@ -11,4 +11,6 @@ mod crash;
 #[cfg(test)]
 mod files;
 #[cfg(test)]
+mod in_use;
+#[cfg(test)]
 mod world;

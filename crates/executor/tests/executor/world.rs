@@ -105,10 +105,14 @@ pub(crate) struct Machine {
     /// Claims in the API that are allocated here.
     pub api: BTreeMap<ClaimUid, Claim>,
     pub api_down: bool,
+    /// How long each question to the API takes.
+    pub api_takes: Option<Duration>,
     pub inventory: Option<Arc<Inventory>>,
     pub edits_missing: bool,
     /// The next write into the store or the CDI folder fails so.
     pub write_error: Option<(Place, io::ErrorKind)>,
+    /// Removing files fails too: a folder that is mounted read-only, which a full disk is not.
+    pub remove_fails: bool,
     crash: Option<Crash>,
     /// The executor's process is dead: no call of it has any effect.
     pub dead: bool,
@@ -254,7 +258,11 @@ impl From<Dead> for StepError {
 
 /// The machine as one process of it sees it: all seams.
 #[derive(Clone)]
-pub(crate) struct World(pub Arc<Mutex<Machine>>, Arc<Mutex<Vec<(Duration, Later)>>>);
+pub(crate) struct World(
+    pub Arc<Mutex<Machine>>,
+    Arc<Mutex<Vec<(Duration, Later)>>>,
+    Arc<Mutex<Option<Later>>>,
+);
 
 /// What happens while somebody waits.
 type Later = Box<dyn FnOnce() + Send>;
@@ -278,14 +286,17 @@ impl World {
                 process_error: None,
                 api: BTreeMap::new(),
                 api_down: false,
+                api_takes: None,
                 inventory: Some(Arc::new(inventory)),
                 edits_missing: false,
                 write_error: None,
+                remove_fails: false,
                 crash: None,
                 dead: false,
                 calls: 0,
                 log: Vec::new(),
             })),
+            Arc::default(),
             Arc::default(),
         )
     }
@@ -395,6 +406,11 @@ impl World {
         self.1.lock().unwrap().push((at, Box::new(what)));
     }
 
+    /// Something that happens right after the CDI folder is next listed.
+    pub(crate) fn after_listing_cdi(&self, what: impl FnOnce() + Send + 'static) {
+        *self.2.lock().unwrap() = Some(Box::new(what));
+    }
+
     pub(crate) fn pass(&self, time: Duration) {
         let mut m = self.lock();
         m.now += time;
@@ -495,6 +511,10 @@ impl Locks for TestLocks {
     }
 }
 
+fn removable(m: &mut Machine, place: Place) -> io::Result<()> {
+    if m.remove_fails { checked(m, place) } else { Ok(()) }
+}
+
 fn checked(m: &mut Machine, place: Place) -> io::Result<()> {
     match m.write_error {
         Some((at, kind)) if at == place => Err(kind.into()),
@@ -533,7 +553,7 @@ impl Store for World {
     }
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let mut m = self.lock();
-        checked(&mut m, Place::Store)?;
+        removable(&mut m, Place::Store)?;
         Ok(m.call(&format!("remove {}/{name}", folder.name()), |m, whole| {
             let was_there = m.file(folder, name).is_some();
             m.change(folder, name, None, whole && durability == Durability::Synced);
@@ -544,8 +564,12 @@ impl Store for World {
 
 impl CdiDir for World {
     fn list(&self) -> io::Result<Vec<String>> {
-        let mut m = self.lock();
-        Ok(m.call("list cdi", |m, _| m.cdi.keys().cloned().collect())?)
+        let listed = self.lock().call("list cdi", |m, _| m.cdi.keys().cloned().collect())?;
+        let after = self.2.lock().unwrap().take();
+        if let Some(after) = after {
+            after();
+        }
+        Ok(listed)
     }
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut m = self.lock();
@@ -566,7 +590,7 @@ impl CdiDir for World {
     }
     fn remove(&self, name: &str) -> io::Result<bool> {
         let mut m = self.lock();
-        checked(&mut m, Place::Cdi)?;
+        removable(&mut m, Place::Cdi)?;
         Ok(m.call(&format!("remove {name}"), |m, _| m.cdi.remove(name).is_some())?)
     }
     fn place(&self) -> String {
@@ -715,8 +739,15 @@ impl InventorySource for World {
 }
 
 impl ClaimsApi for World {
-    fn look_up(&self, uid: &ClaimUid, _: Option<&ClaimRef>) -> Lookup {
-        let m = self.lock();
+    fn look_up(&self, uid: &ClaimUid, _: Option<&ClaimRef>, until: Duration) -> Lookup {
+        let mut m = self.lock();
+        if let Some(takes) = m.api_takes {
+            let late = m.now + takes > until;
+            m.now = (m.now + takes).min(until.max(m.now));
+            if late {
+                return Lookup::Unknown("no answer in time".to_owned());
+            }
+        }
         if m.api_down {
             return Lookup::Unknown("connection refused".to_owned());
         }

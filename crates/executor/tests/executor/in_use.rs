@@ -1,0 +1,233 @@
+//! A GPU that somebody uses is not given away, and one that nobody uses is not kept, whatever fails on the way.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::{Phase, Stored};
+use divvy_executor::{Event, Folder, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
+use divvy_model::ClaimUid;
+
+use crate::world::{Place, World, claim, final_state};
+
+fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// A container of claim `a` computes on a GPU.
+fn busy(world: &World, number: usize) {
+    let gpu = world.gpu(number);
+    let process = ProcessOnGpu { pid: 7, pod: Some("pod-a".to_owned()) };
+    world.lock().processes.insert(gpu, vec![process]);
+}
+
+fn phase(world: &World, uid: &ClaimUid) -> Option<Phase> {
+    world.lock().records().get(uid).and_then(Stored::fine).map(|record| record.phase.clone())
+}
+
+#[test]
+fn a_full_disk_does_not_keep_claims_from_being_unprepared() {
+    for place in [Place::Store, Place::Cdi] {
+        let world = World::new("h100x2", 1);
+        let executor = world.start();
+        let a = claim("a", &[0], "t1");
+        world.prepare(&executor, &a).unwrap();
+        world.lock().write_error = Some((place, ErrorKind::StorageFull));
+        assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+        assert_eq!(final_state(&world).records.len() + final_state(&world).cdi.len(), 0);
+    }
+}
+
+#[test]
+fn a_lingering_claim_that_cannot_be_taken_up_again_goes_on_holding_its_gpu() {
+    // Its partitions are as little this call's to take back as its record is.
+    for name in ["a", "hw-a"] {
+        for (place, missing) in [(Place::Store, false), (Place::Cdi, false), (Place::Cdi, true)] {
+            let world = World::new("h100x2", 1);
+            let executor = world.start();
+            let a = claim(name, &[0], "t1");
+            world.prepare(&executor, &a).unwrap();
+            busy(&world, 0);
+            assert!(matches!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(_)));
+            let lingering = final_state(&world);
+
+            world.lock().edits_missing = missing;
+            world.lock().write_error = (!missing).then_some((place, ErrorKind::StorageFull));
+            world.prepare(&executor, &a).unwrap_err();
+            world.lock().edits_missing = false;
+            world.lock().write_error = None;
+            assert_eq!(final_state(&world), lingering, "{name} {place:?} {missing}");
+            world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err();
+
+            world.prepare(&executor, &a).unwrap();
+            assert_eq!(phase(&world, &a.uid), Some(Phase::Prepared));
+        }
+    }
+}
+
+#[test]
+fn a_record_of_an_earlier_boot_that_cannot_be_carried_out_again_now_is_later() {
+    for name in ["a", "hw-a"] {
+        let world = World::new("h100x2", 1);
+        let a = claim(name, &[0], "t1");
+        world.prepare(&world.start(), &a).unwrap();
+        let whole = final_state(&world);
+        world.reboot();
+        let executor = world.start();
+        world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
+        let events = executor.restore_cdi(Refresh::All).events;
+        assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
+        world.lock().write_error = None;
+        assert_eq!(final_state(&world).instances.len(), 0, "what this call made is taken back");
+        assert_eq!(
+            executor.restore_cdi(Refresh::Missing).events,
+            [Event::ExecutedAgain { claim: a.uid.clone() }]
+        );
+        assert_eq!(final_state(&world), whole);
+    }
+}
+
+#[test]
+fn an_unreadable_record_whose_replacement_fails_stays_in_the_way() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
+    world.prepare(&executor, &a).unwrap_err();
+    world.lock().write_error = None;
+    assert_eq!(world.lock().file(Folder::Claims, "uid-a.json").unwrap(), b"{");
+}
+
+#[test]
+fn an_unreadable_record_of_a_gone_claim_holds_while_a_process_is_on_its_gpu_and_no_longer() {
+    for cdi_file in [true, false] {
+        let world = World::new("h100x2", 1);
+        let executor = world.start();
+        let a = claim("a", &[0], "t1");
+        world.prepare(&executor, &a).unwrap();
+        busy(&world, 0);
+        world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+        if !cdi_file {
+            world.lock().cdi.clear();
+        }
+        // Of another GPU too: it may be the one that the record is about, and then it would be free for the next.
+        for device in [0, 1] {
+            let error = world.prepare(&executor, &claim("b", &[device], "t2")).unwrap_err();
+            assert!(chain(&error).contains("uid-a"), "{}", chain(&error));
+        }
+        let lingering = world.unprepare(&executor, &a.uid).unwrap();
+        assert!(matches!(lingering, Unprepared::Lingering(_)), "{lingering:?}");
+        world.lock().processes.clear();
+        world.prepare(&executor, &claim("b", &[0], "t2")).unwrap();
+    }
+}
+
+#[test]
+fn an_unreadable_record_of_a_gone_claim_that_a_cdi_file_puts_elsewhere_frees_all_but_its_gpu() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    busy(&world, 1);
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    world.prepare(&executor, &claim("b", &[0], "t2")).unwrap();
+}
+
+#[test]
+fn reconcile_treats_an_unreadable_record_of_a_gone_claim_as_it_treats_any_orphan() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    let why = |view| match executor.reconcile(&view).events.last() {
+        Some(Event::Kept { why, .. }) => why.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert!(why(world.view()).contains("an unprepare is waited for"));
+    world.pass(secs(300));
+    let mut view = world.view();
+    view.running = None;
+    assert!(why(view).contains("could not tell"));
+    let mut view = world.view();
+    let running =
+        RunningDevice { namespace: "ns".to_owned(), claim: "a".to_owned(), device: "gpu-0".parse().unwrap() };
+    view.running = Some(BTreeSet::from([running]));
+    assert!(why(view).contains("a running pod has gpu-0 of claim ns/a"));
+    busy(&world, 0);
+    assert!(why(world.view()).contains("process 7 still uses"));
+    world.lock().processes.clear();
+    let events = executor.reconcile(&world.view()).events;
+    assert!(matches!(events.last(), Some(Event::SetAside { .. })), "{events:?}");
+    assert_eq!(world.lock().records().len(), 0);
+}
+
+#[test]
+fn a_claim_that_is_unprepared_while_reconcile_looks_at_cdi_files_stays_so() {
+    let world = World::new("h100x2", 1);
+    let executor = Arc::new(world.start());
+    let a = claim("a", &[0], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.prepare(&executor, &a).unwrap();
+    let view = world.view();
+    let (machine, same, uid) = (world.clone(), executor.clone(), a.uid.clone());
+    world.after_listing_cdi(move || {
+        assert_eq!(machine.unprepare(&same, &uid).unwrap(), Unprepared::Done);
+    });
+    assert_eq!(executor.reconcile(&view).events, []);
+    assert_eq!(final_state(&world).records.len() + final_state(&world).cdi.len(), 0);
+}
+
+#[test]
+fn an_unprepare_that_came_before_a_prepare_at_the_other_instance_does_not_undo_it() {
+    let world = World::new("h100x2", 1);
+    let (executor, other_instance) = (world.start(), world.start());
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    // Arrives, and gets the lock only after another unprepare and a prepare.
+    let early = executor.begin(secs(45));
+    assert_eq!(world.unprepare(&other_instance, &a.uid).unwrap(), Unprepared::Done);
+    world.prepare(&other_instance, &a).unwrap();
+    let whole = final_state(&world);
+    assert_eq!(executor.unprepare(&a.uid, &early).unwrap(), Unprepared::PreparedAgain);
+    assert_eq!(final_state(&world), whole);
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+}
+
+#[test]
+fn an_api_that_does_not_answer_does_not_make_a_call_last_longer_than_the_kubelet_waits() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    for unreadable in [false, true] {
+        if unreadable {
+            world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+        }
+        world.lock().api_takes = Some(secs(60));
+        let began = world.lock().now;
+        world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err();
+        let took = world.lock().now.saturating_sub(began);
+        assert!(took <= secs(41), "{took:?}");
+    }
+    let began = world.lock().now;
+    assert!(matches!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(_)));
+    let took = world.lock().now.saturating_sub(began);
+    assert!(took <= secs(11), "{took:?}");
+}
+
+#[test]
+fn of_the_unreadable_files_that_were_set_aside_the_newest_twenty_are_kept() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    for n in 0..25 {
+        world.lock().put(Folder::Corrupt, &format!("claim-uid-x-{}", 100 - n), Some(b"{"));
+    }
+    executor.reconcile(&world.view());
+    let kept: BTreeSet<_> = world.lock().files(Folder::Corrupt).into_keys().collect();
+    let newest: BTreeSet<_> = (5..25).map(|n| format!("claim-uid-x-{}", 100 - n)).collect();
+    assert_eq!(kept, newest);
+}
