@@ -166,6 +166,15 @@ pub enum StepError {
     Unknown(#[source] Cause),
 }
 
+impl StepError {
+    /// What went wrong.
+    pub fn cause(&self) -> &Cause {
+        match self {
+            Self::NotDone(cause) | Self::Unknown(cause) => cause,
+        }
+    }
+}
+
 /// What the hardware shows of a step whose outcome is not recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Decision, Holder, Holders, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored,
+    Claim, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored,
 };
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Ordinals};
 
@@ -91,6 +91,17 @@ impl Executor {
             toggle_mig: self.config.toggle_mig,
         };
         match (self.config.decide)(claim, &snapshot) {
+            Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
+                // The same answer would name what is gone: undone first (a partition that is gone is no error), then
+                // made anew under the same names.
+                let why = "its partitions are gone, though it was prepared".to_owned();
+                let leaving = Leaving { reason: why.clone(), undoing: true };
+                if let Some(record) = own.fine() {
+                    let record = Record { phase: Phase::Leaving(leaving), ..record.clone() };
+                    self.state.write_record(&record).map_err(stored)?;
+                }
+                Ok(Attempt::Again(PrepareError::Gone { claim: claim.reference() }, None))
+            }
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
                 Ok(_) => Ok(Attempt::Done(prepared)),
                 Err(source) => again_if_transient(PrepareError::Cdi { claim: claim.reference(), source }),
@@ -230,6 +241,7 @@ impl Executor {
 fn again_if_transient(error: PrepareError) -> Result<Attempt, PrepareError> {
     match &error {
         PrepareError::Cdi { source, .. } if CdiError::is_transient(source) => Ok(Attempt::Again(error, None)),
+        PrepareError::Step { source, .. } if source.cause().soon => Ok(Attempt::Again(error, None)),
         _ => Err(error),
     }
 }

@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use divvy_claims::{Claim, Phase, Record, Snapshot, Stored, claim_of_cdi_file, resolve_devices};
+use divvy_claims::{
+    Claim, Leaving, Phase, Record, RecordedDevice, Snapshot, StepError, Stored, claim_of_cdi_file,
+    resolve_devices,
+};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Ordinals};
 
 use crate::prepare::gpus_of;
@@ -83,6 +86,8 @@ impl Executor {
             orphans.pass += 1;
         }
         self.check_fences(&mut report);
+        self.retry_modes(&records);
+        report.foreign = self.foreign();
         let old = self.parts.clock.now().saturating_sub(self.config.timing.tombstones);
         let pruned = self.state.prune_tombstones(&self.config.boot, old);
         if let Err(error) = pruned.and_then(|()| self.state.prune_corrupt(CORRUPT_KEPT)) {
@@ -318,12 +323,39 @@ impl Executor {
         let rebuilt = resolve_devices(claim, &seen)
             .map_err(|e| chain(&e))
             .map(|devices| Record::new(claim, &self.config.boot, devices, Phase::Prepared))
+            .and_then(|record| self.with_adopted(record).map_err(|e| chain(&e)))
             .and_then(|record| set_aside().map(|()| record).map_err(|e| chain(&e)))
             .and_then(|record| self.state.write_record(&record).map(|()| record).map_err(|e| chain(&e)))
-            .and_then(|record| self.refresh_cdi(&record).map_err(|e| chain(&e)));
+            .and_then(|record| match record.phase {
+                Phase::Prepared => self.refresh_cdi(&record).map_err(|e| chain(&e)),
+                _ => Ok(false),
+            });
         match rebuilt {
             Ok(_) => Some(Event::Rebuilt { claim: uid.clone() }),
             Err(error) => failed(error),
+        }
+    }
+
+    /// The partitions of a record that is made again. If one is gone, so is what the claim was given: the rest is taken
+    /// back, and made anew if the claim is prepared again.
+    fn with_adopted(&self, mut record: Record) -> Result<Record, StepError> {
+        for step in record.devices.iter().filter_map(RecordedDevice::step).collect::<Vec<_>>() {
+            match self.adopt(&record.uid, &step)? {
+                Some(adopted) => record.steps.push(adopted),
+                None => {
+                    let reason = format!("what the step to {step} made is gone, and so was its record");
+                    record.phase = Phase::Leaving(Leaving { reason, undoing: true });
+                }
+            }
+        }
+        Ok(record)
+    }
+
+    /// Whether a prepare of a claim without a readable record may find partitions that an earlier one has made.
+    pub(crate) fn record_was_lost(&self, uid: &ClaimUid, earlier: Option<&[u8]>) -> bool {
+        match earlier {
+            Some(bytes) => matches!(Record::decode(bytes), Stored::Corrupt { .. }),
+            None => self.was_lost(uid).unwrap_or(false),
         }
     }
 

@@ -601,7 +601,7 @@ impl CdiDir for World {
 fn place_of(step: &Step) -> (GpuUuid, u32, u32, u32) {
     match step {
         Step::CreatePartition { gpu, profile, start, size } => (gpu.clone(), *profile, *start, *size),
-        Step::WriteCdi => panic!("not a hardware step"),
+        Step::SetMigMode { .. } | Step::WriteCdi => panic!("not a step of these tests"),
     }
 }
 
@@ -618,7 +618,12 @@ impl Steps for World {
             m.instances.get(&gpu).into_iter().flatten().map(|i| InstanceId(i.id)).collect()
         })?)
     }
-    fn apply(&self, step: &Step, until: Duration) -> Result<Outcome, StepError> {
+    fn apply(
+        &self,
+        step: &Step,
+        until: Duration,
+        _so_far: &mut dyn FnMut(Outcome),
+    ) -> Result<Outcome, StepError> {
         let (gpu, profile, start, size) = place_of(step);
         let mut m = self.lock();
         m.land();
@@ -668,6 +673,9 @@ impl Steps for World {
         });
         call.unwrap_or(Observed::InFlight)
     }
+    fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
+        Ok(self.filling(step))
+    }
     fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError> {
         let (gpu, ..) = place_of(step);
         let Outcome::Partition { uuid, .. } = outcome else { return Ok(()) };
@@ -695,6 +703,15 @@ impl Steps for World {
                 Err(StepError::Unknown(Cause::new("no answer within 10 s")))
             }
         })?
+    }
+}
+
+impl World {
+    fn filling(&self, step: &Step) -> Option<Outcome> {
+        let (gpu, profile, start, size) = place_of(step);
+        let m = self.lock();
+        let mut on_gpu = m.instances.get(&gpu)?.iter();
+        on_gpu.find(|i| (i.start, i.size, i.profile) == (start, size, profile)).map(outcome_of)
     }
 }
 
