@@ -112,17 +112,19 @@ async fn run_ready(
     };
     part(&mut parts, "the inventory", owner.run(parts_stop.clone()));
 
-    let changed = Arc::new(Notify::new());
+    let (changed, lingers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let teller = Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name));
     let told = TaskTracker::new();
     let service = Arc::new(ClaimService::new(One {
         driver: config.driver_name.clone(),
+        pool: claims.pool.clone(),
         executor: executor.clone(),
         fetcher,
         teller: teller.clone(),
         metrics: metrics.clone(),
         budget: config.timing.call,
         changed: changed.clone(),
+        lingers: lingers.clone(),
         refresh,
         after: told.clone(),
     }));
@@ -137,6 +139,7 @@ async fn run_ready(
         driver: config.driver_name.clone(),
         executor: executor.clone(),
         claims: claims.clone(),
+        rules: config.partition_rules(),
         seen: seen.clone(),
         features,
         changed: changed.clone(),
@@ -176,6 +179,7 @@ async fn run_ready(
         registered: registered.clone(),
         publishes: in_charge.clone(),
         changed,
+        lingers,
         metrics: metrics.clone(),
         records: ready.records,
     };

@@ -3,12 +3,14 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use divvy_cdi::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
+use divvy_api::names;
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, HostRoot, LibraryDelivery};
-use divvy_model::Gpu;
+use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_model::{Gpu, HoldKind};
 
 /// Where the driver's files are looked for.
 #[derive(Debug, Clone, Default)]
@@ -39,7 +41,12 @@ pub(crate) struct HostEdits {
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
     common: Mutex<Option<Common>>,
+    /// Held while files are listed for a claim; when that last failed, and why.
+    failed: Mutex<Option<(Instant, String)>>,
 }
+
+/// Listing a driver's files takes a while, and prepares that wait for them ask several times a second, with locks held.
+const LIST_AGAIN: Duration = Duration::from_secs(1);
 
 struct Common {
     driver: Driver,
@@ -48,7 +55,7 @@ struct Common {
 
 impl HostEdits {
     pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
-        Self { host, at, nodes, delivery, common: Mutex::new(None) }
+        Self { host, at, nodes, delivery, common: Mutex::new(None), failed: Mutex::new(None) }
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
@@ -92,7 +99,17 @@ impl DeviceEdits for HostEdits {
         if let Some(common) = self.lock().as_ref() {
             return Ok(ContainerEdits::clone(&common.edits));
         }
-        self.refresh(true)?;
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another claim's thread has listed them meanwhile, or the keeper has.
+        if let Some(common) = self.lock().as_ref() {
+            return Ok(ContainerEdits::clone(&common.edits));
+        }
+        if let Some((_, what)) = failed.as_ref().filter(|(at, _)| at.elapsed() < LIST_AGAIN) {
+            return Err(EditsError { what: what.clone(), source: None });
+        }
+        let listed = self.refresh(true);
+        *failed = listed.as_ref().err().map(|error| (Instant::now(), crate::chain(error)));
+        listed?;
         match self.lock().as_ref() {
             Some(common) => Ok(ContainerEdits::clone(&common.edits)),
             // Another thread found the driver gone just now.
@@ -102,7 +119,12 @@ impl DeviceEdits for HostEdits {
         }
     }
 
-    fn device(&self, gpu: &Gpu, _: &RecordedDevice, _: &[StepState]) -> Result<ContainerEdits, EditsError> {
+    fn device(
+        &self,
+        gpu: &Gpu,
+        device: &RecordedDevice,
+        steps: &[StepState],
+    ) -> Result<ContainerEdits, EditsError> {
         let facts = &gpu.facts;
         let minor = facts.minor.ok_or_else(|| EditsError {
             what: format!(
@@ -113,7 +135,37 @@ impl DeviceEdits for HostEdits {
         })?;
         let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, facts.pci_address)
             .map_err(|e| edits_error(&format!("the device nodes of {} are not known", facts.uuid), e))?;
-        Ok(cdi(divvy_host::gpu_edits(&nodes)))
+        match device.kind {
+            HoldKind::Whole | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
+            HoldKind::Partition { .. } => self.partition(&nodes, minor, device, steps),
+        }
+    }
+}
+
+impl HostEdits {
+    /// The capabilities of the instances that the claim's step made, and their UUID for people and programs: one
+    /// variable for each partition, since a container may have several.
+    fn partition(
+        &self,
+        gpu: &GpuNodes,
+        minor: u32,
+        device: &RecordedDevice,
+        steps: &[StepState],
+    ) -> Result<ContainerEdits, EditsError> {
+        let name = &device.allocated.device;
+        let made = device.partition(steps).ok_or_else(|| EditsError {
+            what: format!("the record does not say which MIG instances {name} is"),
+            source: None,
+        })?;
+        let (gi, ci) = (made.gpu_instance, made.compute_instance);
+        let nodes = divvy_host::mig_nodes(&self.host, &self.nodes, minor, gi, ci)
+            .map_err(|e| edits_error(&format!("the device nodes of {name} are not known"), e))?;
+        if !nodes.as_expected {
+            tracing::debug!(device = %name, ?nodes, "the driver counts MIG capabilities in another way than known");
+        }
+        let mut edits = divvy_host::partition_edits(gpu, &nodes);
+        edits.env.push(format!("{}={}", names::env::mig_uuid(name.as_str()), made.uuid));
+        Ok(cdi(edits))
     }
 }
 
@@ -184,10 +236,12 @@ mod tests {
         fs_err::rename(&root, dir.path().join("away")).unwrap();
         let gone = edits.refresh(false).unwrap_err();
         assert!(crate::chain(&gone).starts_with("the NVIDIA driver's files are not there: no usable NVIDIA driver found: /run/nvidia/driver: there is no such folder;"), "{}", crate::chain(&gone));
-        assert!(edits.common().is_err());
+        let told = crate::chain(&edits.common().unwrap_err());
 
         fixture.driver_version = "590.10.01".into();
         fixture.build(dir.path()).unwrap();
+        let again = crate::chain(&edits.common().unwrap_err());
+        assert_eq!(again, told, "not looked for again within a second");
         edits.refresh(false).unwrap();
         assert!(edits.common().unwrap().mounts.iter().any(|m| m.host_path.ends_with("libcuda.so.590.10.01")));
     }

@@ -1,0 +1,41 @@
+//! Memory slices of GPUs that are taken by something no claim in the API stands for: instances of somebody else, and
+//! those of claims that were released and linger. What overlaps them is tainted.
+
+use std::collections::BTreeMap;
+
+use divvy_carve::Taint;
+use divvy_executor::{Executor, HeldDevice};
+use divvy_model::mig::{GpuInstance, Placement};
+use divvy_model::{GpuUuid, HoldKind, Inventory};
+
+/// What is taken on each GPU, and by which taint that is told.
+#[derive(Debug, Default)]
+pub(crate) struct Occupied(pub(crate) BTreeMap<GpuUuid, Vec<(Placement, Taint)>>);
+
+impl Occupied {
+    pub(crate) fn add(&mut self, gpu: &GpuUuid, placement: Placement, key: &str) {
+        self.0.entry(gpu.clone()).or_default().push((placement, Taint::no_schedule(key, None)));
+    }
+}
+
+/// What lives on the GPUs and no record accounts for. The executor is asked, under the GPUs' locks, only when an
+/// instance was there when the GPUs were last read and has no record now: usually none.
+pub(crate) fn foreign(
+    executor: &Executor,
+    inventory: Option<&Inventory>,
+    records: &[HeldDevice],
+) -> Vec<(GpuUuid, Placement)> {
+    let gpus = inventory.into_iter().flat_map(|inventory| &inventory.gpus);
+    let mut living = gpus
+        .filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?)))
+        .flat_map(|(uuid, mig)| mig.instances.iter().map(move |instance| (uuid, instance)));
+    let has_record = |gpu: &GpuUuid, instance: &GpuInstance| {
+        let kind = HoldKind::Partition { profile: instance.profile, placement: instance.placement };
+        records.iter().any(|record| record.hold.gpu == *gpu && record.hold.kind == kind)
+    };
+    if living.all(|(gpu, instance)| has_record(gpu, instance)) {
+        return Vec::new();
+    }
+    let foreign = executor.foreign().into_iter();
+    foreign.flat_map(|(gpu, all)| all.into_iter().map(move |one| (gpu.clone(), one.placement))).collect()
+}
