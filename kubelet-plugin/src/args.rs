@@ -58,7 +58,13 @@ pub struct Args {
     pub offer: Offer,
     /// MIG profiles that are offered besides the plain ones, by suffix, separated by commas: +me, +me.all, -me, +gfx.
     /// Each costs the scheduler of the whole cluster.
-    #[arg(long, env = "MIG_PROFILES", default_value = "", allow_hyphen_values = true, hide_default_value = true)]
+    #[arg(
+        long,
+        env = "MIG_PROFILES",
+        default_value = "",
+        allow_hyphen_values = true,
+        hide_default_value = true
+    )]
     pub mig_profiles: String,
     /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --plugin-dir,
     /// where the host finds it. [default: beside this program, if it is there]

@@ -240,12 +240,8 @@ impl Config {
 
 /// Suffixes of profiles, separated by commas.
 fn variants(text: &str) -> Result<BTreeSet<ProfileVariant>, ConfigError> {
-    const RARE: [ProfileVariant; 4] = [
-        ProfileVariant::Media,
-        ProfileVariant::AllMedia,
-        ProfileVariant::NoMedia,
-        ProfileVariant::Graphics,
-    ];
+    const RARE: [ProfileVariant; 4] =
+        [ProfileVariant::Media, ProfileVariant::AllMedia, ProfileVariant::NoMedia, ProfileVariant::Graphics];
     let of = |suffix: &str| {
         let found = RARE.into_iter().find(|variant| variant.suffix() == Some(suffix));
         found.ok_or_else(|| {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_cdi::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_api::names;
+use divvy_cdi::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
 use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};

@@ -121,7 +121,9 @@ impl Teller {
     pub(crate) async fn condition(&self, claim: &Claim, before: Option<&Condition>, verdict: &Verdict) {
         let status = if verdict.prepared { "True" } else { "False" };
         if verdict.partitions.is_empty()
-            && before.is_some_and(|c| c.status == status && c.reason == verdict.reason && c.message == verdict.message)
+            && before.is_some_and(|c| {
+                c.status == status && c.reason == verdict.reason && c.message == verdict.message
+            })
         {
             return;
         }
@@ -156,7 +158,8 @@ impl Teller {
                 "device": result.device,
                 "conditions": [condition],
             });
-            if let (Some(uuid), Some(map)) = (verdict.partitions.get(&result.device), device.as_object_mut()) {
+            if let (Some(uuid), Some(map)) = (verdict.partitions.get(&result.device), device.as_object_mut())
+            {
                 map.insert("data".to_owned(), json!({ "uuid": uuid }));
             }
             if let (Some(share), Some(map)) = (&result.share_id, device.as_object_mut()) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use divvy_api::names::taints as keys;
 use divvy_carve::{
-    Carved, Input, Note, Offer, PartitionRules, Partitioning, Pool, ServerFeatures, Taint, carve_partitions, pool_name,
-    validate,
+    Carved, Input, Note, Offer, PartitionRules, Partitioning, Pool, ServerFeatures, Taint, carve_partitions,
+    pool_name, validate,
 };
 use divvy_claims::Phase;
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
@@ -79,7 +79,6 @@ struct Kept {
     phases: [i64; PHASES.len()],
 }
 
-
 impl Carver {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
@@ -124,7 +123,8 @@ impl Carver {
         let capabilities = memory.capabilities.clone();
         let refused = self.executor.refused_modes();
         self.tell_refused(memory, &refused);
-        let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules_of(refused.get(uuid)))).collect();
+        let rules =
+            inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules_of(refused.get(uuid)))).collect();
         let partitioning =
             Partitioning { capabilities: &capabilities, rules: &rules, occupied: &kept.occupied.0 };
         let carve_with = |held: &BTreeSet<DeviceName>| {
@@ -161,8 +161,7 @@ impl Carver {
         let withdrawn: BTreeSet<DeviceName> =
             held.into_iter().filter(|device| offered.pool.device(device).is_none()).collect();
         memory.keeps_withdrawn = !withdrawn.is_empty();
-        let again =
-            !(gone.is_empty() && withdrawn.is_empty() && refused.is_empty() && memory.asked);
+        let again = !(gone.is_empty() && withdrawn.is_empty() && refused.is_empty() && memory.asked);
         self.publish(memory, carve_with(&withdrawn));
         again.then_some(self.timing.withdrawn)
     }

@@ -238,9 +238,11 @@ impl One {
     fn tell_prepared(self: &Arc<Self>, seen: Option<(Claim, Option<Condition>)>) {
         let Some((claim, condition)) = seen else { return };
         let was_refused = condition.as_ref().is_some_and(|condition| condition.status != "True");
-        let has_partitions = claim.allocation.results.iter().any(|result| {
-            matches!(DeviceKind::parse(&result.device), Ok(DeviceKind::Partition(_)))
-        });
+        let has_partitions = claim
+            .allocation
+            .results
+            .iter()
+            .any(|result| matches!(DeviceKind::parse(&result.device), Ok(DeviceKind::Partition(_))));
         if !was_refused && !has_partitions {
             return;
         }

@@ -1,7 +1,7 @@
 //! MIG partitions: made when their claim is prepared, gone when it is let go.
 
-use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_fake_cluster::ClaimRef;
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_gpu_sim::Fault;
 use divvy_kubelet_plugin::Config;
 use divvy_model::mig::GpuInstanceProfileId;
@@ -52,7 +52,8 @@ impl Node {
     async fn start_cutting(&self, config: Config) -> Plugin {
         let plugin = self.start_with(config);
         plugin.wait_ready().await;
-        wait("partitions", || self.published().iter().any(|(name, _)| name.contains("-mig-")).then_some(())).await;
+        wait("partitions", || self.published().iter().any(|(name, _)| name.contains("-mig-")).then_some(()))
+            .await;
         plugin
     }
 
@@ -111,7 +112,15 @@ async fn every_mix_that_fits_is_made_at_once_and_goes_again() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
     let mixes: [&[(&str, u32, u32, u32)]; 5] = [
-        &[("1g10gb", 19, 0, 1), ("1g10gb", 19, 1, 1), ("1g10gb", 19, 2, 1), ("1g10gb", 19, 3, 1), ("1g10gb", 19, 4, 1), ("1g10gb", 19, 5, 1), ("1g10gb", 19, 6, 1)],
+        &[
+            ("1g10gb", 19, 0, 1),
+            ("1g10gb", 19, 1, 1),
+            ("1g10gb", 19, 2, 1),
+            ("1g10gb", 19, 3, 1),
+            ("1g10gb", 19, 4, 1),
+            ("1g10gb", 19, 5, 1),
+            ("1g10gb", 19, 6, 1),
+        ],
         &[("1g10gb", 19, 0, 1), ("2g20gb", 14, 2, 2), ("3g40gb", 9, 4, 4)],
         &[("4g40gb", 5, 0, 4), ("2g20gb", 14, 4, 2), ("1g10gb", 19, 6, 1)],
         &[("7g80gb", 0, 0, 8)],
@@ -263,13 +272,18 @@ async fn a_creation_that_fails_is_told_and_leaves_nothing_and_the_next_try_works
 async fn an_instance_of_somebody_else_is_left_alone_and_taints_what_it_overlaps() {
     let node = Node::new("h100x1");
     node.turn_mig_on(0);
-    let foreign =
-        node.sim.make_foreign_instance(&node.gpu(0), GpuInstanceProfileId(19), 1).unwrap();
+    let foreign = node.sim.make_foreign_instance(&node.gpu(0), GpuInstanceProfileId(19), 1).unwrap();
     let plugin = node.start_with_everything().await;
     let published = node.published();
     let taints = |name: &str| published.iter().find(|(n, _)| n == name).map(|(_, taints)| taints.clone());
     let tainted = Some(vec![format!("{DRIVER}/foreign")]);
-    for name in ["gpu-0", "gpu-0-mig-1g10gb-19-1", "gpu-0-mig-2g20gb-14-0", "gpu-0-mig-4g40gb-5-0", "gpu-0-mig-7g80gb-0-0"] {
+    for name in [
+        "gpu-0",
+        "gpu-0-mig-1g10gb-19-1",
+        "gpu-0-mig-2g20gb-14-0",
+        "gpu-0-mig-4g40gb-5-0",
+        "gpu-0-mig-7g80gb-0-0",
+    ] {
         assert_eq!(taints(name), tainted, "{name}");
     }
     for name in ["gpu-0-mig-1g10gb-19-0", "gpu-0-mig-2g20gb-14-2", "gpu-0-mig-3g40gb-9-4"] {
@@ -319,7 +333,26 @@ async fn a_gpu_that_others_have_open_does_not_change_its_mode_and_they_are_told_
     node.sim.edit(|engine| engine.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
     let refused = node.prepare(&claim).await.unwrap_err();
-    assert!(refused.contains("MIG mode") && refused.contains("IN_USE"), "{refused}");
+    let why = "cannot be turned on while others use it: no process computes on it, so it is one that has it open (DCGM";
+    assert!(refused.contains(why), "{refused}");
+    // Whole it can still be had.
+    wait("no partitions", || {
+        (node.published()
+            == [
+                ("gpu-0".to_owned(), vec![]),
+                ("gpu-0-mig-1g10gb-19-0".to_owned(), vec![format!("{DRIVER}/withdrawn")]),
+            ])
+        .then_some(())
+    })
+    .await;
+    let told = |kind: &str| {
+        let events = node.api.list::<k8s_openapi::api::events::v1::Event>();
+        events.iter().any(|e| {
+            e.regarding.as_ref().and_then(|about| about.kind.as_deref()) == Some(kind)
+                && e.note.as_deref().is_some_and(|note| note.contains(why))
+        })
+    };
+    wait("Events", || (told("Node") && told("ResourceClaim")).then_some(())).await;
     node.sim.edit(|engine| engine.gpu(&gpu).unwrap().clients.clear());
     assert_eq!(wait_prepared(&node, &claim).await.len(), 1);
     assert!(node.mig_is_on(0));
@@ -370,12 +403,22 @@ async fn older_servers_get_what_they_can_hold() {
 async fn a_pool_with_partitions_has_its_counters_in_slices_of_their_own() {
     let node = Node::new("h100x2");
     let plugin = node.start_with_everything().await;
-    let slices = node.api.list::<ResourceSlice>();
+    let slices = wait("the whole pool", || {
+        let slices = node.api.list::<ResourceSlice>();
+        let of = |s: &ResourceSlice| (s.spec.pool.generation, s.spec.pool.resource_slice_count);
+        let newest = slices.iter().map(of).max()?;
+        let whole = usize::try_from(newest.1).unwrap() == slices.len();
+        (whole && slices.iter().all(|s| of(s) == newest)).then_some(slices)
+    })
+    .await;
     let (counters, devices): (Vec<_>, Vec<_>) =
         slices.iter().partition(|s| s.spec.shared_counters.as_ref().is_some_and(|c| !c.is_empty()));
-    let sets: Vec<_> =
-        counters.iter().flat_map(|s| s.spec.shared_counters.iter().flatten()).map(|c| c.name.clone()).collect();
-    assert_eq!(sets, ["gpu-0-counter-set", "gpu-1-counter-set"]);
+    let sets: Vec<_> = counters
+        .iter()
+        .flat_map(|s| s.spec.shared_counters.iter().flatten())
+        .map(|c| c.name.clone())
+        .collect();
+    assert_eq!(sets, ["gpu-0", "gpu-1"]);
     let all = devices.iter().flat_map(|s| s.spec.devices.iter().flatten());
     assert!(all.clone().all(|device| device.consumes_counters.as_ref().is_some_and(|c| c.len() == 1)));
     assert_eq!(all.count(), 2 * (1 + 18));
