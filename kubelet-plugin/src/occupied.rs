@@ -2,6 +2,8 @@
 //! those of claims that were released and linger. What overlaps them is tainted.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use divvy_carve::Taint;
 use divvy_executor::{Executor, HeldDevice};
@@ -18,24 +20,48 @@ impl Occupied {
     }
 }
 
-/// What lives on the GPUs and no record accounts for. The executor is asked, under the GPUs' locks, only when an
-/// instance was there when the GPUs were last read and has no record now: usually none.
-pub(crate) fn foreign(
-    executor: &Executor,
-    inventory: Option<&Inventory>,
-    records: &[HeldDevice],
-) -> Vec<(GpuUuid, Placement)> {
-    let gpus = inventory.into_iter().flat_map(|inventory| &inventory.gpus);
-    let mut living = gpus
-        .filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?)))
-        .flat_map(|(uuid, mig)| mig.instances.iter().map(move |instance| (uuid, instance)));
-    let has_record = |gpu: &GpuUuid, instance: &GpuInstance| {
-        let kind = HoldKind::Partition { profile: instance.profile, placement: instance.placement };
-        records.iter().any(|record| record.hold.gpu == *gpu && record.hold.kind == kind)
-    };
-    if living.all(|(gpu, instance)| has_record(gpu, instance)) {
-        return Vec::new();
+/// Finds what lives on the GPUs and no record accounts for.
+#[derive(Debug, Default)]
+pub(crate) struct Foreign {
+    last: Mutex<Option<(Instant, Vec<(GpuUuid, Placement)>)>>,
+}
+
+/// How long an answer counts: the GPUs are locked while they are asked.
+pub(crate) const FOREIGN_LASTS: Duration = Duration::from_secs(1);
+
+impl Foreign {
+    /// What is there, and whether that is an answer of a moment ago. The executor is asked, under the GPUs' locks, only
+    /// when an instance was there when the GPUs were last read and has no record now: it is somebody else's, or was
+    /// ours and is gone.
+    pub(crate) fn look(
+        &self,
+        executor: &Executor,
+        inventory: Option<&Inventory>,
+        records: &[HeldDevice],
+    ) -> (Vec<(GpuUuid, Placement)>, bool) {
+        let gpus = inventory.into_iter().flat_map(|inventory| &inventory.gpus);
+        let mut living = gpus
+            .filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?)))
+            .flat_map(|(uuid, mig)| mig.instances.iter().map(move |instance| (uuid, instance)));
+        let has_record = |gpu: &GpuUuid, instance: &GpuInstance| {
+            let kind = HoldKind::Partition { profile: instance.profile, placement: instance.placement };
+            records.iter().any(|record| record.hold.gpu == *gpu && record.hold.kind == kind)
+        };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if living.all(|(gpu, instance)| has_record(gpu, instance)) {
+            *last = None;
+            return (Vec::new(), false);
+        }
+        if let Some((at, found)) = &*last
+            && at.elapsed() < FOREIGN_LASTS
+        {
+            return (found.clone(), true);
+        }
+        let foreign = executor.foreign().into_iter();
+        let found: Vec<_> = foreign
+            .flat_map(|(gpu, all)| all.into_iter().map(move |one| (gpu.clone(), one.placement)))
+            .collect();
+        *last = Some((Instant::now(), found.clone()));
+        (found, false)
     }
-    let foreign = executor.foreign().into_iter();
-    foreign.flat_map(|(gpu, all)| all.into_iter().map(move |one| (gpu.clone(), one.placement))).collect()
 }

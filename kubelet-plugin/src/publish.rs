@@ -12,7 +12,7 @@ use divvy_carve::{
 };
 use divvy_claims::Phase;
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
-use divvy_model::mig::MigCapabilities;
+use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use crate::config::Timing;
 use crate::events::Teller;
 use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
-use crate::occupied::{Occupied, foreign};
+use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied};
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -35,6 +35,7 @@ pub(crate) struct Carver {
     pub(crate) driver: String,
     pub(crate) executor: Arc<Executor>,
     pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) foreign: Arc<Foreign>,
     /// By which rules GPUs are cut.
     pub(crate) rules: PartitionRules,
     pub(crate) seen: watch::Receiver<Seen>,
@@ -57,6 +58,10 @@ struct Memory {
     /// Already logged.
     notes: BTreeSet<Note>,
     problem: Option<String>,
+    /// Whether to look again soon: something was taken for what it was a moment ago.
+    look_soon: bool,
+    /// Instances of others, already told.
+    foreign: BTreeSet<(GpuUuid, Placement)>,
     /// GPUs whose MIG mode did not change, already told.
     refused: BTreeSet<GpuUuid>,
     /// What GPUs can be cut into, as last told.
@@ -76,6 +81,9 @@ struct Kept {
     ordinals: Ordinals,
     taints: BTreeMap<GpuUuid, Vec<Taint>>,
     occupied: Occupied,
+    /// What others have made, and whether that was found out a moment ago.
+    foreign: Vec<(GpuUuid, Placement)>,
+    stale: bool,
     phases: [i64; PHASES.len()],
 }
 
@@ -84,7 +92,10 @@ impl Carver {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut memory = Memory::default();
         loop {
-            let again = self.look(&mut memory).await;
+            let mut again = self.look(&mut memory).await;
+            if memory.look_soon {
+                again = Some(again.map_or(FOREIGN_LASTS, |again| again.min(FOREIGN_LASTS)));
+            }
             tokio::select! {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.features.changed() => {}
@@ -110,6 +121,8 @@ impl Carver {
             }
         };
         memory.problem = None;
+        memory.look_soon = kept.stale;
+        self.tell_foreign(memory, &kept.foreign);
         self.metrics.records(kept.phases);
         let inventory = inventory?;
         self.metrics.gpus.set(i64::try_from(inventory.gpus.len()).unwrap_or(i64::MAX));
@@ -174,6 +187,21 @@ impl Carver {
         }
     }
 
+    fn tell_foreign(&self, memory: &mut Memory, foreign: &[(GpuUuid, Placement)]) {
+        let now: BTreeSet<_> = foreign.iter().cloned().collect();
+        for (gpu, at) in now.difference(&memory.foreign) {
+            let note = format!(
+                "{gpu} has a MIG instance at memory slices {}..{} that this driver has not made: what overlaps it is not given out (whoever made it can remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`)",
+                at.start,
+                at.end().saturating_sub(1)
+            );
+            tracing::warn!("{note}");
+            let teller = self.teller.clone();
+            self.told.spawn(async move { teller.warn_node("foreign-mig-instance", &note).await });
+        }
+        memory.foreign = now;
+    }
+
     fn tell_refused(&self, memory: &mut Memory, refused: &BTreeMap<GpuUuid, RefusedMode>) {
         for (gpu, mode) in refused.iter().filter(|(gpu, _)| !memory.refused.contains(*gpu)) {
             let note = format!(
@@ -228,7 +256,7 @@ impl Carver {
             .collect();
         let held = memory.held.as_ref().map(|(_, held)| held.clone());
         let (executor, inventory) = (self.executor.clone(), inventory.cloned());
-        let busy = self.busy.clone();
+        let (busy, foreign) = (self.busy.clone(), self.foreign.clone());
         let read = tokio::task::spawn_blocking(move || {
             let keep = |gpu: &GpuUuid, ordinal: u32| {
                 let of_it =
@@ -255,8 +283,9 @@ impl Carver {
                     }
                 }
             }
-            for (gpu, placement) in foreign(&executor, inventory.as_deref(), &records) {
-                occupied.add(&gpu, placement, keys::FOREIGN);
+            let (foreign, stale) = foreign.look(&executor, inventory.as_deref(), &records);
+            for (gpu, placement) in &foreign {
+                occupied.add(gpu, *placement, keys::FOREIGN);
             }
             for gpu in executor.fences().map_err(|e| crate::chain(&e))?.keys() {
                 taint(&mut taints, gpu, keys::FENCED);
@@ -266,7 +295,7 @@ impl Carver {
                     taint(&mut taints, gpu, keys::FENCED);
                 }
             }
-            Ok(Kept { ordinals, taints, occupied, phases: phases(&records) })
+            Ok(Kept { ordinals, taints, occupied, foreign, stale, phases: phases(&records) })
         });
         read.await.unwrap_or_else(|died| Err(died.to_string()))
     }

@@ -289,6 +289,11 @@ async fn an_instance_of_somebody_else_is_left_alone_and_taints_what_it_overlaps(
     for name in ["gpu-0-mig-1g10gb-19-0", "gpu-0-mig-2g20gb-14-2", "gpu-0-mig-3g40gb-9-4"] {
         assert_eq!(taints(name), Some(vec![]), "{name}");
     }
+    wait("an Event", || {
+        let events = node.api.list::<k8s_openapi::api::events::v1::Event>();
+        events.iter().any(|e| e.reason.as_deref() == Some("ForeignMigInstance")).then_some(())
+    })
+    .await;
     let beside = node.claim("beside", &["gpu-0-mig-3g40gb-9-4"]);
     assert_eq!(node.prepare(&beside).await, named(&beside, "gpu-0-mig-3g40gb-9-4"));
     assert_eq!(node.unprepare(&beside).await, Ok(()));
@@ -422,5 +427,34 @@ async fn a_pool_with_partitions_has_its_counters_in_slices_of_their_own() {
     let all = devices.iter().flat_map(|s| s.spec.devices.iter().flatten());
     assert!(all.clone().all(|device| device.consumes_counters.as_ref().is_some_and(|c| c.len() == 1)));
     assert_eq!(all.count(), 2 * (1 + 18));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn boards_whose_mode_needs_a_reset_are_offered_as_they_are_and_smaller_grids_too() {
+    let node = Node::new("a100-40x2,a30x1");
+    // A30s come first on the bus of this node, or last: found by their name.
+    let uuids = node.sim.uuids();
+    let inventory = node.sim.inventory();
+    let a30 = uuids.iter().position(|uuid| inventory.gpus[uuid].facts.product_name.contains("A30")).unwrap();
+    let a100 = if a30 == 0 { 1 } else { 0 };
+    let off = (0..3).find(|n| *n != a30 && *n != a100).unwrap();
+    node.turn_mig_on(a30);
+    node.turn_mig_on(a100);
+    let plugin = node.start_with_everything().await;
+    let names: Vec<_> = wait("all devices", || {
+        let names: Vec<_> = node.published().into_iter().map(|(name, _)| name).collect();
+        (names.len() == 1 + (7 + 4 + 3 + 2 + 1 + 1) + (4 + 2 + 1)).then_some(names)
+    })
+    .await;
+    assert_eq!(names[0], format!("gpu-{off}"));
+    let devices = [format!("gpu-{a30}-mig-2g12gb-5-2"), format!("gpu-{a100}-mig-7g40gb-0-0")];
+    for device in &devices {
+        let claim = node.claim(device, &[device]);
+        assert_eq!(node.prepare(&claim).await, named(&claim, device));
+    }
+    assert_eq!((node.instances(a30), node.instances(a100)), (vec![(5, 2, 2)], vec![(0, 0, 8)]));
+    let whole = node.claim("whole", &[&format!("gpu-{a100}")]);
+    assert!(node.prepare(&whole).await.is_err());
     plugin.stop().await;
 }
