@@ -20,10 +20,13 @@ impl Occupied {
     }
 }
 
+/// Memory slices of GPUs.
+pub(crate) type Places = Vec<(GpuUuid, Placement)>;
+
 /// Finds what lives on the GPUs and no record accounts for.
 #[derive(Debug, Default)]
 pub(crate) struct Foreign {
-    last: Mutex<Option<(Instant, Vec<(GpuUuid, Placement)>)>>,
+    last: Mutex<Option<(Instant, Places)>>,
 }
 
 /// How long an answer counts: the GPUs are locked while they are asked.
@@ -38,7 +41,7 @@ impl Foreign {
         executor: &Executor,
         inventory: Option<&Inventory>,
         records: &[HeldDevice],
-    ) -> (Vec<(GpuUuid, Placement)>, bool) {
+    ) -> (Places, bool) {
         let gpus = inventory.into_iter().flat_map(|inventory| &inventory.gpus);
         let mut living = gpus
             .filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?)))
@@ -58,7 +61,7 @@ impl Foreign {
             return (found.clone(), true);
         }
         let foreign = executor.foreign().into_iter();
-        let found: Vec<_> = foreign
+        let found: Places = foreign
             .flat_map(|(gpu, all)| all.into_iter().map(move |one| (gpu.clone(), one.placement)))
             .collect();
         *last = Some((Instant::now(), found.clone()));

@@ -52,13 +52,17 @@ pub fn mig_nodes(
             minor == computed,
         ))
     };
-    let (of_gi, gi_expected) =
+    let (first, first_expected) =
         node(&format!("{folder}/access"), capability_minor(gpu_minor, gpu_instance, None))?;
-    let (of_ci, ci_expected) = node(
+    let (second, second_expected) = node(
         &format!("{folder}/ci{}/access", compute_instance.0),
         capability_minor(gpu_minor, gpu_instance, Some(compute_instance)),
     )?;
-    Ok(MigNodes { gpu_instance: of_gi, compute_instance: of_ci, as_expected: gi_expected && ci_expected })
+    Ok(MigNodes {
+        gpu_instance: first,
+        compute_instance: second,
+        as_expected: first_expected && second_expected,
+    })
 }
 
 /// The minor that drivers have given to a capability so far (`hardware.md` 3.4): only a cross-check, proc decides.
