@@ -115,15 +115,12 @@ pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice
             Some((stem, start)) if stem.contains("-mig-") => (stem, start),
             _ => (device.name.as_str(), ""),
         };
-        match rows
-            .iter_mut()
-            .find(|(known, starts, _)| known == stem && !start.is_empty() && !starts.is_empty())
-        {
-            Some((_, starts, _)) => starts.push(start),
-            None => {
-                let starts = if start.is_empty() { Vec::new() } else { vec![start] };
-                rows.push((stem.to_owned(), starts, device));
-            }
+        let is_it = |row: &&mut (String, Vec<&str>, _)| row.0 == stem && !start.is_empty() && !row.1.is_empty();
+        if let Some((_, starts, _)) = rows.iter_mut().find(is_it) {
+            starts.push(start);
+        } else {
+            let starts = if start.is_empty() { Vec::new() } else { vec![start] };
+            rows.push((stem.to_owned(), starts, device));
         }
     }
     let name = |stem: String, starts: Vec<&str>| match starts.as_slice() {

@@ -149,7 +149,7 @@ fn host_of(sim: &SimNode) -> Fixture {
 fn offers_partitions(sim: &SimNode, offer: Offer) -> bool {
     sim.inventory().gpus.values().filter(|gpu| gpu.mig.is_some()).any(|gpu| match gpu.facts.mig_mode {
         MigMode::Unsupported => false,
-        mode => {
+        mode @ MigMode::Supported { .. } => {
             mode.is_on() || (offer == Offer::Everything && gpu.facts.architecture.toggles_mig_without_reset())
         }
     })
