@@ -82,7 +82,8 @@ impl Picture {
             middle += "│";
             slice += size;
         }
-        let numbers: String = (0..self.slices).map(|n| format!("{:<width$}", format!(" {n}"))).collect();
+        let numbers: Vec<String> = (0..self.slices).map(|n| format!("{:<width$}", format!(" {n}"))).collect();
+        let numbers = numbers.concat();
         let name = format!("{:<6}", self.gpu);
         let blank = " ".repeat(name.chars().count());
         let mut lines = vec![

@@ -115,7 +115,8 @@ pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice
             Some((stem, start)) if stem.contains("-mig-") => (stem, start),
             _ => (device.name.as_str(), ""),
         };
-        let is_it = |row: &&mut (String, Vec<&str>, _)| row.0 == stem && !start.is_empty() && !row.1.is_empty();
+        let is_it =
+            |row: &&mut (String, Vec<&str>, _)| row.0 == stem && !start.is_empty() && !row.1.is_empty();
         if let Some((_, starts, _)) = rows.iter_mut().find(is_it) {
             starts.push(start);
         } else {

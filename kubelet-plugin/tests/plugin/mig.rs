@@ -5,7 +5,7 @@ use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_gpu_sim::Fault;
 use divvy_kubelet_plugin::Config;
 use divvy_model::mig::GpuInstanceProfileId;
-use divvy_model::{GpuErrorCode, GpuOp, GpuUuid, MigMode};
+use divvy_model::{Gpu, GpuErrorCode, GpuOp, GpuUuid, MigMode};
 use futures::future::join_all;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use serde_json::json;
@@ -17,12 +17,16 @@ const ON: MigMode = MigMode::Supported { current: true, pending: true };
 impl Node {
     /// GPU 0, 1, … as devices are named.
     fn gpu(&self, ordinal: usize) -> GpuUuid {
-        self.sim.uuids()[ordinal].clone()
+        self.sim.uuids().swap_remove(ordinal)
+    }
+
+    fn look_at(&self, ordinal: usize) -> Gpu {
+        self.sim.inventory().gpus.remove(&self.gpu(ordinal)).unwrap()
     }
 
     /// Whether MIG mode of a GPU is on.
     fn mig_is_on(&self, ordinal: usize) -> bool {
-        self.sim.inventory().gpus[&self.gpu(ordinal)].facts.mig_mode.is_on()
+        self.look_at(ordinal).facts.mig_mode.is_on()
     }
 
     fn turn_mig_on(&self, ordinal: usize) {
@@ -32,8 +36,7 @@ impl Node {
 
     /// What lives on a GPU: profile id, start and size, by start.
     fn instances(&self, ordinal: usize) -> Vec<(u32, u32, u32)> {
-        let gpus = self.sim.inventory().gpus;
-        let live = &gpus[&self.gpu(ordinal)].mig.as_ref().unwrap().instances;
+        let live = self.look_at(ordinal).mig.unwrap().instances;
         let mut live: Vec<_> =
             live.iter().map(|i| (i.profile.0, i.placement.start, i.placement.size)).collect();
         live.sort_by_key(|(_, start, _)| *start);
@@ -65,6 +68,8 @@ impl Node {
     }
 }
 
+/// The answer to a prepare that works.
+#[expect(clippy::unnecessary_wraps, reason = "compared with answers")]
 fn named(claim: &ClaimRef, name: &str) -> Result<Vec<divvy_proto::dra::v1::Device>, String> {
     Ok(vec![device(claim, "gpu", name)])
 }
@@ -437,7 +442,7 @@ async fn boards_whose_mode_needs_a_reset_are_offered_as_they_are_and_smaller_gri
     let uuids = node.sim.uuids();
     let inventory = node.sim.inventory();
     let a30 = uuids.iter().position(|uuid| inventory.gpus[uuid].facts.product_name.contains("A30")).unwrap();
-    let a100 = if a30 == 0 { 1 } else { 0 };
+    let a100 = usize::from(a30 == 0);
     let off = (0..3).find(|n| *n != a30 && *n != a100).unwrap();
     node.turn_mig_on(a30);
     node.turn_mig_on(a100);
