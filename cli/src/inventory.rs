@@ -1,10 +1,10 @@
 //! `divvy inventory`: the GPUs of this machine or of a simulated one, and what divvy would publish of them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use std::collections::BTreeMap;
 
 use divvy_carve::{
     Input, KubeVersion, Note, PartitionRules, Partitioning, Pool, ServerFeatures, carve_partitions,
@@ -76,14 +76,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 fn of_this_machine(args: &Args) -> Result<Inventory> {
     let host = HostRoot::default();
-    let library = match &args.nvml_library {
-        Some(path) => path.clone(),
-        None => {
-            let driver = divvy_host::find_driver(&host, args.driver_root.as_deref()).context(
-                "no NVIDIA driver was found on this machine (divvy inventory --sim h100x2 needs none)",
-            )?;
-            driver.nvml_library
-        }
+    let library = if let Some(path) = &args.nvml_library {
+        path.clone()
+    } else {
+        divvy_host::find_driver(&host, args.driver_root.as_deref())
+            .context("no NVIDIA driver was found on this machine (divvy inventory --sim h100x2 needs none)")?
+            .nvml_library
     };
     let driver = divvy_nvml::NvmlDriver::open(Some(&library))
         .context("NVML cannot be used (divvy inventory --sim h100x2 needs no GPU)")?;
@@ -109,8 +107,8 @@ fn shown(inventory: &Inventory, offer: Offer) -> Shown {
         node: "this-node",
         inventory,
         ordinals: &ordinals,
-        taints: &BTreeMap::default(),
-        held: &Default::default(),
+        taints: &BTreeMap::new(),
+        held: &BTreeSet::new(),
         previous: None,
         // As on a cluster that has everything divvy uses.
         features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 0)),

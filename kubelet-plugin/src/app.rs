@@ -28,7 +28,7 @@ use crate::events::Teller;
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
 use crate::publish::Carver;
-use crate::publisher::Publishing;
+use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
 use crate::reconcile::Keeper;
 use crate::registration::{Registered, Registrar};
@@ -154,9 +154,7 @@ async fn run_ready(
     let (publisher, status) = Publishing::new(
         client,
         &config,
-        desired,
-        in_charge.clone(),
-        registered.clone(),
+        Signals { desired, publishes: in_charge.clone(), registered: registered.clone() },
         features_tx,
         ready.slices,
         metrics.clone(),
@@ -201,8 +199,7 @@ async fn run_ready(
         published: status,
         service: service.clone(),
     };
-    let http = http_server(&config, HttpServer::new(registry, readiness), debug).await?;
-    if let Some((server, listener)) = http {
+    for (server, listener) in http_servers(&config, HttpServer::new(registry, readiness), debug).await? {
         let until = parts_stop.clone();
         part(&mut parts, "the HTTP server", async move {
             if let Err(error) = server.serve(listener, until.cancelled_owned()).await {
@@ -285,18 +282,28 @@ async fn serve(
     served.map_err(|error| RunError::Server(name, error))
 }
 
-async fn http_server(
+/// Everyone may ask for metrics and readiness; what claims there are is told where `config` says, by default to
+/// processes of this host or pod only.
+async fn http_servers(
     config: &Config,
     server: HttpServer,
     debug: Debug,
-) -> Result<Option<(HttpServer, TcpListener)>, RunError> {
-    let Some(first) = config.http.first() else { return Ok(None) };
-    let bound = TcpListener::bind(&*config.http).await;
-    let listener = bound.map_err(io_error(format!("--http {first}")))?;
-    if let Ok(address) = listener.local_addr() {
-        tracing::info!(%address, "serving /metrics, /healthz, /readyz and /debug/state");
+) -> Result<Vec<(HttpServer, TcpListener)>, RunError> {
+    let telling = server.clone().debug_state(move || debug.state());
+    let open = if config.http_tells_state() { telling.clone() } else { server };
+    let mut servers = Vec::new();
+    for (flag, addresses, server) in
+        [("--http", &config.http, open), ("--debug-http", &config.debug_http, telling)]
+    {
+        let Some(first) = addresses.first() else { continue };
+        let bound = TcpListener::bind(&**addresses).await;
+        let listener = bound.map_err(io_error(format!("{flag} {first}")))?;
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(%address, state = server.tells_state(), "serving /metrics, /healthz and /readyz");
+        }
+        servers.push((server, listener));
     }
-    Ok(Some((server.debug_state(move || debug.state()), listener)))
+    Ok(servers)
 }
 
 /// Keeps what others say about themselves in the readiness set and the gauges.

@@ -17,9 +17,6 @@ pub struct Args {
     /// Name of this node, as in the Kubernetes API.
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
-    /// Namespace the plugin runs in.
-    #[arg(long, env = "NAMESPACE", default_value = "divvy-system")]
-    pub namespace: String,
     /// Driver name in ResourceSlices and claims.
     #[arg(long, env = "DRIVER_NAME", default_value = divvy_api::names::DRIVER)]
     pub driver_name: String,
@@ -70,9 +67,13 @@ pub struct Args {
     /// where the host finds it. [default: beside this program, if it is there]
     #[arg(long, env = "HOOK_PATH", value_parser = path)]
     pub hook_path: Option<PathBuf>,
-    /// Address of /metrics, /healthz, /readyz and /debug/state; empty for none.
+    /// Address of /metrics, /healthz and /readyz; empty for none.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9440")]
     pub http: String,
+    /// Address of /debug/state, which tells of every claim on the node to whoever asks.
+    /// [default: that of --http if it is a loopback address, else none]
+    #[arg(long, env = "DEBUG_HTTP_ADDR", default_value = "", hide_default_value = true)]
+    pub debug_http: String,
     /// Kubeconfig file. [default: the service account of the pod, else $KUBECONFIG or ~/.kube/config]
     #[arg(long, env = "KUBECONFIG", value_parser = path)]
     pub kubeconfig: Option<PathBuf>,

@@ -38,8 +38,6 @@ pub enum Offer {
 pub struct Config {
     /// Node name in the API.
     pub node_name: String,
-    /// Namespace the plugin runs in.
-    pub namespace: String,
     /// Driver name.
     pub driver_name: String,
     /// Folder of records, locks and the DRA socket.
@@ -68,6 +66,8 @@ pub struct Config {
     pub hook_path: Option<PathBuf>,
     /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
     pub http: Vec<SocketAddr>,
+    /// The same for a second server, which also tells the plugin's state; empty: none.
+    pub debug_http: Vec<SocketAddr>,
     /// Kubeconfig, if a certain one.
     pub kubeconfig: Option<PathBuf>,
     /// Intervals and limits.
@@ -136,7 +136,6 @@ impl TryFrom<Args> for Config {
         // Taken apart in full, so that a flag nobody uses does not compile without a warning.
         let Args {
             node_name,
-            namespace,
             driver_name,
             plugin_dir,
             registry_dir,
@@ -151,6 +150,7 @@ impl TryFrom<Args> for Config {
             mig_profiles,
             hook_path,
             http,
+            debug_http,
             kubeconfig,
             log_format: _,
             log_level: _,
@@ -162,7 +162,6 @@ impl TryFrom<Args> for Config {
             is_dns_subdomain(&node_name, 253),
             "expected a node's name (DNS subdomain)",
         )?;
-        check("namespace", &namespace, is_dns_label(&namespace), "expected a namespace (DNS label)")?;
         check(
             "driver-name",
             &driver_name,
@@ -198,7 +197,7 @@ impl TryFrom<Args> for Config {
                 && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
             check("pod-uid", uid, ok, "expected a pod's UID (letters, digits and dashes)")?;
         }
-        let http = addresses(&http)?;
+        let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
         let mig_profiles = variants(&mig_profiles)?;
         let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())
             .map_err(|too_long| {
@@ -206,7 +205,6 @@ impl TryFrom<Args> for Config {
             })?;
         Ok(Self {
             node_name,
-            namespace,
             driver_name,
             plugin_dir,
             sockets,
@@ -221,6 +219,7 @@ impl TryFrom<Args> for Config {
             mig_profiles,
             hook_path,
             http,
+            debug_http,
             kubeconfig,
             timing: Timing::default(),
         })
@@ -235,6 +234,11 @@ impl Config {
             Offer::Everything => divvy_carve::Offer::Both,
         };
         PartitionRules { offer, rare: self.mig_profiles.clone(), ..PartitionRules::default() }
+    }
+
+    /// Whether the telemetry server may tell the plugin's state too: only to processes of its own host or pod.
+    pub(crate) fn http_tells_state(&self) -> bool {
+        self.debug_http.is_empty() && self.http.iter().all(|address| address.ip().is_loopback())
     }
 }
 
@@ -252,11 +256,11 @@ fn variants(text: &str) -> Result<BTreeSet<ProfileVariant>, ConfigError> {
 }
 
 /// `:9440` is every address of the machine, IPv6 included where there is any.
-fn addresses(http: &str) -> Result<Vec<SocketAddr>, ConfigError> {
+fn addresses(flag: &'static str, text: &str) -> Result<Vec<SocketAddr>, ConfigError> {
     let refused =
-        || refuse("http", http, "expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing");
-    match http.strip_prefix(':') {
-        _ if http.is_empty() => Ok(Vec::new()),
+        || refuse(flag, text, "expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing");
+    match text.strip_prefix(':') {
+        _ if text.is_empty() => Ok(Vec::new()),
         Some(port) => {
             let port: u16 = port.parse().map_err(|_| refused())?;
             Ok(vec![
@@ -264,7 +268,7 @@ fn addresses(http: &str) -> Result<Vec<SocketAddr>, ConfigError> {
                 (std::net::Ipv4Addr::UNSPECIFIED, port).into(),
             ])
         }
-        None => Ok(vec![http.parse().map_err(|_| refused())?]),
+        None => Ok(vec![text.parse().map_err(|_| refused())?]),
     }
 }
 
@@ -274,10 +278,6 @@ fn check(flag: &'static str, value: &str, ok: bool, reason: &str) -> Result<(), 
 
 fn refuse(flag: &'static str, value: &str, reason: &str) -> ConfigError {
     ConfigError { flag, value: value.to_owned(), reason: reason.to_owned() }
-}
-
-fn is_dns_label(text: &str) -> bool {
-    text.len() <= 63 && !text.contains('.') && is_dns_subdomain(text, 63)
 }
 
 fn is_dns_subdomain(text: &str, longest: usize) -> bool {
@@ -331,6 +331,17 @@ mod tests {
     }
 
     #[test]
+    fn the_state_is_told_on_loopback_unless_an_address_is_given_for_it() {
+        assert!(config(&[]).unwrap().http_tells_state());
+        assert!(config(&["--http", "[::1]:9440"]).unwrap().http_tells_state());
+        assert!(!config(&["--http", ":9440"]).unwrap().http_tells_state());
+        assert!(!config(&["--http", "10.0.0.7:9440"]).unwrap().http_tells_state());
+        let apart = config(&["--debug-http", "127.0.0.1:9441"]).unwrap();
+        assert!(!apart.http_tells_state());
+        assert_eq!(apart.debug_http, ["127.0.0.1:9441".parse().unwrap()]);
+    }
+
+    #[test]
     fn a_bad_flag_is_named_with_what_is_expected() {
         for (flags, message) in [
             (
@@ -351,6 +362,9 @@ mod tests {
                 "--mig-profiles \"me\" cannot be used: expected +me, +me.all, -me or +gfx, separated by commas",
             ),
             (&["--namespace", "a.b"], "--namespace \"a.b\" cannot be used: expected a namespace (DNS label)"),
+                &["--debug-http", "localhost"],
+                "--debug-http \"localhost\" cannot be used: expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing",
+            ),
         ] {
             assert_eq!(config(flags).unwrap_err().to_string(), message);
         }

@@ -15,13 +15,21 @@ use crate::registration::Registered;
 
 const VERSION_RETRY: Duration = Duration::from_secs(10);
 
+/// What publishing depends on.
+pub(crate) struct Signals {
+    /// The pool to publish.
+    pub(crate) desired: watch::Receiver<Option<Pool>>,
+    /// Whether this instance is the one to publish.
+    pub(crate) publishes: watch::Receiver<bool>,
+    /// Whether the kubelet knows us.
+    pub(crate) registered: watch::Receiver<Registered>,
+}
+
 /// Publishes, or waits to be the one who does.
 pub(crate) struct Publishing {
     client: Client,
     config: PublisherConfig,
-    desired: watch::Receiver<Option<Pool>>,
-    publishes: watch::Receiver<bool>,
-    registered: watch::Receiver<Registered>,
+    signals: Signals,
     features: watch::Sender<ServerFeatures>,
     status: watch::Sender<PublishStatus>,
     ready: ReadyHandle,
@@ -33,9 +41,7 @@ impl Publishing {
     pub(crate) fn new(
         client: Client,
         config: &Config,
-        desired: watch::Receiver<Option<Pool>>,
-        publishes: watch::Receiver<bool>,
-        registered: watch::Receiver<Registered>,
+        signals: Signals,
         features: watch::Sender<ServerFeatures>,
         ready: ReadyHandle,
         metrics: Metrics,
@@ -44,21 +50,7 @@ impl Publishing {
         let version_every = config.timing.version;
         let config =
             PublisherConfig { driver: config.driver_name.clone(), node_name: config.node_name.clone() };
-        (
-            Self {
-                client,
-                config,
-                desired,
-                publishes,
-                registered,
-                features,
-                status,
-                ready,
-                metrics,
-                version_every,
-            },
-            receiver,
-        )
+        (Self { client, config, signals, features, status, ready, metrics, version_every }, receiver)
     }
 
     /// Runs until `stop`. Slices stay.
@@ -67,14 +59,14 @@ impl Publishing {
         // the next (seen on a real cluster), so devices appear only once they can be prepared.
         self.ready.waiting("the kubelet has not registered this plugin yet: nothing is published before");
         tokio::select! {
-            _ = self.registered.wait_for(|registered| *registered == Registered::Yes) => {}
+            _ = self.signals.registered.wait_for(|registered| *registered == Registered::Yes) => {}
             () = stop.cancelled() => return,
         }
         let mut ask_version = tokio::time::Instant::now();
         while !stop.is_cancelled() {
-            if !*self.publishes.borrow_and_update() {
+            if !*self.signals.publishes.borrow_and_update() {
                 tokio::select! {
-                    Ok(()) = self.publishes.changed() => {}
+                    Ok(()) = self.signals.publishes.changed() => {}
                     () = stop.cancelled() => {}
                 }
                 continue;
@@ -83,7 +75,7 @@ impl Publishing {
             let publisher = divvy_controller::spawn(
                 self.client.clone(),
                 self.config.clone(),
-                self.desired.clone(),
+                self.signals.desired.clone(),
                 child.clone(),
             );
             let mut status = publisher.status();
@@ -91,7 +83,7 @@ impl Publishing {
                 self.heed(&status.borrow_and_update().clone());
                 tokio::select! {
                     changed = status.changed() => if changed.is_err() { break },
-                    Ok(()) = self.publishes.changed() => if !*self.publishes.borrow_and_update() { break },
+                    Ok(()) = self.signals.publishes.changed() => if !*self.signals.publishes.borrow_and_update() { break },
                     () = tokio::time::sleep_until(ask_version) => {
                         ask_version = tokio::time::Instant::now() + self.ask_version().await;
                     }

@@ -52,7 +52,6 @@ impl World {
         let kubelet_config = KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone());
         let args = Args {
             node_name: NODE.to_owned(),
-            namespace: "divvy".to_owned(),
             driver_name: names::DRIVER.to_owned(),
             plugin_dir: Some(kubelet_config.plugin_dir(names::DRIVER)),
             registry_dir: kubelet_config.registry_dir(),
@@ -67,6 +66,7 @@ impl World {
             mig_profiles: String::new(),
             hook_path: None,
             http: String::new(),
+            debug_http: String::new(),
             kubeconfig: None,
             log_format: LogFormat::Plain,
             log_level: String::new(),

@@ -239,9 +239,18 @@ impl Executor {
 
     /// Takes back all that a record says, and leaves what was there before it: nothing, or an earlier record.
     fn unwind_to(&self, record: Record, earlier: Option<&[u8]>) -> Result<(), Left> {
+        let no_cdi = self.remove_cdi(&record.uid);
+        if earlier.is_none() {
+            no_cdi?;
+            return self.unwind_steps(record, None);
+        }
+        // An earlier record that is to be there again also says what its file is: that can wait.
+        self.unwind_steps(record, earlier)?;
+        Ok(no_cdi?)
+    }
+
+    fn unwind_steps(&self, mut record: Record, earlier: Option<&[u8]>) -> Result<(), Left> {
         let on_disk = record.clone();
-        let mut record = record;
-        self.remove_cdi(&record.uid)?;
         // Of another boot: the hardware has forgotten.
         let live = record.boot == self.config.boot;
         if live && record.steps.iter().any(|s| s.progress != Progress::Undone) {
@@ -276,10 +285,11 @@ impl Executor {
             }
         }
         self.clear_fences(&record)?;
-        Ok(match earlier {
+        match earlier {
             Some(earlier) => self.state.put_back(&record.uid, earlier)?,
             None => self.state.remove_record(&record.uid)?,
-        })
+        }
+        Ok(())
     }
 
     fn undo_step(&self, state: &mut StepState) -> Result<(), Stuck> {

@@ -21,7 +21,7 @@ type DebugState = Arc<dyn Fn() -> Value + Send + Sync>;
 pub struct HttpServer {
     metrics: MetricsRegistry,
     readiness: Readiness,
-    debug: DebugState,
+    debug: Option<DebugState>,
 }
 
 impl fmt::Debug for HttpServer {
@@ -31,16 +31,21 @@ impl fmt::Debug for HttpServer {
 }
 
 impl HttpServer {
-    /// Endpoints over a registry and a readiness set; `/debug/state` is `null` until [`debug_state`](Self::debug_state).
+    /// Endpoints over a registry and a readiness set; without `/debug/state`, which [`debug_state`](Self::debug_state) adds.
     pub fn new(metrics: MetricsRegistry, readiness: Readiness) -> Self {
-        Self { metrics, readiness, debug: Arc::new(|| Value::Null) }
+        Self { metrics, readiness, debug: None }
     }
 
     /// What `/debug/state` answers: called for each request, on a thread that may block.
     #[must_use]
     pub fn debug_state(mut self, state: impl Fn() -> Value + Send + Sync + 'static) -> Self {
-        self.debug = Arc::new(state);
+        self.debug = Some(Arc::new(state));
         self
+    }
+
+    /// Whether there is a `/debug/state`.
+    pub fn tells_state(&self) -> bool {
+        self.debug.is_some()
     }
 
     /// Serves until `shutdown` is done, and then until open requests are answered.
@@ -78,8 +83,9 @@ async fn ready(State(server): State<HttpServer>) -> impl IntoResponse {
 }
 
 async fn debug(State(server): State<HttpServer>) -> impl IntoResponse {
+    let Some(state) = server.debug else { return StatusCode::NOT_FOUND.into_response() };
     // The closure may take locks that a step holds for seconds.
-    match tokio::task::spawn_blocking(move || (server.debug)()).await {
+    match tokio::task::spawn_blocking(move || state()).await {
         Ok(state) => Json(state).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
@@ -130,7 +136,9 @@ mod tests {
     #[tokio::test]
     async fn metrics_and_state_are_read_at_the_time_of_the_request() {
         let metrics = MetricsRegistry::new();
-        let server = HttpServer::new(metrics.clone(), Readiness::new()).debug_state(|| json!({"claims": []}));
+        let server = HttpServer::new(metrics.clone(), Readiness::new());
+        assert_eq!((server.tells_state(), fetch(&server, "/debug/state").await.0), (false, 404));
+        let server = server.debug_state(|| json!({"claims": []}));
         metrics.counter("calls", "Calls").inc();
         let (status, body) = fetch(&server, "/metrics").await;
         assert_eq!((status, body.contains("divvy_calls_total 1\n")), (200, true), "{body}");

@@ -29,7 +29,7 @@ pub(crate) fn start(
     parent: &Path,
     rounds: usize,
 ) -> Result<(Vec<Row>, Vec<ResourceSlice>)> {
-    let rig = Rig::new(programs, parent, GPUS)?;
+    let rig = Rig::new(programs, parent, GPUS, None)?;
     let [mut bare, mut all, mut read, mut after] = [(); 4].map(|()| Samples::default());
     let mut slices = Vec::new();
     for _ in 0..rounds {
@@ -64,7 +64,7 @@ fn bare_start(programs: &Programs) -> Result<Duration> {
 
 /// A plugin that has published eight GPUs and has nothing to do, beside a process that only watches slices.
 pub(crate) fn idle(programs: &Programs, parent: &Path, interval: Duration) -> Result<Vec<Row>> {
-    let rig = Rig::new(programs, parent, GPUS)?;
+    let rig = Rig::new(programs, parent, GPUS, None)?;
     let mut plugin = rig.start()?;
     rig.wait_until_published(&mut plugin)?;
     let bare = Bare::start(&rig.kubeconfig())?;

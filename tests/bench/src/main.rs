@@ -23,7 +23,7 @@ use divvy_e2e::parts::version_setting;
 use fs_err as fs;
 
 use crate::rig::Programs;
-use crate::table::{Report, Row, Section};
+use crate::table::Report;
 
 /// Measures the released plugin.
 #[derive(Debug, Parser)]
@@ -46,6 +46,9 @@ struct Args {
     /// Also start pods on a real Kubernetes; brings one up, which needs what `cargo xtask cluster up` needs
     #[arg(long)]
     cluster: bool,
+    /// Kubeconfig of a real API server's admin: claims are measured with it, and nothing else is
+    #[arg(long)]
+    real_api: Option<PathBuf>,
     /// The hook of CDI files, for `--cluster` [default: all programs are built]
     #[arg(long)]
     hook: Option<PathBuf>,
@@ -94,35 +97,43 @@ fn run(args: &Args) -> Result<()> {
     let wanted = |part| args.only.is_empty() || args.only.contains(&part);
     let (calls, starts, idle) = if args.quick { (20, 5, 5) } else { (200, 20, 20) };
     let mut report = Report { machine: machine(args.quick)?, sections: Vec::new() };
-    let mut add = |name: String, rows: Vec<Row>| report.sections.push(Section { name, rows });
+    if let Some(kubeconfig) = &args.real_api {
+        let filesystem = rig::filesystem(&dir)?;
+        let rows = latency::measure(&programs, &dir, calls, Some(kubeconfig))?;
+        report.add(format!("Claims for whole GPUs, real API server over TLS; records on {filesystem}"), rows);
+        return finish(&report, args);
+    }
     if wanted(Part::Claims) {
         for parent in [dir.as_path(), Path::new(rig::MEMORY)] {
             let filesystem = rig::filesystem(parent)?;
             progress(&format!("claims on {filesystem}"));
-            let rows = latency::measure(&programs, parent, calls)?;
-            add(format!("Claims for whole GPUs; records on {filesystem}, at {}", parent.display()), rows);
+            let rows = latency::measure(&programs, parent, calls, None)?;
+            report.add(
+                format!("Claims for whole GPUs; records on {filesystem}, at {}", parent.display()),
+                rows,
+            );
         }
     }
     if wanted(Part::Start) {
         progress("start");
         let (rows, slices) = life::start(&programs, &dir, starts)?;
-        add("Start, nothing left of an earlier one".to_owned(), rows);
+        report.add("Start, nothing left of an earlier one".to_owned(), rows);
         let rounds = calls.min(100);
-        add(
+        report.add(
             "Allocator, in this process, on what was published".to_owned(),
             pure::allocating(&slices, rounds)?,
         );
     }
     if wanted(Part::Carve) {
-        add("Carve, in this process".to_owned(), pure::carving(calls)?);
+        report.add("Carve, in this process".to_owned(), pure::carving(calls)?);
     }
     if wanted(Part::Idle) {
         progress("idle");
         let rows = life::idle(&programs, &dir, Duration::from_secs(idle))?;
-        add("Idle, 8 GPUs published, registered with a kubelet".to_owned(), rows);
+        report.add("Idle, 8 GPUs published, registered with a kubelet".to_owned(), rows);
     }
     if wanted(Part::Size) {
-        add("Binary".to_owned(), binary::size(&programs)?);
+        report.add("Binary".to_owned(), binary::size(&programs)?);
     }
     if args.cluster {
         progress("pods on a real Kubernetes");
@@ -132,11 +143,18 @@ fn run(args: &Args) -> Result<()> {
             None => divvy_e2e::programs::Programs::build()?,
         };
         let pods = if args.quick { 5 } else { 20 };
-        add(format!("Pods on Kubernetes {}", version_setting()), pods::measure(&built, pods)?);
+        let real = pods::Real { quick: args.quick, dir: &dir };
+        let (rows, claims) = pods::measure(&built, pods, &real)?;
+        report.add(format!("Pods on Kubernetes {}", version_setting()), rows);
+        report.sections.extend(claims.sections);
     }
+    finish(&report, args)
+}
+
+fn finish(report: &Report, args: &Args) -> Result<()> {
     write!(std::io::stdout(), "{report}")?;
     if let Some(path) = &args.json {
-        let mut json = serde_json::to_vec_pretty(&report)?;
+        let mut json = serde_json::to_vec_pretty(report)?;
         json.push(b'\n');
         fs::write(path, json).context("the report cannot be written (--json)")?;
     }

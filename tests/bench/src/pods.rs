@@ -1,5 +1,6 @@
 //! Pods on a real Kubernetes: with and without a claim, and after a pod that was deleted by force.
 
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,13 @@ use divvy_e2e::case::{Env, PATIENCE};
 use divvy_e2e::driver::Driver;
 use divvy_e2e::objects::{Pod, collection, request, template};
 use divvy_e2e::parts::{self, Parts};
+use divvy_e2e::process::output;
 use divvy_e2e::programs::Programs;
 use divvy_e2e::{Cluster, Options};
 use serde_json::json;
 
 use crate::stats::Samples;
-use crate::table::{Budget, Row, Value};
+use crate::table::{Budget, Report, Row, Value};
 
 /// One GPU: whoever comes next gets the same.
 const GPUS: &str = "h100x1";
@@ -23,8 +25,17 @@ const TEMPLATE: &str = "gpu";
 /// How often a pod is looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Brings a cluster up with the driver on it, measures so many pods of each kind, and takes it down.
-pub(crate) fn measure(programs: &Programs, pods: usize) -> Result<Vec<Row>> {
+/// How claims are measured against the cluster's API server.
+pub(crate) struct Real<'a> {
+    /// Few rounds.
+    pub(crate) quick: bool,
+    /// Where the kubelet's folder is to be.
+    pub(crate) dir: &'a Path,
+}
+
+/// Brings a cluster up with the driver on it, measures so many pods of each kind, then claims against its API
+/// server, and takes it down.
+pub(crate) fn measure(programs: &Programs, pods: usize, real: &Real<'_>) -> Result<(Vec<Row>, Report)> {
     let version = parts::version_setting();
     Parts::ensure(&version)?;
     Cluster::down(NAME)?;
@@ -50,7 +61,7 @@ pub(crate) fn measure(programs: &Programs, pods: usize) -> Result<Vec<Row>> {
     }
     let row = Row::new(format!("pod with a claim, created to Ready, p50 of {pods}"), claiming.p50());
     let after = Row::new(format!("pod after one deleted by force, same GPU, p50 of {forced}"), next.p50());
-    Ok(vec![
+    let rows = vec![
         Row::new(format!("pod without a claim, created to Ready, p50 of {pods}"), bare.p50()),
         row.beside("without a claim", bare.p50()),
         after
@@ -58,7 +69,31 @@ pub(crate) fn measure(programs: &Programs, pods: usize) -> Result<Vec<Row>> {
             .budget(Budget::AtMost(Value::Seconds(3.0)))
             .theirs("90 s"),
         Row::new("the slowest of these", next.quantile(100)).budget(Budget::AtMost(Value::Seconds(3.0))),
-    ])
+    ];
+    // The driver's own plugin is not to compete with the one that is measured.
+    driver.stop()?;
+    Ok((rows, claims(&cluster, programs, real)?))
+}
+
+/// This program again, inside the cluster's namespaces, where its API server can be reached.
+fn claims(cluster: &Cluster, programs: &Programs, real: &Real<'_>) -> Result<Report> {
+    let report = cluster.state().join("bench.json");
+    let admin = PathBuf::from(cluster.layout().kubeconfig("admin"));
+    let mut command = cluster.command(std::env::current_exe()?, &[] as &[&str]);
+    for (flag, value) in [
+        ("--plugin", programs.plugin.as_path()),
+        ("--mock", &programs.mock),
+        ("--real-api", &admin),
+        ("--dir", real.dir),
+        ("--json", &report),
+    ] {
+        command.arg(flag).arg(value);
+    }
+    if real.quick {
+        command.arg("--quick");
+    }
+    output(&mut command)?;
+    Ok(serde_json::from_slice(&fs_err::read(report)?)?)
 }
 
 fn prepare_namespace(env: &Env) -> Result<()> {

@@ -18,14 +18,16 @@ use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use fs_err as fs;
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
 
 /// The node's name.
-pub(crate) const NODE: &str = "node-1";
+pub(crate) const NODE: &str = "bench-node";
 /// How long the plugin may take for what takes milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -50,10 +52,13 @@ pub(crate) struct Rig {
     programs: Programs,
     gpus: String,
     count: usize,
-    /// The API server.
+    /// The API server, unless a real one is used.
     pub(crate) api: FakeApi,
     kubelet: FakeKubelet,
     _server: HttpServer,
+    /// A client of the API server that is used.
+    client: kube::Client,
+    real: bool,
     /// Where measurements run. Before the servers' runtime, so that connections end first.
     here: Runtime,
     _servers: Runtime,
@@ -68,8 +73,9 @@ pub(crate) struct Plugin {
 }
 
 impl Rig {
-    /// Makes a node with these GPUs, the kubelet's folder below `parent`.
-    pub(crate) fn new(programs: &Programs, parent: &Path, gpus: &str) -> Result<Self> {
+    /// Makes a node with these GPUs, the kubelet's folder below `parent`. With the kubeconfig of a real API server's
+    /// admin, that one is used.
+    pub(crate) fn new(programs: &Programs, parent: &Path, gpus: &str, real: Option<&Path>) -> Result<Self> {
         let folder = |parent: &Path| tempfile::Builder::new().prefix("divvy-bench-").tempdir_in(parent);
         let (disk, memory) = (folder(parent)?, folder(Path::new(MEMORY))?);
         let count = host(&memory.path().join("host"), gpus, &programs.mock)?;
@@ -83,7 +89,15 @@ impl Rig {
             (servers.block_on(api.serve_http())?, FakeKubelet::start(kubelet)?)
         };
         fs::create_dir(memory.path().join("cdi"))?;
-        fs::write(memory.path().join("kubeconfig"), server.kubeconfig())?;
+        let kubeconfig = memory.path().join("kubeconfig");
+        match real {
+            Some(real) => drop(fs::copy(real, &kubeconfig)?),
+            None => fs::write(&kubeconfig, server.kubeconfig())?,
+        }
+        let client = here.block_on(client(&kubeconfig))?;
+        if real.is_some() {
+            here.block_on(Api::all(client.clone()).create(&PostParams::default(), &mk_node(NODE)))?;
+        }
         let (programs, gpus) = (programs.clone(), gpus.to_owned());
         Ok(Self {
             _disk: disk,
@@ -94,6 +108,8 @@ impl Rig {
             api,
             kubelet,
             _server: server,
+            client,
+            real: real.is_some(),
             here,
             _servers: servers,
         })
@@ -180,8 +196,22 @@ impl Rig {
             let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).count();
             (devices == self.count).then(Instant::now)
         };
-        let published = self.run(self.api.wait_for(|view| all(&view.list()), PATIENCE));
-        published.map_err(|error| plugin.explain(&error.to_string()))
+        if !self.real {
+            let published = self.run(self.api.wait_for(|view| all(&view.list()), PATIENCE));
+            return published.map_err(|error| plugin.explain(&error.to_string()));
+        }
+        let slices = Api::<ResourceSlice>::all(self.client());
+        let ours = ListParams::default().fields(&format!("spec.nodeName={NODE}"));
+        self.run(async {
+            let end = Instant::now() + PATIENCE;
+            while Instant::now() < end {
+                if let Some(at) = all(&slices.list(&ours).await?.items) {
+                    return Ok(at);
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(plugin.explain("its GPUs are not published"))
+        })
     }
 
     /// A connection to the plugin's DRA service, kept as the kubelet keeps it.
@@ -194,9 +224,38 @@ impl Rig {
         })
     }
 
-    /// A client for the API server like the plugin's.
-    pub(crate) fn client(&self) -> Result<kube::Client> {
-        self.run(client(&self.kubeconfig()))
+    /// A client of the API server, like the plugin's.
+    pub(crate) fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    /// Whether the API server is a real one.
+    pub(crate) fn is_real(&self) -> bool {
+        self.real
+    }
+
+    /// Stores a claim with its allocation, as a scheduler leaves it.
+    pub(crate) fn put(&self, claim: &ResourceClaim) -> Result<ResourceClaim> {
+        if !self.real {
+            return Ok(self.api.put(claim)?);
+        }
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let claims = Api::<ResourceClaim>::namespaced(self.client(), namespace);
+        self.run(async {
+            let mut stored = claims.create(&PostParams::default(), claim).await?;
+            stored.status.clone_from(&claim.status);
+            let name = stored.metadata.name.clone().unwrap_or_default();
+            Ok(claims.replace_status(&name, &PostParams::default(), &stored).await?)
+        })
+    }
+
+    /// Deletes a claim.
+    pub(crate) fn delete(&self, namespace: &str, claim: &str) -> Result<()> {
+        if !self.real {
+            return Ok(self.api.delete::<ResourceClaim>(namespace, claim)?);
+        }
+        let claims = Api::<ResourceClaim>::namespaced(self.client(), namespace);
+        Ok(self.run(claims.delete(claim, &DeleteParams::default())).map(drop)?)
     }
 }
 

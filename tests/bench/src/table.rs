@@ -1,12 +1,13 @@
 //! What was measured, beside its reference and its budget; as a table for people and as JSON.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A number with its unit.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "unit", content = "value", rename_all = "camelCase")]
 pub(crate) enum Value {
     /// Seconds.
@@ -61,7 +62,7 @@ impl fmt::Display for Value {
 }
 
 /// What DESIGN section 9 allows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Budget {
     /// So many times the reference.
@@ -81,7 +82,7 @@ impl fmt::Display for Budget {
 }
 
 /// Whether a budget is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Verdict {
     Within,
@@ -89,14 +90,14 @@ pub(crate) enum Verdict {
 }
 
 /// What something is compared with, measured in the same run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Reference {
     what: String,
     measured: Value,
 }
 
 /// One figure.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
     what: String,
@@ -111,7 +112,7 @@ pub(crate) struct Row {
     verdict: Option<Verdict>,
     /// NVIDIA's driver, where DESIGN section 9 has a figure; measured earlier, on this kind of machine.
     #[serde(skip_serializing_if = "Option::is_none")]
-    theirs: Option<&'static str>,
+    theirs: Option<Cow<'static, str>>,
 }
 
 impl Row {
@@ -140,7 +141,7 @@ impl Row {
     }
 
     pub(crate) fn theirs(mut self, theirs: &'static str) -> Self {
-        self.theirs = Some(theirs);
+        self.theirs = Some(theirs.into());
         self
     }
 
@@ -159,20 +160,20 @@ impl Row {
                 }
                 .to_owned()
             })),
-            text(self.theirs.map(str::to_owned)),
+            text(self.theirs.as_deref().map(str::to_owned)),
         ]
     }
 }
 
 /// Figures that belong together.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Section {
     pub(crate) name: String,
     pub(crate) rows: Vec<Row>,
 }
 
 /// All of it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// Where it was measured.
     pub(crate) machine: Vec<String>,
@@ -182,6 +183,11 @@ pub(crate) struct Report {
 const HEAD: [&str; 7] = ["what", "measured", "reference", "ratio", "budget", "verdict", "theirs"];
 
 impl Report {
+    /// Adds a section.
+    pub(crate) fn add(&mut self, name: String, rows: Vec<Row>) {
+        self.sections.push(Section { name, rows });
+    }
+
     /// How many figures are over their budget, and how many have one.
     pub(crate) fn over(&self) -> (usize, usize) {
         let verdicts = || self.sections.iter().flat_map(|s| &s.rows).filter_map(|row| row.verdict);

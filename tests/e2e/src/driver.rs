@@ -37,27 +37,55 @@ impl<'a> Driver<'a> {
         let version = env!("CARGO_PKG_VERSION");
         let gpus = Gpus::create(&cluster.state().join("host"), gpus, &programs.mock)?;
         let driver = Self { cluster, gpus };
+        driver.mount_driver()?;
         cluster.import(&images::driver(programs, version)?)?;
-        let values = cluster.state().join("values.json");
-        fs_err::write(&values, driver.values(version).to_string())?;
+        fs_err::write(driver.values_file(), driver.values(version).to_string())?;
         cluster.kubectl(&["create", "namespace", NAMESPACE])?;
-        helm(
-            cluster,
-            &[
-                "install",
-                "divvy",
-                &chart(),
-                "--namespace",
-                NAMESPACE,
-                "--values",
-                &values.display().to_string(),
-            ],
-        )?;
+        driver.helm(&["install"], &[])?;
         driver.label_node(true)?;
-        // Published is not enough: a pod that the kubelet starts before it knows the driver waits a minute.
-        driver.wait_until_ready()?;
+        // What is published can be used: the plugin waits until the kubelet knows it.
         driver.wait_for_slices()?;
         Ok(driver)
+    }
+
+    /// The plugin finds the driver below [`Gpus::root`], and containers get it from where the node itself has it.
+    fn mount_driver(&self) -> Result<()> {
+        let files = self.gpus.root().join(Gpus::DRIVER_ROOT.trim_start_matches('/'));
+        let run = |args: &[&str]| {
+            let (program, args) = args.split_first().context("no command")?;
+            output(&mut self.cluster.command(program, args)).map(drop)
+        };
+        run(&["mkdir", "--parents", Gpus::DRIVER_ROOT])?;
+        run(&["mount", "--bind", &files.display().to_string(), Gpus::DRIVER_ROOT])
+    }
+
+    fn values_file(&self) -> PathBuf {
+        self.cluster.state().join("values.json")
+    }
+
+    /// Runs helm's `action` on the release, with the values of this cluster and then these (`key=value`).
+    fn helm(&self, action: &[&str], set: &[&str]) -> Result<()> {
+        let (chart, values) = (chart(), self.values_file().display().to_string());
+        let mut args = action.to_vec();
+        args.extend(["divvy", &chart, "--namespace", NAMESPACE, "--values", &values]);
+        for value in set {
+            args.extend(["--set", value]);
+        }
+        helm(self.cluster, &args).map(drop)
+    }
+
+    /// Installs the chart again, with these values changed, and waits until only the new plugin runs.
+    pub fn upgrade(&self, set: &[&str]) -> Result<()> {
+        let uids =
+            |pods: &[Value]| pods.iter().map(|pod| at(pod, "metadata.uid").clone()).collect::<Vec<_>>();
+        let old = uids(&self.pods()?);
+        self.helm(&["upgrade"], set)?;
+        poll("the next plugin alone, ready", PATIENCE, || {
+            let pods = self.pods()?;
+            let new = uids(&pods).iter().all(|uid| !old.contains(uid));
+            Ok(new && pods.len() == 1 && pods.iter().all(|pod| has_condition(pod, "Ready")))
+        })
+        .with_context(|| self.explain())
     }
 
     fn values(&self, tag: &str) -> Value {
@@ -66,7 +94,6 @@ impl<'a> Driver<'a> {
         json!({
             "image": {"tag": tag, "pullPolicy": "Never"},
             "hostRoot": self.gpus.root(),
-            "driverRoot": Gpus::DRIVER_ROOT,
             // What libraries say about every frame would hide what the driver says.
             "log": {"level": "debug,h2=info,hyper=info,hyper_util=info,tower=info,tonic=info,rustls=info"},
             "extraEnv": [
@@ -107,7 +134,7 @@ impl<'a> Driver<'a> {
         poll("end of the plugin", PATIENCE, || Ok(self.pods()?.is_empty() && self.pids()?.is_empty()))
     }
 
-    /// Starts the plugin again after [`Driver::stop`].
+    /// Starts the plugin again after [`Driver::stop`]. Slices stay published meanwhile, so they do not say when it is back.
     pub fn start(&self) -> Result<()> {
         self.label_node(true)?;
         self.wait_until_ready().map(drop)
@@ -155,6 +182,16 @@ impl<'a> Driver<'a> {
             Ok((devices == self.gpus.count()).then_some(slices))
         })
         .with_context(|| self.explain())
+    }
+
+    /// The taints of the published GPU with this UUID, by key.
+    pub fn taints(&self, uuid: &str) -> Result<Vec<String>> {
+        let slices = self.slices()?;
+        let mut devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array()).flatten();
+        let found = devices.find(|found| at(found, "attributes.uuid.string") == uuid);
+        let found = found.with_context(|| format!("no GPU with UUID {uuid} is published"))?;
+        let taints = at(found, "taints").as_array().map_or(&[][..], Vec::as_slice);
+        Ok(taints.iter().filter_map(|taint| at(taint, "key").as_str().map(str::to_owned)).collect())
     }
 
     /// The UUID of a published device.

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use divvy_gpu_sim::SimSpec;
 use divvy_host::fixture::{Fixture, FixtureGpu};
+use divvy_model::GpuProcess;
 use fs_err as fs;
 use nvidia_ml::MockState;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
@@ -81,6 +82,31 @@ impl Gpus {
     pub fn of_product(&self, product: &str) -> Vec<&str> {
         let fitting = self.by_uuid.iter().filter(|(_, gpu)| gpu.product.contains(product));
         fitting.map(|(uuid, _)| uuid.as_str()).collect()
+    }
+
+    /// A process opens a context on a GPU, as the NVML library tells it.
+    pub fn start_process(&self, uuid: &str, pid: u32) -> Result<()> {
+        let known = MockState::open(self.mock_state())?.edit(|engine| {
+            let gpu = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);
+            let uuid = gpu.map(|gpu| gpu.facts.uuid.clone())?;
+            engine.gpu(&uuid)?.processes.insert(GpuProcess { pid, gpu_instance: None });
+            Some(())
+        })?;
+        known.with_context(|| format!("no simulated GPU has the UUID {uuid}"))
+    }
+
+    /// A process ends: its contexts are gone from all GPUs.
+    pub fn end_process(&self, pid: u32) -> Result<()> {
+        Ok(MockState::open(self.mock_state())?.edit(|engine| engine.end_process(pid))?)
+    }
+
+    /// The UUID of the only GPU with this product name.
+    pub fn only(&self, product: &str) -> Result<&str> {
+        let mut fitting = self.by_uuid.iter().filter(|(_, gpu)| gpu.product == product);
+        match (fitting.next(), fitting.next()) {
+            (Some((uuid, _)), None) => Ok(uuid),
+            _ => bail!("there is not one {product}"),
+        }
     }
 
     /// How many there are.

@@ -33,7 +33,11 @@ fn busybox() -> Result<Image> {
     Ok(image)
 }
 
-/// The driver's image: its programs, the libraries they link, nothing else.
+/// What NVIDIA's `libnvidia-ml.so.1` asks for beside libc. Nothing of ours does: these are empty files since glibc 2.34,
+/// but the loader wants to see them.
+const NVML_NEEDS: [&str; 4] = ["libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"];
+
+/// The driver's image: its programs, the libraries they and NVIDIA's NVML link, nothing else.
 pub fn driver(programs: &Programs, version: &str) -> Result<Image> {
     let mut image = Image::new(&format!("{DRIVER}:{version}"), &["/usr/bin/divvy-kubelet-plugin"])
         .label("org.opencontainers.image.title", "divvy")
@@ -43,13 +47,25 @@ pub fn driver(programs: &Programs, version: &str) -> Result<Image> {
         [("/usr/bin/divvy-kubelet-plugin", &programs.plugin), ("/usr/bin/divvy-cdi-hook", &programs.hook)]
     {
         image = image.program(path, program);
-        for library in libraries(program)? {
-            // Under the name it is asked for by, whatever file that leads to.
-            let source = fs::canonicalize(&library)?;
-            image = image.program(&library.display().to_string(), &source);
-        }
+        image = with(image, &libraries(program)?)?;
+    }
+    with(image, &nvml_needs(&libraries(&programs.plugin)?)?)
+}
+
+/// Adds libraries under the names they are asked for by, whatever files those lead to.
+fn with(mut image: Image, libraries: &[PathBuf]) -> Result<Image> {
+    for library in libraries {
+        let source = fs::canonicalize(library)?;
+        image = image.program(&library.display().to_string(), &source);
     }
     Ok(image)
+}
+
+/// The libraries that the plugin needs for loading NVML: those of the libc that it links.
+fn nvml_needs(linked: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let libc = linked.iter().find(|path| path.ends_with("libc.so.6"));
+    let libc = libc.context("the plugin does not link glibc, so it could not load NVML")?;
+    Ok(NVML_NEEDS.iter().map(|name| libc.with_file_name(name)).collect())
 }
 
 /// The files that the loader needs to start a program, itself included; none for a static one.
@@ -86,7 +102,17 @@ fn parse_ldd(text: &str) -> Result<Vec<PathBuf>> {
 mod tests {
     use std::path::PathBuf;
 
-    use super::parse_ldd;
+    use super::{nvml_needs, parse_ldd};
+
+    #[test]
+    fn what_nvml_needs_is_taken_from_beside_the_libc_that_is_linked() {
+        let linked = ["/lib64/ld-linux-x86-64.so.2".into(), "/usr/lib/libc.so.6".into()];
+        let expected: Vec<PathBuf> = ["libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"]
+            .map(|name| PathBuf::from("/usr/lib").join(name))
+            .into();
+        assert_eq!(nvml_needs(&linked).unwrap(), expected);
+        assert!(nvml_needs(&[]).is_err(), "a static plugin cannot load anything");
+    }
 
     #[test]
     fn the_loader_and_every_library_found_are_taken_and_a_missing_one_is_an_error() {

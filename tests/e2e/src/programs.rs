@@ -48,7 +48,8 @@ impl Programs {
     }
 }
 
-fn workspace() -> PathBuf {
+/// This checkout.
+pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 

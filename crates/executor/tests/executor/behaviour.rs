@@ -25,9 +25,11 @@ fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_sa
     let a = claim("a", &[1], "t1");
     world.lock().log.clear();
     let before = world.lock().calls;
+    let synced = world.lock().syncs;
     let answer = world.prepare(&executor, &a).unwrap();
     // Tombstone, GPU numbers (once), own record, GPU state; nobody else's record; then the two writes.
     assert_eq!(world.lock().calls - before, 6);
+    assert_eq!(world.lock().syncs - synced, 1, "the record");
     assert_eq!(answer.devices[0].cdi_ids, ["gpu.divvy.dev/claim=uid-a-gpu-1"]);
     let first = final_state(&world);
     assert_eq!(first.cdi.keys().collect::<Vec<_>>(), ["gpu.divvy.dev-claim_uid-a.json"]);
@@ -35,7 +37,9 @@ fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_sa
     assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
     assert_eq!(world.prepare(&world.start(), &a).unwrap(), answer, "after a restart");
     assert_eq!(final_state(&world), first);
+    let synced = world.lock().syncs;
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert_eq!(world.lock().syncs - synced, 1, "the record's removal");
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::NothingThere);
     assert_eq!(final_state(&world).records.len() + final_state(&world).cdi.len(), 0);
 }

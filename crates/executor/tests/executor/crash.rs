@@ -1,13 +1,14 @@
 //! Whatever happens on the way, the end is the same: random orders of everything, with crashes at any call.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use divvy_claims::{Claim, Phase, Prepared, Stored};
 use divvy_executor::{Executor, Folder, ProcessOnGpu, Refresh, Unprepared, chain};
 use divvy_model::{ClaimUid, GpuErrorCode};
 
-use crate::world::{Chance, FinalState, HardwareFault, Moment, World, claim, final_state, result};
+use crate::world::{Chance, FinalState, HardwareFault, Moment, Place, World, claim, final_state, result};
 
 const NAMES: [&str; 5] = ["a", "b", "hw-a", "hw-b", "watch"];
 const GPUS: usize = 2;
@@ -83,6 +84,7 @@ impl Story {
     fn prepare(&mut self, name: &str) {
         let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return };
         self.say(format!("prepare {name}"));
+        let held = self.holds(&wanted);
         let answer = self.world.prepare(&self.executor, &wanted);
         self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
         if let Ok(prepared) = answer {
@@ -90,8 +92,25 @@ impl Story {
             self.check_answer(&wanted, &prepared);
             self.lingering.remove(&wanted.uid);
             self.answered.insert(wanted.uid.clone(), (wanted, prepared));
+        } else if held {
+            assert!(self.holds(&wanted), "a prepare that failed let go what the claim held before");
         }
         self.recover();
+    }
+
+    /// Whether containers of this allocation of the claim may be running: it was prepared in this boot, and nothing
+    /// has been undone.
+    fn holds(&self, claim: &Claim) -> bool {
+        let m = self.world.lock();
+        let records = m.records();
+        records.get(&claim.uid).and_then(Stored::fine).is_some_and(|record| {
+            let whole = match &record.phase {
+                Phase::Prepared => true,
+                Phase::Leaving(leaving) => !leaving.undoing,
+                Phase::Preparing => false,
+            };
+            whole && record.is_of(&claim.allocation) && record.boot.to_string() == format!("boot-{}", m.boot)
+        })
     }
 
     fn check_answer(&self, wanted: &Claim, prepared: &Prepared) {
@@ -196,6 +215,7 @@ impl Story {
 
     fn reconcile(&mut self) {
         self.say("reconcile".to_owned());
+        let before = self.world.lock().records();
         let report = self.executor.reconcile(&self.world.view());
         self.say(format!("    {:?}", report.events));
         self.recover();
@@ -206,7 +226,11 @@ impl Story {
         for uid in gone {
             let (answered, _) = self.answered.remove(&uid).unwrap();
             let live = api.get(&uid).is_some_and(|c| c.allocation == answered.allocation);
-            assert!(!live || self.lingering.contains(&uid), "reconcile undid {uid}, which is in use");
+            // One of an earlier boot may have been let go by a prepare that then failed.
+            assert!(
+                !live || !before.contains_key(&uid) || self.lingering.contains(&uid),
+                "reconcile undid {uid}, which is in use"
+            );
         }
         self.forget_released();
     }
@@ -224,7 +248,7 @@ impl Story {
             }
         };
         let (allocated, known) = (one_of(&allocated), one_of(&known));
-        match self.chance.below(23) {
+        match self.chance.below(26) {
             0..=3 => self.allocate(any),
             4..=8 => self.prepare(&allocated),
             9..=10 => self.unprepare(&known),
@@ -255,9 +279,15 @@ impl Story {
                 self.world.lock().hardware_fault = Some(fault);
             }
             17 | 22 => {
-                // A container of some claim starts to compute.
-                let running: Vec<_> =
-                    self.answered.values().filter(|(c, _)| !self.lingering.contains(&c.uid)).collect();
+                // A container of some claim starts to compute. After a reboot there is none before the claim has been
+                // prepared or carried out again.
+                let records = self.world.lock().records();
+                let boot = format!("boot-{}", self.world.lock().boot);
+                let may_run = |uid: &ClaimUid| {
+                    !self.lingering.contains(uid)
+                        && records.get(uid).and_then(Stored::fine).is_some_and(|r| r.boot.to_string() == boot)
+                };
+                let running: Vec<_> = self.answered.values().filter(|(c, _)| may_run(&c.uid)).collect();
                 if !running.is_empty() {
                     let claim = running[self.chance.below(running.len())].0.clone();
                     for r in &claim.allocation.results {
@@ -282,6 +312,22 @@ impl Story {
                 self.world.lock().cdi.clear();
             }
             20 => self.reconcile(),
+            23 => {
+                let fault = [Place::Store, Place::Cdi][self.chance.below(2)];
+                let kind = [ErrorKind::StorageFull, ErrorKind::ReadOnlyFilesystem][self.chance.below(2)];
+                self.say(format!("writes fail: {fault:?} {kind:?}"));
+                self.world.lock().write_error = Some((fault, kind));
+            }
+            24 => {
+                self.say("writes work".to_owned());
+                self.world.lock().write_error = None;
+            }
+            25 => {
+                let mut m = self.world.lock();
+                m.api_down = !m.api_down;
+                let text = format!("the API {}", if m.api_down { "is down" } else { "answers" });
+                m.log.push(text);
+            }
             _ => {
                 self.say("time passes".to_owned());
                 self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)]));
@@ -306,6 +352,8 @@ impl Story {
             m.hardware_fault = None;
             m.process_error = None;
             m.processes.clear();
+            m.write_error = None;
+            m.api_down = false;
         }
         self.world.pass(Duration::from_mins(5));
         if self.chance.one_in(3) {

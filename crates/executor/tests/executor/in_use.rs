@@ -68,14 +68,15 @@ fn a_lingering_claim_that_cannot_be_taken_up_again_goes_on_holding_its_gpu() {
 
 #[test]
 fn a_record_of_an_earlier_boot_that_cannot_be_carried_out_again_now_is_later() {
-    for name in ["a", "hw-a"] {
+    let full = ErrorKind::StorageFull;
+    for (name, error) in [("a", full), ("hw-a", full), ("hw-a", ErrorKind::ReadOnlyFilesystem)] {
         let world = World::new("h100x2", 1);
         let a = claim(name, &[0], "t1");
         world.prepare(&world.start(), &a).unwrap();
         let whole = final_state(&world);
         world.reboot();
         let executor = world.start();
-        world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
+        world.lock().write_error = Some((Place::Cdi, error));
         let events = executor.restore_cdi(Refresh::All).events;
         assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
         world.lock().write_error = None;
@@ -95,7 +96,7 @@ fn an_unreadable_record_whose_replacement_fails_stays_in_the_way() {
     let a = claim("a", &[0], "t1");
     world.prepare(&executor, &a).unwrap();
     world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
-    world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
+    world.lock().write_error = Some((Place::Cdi, ErrorKind::StorageFull));
     world.prepare(&executor, &a).unwrap_err();
     world.lock().write_error = None;
     assert_eq!(world.lock().file(Folder::Claims, "uid-a.json").unwrap(), b"{");

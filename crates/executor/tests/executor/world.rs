@@ -113,14 +113,14 @@ pub(crate) struct Machine {
     pub api_takes: Option<Duration>,
     pub inventory: Option<Arc<Inventory>>,
     pub edits_missing: bool,
-    /// The next write into the store or the CDI folder fails so.
+    /// Writes into the store or the CDI folder fail so.
     pub write_error: Option<(Place, io::ErrorKind)>,
-    /// Removing files fails too: a folder that is mounted read-only, which a full disk is not.
-    pub remove_fails: bool,
     crash: Option<Crash>,
     /// The executor's process is dead: no call of it has any effect.
     pub dead: bool,
     pub calls: usize,
+    /// Changes of the store that were synced: each costs the disk a file and a folder, or a folder.
+    pub syncs: usize,
     pub log: Vec<String>,
     /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
     pub sim: Option<SimNode>,
@@ -261,6 +261,7 @@ impl Machine {
 
     fn change(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>, synced: bool) {
         self.writes += 1;
+        self.syncs += usize::from(synced);
         let serial = self.writes;
         let file = self.disk.entry((folder, name.to_owned())).or_default();
         file.seen = bytes.map(|b| (b.to_vec(), serial));
@@ -319,10 +320,10 @@ impl World {
                 inventory: Some(Arc::new(inventory)),
                 edits_missing: false,
                 write_error: None,
-                remove_fails: false,
                 crash: None,
                 dead: false,
                 calls: 0,
+                syncs: 0,
                 log: Vec::new(),
                 sim: None,
                 mig_late: Vec::new(),
@@ -560,8 +561,12 @@ impl Locks for TestLocks {
     }
 }
 
+/// From a full disk files can be removed; from a folder that is mounted read-only they cannot.
 fn removable(m: &mut Machine, place: Place) -> io::Result<()> {
-    if m.remove_fails { checked(m, place) } else { Ok(()) }
+    match m.write_error {
+        Some((_, io::ErrorKind::StorageFull)) => Ok(()),
+        _ => checked(m, place),
+    }
 }
 
 fn checked(m: &mut Machine, place: Place) -> io::Result<()> {

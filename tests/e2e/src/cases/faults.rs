@@ -9,6 +9,7 @@ use super::SHARED;
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
 use crate::components::Component;
+use crate::gpus::Gpus;
 use crate::objects::{Pod, claim, product};
 use crate::process::Signal;
 use crate::wait::{poll, wait_for};
@@ -75,6 +76,35 @@ pub(super) fn api_server_stopped(env: &Env) -> Result<()> {
     );
     let after = pod_with_gpu(env, "after")?;
     env.end("before", &uid)?;
+    env.end("after", &after)
+}
+
+/// Whether what containers get of the driver is mounted from this folder of the node.
+fn mounts_from(env: &Env, claim_uid: &str, folder: &str) -> Result<bool> {
+    let mut text = String::new();
+    for file in env.driver.cdi_files(claim_uid)? {
+        text.push_str(&fs_err::read_to_string(file)?);
+    }
+    Ok(text.contains(&format!("\"{folder}/")))
+}
+
+pub(super) fn updated(env: &Env) -> Result<()> {
+    let before = pod_with_gpu(env, "before")?;
+    // Found, not told: that is what the suite's installation does.
+    ensure!(
+        mounts_from(env, &before, Gpus::DRIVER_ROOT)?,
+        "the driver found is not in {}",
+        Gpus::DRIVER_ROOT
+    );
+    let told = format!("{}{}", env.driver.gpus().root().display(), Gpus::DRIVER_ROOT);
+    env.driver.upgrade(&[&format!("driverRoot={}", Gpus::DRIVER_ROOT)])?;
+    undisturbed(env, "before")?;
+    let after = pod_with_gpu(env, "after")?;
+    ensure!(mounts_from(env, &after, &told)?, "the driver is not taken from the root that was set, {told}");
+    ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
+    env.driver.upgrade(&[])?;
+    undisturbed(env, "after")?;
+    env.end("before", &before)?;
     env.end("after", &after)
 }
 

@@ -1,8 +1,9 @@
 //! The cases. Each is a sentence about the driver on a real Kubernetes; the name is what a report shows.
 //!
-//! The node has 12 GPUs of one kind, which cases share as they need them, and one each of four other kinds. A case that
+//! The node has 11 GPUs of one kind, which cases share as they need them, and one each of five other kinds. A case that
 //! needs a certain GPU takes one of those, which is then its own: the comment at [`GPUS`] says whose.
 
+mod corpus;
 mod faults;
 mod pods;
 mod policy;
@@ -11,8 +12,8 @@ mod successors;
 use crate::case::Case;
 
 /// The node's GPUs. `a30`: successors::claim_reused; `l40s`: pods::selectors; `l4`: successors::force_deleted; `t4`:
-/// successors::stubborn.
-pub const GPUS: &str = "h100x12,a30x1,l40sx1,l4x1,t4x1";
+/// successors::stubborn; `a100-40`: successors::in_use.
+pub const GPUS: &str = "h100x11,a30x1,l40sx1,l4x1,t4x1,a100-40x1";
 
 /// The product that cases share.
 const SHARED: &str = "NVIDIA H100 80GB HBM3";
@@ -33,12 +34,17 @@ pub const ALL: &[Case] = &[
     together("a_claim_serves_one_pod_after_another", successors::claim_reused),
     together("a_pod_follows_a_force_deleted_one_within_seconds", successors::force_deleted),
     together("no_pod_gets_a_gpu_while_its_old_pod_lives", successors::stubborn),
+    together("a_gpu_in_use_is_tainted_and_not_given_out", successors::in_use),
     together("a_plugin_may_write_only_slices_of_its_own_node", policy::own_slices),
+    together("a_plugin_may_write_only_its_own_part_of_a_claims_status", policy::own_status),
+    together("the_plugin_runs_with_what_it_needs_and_no_more", policy::plugin_pod),
     together("the_chart_refuses_values_that_cannot_work", policy::chart_values),
+    together("the_publisher_passes_its_corpus_on_this_api_server", corpus::all),
     alone("a_killed_plugin_goes_on_under_running_pods", faults::plugin_killed),
     alone("slices_come_back_after_a_restart_of_the_kubelet", faults::kubelet_restarted),
     alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
+    alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
 ];
 
 const fn together(name: &'static str, run: fn(&crate::case::Env) -> anyhow::Result<()>) -> Case {

@@ -158,5 +158,14 @@ pub(super) fn unknown_field(env: &Env) -> Result<()> {
         let messages = env.messages("a");
         Ok(messages.into_iter().find(|text| text.contains("unknown field") && text.contains("sharring")))
     })?;
-    Ok(())
+    // Said on the claim, too, as the plugin's own rights let it: an Event and a condition.
+    wait_for("event of the claim that names the unknown field", PATIENCE, || {
+        Ok(env.messages("wrong").into_iter().find(|text| text.contains("sharring")))
+    })?;
+    wait_for("condition of the claim that names the unknown field", PATIENCE, || {
+        let claim = env.claim("wrong")?;
+        let condition = at(&claim, "status.devices.0.conditions.0");
+        let message = at(condition, "message").as_str().unwrap_or_default();
+        Ok((at(condition, "status") == "False" && message.contains("sharring")).then_some(()))
+    })
 }

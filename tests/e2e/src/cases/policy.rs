@@ -1,14 +1,17 @@
 //! What the chart installs beside the plugin: rights, the admission policy, refused values.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api::at;
-use crate::case::Env;
+use crate::case::{Env, PATIENCE};
+use crate::components::Component;
 use crate::config::Layout;
 use crate::driver::{NAMESPACE, chart, helm};
-use crate::process::output_of;
+use crate::objects::claim_for;
+use crate::process::{output, output_of, say};
+use crate::wait::wait_for;
 
 /// The policy's own words.
 const OTHER_NODE: &str = "may write only ResourceSlices with that spec.nodeName, not node-2";
@@ -39,6 +42,175 @@ pub(super) fn own_slices(env: &Env) -> Result<()> {
         .context("deleting a slice of its own node is refused")?;
 
     refused(with_node.kubectl(&["get", "secrets", "--all-namespaces"], "").map(drop), "forbidden")
+}
+
+/// The words of the policy on claims.
+const OTHER_ENTRIES: &str =
+    "may change only entries of status.devices with driver gpu.divvy.dev and that pool";
+const SCHEDULERS: &str = "may not change status.allocation or status.reservedFor";
+const CLAIM_NO_NODE: &str =
+    "may write the status of ResourceClaims only with a token that is bound to a node";
+
+pub(super) fn own_status(env: &Env) -> Result<()> {
+    let ours =
+        json!({"driver": names::DRIVER, "pool": format!("{}/divvy", Layout::NODE), "device": "gpu-99"});
+    let elsewhere = json!({"driver": names::DRIVER, "pool": "node-2/divvy", "device": "gpu-99"});
+    let theirs = json!({"driver": "gpu.example.com", "pool": Layout::NODE, "device": "one"});
+    // Allocated as no scheduler would do it, for a pod that there will never be.
+    let asked = |name: &str| json!({"name": name, "exactly": {"deviceClassName": names::CLASS_GPU}});
+    let spec = json!({"devices": {"requests": [asked("a"), asked("b"), asked("c")]}});
+    env.create(&claim_for("mixed", &spec))?;
+    let result = |name: &str, device: &Value| {
+        let mut result = device.clone();
+        result.as_object_mut().map(|fields| fields.insert("request".to_owned(), json!(name)));
+        result
+    };
+    let results = [result("a", &ours), result("b", &elsewhere), result("c", &theirs)];
+    let here = json!({"key": "metadata.name", "operator": "In", "values": [Layout::NODE]});
+    let allocation = json!({
+        "devices": {"results": results},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},
+    });
+    let status = format!("{}/status", env.path("ResourceClaim", "mixed")?);
+    env.api().patch(&status, &json!({"status": {"allocation": allocation, "devices": [theirs]}}))?;
+
+    let bound = ["--bound-object-kind=Node", "--bound-object-name", Layout::NODE];
+    let (with_node, without) = (Token::new(env, &bound)?, Token::new(env, &[])?);
+    let devices = |devices: &[&Value]| json!({"devices": devices});
+    // With the chart's rights and that to read what is patched, which kubectl does and the plugin does not.
+    let _reading = MoreRights::grant(env, "e2e-reads-status", &[rule("resourceclaims/status", &["get"])])?;
+    wait_for("right to read the status of claims", PATIENCE, || {
+        let question = ["auth", "can-i", "get", "resourceclaims", "--subresource=status"];
+        Ok((with_node.kubectl(&question, "")?.trim() == "yes").then_some(()))
+    })?;
+    with_node.patch_status(&devices(&[&theirs, &ours])).context("its own device's status is refused")?;
+    refused(without.patch_status(&devices(&[&theirs, &ours])), "forbidden")?;
+
+    // With more rights than the chart gives, so that the policy alone is in the way.
+    let writing = ["update", "patch"];
+    let anywhere = ["arbitrary-node:update", "arbitrary-node:patch"];
+    let _writing = MoreRights::grant(
+        env,
+        "e2e-writes-status",
+        &[rule("resourceclaims/binding", &writing), rule("resourceclaims/driver", &anywhere)],
+    )?;
+    wait_for("more rights", PATIENCE, || {
+        let said = with_node.patch_status(&json!({"allocation": null})).err();
+        Ok(said.filter(|error| format!("{error:#}").contains(SCHEDULERS)).map(drop))
+    })?;
+    with_node.patch_status(&devices(&[&theirs, &ours])).context("its own device's status is refused")?;
+    refused(with_node.patch_status(&devices(&[&ours])), OTHER_ENTRIES)?;
+    refused(with_node.patch_status(&devices(&[&theirs, &elsewhere])), OTHER_ENTRIES)?;
+    let pod = json!([{"resource": "pods", "name": "x", "uid": "y"}]);
+    refused(with_node.patch_status(&json!({"reservedFor": pod})), SCHEDULERS)?;
+    refused(without.patch_status(&devices(&[&theirs, &ours])), CLAIM_NO_NODE)
+}
+
+/// A rule of a role, about resources of claims.
+fn rule(resource: &str, verbs: &[&str]) -> Value {
+    json!({"apiGroups": ["resource.k8s.io"], "resources": [resource], "verbs": verbs})
+}
+
+/// More rights than the chart gives for the plugin's ServiceAccount, until dropped.
+struct MoreRights<'a> {
+    env: &'a Env<'a>,
+    name: &'static str,
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+impl<'a> MoreRights<'a> {
+    fn grant(env: &'a Env<'a>, name: &'static str, rules: &[Value]) -> Result<Self> {
+        let more = Self { env, name };
+        let role = json!({"metadata": {"name": name}, "rules": rules});
+        env.api().create(&format!("/apis/{RBAC}/v1/clusterroles"), &role)?;
+        let binding = json!({
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": "divvy-node", "namespace": NAMESPACE}],
+        });
+        env.api().create(&format!("/apis/{RBAC}/v1/clusterrolebindings"), &binding)?;
+        Ok(more)
+    }
+}
+
+impl Drop for MoreRights<'_> {
+    fn drop(&mut self) {
+        for kind in ["clusterrolebindings", "clusterroles"] {
+            let path = format!("/apis/{RBAC}/v1/{kind}/{}", self.name);
+            if let Err(error) = self.env.api().delete(&path, &json!({})) {
+                say(&format!("{path} is left: {error:#}"));
+            }
+        }
+    }
+}
+
+/// Port of `/debug/state` on the pod's loopback address, as the chart has it.
+const DEBUG: &str = "http://127.0.0.1:9441/debug/state";
+
+pub(super) fn plugin_pod(env: &Env) -> Result<()> {
+    let pod = env.driver.wait_until_ready()?;
+    let &[pid] = env.driver.pids()?.as_slice() else { bail!("there is not one plugin process") };
+    let namespace =
+        |pid: u32, kind: &str| fs_err::read_link(env.cluster.node_path(format!("/proc/{pid}/ns/{kind}")));
+    let kubelet = env.cluster.component(Component::Kubelet).pid().context("no kubelet")?;
+    ensure!(
+        namespace(pid, "pid")? == namespace(kubelet, "pid")?,
+        "the plugin is not in the node's PID namespace: NVIDIA's module would not tell it of any process"
+    );
+    ensure!(namespace(pid, "net")? != namespace(kubelet, "net")?, "the plugin is in the node's network");
+
+    // Everyone sees whether it is ready, only its own pod what it knows.
+    let name = at(&pod, "metadata.name").as_str().context("a pod without a name")?;
+    let asked =
+        |path: &str| env.api().text(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}:8080/proxy/{path}"));
+    ensure!(asked("readyz")? == "ok\n", "/readyz is not served on the pod's address");
+    ensure!(asked("metrics")?.contains("divvy_"), "/metrics is not served on the pod's address");
+    refused(asked("debug/state").map(drop), "404")?;
+    let inside = ["--target", &pid.to_string(), "--net", "busybox", "wget", "-q", "-O", "-", DEBUG];
+    let state: Value = serde_json::from_str(&output(&mut env.cluster.command("nsenter", &inside))?)?;
+    ensure!(at(&state, "node") == Layout::NODE, "not the plugin's state: {state}");
+
+    let plain = rendered(env, &[])?;
+    ensure!(at(&plain, "hostPID") == true, "no hostPID in {plain}");
+    let told = rendered(env, &["driverRoot=/opt/driver"])?;
+    for (pod, expected) in [(&plain, None), (&told, Some(("/host/opt/driver", "/opt/driver")))] {
+        let env = at(pod, "containers.0.env").as_array().cloned().unwrap_or_default();
+        let value =
+            |name: &str| env.iter().find(|entry| at(entry, "name") == name).map(|entry| at(entry, "value"));
+        let found = value("DRIVER_ROOT").zip(value("HOST_DRIVER_ROOT"));
+        let found = found.map(|(seen, host)| (seen.as_str().unwrap_or(""), host.as_str().unwrap_or("")));
+        ensure!(found == expected, "the driver's root is {found:?}, not {expected:?}");
+    }
+    let mounts = at(&plain, "containers.0.volumeMounts").as_array().cloned().unwrap_or_default();
+    let writable = mounts.iter().filter(|mount| at(mount, "readOnly") != true);
+    let mut writable: Vec<_> = writable.filter_map(|mount| at(mount, "mountPath").as_str()).collect();
+    writable.sort_unstable();
+    let expected = [
+        "/dev",
+        "/var/lib/kubelet/plugins/gpu.divvy.dev",
+        "/var/lib/kubelet/plugins_registry",
+        "/var/run/cdi",
+    ];
+    ensure!(writable == expected, "it may write {writable:?}");
+    ensure!(
+        mounts.iter().all(|mount| at(mount, "mountPropagation") != "Bidirectional"),
+        "what it mounts, the node sees"
+    );
+    Ok(())
+}
+
+/// The pod of the DaemonSet, as the chart makes it with these values.
+fn rendered(env: &Env, values: &[&str]) -> Result<Value> {
+    let chart = chart();
+    let mut args = vec!["template", "divvy", &chart, "--show-only", "templates/daemonset.yaml"];
+    for value in values {
+        args.extend(["--set", value]);
+    }
+    let yaml = helm(env.cluster, &args)?;
+    let read = ["create", "--dry-run=client", "--output=json", "--filename", "-"];
+    let json = output_of(&mut env.cluster.command("kubectl", &read), &yaml)?;
+    Ok(at(&serde_json::from_str(&json)?, "spec.template.spec").clone())
 }
 
 /// Checks that something was refused, with these words.
@@ -77,6 +249,14 @@ impl<'a> Token<'a> {
         self.kubectl(&["create", "--dry-run=server", "--filename", "-"], slice).map(drop)
     }
 
+    /// Changes fields of the status of the claim `mixed`.
+    fn patch_status(&self, change: &Value) -> Result<()> {
+        let change = json!({"status": change}).to_string();
+        let claim = ["patch", "resourceclaim", "mixed", "--namespace", &self.env.namespace];
+        let how = ["--subresource=status", "--type=merge", "--dry-run=server", "--patch", &change];
+        self.kubectl(&[&claim[..], &how].concat(), "").map(drop)
+    }
+
     fn delete(&self, name: &str) -> Result<()> {
         self.kubectl(&["delete", "--dry-run=server", "resourceslice", name], "").map(drop)
     }
@@ -108,6 +288,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["driverName=a-name-that-is-as-long-as-a-name-may-be.but-not-on-unix.example.com"], "driverName"),
     (&["kubeletDir=/a/folder/whose/name/is/longer/than/most"], "the limit is 107; shorten driverName"),
     (&["driverRoot=/run/nvidia/driver", "nvmlLibrary=/usr/lib/libnvidia-ml.so.1"], "is not below driverRoot"),
+    (&["driverRoot=opt/driver"], "'opt/driver' does not match pattern"),
+    (&["debugAddress=localhost"], "'localhost' does not match pattern"),
     (&["extraEnv[0].name=NODE_NAME"], "extraEnv must not set NODE_NAME"),
 ];
 

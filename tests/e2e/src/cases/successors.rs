@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use divvy_api::names;
 
 use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
@@ -27,7 +28,8 @@ pub(super) fn claim_reused(env: &Env) -> Result<()> {
             Ok(at(&env.claim("kept")?, "status.allocation").is_null().then_some(()))
         })?;
     }
-    ensure!(allocated.len() == 2, "two pods have run");
+    ensure!(allocated.iter().all(serde_json::Value::is_string), "no time of allocation: {allocated:?}");
+    ensure!(allocated.first() != allocated.last(), "the claim was not allocated again: {allocated:?}");
     Ok(())
 }
 
@@ -37,9 +39,14 @@ pub(super) fn force_deleted(env: &Env) -> Result<()> {
     }
     env.create(&Pod::new("a").claim("first").build())?;
     let seen = env.check("a", "main", &["first"])?;
+    let gpu = env.driver.gpus().only("NVIDIA L4")?;
+    env.driver.gpus().start_process(gpu, GHOST + 1)?;
     let start = Instant::now();
     env.force_delete("a")?;
     env.create(&Pod::new("b").claim("second").build())?;
+    // The second claim has the GPU before the first has let go: its prepare waits for the process.
+    ensure!(env.minors("second")? == seen, "the second pod has another GPU");
+    env.driver.gpus().end_process(GHOST + 1)?;
     env.wait_until_running("b")?;
     let took = start.elapsed();
     ensure!(env.check("b", "main", &["second"])? == seen, "the second pod has another GPU");
@@ -48,6 +55,40 @@ pub(super) fn force_deleted(env: &Env) -> Result<()> {
         took.as_secs_f32()
     ));
     ensure!(took < NO_RETRY, "the second pod took {took:?}");
+    Ok(())
+}
+
+/// The id of a process that only the NVML library knows of.
+const GHOST: u32 = 4_000_001;
+/// How long a GPU may take to be given out again after its last process has ended.
+const SECONDS: Duration = Duration::from_secs(15);
+
+pub(super) fn in_use(env: &Env) -> Result<()> {
+    const PRODUCT: &str = "NVIDIA A100-SXM4-40GB";
+    let gpu = env.driver.gpus().only(PRODUCT)?;
+    let uid = Env::uid(&env.create(&claim("first", &product(PRODUCT)))?)?;
+    env.create(&Pod::new("a").claim("first").build())?;
+    env.check("a", "main", &["first"])?;
+    env.driver.gpus().start_process(gpu, GHOST)?;
+    env.delete("Pod", "a")?;
+    env.wait_until_gone("Pod", "a")?;
+    wait_for("taint of the GPU that is still in use", PATIENCE, || {
+        Ok(env.driver.taints(gpu)?.iter().any(|key| key == names::taints::LINGERING).then_some(()))
+    })?;
+    ensure!(env.driver.cdi_files(&uid)?.is_empty(), "the CDI file of a claim without a pod is left");
+
+    env.create(&claim("second", &product(PRODUCT)))?;
+    env.create(&Pod::new("b").claim("second").build())?;
+    env.wait_until_unschedulable("b")?;
+    env.driver.gpus().end_process(GHOST)?;
+    let start = Instant::now();
+    env.wait_until_running("b")?;
+    let took = start.elapsed();
+    env.check("b", "main", &["second"])?;
+    ensure!(env.driver.taints(gpu)?.is_empty(), "the GPU is still tainted");
+    ensure!(!env.driver.record(&uid).exists(), "the first claim's record is left");
+    say(&format!("     a GPU was given out {:.1} s after its last process had ended", took.as_secs_f32()));
+    ensure!(took < SECONDS, "the GPU was given out {took:?} after its last process had ended");
     Ok(())
 }
 
@@ -62,27 +103,38 @@ pub(super) fn stubborn(env: &Env) -> Result<()> {
     env.create(&Pod::new("a").claim("first").container_running("main", &["first"], &deaf).grace(8).build())?;
     env.wait_until_running("a")?;
     env.log("a", "main")?;
-    let lives = || {
-        Ok::<_, anyhow::Error>(
-            !env.cluster.processes(|args| args.iter().any(|arg| arg.contains(MARK)))?.is_empty(),
-        )
-    };
-    ensure!(lives()?, "the first pod's process is not found");
+    let alive = || env.cluster.processes(|args| args.iter().any(|arg| arg.contains(MARK)));
+    let shells = alive()?;
+    let &pid = shells.first().context("the first pod's process is not found")?;
+    env.driver.gpus().start_process(env.driver.gpus().only("Tesla T4")?, pid)?;
 
     env.force_delete("a")?;
     env.create(&Pod::new("b").claim("second").build())?;
-    let path = env.path("Pod", "b")?;
-    let (start, mut was_seen) = (Instant::now(), false);
-    wait_for("running pod b", PATIENCE, || {
+    let runs = || {
+        let pod = env.api().get(&env.path("Pod", "b")?)?;
+        Ok::<_, anyhow::Error>(pod.is_some_and(|pod| has_condition(&pod, "Ready")))
+    };
+    let mut seen = 0;
+    wait_for("end of the first pod's process", PATIENCE, || {
         // In this order: what runs now was started before, and what lives after that lived then.
-        let runs = env.api().get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready"));
-        let alive = lives()?;
-        was_seen |= alive;
-        Ok((runs || (alive && start.elapsed() > NO_RETRY)).then_some(runs && !alive))
+        let (runs, alive) = (runs()?, !alive()?.is_empty());
+        seen += u32::from(alive);
+        Ok((runs || !alive).then_some(runs))
     })
-    .and_then(|in_order| {
-        ensure!(in_order, "the second pod ran while the first pod's process still lived");
-        ensure!(was_seen, "the first pod ended at once, so nothing was shown");
+    .and_then(|early| {
+        ensure!(!early, "the second pod ran while the first pod's process still lived");
+        ensure!(seen > 0, "the first pod ended at once, so nothing was shown");
         Ok(())
-    })
+    })?;
+    // What the driver frees last is the context on the GPU.
+    env.driver.gpus().end_process(pid)?;
+    let start = Instant::now();
+    env.wait_until_running("b")?;
+    let took = start.elapsed();
+    say(&format!(
+        "     a pod after a stubborn one on the same GPU ran {:.1} s after that had ended",
+        took.as_secs_f32()
+    ));
+    ensure!(took < SECONDS, "the second pod took {took:?} after the first had ended");
+    Ok(())
 }
