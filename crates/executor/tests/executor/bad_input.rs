@@ -77,7 +77,6 @@ fn a_full_or_read_only_disk_fails_the_prepare_with_advice_and_leaves_nothing_beh
         let world = World::new("h100x2", 1);
         let executor = world.start();
         world.lock().write_error = Some((place, kind));
-        world.lock().remove_fails = kind == ErrorKind::ReadOnlyFilesystem;
         let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
         world.lock().write_error = None;
         let state = final_state(&world);
@@ -101,7 +100,6 @@ fn a_cdi_folder_that_cannot_be_written_is_named_and_the_record_is_taken_back() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
-    world.lock().remove_fails = true;
     let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
     let why = "CDI file gpu.divvy.dev-claim_uid-a.json in /var/run/cdi cannot be";
     let advice = "(it is mounted read-only: the plugin's hostPath mounts must be writable): read-only filesystem or storage medium";

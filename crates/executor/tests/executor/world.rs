@@ -13,11 +13,13 @@ use divvy_claims::{
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
-    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, Parts,
+    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, MigSteps, Parts,
     PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store, UnprepareError,
     Unprepared,
 };
 use divvy_gpu_sim::SimNode;
+
+use crate::mig_hardware::Hardware;
 use divvy_model::{ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress};
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -82,6 +84,8 @@ enum Late {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum HardwareFault {
     Refuses,
+    /// Does its work and answers with an error all the same.
+    Lies,
     /// Times out; the driver finishes (or drops) it after a while.
     Late {
         after: Duration,
@@ -111,8 +115,6 @@ pub(crate) struct Machine {
     pub edits_missing: bool,
     /// Writes into the store or the CDI folder fail so.
     pub write_error: Option<(Place, io::ErrorKind)>,
-    /// Removing files fails too: a folder that is mounted read-only, which a full disk is not.
-    pub remove_fails: bool,
     crash: Option<Crash>,
     /// The executor's process is dead: no call of it has any effect.
     pub dead: bool,
@@ -120,6 +122,21 @@ pub(crate) struct Machine {
     /// Changes of the store that were synced: each costs the disk a file and a folder, or a folder.
     pub syncs: usize,
     pub log: Vec<String>,
+    /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
+    pub sim: Option<SimNode>,
+    /// Calls of their driver that have timed out and are still at work.
+    pub mig_late: Vec<MigLate>,
+    /// Pods of the processes on them.
+    pub pods: BTreeMap<u32, String>,
+}
+
+/// A call of the driver that comes back late.
+pub(crate) struct MigLate {
+    pub at: Duration,
+    pub succeeds: bool,
+    pub gpu: GpuUuid,
+    pub op: GpuOp,
+    pub what: Box<dyn FnOnce(&SimNode) + Send>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +166,11 @@ impl Machine {
     }
 
     /// Runs a call that is cut in two at most: `first` is its effect that may be lost, `second` makes it last.
-    fn call<R>(&mut self, what: &str, effect: impl FnOnce(&mut Self, bool) -> R) -> Result<R, Dead> {
+    pub(crate) fn call<R>(
+        &mut self,
+        what: &str,
+        effect: impl FnOnce(&mut Self, bool) -> R,
+    ) -> Result<R, Dead> {
         match self.enter(what)? {
             None => Ok(effect(self, true)),
             Some(Moment::Before) => Err(Dead),
@@ -164,11 +185,17 @@ impl Machine {
         }
     }
 
-    fn land(&mut self) {
+    pub(crate) fn land(&mut self) {
         let now = self.now;
         let (due, rest) = std::mem::take(&mut self.late).into_iter().partition(|(at, ..)| *at <= now);
         self.late = rest;
         self.settle_late(due);
+        let (due, rest): (Vec<_>, _) =
+            std::mem::take(&mut self.mig_late).into_iter().partition(|l| l.at <= now);
+        self.mig_late = rest;
+        for late in due.into_iter().filter(|late| late.succeeds) {
+            (late.what)(self.sim.as_ref().unwrap());
+        }
     }
 
     fn settle_late(&mut self, due: Vec<(Duration, bool, Late)>) {
@@ -245,7 +272,7 @@ impl Machine {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Dead;
+pub(crate) struct Dead;
 
 impl From<Dead> for io::Error {
     fn from(_: Dead) -> Self {
@@ -293,12 +320,14 @@ impl World {
                 inventory: Some(Arc::new(inventory)),
                 edits_missing: false,
                 write_error: None,
-                remove_fails: false,
                 crash: None,
                 dead: false,
                 calls: 0,
                 syncs: 0,
                 log: Vec::new(),
+                sim: None,
+                mig_late: Vec::new(),
+                pods: BTreeMap::new(),
             })),
             Arc::default(),
             Arc::default(),
@@ -341,14 +370,23 @@ impl World {
             }
         }
         let boot = format!("boot-{}", self.lock().boot).parse().unwrap();
-        let config = ExecutorConfig { decide: with_partitions, ..ExecutorConfig::new(DRIVER, boot) };
+        let mut config = ExecutorConfig::new(DRIVER, boot);
         let seam = Arc::new(self.clone());
+        let steps: Arc<dyn Steps> = if self.lock().sim.is_some() {
+            config.toggle_mig = true;
+            // What is refused for a while is tried again in the call: often enough.
+            config.timing.look_again = Duration::from_secs(4);
+            Arc::new(MigSteps::new(Arc::new(Hardware(self.clone()))))
+        } else {
+            config.decide = with_partitions;
+            seam.clone()
+        };
         let parts = Parts {
             store: seam.clone(),
             locks: Arc::new(TestLocks::default()),
             cdi: seam.clone(),
             edits: seam.clone(),
-            steps: seam.clone(),
+            steps,
             processes: seam.clone(),
             inventory: seam.clone(),
             claims: seam.clone(),
@@ -379,6 +417,11 @@ impl World {
         let late = std::mem::take(&mut m.late);
         let chosen = late.into_iter().map(|(at, _, late)| (at, m.chance.one_in(2), late)).collect();
         m.settle_late(chosen);
+        for late in std::mem::take(&mut m.mig_late) {
+            if m.chance.one_in(2) {
+                (late.what)(m.sim.as_ref().unwrap());
+            }
+        }
     }
 
     /// Power is lost: what was not synced may be gone, hardware and the CDI folder are as new.
@@ -389,6 +432,9 @@ impl World {
         m.now = Duration::from_secs(10);
         m.cdi.clear();
         m.instances.clear();
+        if let Some(sim) = &m.sim {
+            sim.edit(divvy_gpu_sim::Engine::reboot);
+        }
         m.processes.clear();
         m.hardware_fault = None;
         let mut disk = std::mem::take(&mut m.disk);
@@ -646,7 +692,9 @@ impl Steps for World {
                     GpuError::on_gpu(GpuOp::Facts, GpuErrorCode::INSUFFICIENT_RESOURCES, &gpu),
                 ))),
             },
-            Some(HardwareFault::Refuses) => Err(StepError::NotDone(Cause::new("the driver refused"))),
+            Some(HardwareFault::Refuses | HardwareFault::Lies) => {
+                Err(StepError::NotDone(Cause::new("the driver refused")))
+            }
             Some(HardwareFault::Late { after, succeeds }) => {
                 m.now = (m.now + Duration::from_secs(10)).min(until);
                 let late = Late::Create { gpu: gpu.clone(), profile, start, size };
@@ -703,7 +751,9 @@ impl Steps for World {
                 m.destroy(&gpu, uuid);
                 Ok(())
             }
-            Some(HardwareFault::Refuses) => Err(StepError::NotDone(Cause::new("the driver refused"))),
+            Some(HardwareFault::Refuses | HardwareFault::Lies) => {
+                Err(StepError::NotDone(Cause::new("the driver refused")))
+            }
             Some(HardwareFault::Late { after, succeeds }) => {
                 m.now += Duration::from_secs(10);
                 let at = m.now + after;
@@ -752,6 +802,15 @@ impl ProcessSource for World {
         }
         match m.process_error {
             Some(code) => Err(error(code)),
+            None if m.sim.is_some() => {
+                let found = m.sim.as_ref().unwrap().engine().processes(gpu)?;
+                let process = |p: divvy_model::GpuProcess| ProcessOnGpu {
+                    pid: p.pid,
+                    gpu_instance: p.gpu_instance,
+                    pod: m.pods.get(&p.pid).cloned(),
+                };
+                Ok(found.into_iter().map(process).collect())
+            }
             None => Ok(m.processes.get(gpu).cloned().unwrap_or_default()),
         }
     }
