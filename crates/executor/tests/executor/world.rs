@@ -116,6 +116,8 @@ pub(crate) struct Machine {
     /// Writes into the store or the CDI folder fail so.
     pub write_error: Option<(Place, io::ErrorKind)>,
     crash: Option<Crash>,
+    /// The process dies at the next call that begins so.
+    pub crash_at: Option<(&'static str, Moment)>,
     /// The executor's process is dead: no call of it has any effect.
     pub dead: bool,
     pub calls: usize,
@@ -152,6 +154,14 @@ impl Machine {
             return Err(Dead);
         }
         self.calls += 1;
+        if let Some((at, moment)) = self.crash_at
+            && what.starts_with(at)
+        {
+            self.crash_at = None;
+            self.dead = true;
+            self.log.push(format!("    dies {moment:?} {what}"));
+            return Ok(Some(moment));
+        }
         if let Some(crash) = &mut self.crash {
             if crash.in_calls == 0 {
                 let moment = crash.moment;
@@ -321,6 +331,7 @@ impl World {
                 edits_missing: false,
                 write_error: None,
                 crash: None,
+                crash_at: None,
                 dead: false,
                 calls: 0,
                 syncs: 0,
@@ -564,7 +575,7 @@ impl Locks for TestLocks {
 /// From a full disk files can be removed; from a folder that is mounted read-only they cannot.
 fn removable(m: &mut Machine, place: Place) -> io::Result<()> {
     match m.write_error {
-        Some((_, io::ErrorKind::StorageFull)) if !m.remove_fails => Ok(()),
+        Some((_, io::ErrorKind::StorageFull)) => Ok(()),
         _ => checked(m, place),
     }
 }
