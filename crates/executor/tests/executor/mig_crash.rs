@@ -311,12 +311,18 @@ impl Story {
         }
         let boot: divvy_model::BootId = format!("boot-{}", self.world.lock().boot).parse().unwrap();
         let records = self.world.lock().records();
+        let api = self.world.lock().api.clone();
         let mut used = Vec::new();
         for (claim, _) in self.answered.values() {
             for result in &claim.allocation.results {
                 let wants = slices(&self.world, result.device.as_str());
                 assert!(!used.iter().any(|u| overlap(u, &wants)), "{} is used twice", result.device);
                 used.push(wants);
+            }
+            // Allocated anew: its next prepare has undone the earlier one, and may have got no further.
+            let anew = api.get(&claim.uid).is_some_and(|c| c.allocation != claim.allocation);
+            if anew && !records.contains_key(&claim.uid) {
+                continue;
             }
             let Some(Stored::Fine(record)) = records.get(&claim.uid) else {
                 panic!("{} is in use and has no record", claim.uid)
