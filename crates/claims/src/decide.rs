@@ -168,13 +168,11 @@ fn partition(claim: &Claim, name: &PartitionName, gpu: &Gpu) -> Result<HoldKind,
             MigMode::Supported { .. } => Refusal::PartitionsUnknown { claim, device, gpu: gpu_uuid },
         });
     };
-    match mig.capabilities.placement(name.profile, name.start) {
-        Some(placement) => Ok(HoldKind::Partition { profile: name.profile, placement }),
-        None => {
-            let (claim, device, gpu) = names();
-            Err(Refusal::NoSuchPartition { claim, device, gpu })
-        }
-    }
+    let Some(placement) = mig.capabilities.placement(name.profile, name.start) else {
+        let (claim, device, gpu) = names();
+        return Err(Refusal::NoSuchPartition { claim, device, gpu });
+    };
+    Ok(HoldKind::Partition { profile: name.profile, placement })
 }
 
 /// What is to be done for these devices, in order: MIG mode of their GPUs, their partitions, the CDI file.

@@ -182,22 +182,22 @@ impl Executor {
 /// Whether an instance is one that this record has made, or may be making.
 fn accounts_for(stored: &Stored<Record>, gpu: &GpuUuid, instance: &GpuInstance) -> bool {
     match stored {
-        Stored::Absent => false,
-        // They may be about anything; what must not go there is kept off by them, too.
-        Stored::Corrupt { .. } => false,
+        // An unreadable record may be about anything; it keeps others off by itself.
+        Stored::Absent | Stored::Corrupt { .. } => false,
         Stored::Newer { head, .. } => head.gpus.contains(gpu),
         Stored::Fine(record) => record.steps.iter().any(|state| {
             let ours = Step::create_partition(gpu.clone(), instance.profile, instance.placement);
             let id = match &state.progress {
                 Progress::Undone => return false,
-                Progress::Intended { .. } | Progress::Done { outcome: Outcome::Nothing } => None,
+                Progress::Intended { .. }
+                | Progress::Begun { made: Outcome::Nothing, .. }
+                | Progress::Done { outcome: Outcome::Nothing } => None,
                 Progress::Begun {
                     made: Outcome::GpuInstance { gi } | Outcome::Partition { gi, .. }, ..
                 }
                 | Progress::Done { outcome: Outcome::GpuInstance { gi } | Outcome::Partition { gi, .. } } => {
                     Some(GpuInstanceId(gi.0))
                 }
-                Progress::Begun { made: Outcome::Nothing, .. } => None,
             };
             state.step == ours && id.is_none_or(|id| id == instance.id)
         }),

@@ -340,12 +340,11 @@ impl Executor {
     /// back, and made anew if the claim is prepared again.
     fn with_adopted(&self, mut record: Record) -> Result<Record, StepError> {
         for step in record.devices.iter().filter_map(RecordedDevice::step).collect::<Vec<_>>() {
-            match self.adopt(&record.uid, &step)? {
-                Some(adopted) => record.steps.push(adopted),
-                None => {
-                    let reason = format!("what the step to {step} made is gone, and so was its record");
-                    record.phase = Phase::Leaving(Leaving { reason, undoing: true });
-                }
+            if let Some(adopted) = self.adopt(&record.uid, &step)? {
+                record.steps.push(adopted);
+            } else {
+                let reason = format!("what the step to {step} made is gone, and so was its record");
+                record.phase = Phase::Leaving(Leaving { reason, undoing: true });
             }
         }
         Ok(record)
