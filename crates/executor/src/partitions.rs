@@ -6,8 +6,8 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use divvy_claims::{Cause, Outcome, Progress, Record, Step, StepError, StepState, Stored};
-use divvy_model::mig::{GpuInstance, GpuInstanceId};
-use divvy_model::{ClaimUid, GpuUuid, HoldKind, MigMode};
+use divvy_model::mig::{GpuInstance, GpuInstanceId, PartitionName};
+use divvy_model::{ClaimUid, GpuUuid, HoldKind, MigMode, Ordinals};
 
 use crate::state::Records;
 use crate::{Executor, StoreError, chain};
@@ -165,6 +165,40 @@ impl Executor {
         }
         self.parts.steps.undo(step, &outcome)?;
         Ok(None)
+    }
+
+    /// Removes partitions of a claim that is gone and so is its record: those at the places its CDI file names, which
+    /// only a prepare of ours writes. Under the claim's lock.
+    pub(crate) fn remove_abandoned(&self, uid: &ClaimUid) -> Result<(), String> {
+        let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
+        let steps = self.steps_of_cdi_file(uid, &ordinals);
+        let gpus = steps.iter().filter_map(|step| step.gpu().cloned()).collect();
+        let until = self.parts.clock.now() + BRIEFLY;
+        let _locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
+        for step in steps {
+            if let Some(StepState { progress: Progress::Done { outcome }, .. }) =
+                self.adopt(uid, &step).map_err(|e| chain(&e))?
+            {
+                self.parts.steps.undo(&step, &outcome).map_err(|e| chain(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn steps_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Vec<Step> {
+        let read = self.parts.cdi.read(&self.cdi_name(uid)).ok().flatten();
+        let spec = read.and_then(|bytes| divvy_cdi::Spec::from_json_bytes(&bytes).ok());
+        let inventory = self.parts.inventory.inventory();
+        let (Some(spec), Some(inventory)) = (spec, inventory) else { return Vec::new() };
+        let step = |name: &str| {
+            let device = name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
+            let partition = PartitionName::parse(&device).ok()?;
+            let gpu = ordinals.gpu(partition.ordinal)?;
+            let mig = inventory.gpus.get(gpu)?.mig.as_ref()?;
+            let placement = mig.capabilities.placement(partition.profile, partition.start)?;
+            Some(Step::create_partition(gpu.clone(), partition.profile, placement))
+        };
+        spec.devices.iter().filter_map(|device| step(&device.name)).collect()
     }
 
     /// Whether the partitions a record says it made still live: a reload of the driver or somebody else may have

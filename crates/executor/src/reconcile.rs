@@ -247,9 +247,11 @@ impl Executor {
             if self.state.record(&uid).ok()? != Stored::Absent {
                 return None;
             }
-            match self.remove_cdi(&uid) {
+            let removed =
+                self.remove_abandoned(&uid).and_then(|()| self.remove_cdi(&uid).map_err(|e| chain(&e)));
+            match removed {
                 Ok(()) => Some(Event::CdiRemoved { file }),
-                Err(error) => Some(Event::Failed { claim: Some(uid), error: chain(&error) }),
+                Err(error) => Some(Event::Failed { claim: Some(uid), error }),
             }
         })
         .collect()
@@ -293,7 +295,8 @@ impl Executor {
             if let Err(error) = set_aside() {
                 tracing::warn!(claim.uid = %uid, error = chain(&error), "no copy kept of an unreadable record");
             }
-            let gone = self.remove_cdi(uid).map_err(|e| chain(&e));
+            let gone = self.remove_abandoned(uid);
+            let gone = gone.and_then(|()| self.remove_cdi(uid).map_err(|e| chain(&e)));
             let gone = gone.and_then(|()| self.state.remove_record(uid).map_err(|e| chain(&e)));
             return match gone {
                 Ok(()) => Some(Event::SetAside { claim: uid.clone(), reason: reason.unwrap_or_default() }),

@@ -409,3 +409,23 @@ fn a_lost_record_whose_partition_is_gone_too_is_made_anew() {
     let phase = world.lock().records()[&uid("a")].fine().unwrap().phase.clone();
     assert_eq!(phase, Phase::Prepared);
 }
+
+#[test]
+fn partitions_of_a_claim_that_is_gone_together_with_its_record_are_removed_by_what_its_cdi_file_says() {
+    for record in [None, Some(b"rubbish".as_slice())] {
+        let (world, executor, a, gpu) = setup();
+        world.prepare(&executor, &a).unwrap();
+        sim(&world).make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0).unwrap();
+        world.lock().api.clear();
+        world.kill();
+        world.lock().put(Folder::Claims, "uid-a.json", record);
+        let executor = world.start();
+        executor.reconcile(&world.view());
+        assert_eq!(shape(&world).len(), 2, "a grace period");
+        world.pass(Duration::from_mins(5));
+        executor.reconcile(&world.view());
+        assert_eq!(shape(&world), [(19, 0, 1)]);
+        let m = world.lock();
+        assert!(m.records().is_empty() && m.cdi.is_empty());
+    }
+}
