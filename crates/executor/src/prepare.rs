@@ -32,14 +32,16 @@ impl Executor {
         let give_up = call.until.min(call.received + self.config.timing.hand_over);
         let mut asked = BTreeMap::new();
         loop {
-            let seen = self.state.records_stamp();
+            let mut seen = self.state.records_stamp();
             let why = match self.attempt(claim, call)? {
                 Attempt::Done(prepared) => return Ok(prepared),
                 Attempt::Wait(holders) => self.press(claim, &holders, &mut asked, give_up)?.into(),
                 Attempt::Again(why, fenced_by) => {
                     // The late call may have come back.
-                    if let Some(uid) = fenced_by {
-                        drop(self.finish(&uid));
+                    match fenced_by {
+                        Some(uid) => drop(self.finish(&uid)),
+                        // What the attempt itself wrote and took back is no reason to try again at once.
+                        None => seen = self.state.records_stamp(),
                     }
                     why
                 }

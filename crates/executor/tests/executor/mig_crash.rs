@@ -561,7 +561,7 @@ fn play(story: &mut Story) -> usize {
 
 #[test]
 fn no_slice_is_lost_leaked_or_used_twice_whatever_happens_to_claims_process_driver_and_machine() {
-    let sequences = std::env::var("DIVVY_MIG_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(200_u64);
+    let sequences = std::env::var("DIVVY_MIG_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(120_u64);
     let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
     let began = Instant::now();
     let mut calls = 0;
