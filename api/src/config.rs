@@ -9,14 +9,20 @@ use crate::tree::Tree;
 use crate::{ConfigError, names};
 
 const GPU: &str = "GpuConfig";
+const MIG: &str = "MigConfig";
 
 /// The kinds that [`decode`] reads.
-pub const KINDS: [&str; 1] = [GPU];
+pub const KINDS: [&str; 2] = [GPU, MIG];
 
 /// A config for whole GPUs. There is nothing to set yet: it exists so that a claim which carries one keeps working
 /// when there is. [`GpuConfig::default`] is what a claim without a config gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuConfig {}
+
+/// A config for MIG partitions. There is nothing to set yet, as for whole GPUs: which partition a claim gets is said by
+/// its requests. [`MigConfig::default`] is what a claim without a config gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigConfig {}
 
 /// A decoded and validated config, by the kind of device it is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +30,8 @@ pub struct GpuConfig {}
 pub enum DeviceConfig {
     /// For whole GPUs.
     Gpu(GpuConfig),
+    /// For partitions.
+    Mig(MigConfig),
 }
 
 impl DeviceConfig {
@@ -31,13 +39,16 @@ impl DeviceConfig {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Gpu(_) => GPU,
+            Self::Mig(_) => MIG,
         }
     }
 
     /// The config as a user would write it, with all defaults filled in.
     pub fn to_value(&self) -> Value {
         match self {
-            Self::Gpu(GpuConfig {}) => serde_json::json!({ "apiVersion": API_VERSION, "kind": GPU }),
+            Self::Gpu(GpuConfig {}) | Self::Mig(MigConfig {}) => {
+                serde_json::json!({ "apiVersion": API_VERSION, "kind": self.kind() })
+            }
         }
     }
 }
@@ -64,6 +75,10 @@ fn decode_tree(tree: Tree) -> Result<DeviceConfig, ConfigError> {
         GPU => {
             fields.finish(GPU)?;
             Ok(DeviceConfig::Gpu(GpuConfig::default()))
+        }
+        MIG => {
+            fields.finish(MIG)?;
+            Ok(DeviceConfig::Mig(MigConfig::default()))
         }
         _ => Err(ConfigError::Kind { near: near(&kind, &KINDS), found: kind, known: KINDS.to_vec() }),
     }

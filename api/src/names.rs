@@ -129,7 +129,7 @@ pub mod taints {
     pub const FENCED: &str = "gpu.divvy.dev/fenced";
     /// Processes of a released claim still run on the GPU.
     pub const LINGERING: &str = "gpu.divvy.dev/lingering";
-    /// Processes that no claim of ours accounts for run on the GPU.
+    /// Processes or MIG instances that no claim of ours accounts for are on the GPU.
     pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
 }
 
@@ -144,6 +144,11 @@ pub mod conditions {
 pub mod env {
     /// Set to `void`, so that a container runtime of NVIDIA's injects nothing by itself.
     pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+    /// UUID of a MIG partition: `DIVVY_MIG_UUID_`, and the device's name in capitals with underscores.
+    pub fn mig_uuid(device: &str) -> String {
+        format!("DIVVY_MIG_UUID_{}", device.replace('-', "_").to_ascii_uppercase())
+    }
 }
 
 #[cfg(test)]

@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use divvy_carve::{Input, Note, Pool, ServerFeatures, carve};
+use divvy_carve::{
+    Input, KubeVersion, Note, PartitionRules, Partitioning, Pool, ServerFeatures, carve_partitions,
+};
 use divvy_gpu_sim::SimNode;
 use divvy_host::HostRoot;
+use divvy_kubelet_plugin::Offer;
 use divvy_model::{GpuFacts, HostTopology, Inventory, MigMode, NvLinkPeer, Ordinals, SystemFacts};
 use serde::Serialize;
 
 use crate::format::{self, Format};
+use crate::slices::Picture;
 use crate::table::Table;
 
 /// What `divvy inventory` takes.
@@ -20,6 +24,9 @@ pub(crate) struct Args {
     /// Simulated GPUs instead of this machine's: models and numbers, such as h100x8 or a100-40x4,l4x2
     #[arg(long, value_name = "GPUS")]
     sim: Option<String>,
+    /// What GPUs that can do MIG are offered as, as the node plugin's flag says it
+    #[arg(long, value_enum, default_value_t)]
+    offer: Offer,
     /// How to show it
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -37,7 +44,7 @@ struct Shown {
     gpus: Vec<ShownGpu>,
     /// GPUs that are there but could not be read.
     problems: Vec<String>,
-    /// What divvy would publish for a node without a policy.
+    /// What divvy would publish.
     pool: Pool,
     /// What it would leave out, and why.
     notes: Vec<String>,
@@ -50,6 +57,9 @@ struct ShownGpu {
     facts: GpuFacts,
     topology: HostTopology,
     nvlink_domain: Option<String>,
+    /// How it is cut now, if it is a GPU that can be cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    picture: Option<Picture>,
 }
 
 /// Runs `divvy inventory`. Exit status 1 when a GPU could not be read.
@@ -58,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Some(spec) => SimNode::parse(spec).context("--sim cannot be used")?.inventory(),
         None => of_this_machine(args)?,
     };
-    let shown = shown(&inventory);
+    let shown = shown(&inventory, args.offer);
     format::show(&shown, args.output, table)?;
     Ok(if shown.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -78,18 +88,33 @@ fn of_this_machine(args: &Args) -> Result<Inventory> {
     Ok(divvy_nvml::read_inventory(&driver, &topology)?)
 }
 
-fn shown(inventory: &Inventory) -> Shown {
+fn shown(inventory: &Inventory, offer: Offer) -> Shown {
     let mut ordinals = Ordinals::default();
     ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
-    let carved = carve(&Input {
+    let capabilities: BTreeMap<_, _> = inventory
+        .gpus
+        .iter()
+        .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone())))
+        .collect();
+    let offer = match offer {
+        Offer::Auto => divvy_carve::Offer::AsIs,
+        Offer::Everything => divvy_carve::Offer::Both,
+    };
+    let rules = PartitionRules { offer, ..PartitionRules::default() };
+    let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), rules.clone())).collect();
+    let input = Input {
         node: "this-node",
         inventory,
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
         previous: None,
-        features: &ServerFeatures::default(),
-    });
+        // As on a cluster that has everything divvy uses.
+        features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 0)),
+    };
+    let partitioning =
+        Partitioning { capabilities: &capabilities, rules: &rules, occupied: &BTreeMap::default() };
+    let carved = carve_partitions(&input, &partitioning);
     let domains = inventory.nvlink_domains();
     let mut gpus: Vec<ShownGpu> = inventory
         .gpus
@@ -99,6 +124,10 @@ fn shown(inventory: &Inventory) -> Shown {
             facts: gpu.facts.clone(),
             topology: gpu.topology.clone(),
             nvlink_domain: domains.get(uuid).cloned(),
+            picture: gpu.mig.as_ref().map(|mig| {
+                let name = ordinals.of(uuid).map_or_else(String::new, |n| format!("gpu-{n}"));
+                Picture::of(name, &mig.capabilities, &mig.instances, |_| None)
+            }),
         })
         .collect();
     gpus.sort_by_key(|gpu| gpu.ordinal);
@@ -138,9 +167,16 @@ fn table(shown: &Shown) -> String {
         ]);
     }
     out += &table.render(0);
-    out += "\n\npublished without a policy:";
-    for device in shown.pool.devices() {
-        out += &format!(" {}", device.name);
+    let cut = shown.gpus.iter().filter(|gpu| gpu.facts.mig_mode.is_on());
+    for picture in cut.filter_map(|gpu| gpu.picture.as_ref()) {
+        out += &format!("\n\n{}", picture.lines().join("\n"));
+    }
+    out += "\n\npublished:";
+    for (name, count) in grouped(&shown.pool) {
+        out += &format!(" {name}");
+        if count > 1 {
+            out += &format!("×{count}");
+        }
     }
     for (what, lines) in [("left out", &shown.notes), ("problem", &shown.problems)] {
         for line in lines {
@@ -148,6 +184,23 @@ fn table(shown: &Shown) -> String {
         }
     }
     out
+}
+
+/// Names of devices; partitions of one profile once, without their starts, and how many there are.
+fn grouped(pool: &Pool) -> Vec<(String, usize)> {
+    let mut names: Vec<(String, usize)> = Vec::new();
+    for device in pool.devices() {
+        let name = device.name.as_str();
+        let name = match name.rsplit_once('-') {
+            Some((stem, _)) if stem.contains("-mig-") => stem,
+            _ => name,
+        };
+        match names.last_mut() {
+            Some((last, count)) if last == name => *count += 1,
+            _ => names.push((name.to_owned(), 1)),
+        }
+    }
+    names
 }
 
 fn nvlink(links: &[NvLinkPeer]) -> String {

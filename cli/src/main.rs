@@ -8,6 +8,7 @@ mod demo;
 mod format;
 mod inventory;
 mod manifests;
+mod slices;
 mod table;
 
 /// GPUs for Kubernetes, as all they can become.

@@ -139,6 +139,8 @@ async fn run_ready(
         driver: config.driver_name.clone(),
         executor: executor.clone(),
         claims: claims.clone(),
+        foreign: Arc::default(),
+        rules: config.partition_rules(),
         seen: seen.clone(),
         features,
         changed: changed.clone(),

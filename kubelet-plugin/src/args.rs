@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use clap::Parser;
 use divvy_telemetry::LogFormat;
 
+use crate::config::Offer;
+
 /// The node plugin of divvy: publishes this node's GPUs as ResourceSlices and prepares the claims that the
 /// scheduler places on it.
 #[derive(Debug, Clone, Parser)]
@@ -46,6 +48,21 @@ pub struct Args {
     /// NVML library to load. [default: libnvidia-ml.so.1 of the driver found]
     #[arg(long, env = "NVML_LIBRARY", value_parser = path)]
     pub nvml_library: Option<PathBuf>,
+    /// What GPUs that can do MIG are offered as: auto (as their MIG mode is now: off, whole; on, in partitions), or
+    /// everything (whole and in partitions at once: prepare switches MIG mode; Hopper and later, Kubernetes 1.36.2 and
+    /// later).
+    #[arg(long, env = "OFFER", value_enum, default_value_t)]
+    pub offer: Offer,
+    /// MIG profiles that are offered besides the plain ones, by suffix, separated by commas: +me, +me.all, -me, +gfx.
+    /// Each costs the scheduler of the whole cluster.
+    #[arg(
+        long,
+        env = "MIG_PROFILES",
+        default_value = "",
+        allow_hyphen_values = true,
+        hide_default_value = true
+    )]
+    pub mig_profiles: String,
     /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --plugin-dir,
     /// where the host finds it. [default: beside this program, if it is there]
     #[arg(long, env = "HOOK_PATH", value_parser = path)]

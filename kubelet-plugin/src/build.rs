@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use divvy_executor::{
-    DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource,
-    NoHardwareSteps, Parts, SystemClock,
+    DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource, MigSteps,
+    Parts, SystemClock,
 };
 use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery};
 use divvy_model::{GpuDriver, Inventory};
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::RunError;
 use crate::api::KubeClaims;
-use crate::config::Config;
+use crate::config::{Config, Offer};
 use crate::edits::{DriverAt, HostEdits};
 use crate::error::io_error;
 use crate::inventory::Seen;
@@ -69,7 +69,7 @@ pub(crate) fn executor(
         ),
         cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
         edits,
-        steps: Arc::new(NoHardwareSteps),
+        steps: Arc::new(MigSteps::new(gpus.clone())),
         processes: Arc::new(DriverProcesses {
             gpus: gpus.clone(),
             pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids),
@@ -78,7 +78,10 @@ pub(crate) fn executor(
         claims,
         clock,
     };
-    let settings =
-        ExecutorConfig { timing: config.timing.executor, ..ExecutorConfig::new(&*config.driver_name, boot) };
+    let settings = ExecutorConfig {
+        timing: config.timing.executor,
+        toggle_mig: config.offer == Offer::Everything,
+        ..ExecutorConfig::new(&*config.driver_name, boot)
+    };
     Ok(Executor::new(settings, parts))
 }

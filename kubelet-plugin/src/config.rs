@@ -1,8 +1,12 @@
 //! The validated configuration: everything the plugin needs to know, checked once.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use divvy_carve::PartitionRules;
+use divvy_model::mig::ProfileVariant;
 
 use crate::Args;
 use crate::sockets::SocketNames;
@@ -17,6 +21,16 @@ pub struct ConfigError {
     pub value: String,
     /// Why, and what is expected.
     pub reason: String,
+}
+
+/// What GPUs that can do MIG are offered as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Offer {
+    /// As their MIG mode is now: off, whole; on, in partitions.
+    #[default]
+    Auto,
+    /// Whole and in partitions, where both is possible.
+    Everything,
 }
 
 /// Everything the plugin needs to know.
@@ -44,6 +58,10 @@ pub struct Config {
     pub device_nodes: Option<PathBuf>,
     /// NVML library, if a certain one.
     pub nvml_library: Option<PathBuf>,
+    /// How GPUs are offered.
+    pub offer: Offer,
+    /// Profiles offered besides the plain ones.
+    pub mig_profiles: BTreeSet<ProfileVariant>,
     /// The hook program to install, if there is one.
     pub hook_path: Option<PathBuf>,
     /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
@@ -128,6 +146,8 @@ impl TryFrom<Args> for Config {
             host_root,
             device_nodes,
             nvml_library,
+            offer,
+            mig_profiles,
             hook_path,
             http,
             debug_http,
@@ -178,6 +198,7 @@ impl TryFrom<Args> for Config {
             check("pod-uid", uid, ok, "expected a pod's UID (letters, digits and dashes)")?;
         }
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
+        let mig_profiles = variants(&mig_profiles)?;
         let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())
             .map_err(|too_long| {
                 refuse(too_long.flag, &too_long.path.display().to_string(), &too_long.to_string())
@@ -194,6 +215,8 @@ impl TryFrom<Args> for Config {
             host_root,
             device_nodes,
             nvml_library,
+            offer,
+            mig_profiles,
             hook_path,
             http,
             debug_http,
@@ -204,10 +227,32 @@ impl TryFrom<Args> for Config {
 }
 
 impl Config {
+    /// By which rules a GPU is cut.
+    pub(crate) fn partition_rules(&self) -> PartitionRules {
+        let offer = match self.offer {
+            Offer::Auto => divvy_carve::Offer::AsIs,
+            Offer::Everything => divvy_carve::Offer::Both,
+        };
+        PartitionRules { offer, rare: self.mig_profiles.clone(), ..PartitionRules::default() }
+    }
+
     /// Whether the telemetry server may tell the plugin's state too: only to processes of its own host or pod.
     pub(crate) fn http_tells_state(&self) -> bool {
         self.debug_http.is_empty() && self.http.iter().all(|address| address.ip().is_loopback())
     }
+}
+
+/// Suffixes of profiles, separated by commas.
+fn variants(text: &str) -> Result<BTreeSet<ProfileVariant>, ConfigError> {
+    const RARE: [ProfileVariant; 4] =
+        [ProfileVariant::Media, ProfileVariant::AllMedia, ProfileVariant::NoMedia, ProfileVariant::Graphics];
+    let of = |suffix: &str| {
+        let found = RARE.into_iter().find(|variant| variant.suffix() == Some(suffix));
+        found.ok_or_else(|| {
+            refuse("mig-profiles", suffix, "expected +me, +me.all, -me or +gfx, separated by commas")
+        })
+    };
+    text.split(',').map(str::trim).filter(|suffix| !suffix.is_empty()).map(of).collect()
 }
 
 /// `:9440` is every address of the machine, IPv6 included where there is any.
@@ -277,6 +322,15 @@ mod tests {
     }
 
     #[test]
+    fn rare_profiles_are_named_by_their_suffix() {
+        let of = |flags: &[&str]| config(flags).unwrap().partition_rules();
+        assert_eq!(of(&[]), PartitionRules::default());
+        let all = of(&["--offer", "everything", "--mig-profiles", "-me, +me.all,"]);
+        assert_eq!(all.offer, divvy_carve::Offer::Both);
+        assert_eq!(all.rare, BTreeSet::from([ProfileVariant::AllMedia, ProfileVariant::NoMedia]));
+    }
+
+    #[test]
     fn the_state_is_told_on_loopback_unless_an_address_is_given_for_it() {
         assert!(config(&[]).unwrap().http_tells_state());
         assert!(config(&["--http", "[::1]:9440"]).unwrap().http_tells_state());
@@ -302,6 +356,10 @@ mod tests {
             (
                 &["--pod-uid", "a/b"],
                 "--pod-uid \"a/b\" cannot be used: expected a pod's UID (letters, digits and dashes)",
+            ),
+            (
+                &["--mig-profiles", "+me,me"],
+                "--mig-profiles \"me\" cannot be used: expected +me, +me.all, -me or +gfx, separated by commas",
             ),
             (
                 &["--debug-http", "localhost"],

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use divvy_api::names;
 use divvy_cdi::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, HostRoot, LibraryDelivery};
-use divvy_model::Gpu;
+use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_model::{Gpu, HoldKind};
 
 /// Where the driver's files are looked for.
 #[derive(Debug, Clone, Default)]
@@ -118,7 +119,12 @@ impl DeviceEdits for HostEdits {
         }
     }
 
-    fn device(&self, gpu: &Gpu, _: &RecordedDevice, _: &[StepState]) -> Result<ContainerEdits, EditsError> {
+    fn device(
+        &self,
+        gpu: &Gpu,
+        device: &RecordedDevice,
+        steps: &[StepState],
+    ) -> Result<ContainerEdits, EditsError> {
         let facts = &gpu.facts;
         let minor = facts.minor.ok_or_else(|| EditsError {
             what: format!(
@@ -129,7 +135,37 @@ impl DeviceEdits for HostEdits {
         })?;
         let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, facts.pci_address)
             .map_err(|e| edits_error(&format!("the device nodes of {} are not known", facts.uuid), e))?;
-        Ok(cdi(divvy_host::gpu_edits(&nodes)))
+        match device.kind {
+            HoldKind::Whole | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
+            HoldKind::Partition { .. } => self.partition(&nodes, minor, device, steps),
+        }
+    }
+}
+
+impl HostEdits {
+    /// The capabilities of the instances that the claim's step made, and their UUID for people and programs: one
+    /// variable for each partition, since a container may have several.
+    fn partition(
+        &self,
+        gpu: &GpuNodes,
+        minor: u32,
+        device: &RecordedDevice,
+        steps: &[StepState],
+    ) -> Result<ContainerEdits, EditsError> {
+        let name = &device.allocated.device;
+        let made = device.partition(steps).ok_or_else(|| EditsError {
+            what: format!("the record does not say which MIG instances {name} is"),
+            source: None,
+        })?;
+        let (gi, ci) = (made.gpu_instance, made.compute_instance);
+        let nodes = divvy_host::mig_nodes(&self.host, &self.nodes, minor, gi, ci)
+            .map_err(|e| edits_error(&format!("the device nodes of {name} are not known"), e))?;
+        if !nodes.as_expected {
+            tracing::debug!(device = %name, ?nodes, "the driver counts MIG capabilities in another way than known");
+        }
+        let mut edits = divvy_host::partition_edits(gpu, &nodes);
+        edits.env.push(format!("{}={}", names::env::mig_uuid(name.as_str()), made.uuid));
+        Ok(cdi(edits))
     }
 }
 

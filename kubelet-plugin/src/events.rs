@@ -1,10 +1,12 @@
 //! What a user must know, where the user looks: Events on the claim and a condition in its status. Written after
 //! the kubelet has its answer; a failure to write never fails a prepare.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use divvy_api::names;
 use divvy_claims::{Claim, ClaimRef};
+use divvy_model::{DeviceName, MigUuid};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -31,17 +33,30 @@ pub(crate) struct Verdict {
     pub(crate) reason: String,
     /// For people.
     pub(crate) message: String,
+    /// UUIDs of the partitions that were made for the claim.
+    pub(crate) partitions: BTreeMap<DeviceName, MigUuid>,
 }
 
 impl Verdict {
-    /// The claim can be used after all; said only after it was refused.
-    pub(crate) fn prepared() -> Self {
-        Self { prepared: true, reason: "Prepared".to_owned(), message: "devices are prepared".to_owned() }
+    /// The claim can be used: said after it was refused, and when there is something to tell that was not known
+    /// before, such as the UUIDs of partitions.
+    pub(crate) fn prepared(partitions: BTreeMap<DeviceName, MigUuid>) -> Self {
+        Self {
+            prepared: true,
+            reason: "Prepared".to_owned(),
+            message: "devices are prepared".to_owned(),
+            partitions,
+        }
     }
 
     /// The claim can never be prepared as it is.
     pub(crate) fn refused(category: &str, message: &str) -> Self {
-        Self { prepared: false, reason: camel_case(category), message: message.to_owned() }
+        Self {
+            prepared: false,
+            reason: camel_case(category),
+            message: message.to_owned(),
+            partitions: BTreeMap::new(),
+        }
     }
 }
 
@@ -105,8 +120,10 @@ impl Teller {
     /// Puts the verdict into the claim's status, unless it is there already.
     pub(crate) async fn condition(&self, claim: &Claim, before: Option<&Condition>, verdict: &Verdict) {
         let status = if verdict.prepared { "True" } else { "False" };
-        if before
-            .is_some_and(|c| c.status == status && c.reason == verdict.reason && c.message == verdict.message)
+        if verdict.partitions.is_empty()
+            && before.is_some_and(|c| {
+                c.status == status && c.reason == verdict.reason && c.message == verdict.message
+            })
         {
             return;
         }
@@ -141,6 +158,10 @@ impl Teller {
                 "device": result.device,
                 "conditions": [condition],
             });
+            if let (Some(uuid), Some(map)) = (verdict.partitions.get(&result.device), device.as_object_mut())
+            {
+                map.insert("data".to_owned(), json!({ "uuid": uuid }));
+            }
             if let (Some(share), Some(map)) = (&result.share_id, device.as_object_mut()) {
                 map.insert("shareID".to_owned(), json!(share));
             }

@@ -89,7 +89,7 @@ impl InventoryOwner {
                 }
             }
             let topology = |address: PciAddress| topology(&host, address);
-            let found = divvy_nvml::read_inventory(&*gpus, &topology)?;
+            let found = divvy_nvml::read_inventory_after(&*gpus, &topology, before)?;
             Ok(if before == Some(&found) { Look::Same } else { Look::Changed(Arc::new(found)) })
         });
         match looked.await {

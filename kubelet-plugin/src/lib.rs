@@ -21,6 +21,7 @@ mod error;
 mod events;
 mod inventory;
 mod metrics;
+mod occupied;
 mod pod_resources;
 mod pods;
 mod publish;
@@ -35,7 +36,7 @@ mod tasks;
 
 pub use app::{Deps, run};
 pub use args::Args;
-pub use config::{Config, ConfigError, Timing};
+pub use config::{Config, ConfigError, Offer, Timing};
 pub use error::RunError;
 pub use sockets::{SocketNames, TooLong};
 pub use start::{StartError, start};

@@ -6,10 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::names::taints as keys;
-use divvy_carve::{Carved, Input, Note, Pool, ServerFeatures, Taint, carve, pool_name, validate};
+use divvy_carve::{
+    Carved, Input, Note, Offer, PartitionRules, Partitioning, Pool, ServerFeatures, Taint, carve_partitions,
+    pool_name, validate,
+};
 use divvy_claims::Phase;
-use divvy_executor::{Executor, HeldDevice};
-use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
+use divvy_executor::{Executor, HeldDevice, RefusedMode};
+use divvy_model::mig::{MigCapabilities, Placement};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +24,7 @@ use crate::config::Timing;
 use crate::events::Teller;
 use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
+use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied};
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -30,6 +35,9 @@ pub(crate) struct Carver {
     pub(crate) driver: String,
     pub(crate) executor: Arc<Executor>,
     pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) foreign: Arc<Foreign>,
+    /// By which rules GPUs are cut.
+    pub(crate) rules: PartitionRules,
     pub(crate) seen: watch::Receiver<Seen>,
     pub(crate) features: watch::Receiver<ServerFeatures>,
     /// Records have changed.
@@ -50,6 +58,14 @@ struct Memory {
     /// Already logged.
     notes: BTreeSet<Note>,
     problem: Option<String>,
+    /// Whether to look again soon: something was taken for what it was a moment ago.
+    look_soon: bool,
+    /// Instances of others, already told.
+    foreign: BTreeSet<(GpuUuid, Placement)>,
+    /// GPUs whose MIG mode did not change, already told.
+    refused: BTreeSet<GpuUuid>,
+    /// What GPUs can be cut into, as last told.
+    capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     /// GPUs with a number that are not there and not published, since when.
     gone: BTreeMap<GpuUuid, Instant>,
     /// Whether the API has told once who holds what.
@@ -64,6 +80,10 @@ struct Memory {
 struct Kept {
     ordinals: Ordinals,
     taints: BTreeMap<GpuUuid, Vec<Taint>>,
+    occupied: Occupied,
+    /// What others have made, and whether that was found out a moment ago.
+    foreign: Vec<(GpuUuid, Placement)>,
+    stale: bool,
     phases: [i64; PHASES.len()],
 }
 
@@ -72,7 +92,10 @@ impl Carver {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut memory = Memory::default();
         loop {
-            let again = self.look(&mut memory).await;
+            let mut again = self.look(&mut memory).await;
+            if memory.look_soon {
+                again = Some(again.map_or(FOREIGN_LASTS, |again| again.min(FOREIGN_LASTS)));
+            }
             tokio::select! {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.features.changed() => {}
@@ -87,7 +110,7 @@ impl Carver {
     async fn look(&mut self, memory: &mut Memory) -> Option<Duration> {
         let features = self.features.borrow_and_update().clone();
         let inventory = self.seen.borrow_and_update().inventory.clone();
-        let kept = match self.kept(inventory.as_deref(), memory).await {
+        let kept = match self.kept(inventory.as_ref(), memory).await {
             Ok(kept) => kept,
             Err(problem) => {
                 if memory.problem.as_ref() != Some(&problem) {
@@ -98,12 +121,27 @@ impl Carver {
             }
         };
         memory.problem = None;
+        memory.look_soon = kept.stale;
+        self.tell_foreign(memory, &kept.foreign);
         self.metrics.records(kept.phases);
         let inventory = inventory?;
         self.metrics.gpus.set(i64::try_from(inventory.gpus.len()).unwrap_or(i64::MAX));
         let previous = self.desired.borrow().clone();
+        for (uuid, mig) in inventory.gpus.iter().filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?))) {
+            if memory.capabilities.get(uuid) != Some(&mig.capabilities) {
+                memory.capabilities.insert(uuid.clone(), mig.capabilities.clone());
+            }
+        }
+        memory.capabilities.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
+        let capabilities = memory.capabilities.clone();
+        let refused = self.executor.refused_modes();
+        self.tell_refused(memory, &refused);
+        let rules =
+            inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules_of(refused.get(uuid)))).collect();
+        let partitioning =
+            Partitioning { capabilities: &capabilities, rules: &rules, occupied: &kept.occupied.0 };
         let carve_with = |held: &BTreeSet<DeviceName>| {
-            carve(&Input {
+            let input = Input {
                 node: &self.node,
                 inventory: &inventory,
                 ordinals: &kept.ordinals,
@@ -111,7 +149,8 @@ impl Carver {
                 held,
                 previous: previous.as_ref(),
                 features: &features,
-            })
+            };
+            carve_partitions(&input, &partitioning)
         };
         let offered = carve_with(&BTreeSet::new());
         let gone = gone(&kept.ordinals, &inventory, &offered.pool);
@@ -124,19 +163,56 @@ impl Carver {
         // only asked then, since the answer is a list of all claims.
         let vanished =
             || previous.iter().flat_map(Pool::devices).any(|d| offered.pool.device(&d.name).is_none());
-        let unsure = || !memory.asked && lacks_a_whole_gpu(&kept.ordinals, &offered.pool);
+        let unsure =
+            || !memory.asked && offers_less_than_it_may(&kept.ordinals, &capabilities, &offered.pool);
         if gone.is_empty() && !memory.keeps_withdrawn && !vanished() && !unsure() {
             memory.held = None;
             self.publish(memory, offered);
-            return None;
+            return (!refused.is_empty()).then_some(self.timing.withdrawn);
         }
         let held = self.held(memory, now, previous.as_ref()).await;
         let withdrawn: BTreeSet<DeviceName> =
             held.into_iter().filter(|device| offered.pool.device(device).is_none()).collect();
         memory.keeps_withdrawn = !withdrawn.is_empty();
-        let again = !(gone.is_empty() && withdrawn.is_empty());
+        let again = !(gone.is_empty() && withdrawn.is_empty() && refused.is_empty() && memory.asked);
         self.publish(memory, carve_with(&withdrawn));
         again.then_some(self.timing.withdrawn)
+    }
+
+    /// A GPU whose MIG mode did not change when a claim needed it is offered as it is until it does.
+    fn rules_of(&self, refused: Option<&RefusedMode>) -> PartitionRules {
+        match refused {
+            None => self.rules.clone(),
+            Some(_) => PartitionRules { offer: Offer::AsIs, ..self.rules.clone() },
+        }
+    }
+
+    fn tell_foreign(&self, memory: &mut Memory, foreign: &[(GpuUuid, Placement)]) {
+        let now: BTreeSet<_> = foreign.iter().cloned().collect();
+        for (gpu, at) in now.difference(&memory.foreign) {
+            let note = format!(
+                "{gpu} has a MIG instance at memory slices {}..{} that this driver has not made: what overlaps it is not given out (whoever made it can remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`)",
+                at.start,
+                at.end().saturating_sub(1)
+            );
+            tracing::warn!("{note}");
+            let teller = self.teller.clone();
+            self.told.spawn(async move { teller.warn_node("foreign-mig-instance", &note).await });
+        }
+        memory.foreign = now;
+    }
+
+    fn tell_refused(&self, memory: &mut Memory, refused: &BTreeMap<GpuUuid, RefusedMode>) {
+        for (gpu, mode) in refused.iter().filter(|(gpu, _)| !memory.refused.contains(*gpu)) {
+            let note = format!(
+                "{gpu} is offered only as its MIG mode is now, until it can be changed: {}",
+                mode.why
+            );
+            tracing::warn!(%gpu, why = mode.why, "MIG mode was not changed");
+            let teller = self.teller.clone();
+            self.told.spawn(async move { teller.warn_node("mig-mode-refused", &note).await });
+        }
+        memory.refused = refused.keys().cloned().collect();
     }
 
     fn publish(&self, memory: &mut Memory, carved: Carved) {
@@ -166,7 +242,7 @@ impl Carver {
     }
 
     /// Numbers new GPUs, forgets those long gone, and reads what the records say.
-    async fn kept(&self, inventory: Option<&Inventory>, memory: &Memory) -> Result<Kept, String> {
+    async fn kept(&self, inventory: Option<&Arc<Inventory>>, memory: &Memory) -> Result<Kept, String> {
         let present: Option<Vec<_>> = inventory
             .map(|i| i.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)).collect());
         // A number may be referred to as long as its device may be allocated: a while after it was withdrawn, and
@@ -179,8 +255,8 @@ impl Carver {
             .map(|(gpu, _)| gpu.clone())
             .collect();
         let held = memory.held.as_ref().map(|(_, held)| held.clone());
-        let executor = self.executor.clone();
-        let busy = self.busy.clone();
+        let (executor, inventory) = (self.executor.clone(), inventory.cloned());
+        let (busy, foreign) = (self.busy.clone(), self.foreign.clone());
         let read = tokio::task::spawn_blocking(move || {
             let keep = |gpu: &GpuUuid, ordinal: u32| {
                 let of_it =
@@ -193,10 +269,23 @@ impl Carver {
             };
             let records = executor.held().map_err(|e| crate::chain(&e))?;
             let mut taints = BTreeMap::<GpuUuid, Vec<Taint>>::new();
+            let mut occupied = Occupied::default();
             for record in
                 records.iter().filter(|r| matches!(r.phase, Phase::Leaving(_)) && !busy(&r.claim.uid))
             {
-                taint(&mut taints, &record.hold.gpu, keys::LINGERING);
+                // What lingers in a partition is in the way of what overlaps it, not of its neighbours.
+                match record.hold.kind {
+                    HoldKind::Partition { placement, .. } => {
+                        occupied.add(&record.hold.gpu, placement, keys::LINGERING);
+                    }
+                    HoldKind::Whole | HoldKind::Admin => {
+                        taint(&mut taints, &record.hold.gpu, keys::LINGERING);
+                    }
+                }
+            }
+            let (foreign, stale) = foreign.look(&executor, inventory.as_deref(), &records);
+            for (gpu, placement) in &foreign {
+                occupied.add(gpu, *placement, keys::FOREIGN);
             }
             for gpu in executor.fences().map_err(|e| crate::chain(&e))?.keys() {
                 taint(&mut taints, gpu, keys::FENCED);
@@ -206,7 +295,7 @@ impl Carver {
                     taint(&mut taints, gpu, keys::FENCED);
                 }
             }
-            Ok(Kept { ordinals, taints, phases: phases(&records) })
+            Ok(Kept { ordinals, taints, occupied, foreign, stale, phases: phases(&records) })
         });
         read.await.unwrap_or_else(|died| Err(died.to_string()))
     }
@@ -264,14 +353,29 @@ fn gone(ordinals: &Ordinals, inventory: &Inventory, pool: &Pool) -> BTreeSet<Gpu
     let listed = |gpu: &GpuUuid| {
         inventory.gpus.contains_key(gpu) || inventory.problems.iter().any(|problem| problem.gpu == *gpu)
     };
-    let all =
-        ordinals.iter().filter(|(gpu, ordinal)| !listed(gpu) && pool.device(&whole(*ordinal)).is_none());
+    let published: BTreeSet<u32> =
+        pool.devices().filter_map(|d| Some(DeviceKind::parse(&d.name).ok()?.ordinal())).collect();
+    let all = ordinals.iter().filter(|(gpu, ordinal)| !listed(gpu) && !published.contains(ordinal));
     all.map(|(gpu, _)| gpu.clone()).collect()
 }
 
-/// Whether a numbered GPU is not offered as a whole. It may be held as one from before this process began.
-fn lacks_a_whole_gpu(ordinals: &Ordinals, pool: &Pool) -> bool {
-    ordinals.iter().any(|(_, ordinal)| pool.device(&whole(ordinal)).is_none())
+/// Whether a numbered GPU is not offered as a whole, or could be cut and is not. It may be held as such from before
+/// this process began.
+fn offers_less_than_it_may(
+    ordinals: &Ordinals,
+    capabilities: &BTreeMap<GpuUuid, MigCapabilities>,
+    pool: &Pool,
+) -> bool {
+    let cut: BTreeSet<u32> = pool
+        .devices()
+        .filter_map(|device| match DeviceKind::parse(&device.name).ok()? {
+            DeviceKind::Partition(name) => Some(name.ordinal),
+            DeviceKind::Whole { .. } => None,
+        })
+        .collect();
+    ordinals.iter().any(|(gpu, ordinal)| {
+        pool.device(&whole(ordinal)).is_none() || (capabilities.contains_key(gpu) && !cut.contains(&ordinal))
+    })
 }
 
 fn whole(ordinal: u32) -> DeviceName {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use divvy_claims::{Claim, ClaimRef, PreparedDevice, Retry};
 use divvy_executor::{Call, Executor, PrepareError, Unprepared};
-use divvy_model::ClaimUid;
+use divvy_model::{ClaimUid, DeviceKind};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::sync::Notify;
@@ -159,15 +159,19 @@ impl Failure {
     /// Whether the user has something to do about it that the kubelet's retries do not settle.
     fn concerns_user(&self) -> bool {
         match self {
-            Self::Prepare(error) => {
-                matches!(&**error, PrepareError::Refused(refusal) if refusal.retry() != Retry::Soon)
-            }
+            Self::Prepare(error) => match &**error {
+                PrepareError::Refused(refusal) => refusal.retry() != Retry::Soon,
+                // The hardware, or whoever else uses it, stands in the way.
+                PrepareError::Step { .. } => true,
+                _ => false,
+            },
             Self::Claim(_) | Self::Fetch(_) | Self::Died(_) => false,
         }
     }
 
-    fn is_permanent(&self) -> bool {
-        matches!(self, Self::Prepare(error) if error.is_permanent())
+    /// Whether the claim's status says it until it is prepared after all.
+    fn is_for_the_status(&self) -> bool {
+        matches!(self, Self::Prepare(error) if error.is_permanent() || matches!(**error, PrepareError::Step { .. }))
     }
 }
 
@@ -229,16 +233,27 @@ impl One {
         }
     }
 
-    /// A claim that was refused before shows that it no longer is.
+    /// A claim that was refused before shows that it no longer is, and one with partitions which they are: nobody
+    /// could know their UUIDs before.
     fn tell_prepared(self: &Arc<Self>, seen: Option<(Claim, Option<Condition>)>) {
-        if let Some((claim, Some(condition))) = seen
-            && condition.status != "True"
-        {
-            let one = self.clone();
-            self.after.spawn(async move {
-                one.teller.condition(&claim, Some(&condition), &Verdict::prepared()).await;
-            });
+        let Some((claim, condition)) = seen else { return };
+        let was_refused = condition.as_ref().is_some_and(|condition| condition.status != "True");
+        let has_partitions = claim
+            .allocation
+            .results
+            .iter()
+            .any(|result| matches!(DeviceKind::parse(&result.device), Ok(DeviceKind::Partition(_))));
+        if !was_refused && !has_partitions {
+            return;
         }
+        let one = self.clone();
+        self.after.spawn(async move {
+            let (executor, uid) = (one.executor.clone(), claim.uid.clone());
+            let made = tokio::task::spawn_blocking(move || executor.partitions(&uid)).await;
+            let made = made.ok().and_then(Result::ok).unwrap_or_default();
+            let partitions = made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
+            one.teller.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
+        });
     }
 
     fn tell_failure(
@@ -252,11 +267,11 @@ impl One {
             return;
         }
         let (one, claim, message) = (self.clone(), claim.clone(), message.to_owned());
-        let (category, permanent) = (failure.category(), failure.is_permanent());
+        let (category, for_status) = (failure.category(), failure.is_for_the_status());
         // After the answer: a slow API server must not cost the kubelet's patience too.
         self.after.spawn(async move {
             one.teller.warn(&claim, category, &message).await;
-            if let Some((claim, condition)) = seen.filter(|_| permanent) {
+            if let Some((claim, condition)) = seen.filter(|_| for_status) {
                 one.teller.condition(&claim, condition.as_ref(), &Verdict::refused(category, &message)).await;
             }
         });

@@ -17,6 +17,9 @@ use anyhow::{Context, Result};
 use divvy_api::names;
 use divvy_fake_cluster::ClaimRef;
 use divvy_gpu_sim::SimNode;
+use divvy_kubelet_plugin::Offer;
+use divvy_model::mig::GpuInstance;
+use divvy_model::{DeviceKind, Ordinals};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 
 use self::report::{ClaimReport, DeviceReport, Report, Scenario, State};
@@ -25,6 +28,7 @@ use self::workload::{Consumer, Workload, expand};
 use self::world::{NODE, World};
 use crate::format::{self, Format};
 use crate::manifests::Manifests;
+use crate::slices::Picture;
 
 /// What `divvy demo` takes.
 #[derive(Debug, clap::Args)]
@@ -54,8 +58,15 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("select-by-attribute", include_str!("../../../examples/select-by-attribute/manifests.yaml")),
     ("deployment", include_str!("../../../examples/deployment/manifests.yaml")),
     ("device-config", include_str!("../../../examples/device-config/manifests.yaml")),
+    ("mig-partitions", include_str!("../../../examples/mig-partitions/manifests.yaml")),
+    ("mig-two-containers", include_str!("../../../examples/mig-two-containers/manifests.yaml")),
+    ("mig-same-gpu", include_str!("../../../examples/mig-same-gpu/manifests.yaml")),
     ("admin-access", include_str!("../../../examples/admin-access/manifests.yaml")),
 ];
+
+/// Examples for nodes whose GPUs are offered as they are. A GPU that is offered in several ways has counters, and
+/// admin requests are checked against them too: a busy one cannot be had (docs/adr/0003).
+const AS_IT_IS: [&str; 1] = ["admin-access"];
 
 /// Runs the demo. Exit status 1 when a claim failed or stays pending, or anything was left behind.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -88,23 +99,39 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 async fn perform(sim_text: &str, sim: &SimNode, manifests: &[(String, Manifests)]) -> Result<Report> {
-    let world = World::start(sim).await?;
+    let world = World::start(sim, Offer::Everything).await?;
     let published = report::published(&world.api.list::<ResourceSlice>());
     let published_after_ms = millis(world.published_after);
     let mut scenarios = Vec::new();
-    for (name, manifests) in manifests {
-        scenarios.push(scenario(&world, name, manifests).await);
+    let as_it_is = |name: &str| AS_IT_IS.contains(&name);
+    for (name, manifests) in manifests.iter().filter(|(name, _)| !as_it_is(name)) {
+        scenarios.push(scenario(&world, sim, name, manifests).await);
     }
-    let left_behind = world.stop().await?;
+    let mut left_behind = world.stop().await?;
+    let rest: Vec<_> = manifests.iter().filter(|(name, _)| as_it_is(name)).collect();
+    if !rest.is_empty() {
+        // What it left of MIG mode is of no concern to the next: a fresh node.
+        let sim = SimNode::parse(sim_text).context("--sim cannot be used")?;
+        let world = World::start(&sim, Offer::Auto).await?;
+        for (name, manifests) in rest {
+            scenarios.push(scenario(&world, &sim, name, manifests).await);
+        }
+        left_behind.extend(world.stop().await?);
+    }
+    let instances = pictures(sim, &Claims::new());
+    left_behind.extend(instances.iter().flat_map(|picture| {
+        picture.partitions.iter().map(|part| format!("{} at {} of {}", part.profile, part.start, picture.gpu))
+    }));
     Ok(Report { sim: sim_text.to_owned(), published, published_after_ms, scenarios, left_behind })
 }
 
 /// One manifest from its objects in the API to everything given back.
-async fn scenario(world: &World, name: &str, manifests: &Manifests) -> Scenario {
-    match enact(world, manifests).await {
-        Ok(claims) => Scenario { name: name.to_owned(), claims, problem: None },
+async fn scenario(world: &World, sim: &SimNode, name: &str, manifests: &Manifests) -> Scenario {
+    let name = name.to_owned();
+    match enact(world, sim, manifests).await {
+        Ok((claims, gpus)) => Scenario { name, claims, gpus, problem: None },
         Err(error) => {
-            Scenario { name: name.to_owned(), claims: Vec::new(), problem: Some(format!("{error:#}")) }
+            Scenario { name, claims: Vec::new(), gpus: Vec::new(), problem: Some(format!("{error:#}")) }
         }
     }
 }
@@ -112,7 +139,11 @@ async fn scenario(world: &World, name: &str, manifests: &Manifests) -> Scenario 
 /// Claims by `namespace/name`, in order of appearance, with what is known so far.
 type Claims = BTreeMap<(String, String), ClaimReport>;
 
-async fn enact(world: &World, manifests: &Manifests) -> Result<Vec<ClaimReport>> {
+async fn enact(
+    world: &World,
+    sim: &SimNode,
+    manifests: &Manifests,
+) -> Result<(Vec<ClaimReport>, Vec<Picture>)> {
     let workload = expand(manifests)?;
     for class in &manifests.classes {
         world.api.put(class).context("a DeviceClass of the manifest")?;
@@ -131,9 +162,40 @@ async fn enact(world: &World, manifests: &Manifests) -> Result<Vec<ClaimReport>>
         let outcome = scheduler.place(consumer);
         prepare(world, consumer, outcome, &references, &mut reports).await?;
     }
+    let gpus = pictures(sim, &reports);
     give_back(world, &references, &mut reports).await?;
     clean(world, &workload, manifests)?;
-    Ok(reports.into_values().collect())
+    Ok((reports.into_values().collect(), gpus))
+}
+
+/// The GPUs as the hardware is cut now, if any of them is; who has what is what claims were told.
+fn pictures(sim: &SimNode, reports: &Claims) -> Vec<Picture> {
+    let inventory = sim.inventory();
+    let mut ordinals = Ordinals::default();
+    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    let mut gpus: Vec<(u32, Picture)> = Vec::new();
+    for (uuid, gpu) in &inventory.gpus {
+        let (Some(ordinal), Some(mig)) = (ordinals.of(uuid), &gpu.mig) else { continue };
+        let holder = |instance: &GpuInstance| {
+            let is_it = |device: &DeviceReport| {
+                let name = device.device.parse().ok().and_then(|name| DeviceKind::parse(&name).ok());
+                matches!(name, Some(DeviceKind::Partition(name)) if (name.ordinal, name.profile, name.start)
+                    == (ordinal, instance.profile, instance.placement.start))
+            };
+            let has_it = |report: &&ClaimReport| match &report.state {
+                State::Prepared { devices, .. } => devices.iter().any(is_it),
+                State::Pending { .. } | State::Failed { .. } => false,
+            };
+            reports.values().find(has_it).map(|report| report.claim.clone())
+        };
+        let picture = Picture::of(format!("gpu-{ordinal}"), &mig.capabilities, &mig.instances, holder);
+        gpus.push((ordinal, picture));
+    }
+    if gpus.iter().all(|(_, picture)| picture.partitions.is_empty()) {
+        return Vec::new();
+    }
+    gpus.sort_by_key(|(ordinal, _)| *ordinal);
+    gpus.into_iter().map(|(_, picture)| picture).collect()
 }
 
 /// Prepares what a consumer needs and is not prepared yet, in one call as the kubelet does, and notes what came of it.
@@ -227,7 +289,8 @@ fn clean(world: &World, workload: &Workload, manifests: &Manifests) -> Result<()
         let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
         world.api.delete::<ResourceClaim>(namespace.unwrap_or_default(), name.unwrap_or_default())?;
     }
-    for class in manifests.classes.iter().filter(|c| c.metadata.name.as_deref() != Some(names::CLASS_GPU)) {
+    let ours = |name: Option<&str>| world::CLASSES.iter().any(|(class, _)| Some(*class) == name);
+    for class in manifests.classes.iter().filter(|c| !ours(c.metadata.name.as_deref())) {
         let name = class.metadata.name.as_deref().unwrap_or_default();
         world.api.delete::<k8s_openapi::api::resource::v1::DeviceClass>("", name)?;
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::report::{ClaimReport, Report, Scenario, State};
+use super::report::{self, ClaimReport, Report, Scenario, State};
 use crate::table::Table;
 
 /// The report as text.
@@ -12,8 +12,8 @@ pub(crate) fn render(report: &Report) -> String {
         report.sim, report.published_after_ms
     );
     let mut table = Table::new(["DEVICE", "PRODUCT", "MEMORY", "NUMA", "UUID"]);
-    for d in &report.published {
-        table.row([d.name.clone(), d.product.clone(), d.memory.clone(), d.numa.clone(), d.uuid.clone()]);
+    for (name, d) in report::rows(&report.published) {
+        table.row([name, d.product.clone(), d.memory.clone(), d.numa.clone(), d.uuid.clone()]);
     }
     out += &table.render(2);
     for scenario in &report.scenarios {
@@ -61,7 +61,13 @@ fn of_scenario(scenario: &Scenario) -> String {
             table.row(row);
         }
     }
-    table.render(2)
+    let mut out = table.render(2);
+    for picture in &scenario.gpus {
+        for line in picture.lines() {
+            out += &format!("\n  {line}");
+        }
+    }
+    out
 }
 
 fn rows(claim: &ClaimReport) -> Vec<[String; 7]> {
@@ -110,14 +116,18 @@ fn array<'a>(edits: &'a Value, key: &str) -> &'a [Value] {
     edits.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// The device nodes that are the device's own: those of GPUs, not the control nodes.
+/// The device nodes that are the device's own: those of GPUs and of MIG capabilities, not the control nodes.
 fn nodes(document: Option<&Value>, ids: &[String]) -> String {
     let Some(document) = document else { return "-".to_owned() };
     let mut paths: Vec<&str> = edits_of(document, ids)
         .flat_map(|edits| array(edits, "deviceNodes"))
         .filter_map(|node| node.get("path").and_then(Value::as_str))
-        .filter(|path| {
-            path.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
+        .filter_map(|path| {
+            let capability = path.strip_prefix("/dev/nvidia-caps/nvidia-");
+            capability.or_else(|| {
+                let number = path.strip_prefix("/dev/nvidia")?;
+                number.bytes().all(|b| b.is_ascii_digit()).then_some(path)
+            })
         })
         .collect();
     paths.dedup();
@@ -204,7 +214,7 @@ mod tests {
             sim: "h100x1".to_owned(),
             published: vec![device],
             published_after_ms: 7,
-            scenarios: vec![Scenario { name: "one".to_owned(), claims, problem: None }],
+            scenarios: vec![Scenario { name: "one".to_owned(), claims, gpus: Vec::new(), problem: None }],
             left_behind: Vec::new(),
         }
     }

@@ -5,6 +5,8 @@ use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::slices::Picture;
+
 /// The whole demo.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -54,6 +56,9 @@ pub(crate) struct PublishedDevice {
 pub(crate) struct Scenario {
     pub(crate) name: String,
     pub(crate) claims: Vec<ClaimReport>,
+    /// The GPUs while all claims were prepared, if any was in partitions then.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gpus: Vec<Picture>,
     /// What kept the whole scenario from running.
     pub(crate) problem: Option<String>,
 }
@@ -100,6 +105,31 @@ pub(crate) struct DeviceReport {
     pub(crate) requests: Vec<String>,
     pub(crate) device: String,
     pub(crate) cdi_ids: Vec<String>,
+}
+
+/// Devices that differ only in where a partition begins, as one row: `gpu-0-mig-1g10gb-19-{0,1,2}`.
+pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice)> {
+    let mut rows: Vec<(String, Vec<&str>, &PublishedDevice)> = Vec::new();
+    for device in devices {
+        let (stem, start) = match device.name.rsplit_once('-') {
+            Some((stem, start)) if stem.contains("-mig-") => (stem, start),
+            _ => (device.name.as_str(), ""),
+        };
+        let is_it =
+            |row: &&mut (String, Vec<&str>, _)| row.0 == stem && !start.is_empty() && !row.1.is_empty();
+        if let Some((_, starts, _)) = rows.iter_mut().find(is_it) {
+            starts.push(start);
+        } else {
+            let starts = if start.is_empty() { Vec::new() } else { vec![start] };
+            rows.push((stem.to_owned(), starts, device));
+        }
+    }
+    let name = |stem: String, starts: Vec<&str>| match starts.as_slice() {
+        [] => stem,
+        [one] => format!("{stem}-{one}"),
+        several => format!("{stem}-{{{}}}", several.join(",")),
+    };
+    rows.into_iter().map(|(stem, starts, device)| (name(stem, starts), device)).collect()
 }
 
 /// The devices of the slices in the API, in the order in which the scheduler tries them.

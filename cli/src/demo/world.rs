@@ -10,7 +10,8 @@ use divvy_api::names;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_kubelet_plugin::{Args, Config, Deps, RunError};
+use divvy_kubelet_plugin::{Args, Config, Deps, Offer, RunError};
+use divvy_model::{DeviceKind, MigMode};
 use divvy_telemetry::{LogFormat, MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
@@ -39,13 +40,15 @@ pub(crate) struct World {
 
 impl World {
     /// Starts the node and waits until its GPUs are published and the plugin is registered.
-    pub(crate) async fn start(sim: &SimNode) -> Result<Self> {
+    pub(crate) async fn start(sim: &SimNode, offer: Offer) -> Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("divvy-demo-").tempdir().context("a temporary folder")?;
         let host = host_of(sim).build(&folder.path().join("host")).context("the demo's host")?;
         let api = FakeApi::new();
         api.put(&Node { ..build::mk_node(NODE) }).context("the demo's node")?;
-        api.put(&class_of_whole_gpus()).context("the demo's device class")?;
+        for (name, kind) in CLASSES {
+            api.put(&class(name, kind)).context("the demo's device classes")?;
+        }
         let kubelet_config = KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone());
         let args = Args {
             node_name: NODE.to_owned(),
@@ -59,6 +62,8 @@ impl World {
             host_root: folder.path().join("host"),
             device_nodes: Some(host.node_table),
             nvml_library: None,
+            offer,
+            mig_profiles: String::new(),
             hook_path: None,
             http: String::new(),
             debug_http: String::new(),
@@ -78,7 +83,8 @@ impl World {
         let started = Instant::now();
         let config = Config::try_from(args).context("the plugin's configuration")?;
         let mut plugin = tokio::spawn(divvy_kubelet_plugin::run(config, deps, stop.clone()));
-        let published = api.wait_until(|seen| !seen.list::<ResourceSlice>().is_empty(), PATIENCE);
+        let partitions = offers_partitions(sim, offer);
+        let published = api.wait_until(|seen| is_published(&seen.list(), partitions), PATIENCE);
         tokio::select! {
             published = published => published.context("the plugin published nothing")?,
             ended = &mut plugin => {
@@ -139,13 +145,41 @@ fn host_of(sim: &SimNode) -> Fixture {
     fixture
 }
 
-/// The class that the chart installs.
-fn class_of_whole_gpus() -> DeviceClass {
+/// Whether partitions will be published.
+fn offers_partitions(sim: &SimNode, offer: Offer) -> bool {
+    sim.inventory().gpus.values().filter(|gpu| gpu.mig.is_some()).any(|gpu| match gpu.facts.mig_mode {
+        MigMode::Unsupported => false,
+        mode @ MigMode::Supported { .. } => {
+            mode.is_on() || (offer == Offer::Everything && gpu.facts.architecture.toggles_mig_without_reset())
+        }
+    })
+}
+
+/// Whether the pool is whole, with partitions if there are to be any: they come once the plugin has heard the API
+/// server's version.
+fn is_published(slices: &[ResourceSlice], partitions: bool) -> bool {
+    let Some(newest) = slices.iter().map(|slice| slice.spec.pool.generation).max() else { return false };
+    let newest: Vec<_> = slices.iter().filter(|slice| slice.spec.pool.generation == newest).collect();
+    let whole = newest
+        .first()
+        .is_some_and(|slice| usize::try_from(slice.spec.pool.resource_slice_count) == Ok(newest.len()));
+    let is_partition = |name: &str| {
+        name.parse().is_ok_and(|name| matches!(DeviceKind::parse(&name), Ok(DeviceKind::Partition(_))))
+    };
+    let mut devices = newest.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+    whole && (!partitions || devices.any(|device| is_partition(&device.name)))
+}
+
+/// The classes that the chart installs, each with the type of its devices.
+pub(crate) const CLASSES: [(&str, &str); 2] = [(names::CLASS_GPU, "gpu"), (names::CLASS_MIG, "mig")];
+
+fn class(name: &str, kind: &str) -> DeviceClass {
     let domain = names::DRIVER;
-    let expression = format!(r#"device.driver == "{domain}" && device.attributes["{domain}"].type == "gpu""#);
+    let expression =
+        format!(r#"device.driver == "{domain}" && device.attributes["{domain}"].type == "{kind}""#);
     let selector = DeviceSelector { cel: Some(CELDeviceSelector { expression }) };
     DeviceClass {
-        metadata: ObjectMeta { name: Some(names::CLASS_GPU.to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         spec: Some(DeviceClassSpec { selectors: Some(vec![selector]), ..DeviceClassSpec::default() }),
     }
 }

@@ -1,8 +1,12 @@
 //! The allocator: what it is asked, what it answers, and the one call between.
 
+mod capacity;
+mod constraints;
+mod ledger;
 mod request;
 mod results;
 mod search;
+mod shares;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +20,15 @@ use crate::cel::{self, CelError, Program};
 use crate::explain::{self, Explanation};
 use crate::features::Features;
 use crate::nodes::NodeSelectorError;
-use crate::pools::{self, Pool, PoolProblem, Slices};
+use crate::pools::{self, Slices};
 
-pub(crate) use request::{Mode, Prepared, Request};
+pub(crate) use capacity::Unfit;
+pub(crate) use constraints::{Constraint, Kind, Value};
+pub(crate) use ledger::{Short, holders};
+pub(crate) use request::{Candidate, Claim, Mode, Prepared, Request};
 pub(crate) use search::{Refusal, Search, Verdict};
+pub use shares::Share;
+use shares::ShareIds;
 
 /// The most devices that one claim can get.
 pub(crate) const MAX_RESULTS: usize = 32;
@@ -145,6 +154,36 @@ pub enum AllocError {
         /// The number of its terms.
         terms: usize,
     },
+    /// A capacity of a device, or what is asked of it, is not an amount that can be consumed.
+    #[error(
+        "claim {claim}, request {request:?}: capacity {capacity:?} of device {device}: {problem}; correct the request, or the capacity in the ResourceSlice"
+    )]
+    Capacity {
+        /// The claim.
+        claim: Holder,
+        /// The request.
+        request: String,
+        /// The device.
+        device: DeviceId,
+        /// Its capacity.
+        capacity: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// `allocationMode: All` and a constraint that forbids one of the devices.
+    #[error(
+        "claim {claim}, request {request:?}: cannot add device {device} because a claim constraint would not be satisfied: {constraint}; all devices must satisfy it, so select fewer or drop the constraint"
+    )]
+    AllAgainstConstraint {
+        /// The claim.
+        claim: Holder,
+        /// The request.
+        request: String,
+        /// The device.
+        device: DeviceId,
+        /// `matchAttribute NAME` or `distinctAttribute NAME`.
+        constraint: String,
+    },
     /// What is asked for is part of Kubernetes and not of this allocator yet.
     #[error(
         "{subject}: {what} is not supported by the offline allocator yet, only the real scheduler can allocate it"
@@ -206,13 +245,23 @@ impl AllocError {
 #[derive(Debug, Default)]
 pub struct Allocator {
     features: Features,
+    share_ids: ShareIds,
     programs: Mutex<BTreeMap<String, Arc<Result<Program, CelError>>>>,
 }
 
 impl Allocator {
     /// An allocator for a scheduler with these features.
     pub fn new(features: Features) -> Self {
-        Self { features, programs: Mutex::default() }
+        Self { features, ..Self::default() }
+    }
+
+    /// The same with a source of ids for the shares of devices that several claims can have.
+    ///
+    /// Without one an id is derived from what the share is of and for: the same question has the same answer. An id
+    /// must be a UUID in lower case that no other share of the device has.
+    #[must_use]
+    pub fn with_share_ids(self, source: impl Fn(&Share<'_>) -> String + Send + Sync + 'static) -> Self {
+        Self { share_ids: ShareIds::new(source), ..self }
     }
 
     /// Whether the claims of one pod can be satisfied together on the node, and with which devices.
@@ -221,10 +270,10 @@ impl Allocator {
     pub fn allocate(&self, inputs: &Inputs<'_>, claims: &[&ResourceClaim]) -> Result<Outcome, AllocError> {
         let pools = pools::gather(inputs.slices, inputs.node, self.features)?;
         let prepared = Prepared::new(self, inputs, &pools, claims)?;
-        let mut search = Search::new(&prepared);
+        let mut search = Search::new(&prepared, &pools);
         search.collect_all()?;
         if search.run()? {
-            let results = results::assemble(&prepared, &search)?;
+            let results = results::assemble(&prepared, &search, &self.share_ids)?;
             return Ok(Outcome::Fits(Allocated { results, steps: search.steps }));
         }
         if let Some((pool, problem)) = pools.iter().find_map(|p| Some((p, p.invalid()?))) {
@@ -255,20 +304,6 @@ impl Allocator {
         }
         programs.insert(expression.to_owned(), Arc::clone(&program));
         program
-    }
-}
-
-impl Pool<'_> {
-    /// `driver/pool`, for messages.
-    pub(crate) fn id(&self) -> String {
-        format!("{}/{}", self.driver, self.name)
-    }
-
-    fn invalid(&self) -> Option<&str> {
-        match &self.problem {
-            Some(PoolProblem::Invalid(problem)) => Some(problem),
-            Some(PoolProblem::Incomplete { .. }) | None => None,
-        }
     }
 }
 

@@ -5,6 +5,8 @@ use std::fmt;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
+use crate::quantity::Quantity;
+
 /// A device of the cluster: driver, pool, name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId {
@@ -53,16 +55,47 @@ impl fmt::Display for Holder {
 
 /// The users of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Uses {
+pub(crate) struct Uses {
     /// Claims that hold it alone.
     dedicated: Vec<Holder>,
-    /// Claims that hold a share of it, with the share's id.
-    shared: BTreeMap<String, Holder>,
+    shares: Vec<Share>,
+}
+
+/// A claim's share of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Share {
+    id: String,
+    by: Holder,
+    /// What it consumes of each capacity, in billionths.
+    consumed: BTreeMap<String, i128>,
+}
+
+impl Uses {
+    /// Whether any claim holds a share of the device.
+    pub(crate) fn is_shared(&self) -> bool {
+        !self.shares.is_empty()
+    }
+
+    /// Whether any claim has a share with the id.
+    pub(crate) fn has_share(&self, id: &str) -> bool {
+        self.shares.iter().any(|s| s.id == id)
+    }
+
+    /// How much of a capacity all shares consume, in billionths.
+    pub(crate) fn consumed(&self, capacity: &str) -> i128 {
+        let amounts = self.shares.iter().filter_map(|s| s.consumed.get(capacity));
+        amounts.fold(0, |sum, amount| sum.saturating_add(*amount))
+    }
+
+    /// The claims that hold the device or a share of it.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = &Holder> {
+        self.dedicated.iter().chain(self.shares.iter().map(|s| &s.by))
+    }
 }
 
 /// What existing claims hold, collected from their allocations.
 ///
-/// Admin access does not count. Shares are recorded, but shared devices are not allocated yet.
+/// Admin access does not count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllocatedState {
     /// By driver, pool and device name, so that looking up needs no copies.
@@ -87,19 +120,22 @@ impl AllocatedState {
             let pools = self.devices.entry(result.driver.clone()).or_default();
             let devices = pools.entry(result.pool.clone()).or_default();
             let uses = devices.entry(result.device.clone()).or_default();
-            match &result.share_id {
-                Some(share) => {
-                    uses.shared.insert(share.clone(), Holder::of(claim));
-                }
-                None => uses.dedicated.push(Holder::of(claim)),
-            }
+            let Some(id) = &result.share_id else {
+                uses.dedicated.push(Holder::of(claim));
+                continue;
+            };
+            let consumed = result.consumed_capacity.iter().flatten();
+            // No server stores an amount that is none; if it did, the safe reading is that nothing is left.
+            let consumed = consumed.map(|(name, raw)| {
+                (name.clone(), raw.0.parse::<Quantity>().map_or(i128::MAX / 4, |q| q.nanos()))
+            });
+            uses.shares.push(Share { id: id.clone(), by: Holder::of(claim), consumed: consumed.collect() });
         }
     }
 
-    /// The claims that hold a device: alone or, for `shares`, a part of it.
+    /// The claims that hold a device, alone or a share of it.
     pub fn holders(&self, driver: &str, pool: &str, device: &str) -> Vec<&Holder> {
-        let uses = self.uses(driver, pool, device);
-        uses.into_iter().flat_map(|u| u.dedicated.iter().chain(u.shared.values())).collect()
+        self.uses(driver, pool, device).into_iter().flat_map(Uses::holders).collect()
     }
 
     /// Whether a device cannot be given to anyone else: held alone or, without the feature, shared at all.
@@ -107,7 +143,14 @@ impl AllocatedState {
         self.uses(driver, pool, device).is_some_and(|u| shares_count || !u.dedicated.is_empty())
     }
 
-    fn uses(&self, driver: &str, pool: &str, device: &str) -> Option<&Uses> {
+    /// The users of a device, if it has any.
+    pub(crate) fn uses(&self, driver: &str, pool: &str, device: &str) -> Option<&Uses> {
         self.devices.get(driver)?.get(pool)?.get(device)
+    }
+
+    /// The devices of a pool that have users.
+    pub(crate) fn of_pool(&self, driver: &str, pool: &str) -> impl Iterator<Item = (&str, &Uses)> {
+        let devices = self.devices.get(driver).and_then(|pools| pools.get(pool));
+        devices.into_iter().flatten().map(|(name, uses)| (name.as_str(), uses))
     }
 }

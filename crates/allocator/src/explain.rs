@@ -1,13 +1,15 @@
 //! Why nothing fits: for each request, what is wrong with each device.
 
+mod constraints;
 mod display;
+mod reasons;
 
 pub(crate) use display::one_line;
 
 use crate::allocate::{MAX_RESULTS, Mode, Prepared, Refusal, Request, Search, Verdict};
 use crate::allocated::{DeviceId, Holder};
 use crate::nodes;
-use crate::pools::{Pool, PoolProblem};
+use crate::pools::{Gathered, PoolProblem};
 
 /// Why claims cannot be satisfied on a node.
 ///
@@ -18,8 +20,10 @@ pub struct Explanation {
     pub node: String,
     /// The requests that cannot be satisfied; all of them where each could be alone but not together.
     pub requests: Vec<RequestReason>,
-    /// Whether each request could be satisfied alone: they compete for the same devices.
+    /// Whether each request could be satisfied alone: they compete for the same devices, or a constraint refuses.
     pub competing: bool,
+    /// Constraints of the claims that no choice among the available devices satisfies.
+    pub constraints: Vec<ConstraintReason>,
     /// Whether a claim would have got more devices than it can have.
     pub limited: bool,
     /// How many devices the node has in usable pools.
@@ -41,10 +45,21 @@ pub struct RequestReason {
     pub class: String,
     /// How many devices it wants; none means all, and there is not even one.
     pub wanted: Option<usize>,
-    /// How many could be given to it, were it alone.
+    /// How many could be given to it, were it alone; each by itself.
     pub available: usize,
     /// The devices that cannot, in the order in which they are tried.
     pub refused: Vec<DeviceReason>,
+}
+
+/// Why a constraint of a claim cannot be satisfied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConstraintReason {
+    /// The claim.
+    pub claim: Holder,
+    /// `matchAttribute NAME` or `distinctAttribute NAME`.
+    pub constraint: String,
+    /// What is wrong, for people.
+    pub problem: String,
 }
 
 /// Why a device cannot be given to a request.
@@ -56,7 +71,7 @@ pub struct DeviceReason {
     pub reason: Reason,
 }
 
-/// What is wrong with a device.
+/// What is wrong with a device. Amounts are in Kubernetes' notation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// A selector is false.
@@ -73,10 +88,64 @@ pub enum Reason {
         /// Who.
         by: Vec<Holder>,
     },
+    /// Not enough is left of a counter that it would consume.
+    CounterShort {
+        /// The counter set.
+        set: String,
+        /// The counter.
+        counter: String,
+        /// What it would consume.
+        wanted: String,
+        /// What is left.
+        left: String,
+        /// The claims whose devices consume the counter.
+        by: Vec<Holder>,
+    },
+    /// More of a counter of its pool is held than the pool has, which blocks all devices that consume any.
+    PoolOverdrawn {
+        /// The counter set.
+        set: String,
+        /// The counter.
+        counter: String,
+        /// What is left: below zero.
+        left: String,
+        /// The claims whose devices consume the counter.
+        by: Vec<Holder>,
+    },
+    /// It has no capacity of that name.
+    NoSuchCapacity {
+        /// The capacity that the request names.
+        capacity: String,
+    },
+    /// It has less of a capacity than is asked for, or its request policy does not allow that much.
+    CapacityExceeded {
+        /// The capacity.
+        capacity: String,
+        /// What would be consumed.
+        wanted: String,
+        /// What a request can have at most, if that is one number.
+        most: Option<String>,
+    },
+    /// Others have so much of a capacity that not enough is left.
+    CapacityShort {
+        /// The capacity.
+        capacity: String,
+        /// What would be consumed.
+        wanted: String,
+        /// What is left.
+        left: String,
+        /// The claims that have shares of it.
+        by: Vec<Holder>,
+    },
     /// It has a taint that the request does not tolerate.
     Tainted {
         /// `key=value:effect`.
         taint: String,
+    },
+    /// It lacks the attribute that a constraint of the claim is about.
+    NoSuchAttribute {
+        /// `matchAttribute NAME` or `distinctAttribute NAME`.
+        constraint: String,
     },
     /// Its own node selection excludes the node.
     NotOnNode,
@@ -93,14 +162,14 @@ pub enum Reason {
 pub(crate) fn explain<'a>(
     prepared: &Prepared<'a>,
     search: &mut Search<'_, 'a>,
-    pools: &[Pool<'a>],
+    pools: &[Gathered<'a>],
 ) -> Explanation {
     let mut all = Vec::new();
     for claim in &prepared.claims {
         for choice in &claim.requests {
             let holder = Holder::of(claim.object);
             let reasons =
-                choice.alternatives.iter().map(|request| of_request(prepared, search, &holder, request));
+                choice.alternatives.iter().map(|request| of_request(prepared, search, pools, &holder, request));
             all.push(reasons.collect::<Vec<_>>());
         }
     }
@@ -127,6 +196,7 @@ pub(crate) fn explain<'a>(
         node,
         requests,
         competing,
+        constraints: if competing { constraints::unsatisfied(prepared, search) } else { Vec::new() },
         limited: search.limited,
         devices: prepared.candidates.len(),
         unusable_pools: unusable.collect(),
@@ -137,6 +207,7 @@ pub(crate) fn explain<'a>(
 fn of_request<'a>(
     prepared: &Prepared<'a>,
     search: &mut Search<'_, 'a>,
+    pools: &[Gathered<'a>],
     claim: &Holder,
     request: &Request<'a>,
 ) -> RequestReason {
@@ -147,19 +218,20 @@ fn of_request<'a>(
                 available += 1;
                 continue;
             }
-            Ok(Some(Refusal::Taken)) => {
-                // What the class and claim would not want anyway is not a matter of who holds it.
-                match search.verdict(request, index) {
-                    Ok(verdict) => rejection(request, &Refusal::Verdict(verdict)),
-                    Err(_) => None,
+            // What the class and claim would not want anyway is not a matter of who holds it.
+            Ok(Some(Refusal::Taken)) => match search.verdict(request, index) {
+                Ok(verdict) if verdict != Verdict::Selected => {
+                    reasons::of_verdict(request, verdict).unwrap_or(Reason::FeatureOff)
                 }
-                .unwrap_or_else(|| {
+                _ => {
                     let (driver, pool) = (candidate.driver, candidate.pool);
                     let by = prepared.inputs.allocated.holders(driver, pool, &candidate.device.name);
                     Reason::InUse { by: by.into_iter().cloned().collect() }
-                })
+                }
+            },
+            Ok(Some(refusal)) => {
+                reasons::of_refusal(prepared, pools, request, candidate, &refusal).unwrap_or(Reason::FeatureOff)
             }
-            Ok(Some(refusal)) => rejection(request, &refusal).unwrap_or(Reason::FeatureOff),
             Err(error) => Reason::Failed { error: error.to_string() },
         };
         refused.push(DeviceReason { device: candidate.id(), reason });
@@ -175,25 +247,6 @@ fn of_request<'a>(
         wanted,
         available,
         refused,
-    }
-}
-
-/// The reason for a refusal that lies in the device; `None` for a device that the request would take.
-fn rejection(request: &Request<'_>, refusal: &Refusal<'_>) -> Option<Reason> {
-    match refusal {
-        Refusal::Verdict(Verdict::Rejected(place)) => {
-            let selector = request.selectors.get(*place)?;
-            let origin = selector.origin.to_string();
-            let expression = selector.program()?.source().to_owned();
-            Some(Reason::SelectorFalse { origin, index: selector.index, expression })
-        }
-        Refusal::Verdict(Verdict::NotOnNode) => Some(Reason::NotOnNode),
-        Refusal::Verdict(Verdict::FeatureOff) => Some(Reason::FeatureOff),
-        Refusal::Tainted(taint) => {
-            let value = taint.value.as_deref().map(|v| format!("={v}")).unwrap_or_default();
-            Some(Reason::Tainted { taint: format!("{}{value}:{}", taint.key, taint.effect) })
-        }
-        Refusal::Taken | Refusal::Verdict(Verdict::Selected) => None,
     }
 }
 

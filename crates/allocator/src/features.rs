@@ -19,10 +19,14 @@ pub struct Features {
     pub device_binding: bool,
     /// Capacity requests and shared devices (DRAConsumableCapacity).
     pub consumable_capacity: bool,
+    /// Valid ranges in fractions of a unit (DRAFractionalCapacityRange).
+    pub fractional_capacity: bool,
+    /// Constraints over attributes that are lists (DRAListTypeAttributes).
+    pub list_attributes: bool,
 }
 
 impl Features {
-    /// Everything on, as in Kubernetes 1.36 and later.
+    /// Everything that Kubernetes 1.37 has on by default: all but list attributes, which are alpha.
     pub const ALL: Self = Self {
         admin_access: true,
         prioritized_list: true,
@@ -30,6 +34,8 @@ impl Features {
         partitionable_devices: true,
         device_binding: true,
         consumable_capacity: true,
+        fractional_capacity: true,
+        list_attributes: false,
     };
 
     /// The defaults of Kubernetes 1.`minor`.
@@ -42,6 +48,8 @@ impl Features {
             partitionable_devices: minor >= 36,
             device_binding: minor >= 36,
             consumable_capacity: minor >= 36,
+            fractional_capacity: minor >= 37,
+            list_attributes: false,
         }
     }
 }

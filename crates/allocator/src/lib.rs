@@ -8,8 +8,8 @@
 //! * [`Slices`]: the published ResourceSlices, indexed by node, from which the pools of a node are gathered.
 //! * [`AllocatedState`]: what existing claims hold.
 //! * [`Allocator`]: the search. First fit in the scheduler's order: driver and pool name, slice name, device
-//!   index. It does **not** know constraints, shared counters and consumable capacity yet and says so
-//!   ([`AllocError::Unsupported`]) rather than ignore them.
+//!   index; with shared counters, constraints and consumable capacity. It does **not** know derived attributes
+//!   (alpha) and says so ([`AllocError::Unsupported`]) rather than ignore them.
 //! * [`Explanation`]: for each request, why each device was not good enough.
 //!
 //! ```
@@ -39,9 +39,9 @@ mod pools;
 mod quantity;
 mod semver;
 
-pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError};
+pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError, Share};
 pub use allocated::{AllocatedState, DeviceId, Holder};
-pub use explain::{DeviceReason, Explanation, Reason, RequestReason};
+pub use explain::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};
 pub use features::Features;
 pub use nodes::NodeSelectorError;
 pub use pools::Slices;

@@ -3,8 +3,15 @@
 //! Only the highest generation of a pool counts; a pool is *incomplete* while slices of it are missing and
 //! *invalid* when its content contradicts itself. Neither is allocated from. The order of pools, slices and
 //! devices is the order in which the scheduler tries them.
+//!
+//! A pool whose slices are all for one node looks the same in every call: it is checked once, when the slices are
+//! indexed.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod build;
+mod counters;
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice, ResourceSliceSpec};
@@ -12,15 +19,26 @@ use k8s_openapi::api::resource::v1::{Device, ResourceSlice, ResourceSliceSpec};
 use crate::features::Features;
 use crate::nodes::{self, NodeSelectorError};
 
+pub(crate) use build::{Pool, PoolProblem};
+pub(crate) use counters::{Charge, Charges};
+
 /// The published slices, indexed so that looking at one node does not walk over those of all others.
 #[derive(Debug, Default)]
 pub struct Slices<'a> {
-    /// Slices with `spec.nodeName`.
-    of_node: BTreeMap<&'a str, Vec<&'a ResourceSlice>>,
-    /// All others.
+    of_node: BTreeMap<&'a str, OfNode<'a>>,
+    /// Slices without `spec.nodeName`.
     anywhere: Vec<&'a ResourceSlice>,
     /// Every slice of a pool, whatever its node: to tell whether a pool is complete.
     of_pool: BTreeMap<(&'a str, &'a str), Vec<&'a ResourceSlice>>,
+}
+
+/// What is published with a node's name.
+#[derive(Debug, Default)]
+struct OfNode<'a> {
+    /// Pools that have no slice for anything else, in order.
+    pools: Vec<Pool<'a>>,
+    /// Slices of other pools.
+    slices: Vec<&'a ResourceSlice>,
 }
 
 impl<'a> Slices<'a> {
@@ -28,12 +46,23 @@ impl<'a> Slices<'a> {
     pub fn new(slices: impl IntoIterator<Item = &'a ResourceSlice>) -> Self {
         let mut index = Self::default();
         for slice in slices {
-            match &slice.spec.node_name {
-                Some(node) => index.of_node.entry(node).or_default().push(slice),
-                None => index.anywhere.push(slice),
+            if slice.spec.node_name.is_none() {
+                index.anywhere.push(slice);
             }
             let pool = (slice.spec.driver.as_str(), slice.spec.pool.name.as_str());
             index.of_pool.entry(pool).or_default().push(slice);
+        }
+        for ((driver, name), slices) in &index.of_pool {
+            if let Some(node) = only_node(slices) {
+                let pool = Pool::build(driver, name, slices.clone(), slices, Features::ALL);
+                index.of_node.entry(node).or_default().pools.extend(pool);
+                continue;
+            }
+            for slice in slices {
+                if let Some(node) = &slice.spec.node_name {
+                    index.of_node.entry(node).or_default().slices.push(slice);
+                }
+            }
         }
         index
     }
@@ -52,39 +81,33 @@ impl<'a> Slices<'a> {
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &'a str> {
         self.of_node.keys().copied()
     }
-}
 
-/// A pool as one node sees it.
-#[derive(Debug)]
-pub(crate) struct Pool<'a> {
-    pub(crate) driver: &'a str,
-    pub(crate) name: &'a str,
-    /// Slices with devices that are for this node, or are for the node in part; sorted by name.
-    pub(crate) slices: Vec<&'a ResourceSlice>,
-    /// Slices that declare counters. Nothing is charged to them yet.
-    pub(crate) counters: Vec<&'a ResourceSlice>,
-    /// Device slices for other nodes, which draw on the same counters.
-    pub(crate) elsewhere: Vec<&'a ResourceSlice>,
-    /// Why it must not be used now, if so.
-    pub(crate) problem: Option<PoolProblem>,
-}
-
-/// Why a pool is not used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum PoolProblem {
-    /// Slices are missing: it is being updated.
-    Incomplete { seen: usize, wanted: i64 },
-    /// It contradicts itself.
-    Invalid(String),
-}
-
-impl Pool<'_> {
-    fn has_binding_conditions(&self) -> bool {
-        self.devices().any(|d| d.binding_conditions.as_ref().is_some_and(|c| !c.is_empty()))
+    fn everywhere(&self, driver: &'a str, pool: &'a str) -> &[&'a ResourceSlice] {
+        self.of_pool.get(&(driver, pool)).map(Vec::as_slice).unwrap_or_default()
     }
+}
 
-    fn devices(&self) -> impl Iterator<Item = &Device> {
-        self.slices.iter().flat_map(|s| devices(&s.spec))
+/// The node that all slices name.
+fn only_node<'a>(slices: &[&'a ResourceSlice]) -> Option<&'a str> {
+    let node = slices.first()?.spec.node_name.as_deref()?;
+    slices.iter().all(|s| s.spec.node_name.as_deref() == Some(node)).then_some(node)
+}
+
+/// A pool of a node: the one that was checked before, or one that was put together for this call.
+#[derive(Debug)]
+pub(crate) enum Gathered<'a> {
+    Kept(&'a Pool<'a>),
+    Made(Box<Pool<'a>>),
+}
+
+impl<'a> Deref for Gathered<'a> {
+    type Target = Pool<'a>;
+
+    fn deref(&self) -> &Pool<'a> {
+        match self {
+            Self::Kept(pool) => pool,
+            Self::Made(pool) => pool,
+        }
     }
 }
 
@@ -94,30 +117,46 @@ pub(crate) fn devices(spec: &ResourceSliceSpec) -> impl Iterator<Item = &Device>
 
 /// The pools of a node, in the order in which they are tried.
 pub(crate) fn gather<'a>(
-    all: &Slices<'a>,
+    all: &'a Slices<'a>,
     node: &Node,
     features: Features,
-) -> Result<Vec<Pool<'a>>, NodeSelectorError> {
-    let own = all.of_node.get(nodes::name(node)).into_iter().flatten();
+) -> Result<Vec<Gathered<'a>>, NodeSelectorError> {
+    let own = all.of_node.get(nodes::name(node));
     let mut relevant: BTreeMap<(&'a str, &'a str), Vec<&'a ResourceSlice>> = BTreeMap::new();
-    for slice in own.chain(&all.anywhere) {
+    let mut pools = Vec::new();
+    let kept = own.map(|o| o.pools.as_slice()).unwrap_or_default();
+    if features.partitionable_devices {
+        pools.extend(kept.iter().map(Gathered::Kept));
+    } else {
+        let usable = |s: &&ResourceSlice| !partitionable(&s.spec);
+        for pool in kept {
+            let slices: Vec<_> = all.everywhere(pool.driver, pool.name).iter().copied().filter(usable).collect();
+            if !slices.is_empty() {
+                relevant.insert((pool.driver, pool.name), slices);
+            }
+        }
+    }
+    for slice in own.iter().flat_map(|o| &o.slices).chain(&all.anywhere) {
         let spec = &slice.spec;
-        let partitionable = spec.per_device_node_selection == Some(true) || spec.shared_counters.is_some();
-        if partitionable && !features.partitionable_devices {
+        if partitionable(spec) && !features.partitionable_devices {
             continue;
         }
         if slice_is_for(spec, node)? {
             relevant.entry((&spec.driver, &spec.pool.name)).or_default().push(slice);
         }
     }
-    let mut pools = Vec::with_capacity(relevant.len());
     for ((driver, name), slices) in relevant {
-        let everywhere = all.of_pool.get(&(driver, name)).map(Vec::as_slice).unwrap_or_default();
-        pools.extend(build(driver, name, slices, everywhere, features));
+        let pool = Pool::build(driver, name, slices, all.everywhere(driver, name), features);
+        pools.extend(pool.map(|pool| Gathered::Made(Box::new(pool))));
     }
-    // Waiting for a device to be attached comes last; otherwise the order of names stays.
-    pools.sort_by_key(Pool::has_binding_conditions);
+    // Waiting for a device to be attached comes last.
+    pools.sort_by_key(|pool| (pool.waits, pool.driver, pool.name));
     Ok(pools)
+}
+
+/// Whether a slice means nothing to a scheduler without partitionable devices.
+fn partitionable(spec: &ResourceSliceSpec) -> bool {
+    spec.per_device_node_selection == Some(true) || spec.shared_counters.is_some()
 }
 
 fn slice_is_for(spec: &ResourceSliceSpec, node: &Node) -> Result<bool, NodeSelectorError> {
@@ -139,83 +178,4 @@ fn slice_is_for(spec: &ResourceSliceSpec, node: &Node) -> Result<bool, NodeSelec
     }
     // None of the fields that are known: perhaps a later way to say where devices are.
     Ok(false)
-}
-
-/// The pool from its slices that are for the node; `None` when a newer generation is only elsewhere.
-fn build<'a>(
-    driver: &'a str,
-    name: &'a str,
-    relevant: Vec<&'a ResourceSlice>,
-    everywhere: &[&'a ResourceSlice],
-    features: Features,
-) -> Option<Pool<'a>> {
-    let generation = relevant.iter().map(|s| s.spec.pool.generation).max()?;
-    let mut slices: Vec<&ResourceSlice> =
-        relevant.into_iter().filter(|s| s.spec.pool.generation == generation).collect();
-    let wanted = slices.first()?.spec.pool.resource_slice_count;
-    let complete = |seen: usize| i64::try_from(seen) == Ok(wanted);
-    let mut problem = None;
-    let mut others = Vec::new();
-    if !complete(slices.len()) {
-        if everywhere.iter().any(|s| s.spec.pool.generation > generation) {
-            return None;
-        }
-        let here: BTreeSet<*const ResourceSlice> = slices.iter().map(|s| std::ptr::from_ref(*s)).collect();
-        let same = everywhere.iter().copied().filter(|s| s.spec.pool.generation == generation);
-        others = same.filter(|s| !here.contains(&std::ptr::from_ref(*s))).collect();
-        let seen = slices.len() + others.len();
-        if !complete(seen) {
-            problem = Some(PoolProblem::Incomplete { seen, wanted });
-        }
-    }
-    slices.sort_by_key(|s| s.metadata.name.as_deref());
-    others.sort_by_key(|s| s.metadata.name.as_deref());
-    let declares = |s: &&ResourceSlice| s.spec.shared_counters.is_some();
-    let (counters, slices): (Vec<_>, Vec<_>) = slices.into_iter().partition(declares);
-    let (more_counters, elsewhere): (Vec<_>, Vec<_>) = others.into_iter().partition(declares);
-    let counters = counters.into_iter().chain(more_counters).collect();
-    let mut pool = Pool { driver, name, slices, counters, elsewhere, problem };
-    if pool.problem.is_none() {
-        pool.problem = contradiction(&pool, features).map(PoolProblem::Invalid);
-    }
-    Some(pool)
-}
-
-/// What makes a pool invalid, if anything does.
-fn contradiction(pool: &Pool<'_>, features: Features) -> Option<String> {
-    let mut names = BTreeSet::new();
-    for device in pool.devices() {
-        if !names.insert(device.name.as_str()) {
-            return Some(format!("duplicate device name {}", device.name));
-        }
-    }
-    if !features.partitionable_devices {
-        // Counters mean nothing then; a device that consumes some is not usable, the others are.
-        return None;
-    }
-    let mut sets = BTreeMap::new();
-    for set in pool.counters.iter().flat_map(|s| s.spec.shared_counters.iter().flatten()) {
-        if sets.insert(set.name.as_str(), &set.counters).is_some() {
-            return Some(format!("duplicate counter set name {}", set.name));
-        }
-    }
-    let elsewhere = pool.elsewhere.iter().flat_map(|s| devices(&s.spec));
-    for device in pool.devices().chain(elsewhere) {
-        for consumption in device.consumes_counters.iter().flatten() {
-            let Some(set) = sets.get(consumption.counter_set.as_str()) else {
-                return Some(format!(
-                    "device {} references unknown counter set {}",
-                    device.name, consumption.counter_set
-                ));
-            };
-            if let Some((counter, _)) = consumption.counters.iter().find(|(name, _)| !set.contains_key(*name))
-            {
-                return Some(format!(
-                    "device {} references unknown counter {counter} in counter set {}",
-                    device.name, consumption.counter_set
-                ));
-            }
-        }
-    }
-    None
 }

@@ -63,6 +63,13 @@ impl Quantity {
         Self { nanos: i128::from(units) * ONE, format }
     }
 
+    /// A number of billionths.
+    pub(crate) fn from_nanos(nanos: i128, format: Format) -> Self {
+        // An amount below one has no binary form that is easier to read.
+        let format = if format == Format::BinarySi && 0 < nanos && nanos < ONE { Format::DecimalSi } else { format };
+        Self { nanos, format }
+    }
+
     /// The amount in billionths, exact.
     pub fn nanos(&self) -> i128 {
         self.nanos
@@ -164,10 +171,8 @@ impl FromStr for Quantity {
             (number.and_then(|n| n.times_ten_pow(exponent)), Format::DecimalExponent)
         };
         let nanos = magnitude.ok_or_else(|| QuantityError::Range(text.to_owned()))?;
-        // An amount below one has no binary form that is easier to read.
-        let format =
-            if format == Format::BinarySi && 0 < nanos && nanos < ONE { Format::DecimalSi } else { format };
-        Ok(Self { nanos: if negative { -nanos } else { nanos }, format })
+        let magnitude = Self::from_nanos(nanos, format);
+        Ok(Self { nanos: if negative { -nanos } else { nanos }, ..magnitude })
     }
 }
 

@@ -204,7 +204,10 @@ impl Run<'_> {
             }
             let known = DeviceKind::parse(name)
                 .ok()
-                .map(DeviceKind::ordinal)
+                .and_then(|kind| match kind {
+                    DeviceKind::Whole { ordinal } => Some(ordinal),
+                    DeviceKind::Partition(_) => None,
+                })
                 .and_then(|ordinal| Some((ordinal, input.ordinals.gpu(ordinal)?)));
             let Some((ordinal, uuid)) = known else {
                 self.notes.push(Note::HeldUnknown { device: name.clone() });

@@ -69,7 +69,7 @@ prop_compose! {
             nvlinks,
             fabric: fabric.map(|(cluster_uuid, clique_id)| FabricFacts { cluster_uuid, clique_id }),
         };
-        Gpu { facts, topology: HostTopology { numa_node, pcie_root } }
+        Gpu { facts, topology: HostTopology { numa_node, pcie_root }, mig: None }
     }
 }
 

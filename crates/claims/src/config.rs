@@ -19,15 +19,17 @@ pub enum ConfigKind {
 
 impl ConfigKind {
     /// The kind a device takes.
-    pub fn of_device(device: DeviceKind) -> Self {
+    pub fn of_device(device: &DeviceKind) -> Self {
         match device {
             DeviceKind::Whole { .. } => Self::Gpu,
+            DeviceKind::Partition(_) => Self::Mig,
         }
     }
 
     fn of_config(config: &DeviceConfig) -> Self {
         match config {
             DeviceConfig::Gpu(_) => Self::Gpu,
+            DeviceConfig::Mig(_) => Self::Mig,
         }
     }
 
@@ -76,7 +78,7 @@ pub fn resolve(
     claim: &Claim,
     driver: &str,
     request: &str,
-    device: DeviceKind,
+    device: &DeviceKind,
 ) -> Result<DeviceConfig, Refusal> {
     let wanted = ConfigKind::of_device(device);
     let mut candidates = Vec::new();
@@ -106,6 +108,7 @@ pub fn resolve(
         Some((_, _, _, config)) => config,
         None => match device {
             DeviceKind::Whole { .. } => DeviceConfig::Gpu(divvy_api::GpuConfig::default()),
+            DeviceKind::Partition(_) => DeviceConfig::Mig(divvy_api::MigConfig::default()),
         },
     })
 }
@@ -202,7 +205,7 @@ mod tests {
             entry(ConfigSource::Claim, &["net"], "gpu.divvy.dev", nonsense),
             entry(ConfigSource::Claim, &["main"], "gpu.divvy.dev", gpu_config()),
         ]);
-        let found = resolve(&c, "gpu.divvy.dev", "main/big", GPU_0).unwrap();
+        let found = resolve(&c, "gpu.divvy.dev", "main/big", &GPU_0).unwrap();
         assert_eq!(found, DeviceConfig::Gpu(divvy_api::GpuConfig::default()));
     }
 
@@ -214,7 +217,7 @@ mod tests {
             entry(ConfigSource::Class, &[], "gpu.divvy.dev", gpu_config()),
             entry(ConfigSource::Claim, &[], "gpu.divvy.dev", typo),
         ]);
-        let refusal = resolve(&c, "gpu.divvy.dev", "main", GPU_0).unwrap_err();
+        let refusal = resolve(&c, "gpu.divvy.dev", "main", &GPU_0).unwrap_err();
         assert_eq!(refusal.category(), "bad-config");
         assert_eq!(
             refusal.to_string(),
@@ -223,5 +226,22 @@ mod tests {
         );
         let cause = std::error::Error::source(&refusal).unwrap().to_string();
         assert!(cause.starts_with("unknown field \"sharing\""), "{cause}");
+    }
+    #[test]
+    fn a_partition_takes_a_mig_config_and_an_entry_of_another_kind_that_names_it_is_refused() {
+        let partition = DeviceKind::parse(&"gpu-0-mig-1g10gb-19-0".parse().unwrap()).unwrap();
+        let mig = json!({"apiVersion": "divvy.dev/v1beta1", "kind": "MigConfig"});
+        let c = claim(vec![
+            entry(ConfigSource::Class, &[], "gpu.divvy.dev", gpu_config()),
+            entry(ConfigSource::Claim, &["main"], "gpu.divvy.dev", mig),
+        ]);
+        let found = |request, device| resolve(&c, "gpu.divvy.dev", request, device);
+        assert_eq!(found("main", &partition).unwrap(), DeviceConfig::Mig(divvy_api::MigConfig::default()));
+        assert_eq!(found("other", &partition).unwrap(), DeviceConfig::Mig(divvy_api::MigConfig::default()));
+        assert_eq!(
+            found("main", &GPU_0).unwrap_err().to_string(),
+            "config entry 0 of claim ns/train (UID c0ffee) is a MigConfig, but request \"main\" got device gpu-0, which takes a GpuConfig \
+             (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew)"
+        );
     }
 }

@@ -1,10 +1,13 @@
 //! The prepare decision. Everything it looks at is in the [`Snapshot`]; everything that is to be done is in the
 //! [`Decision`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_model::{BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, HoldKind, Inventory, Ordinals};
+use divvy_model::mig::PartitionName;
+use divvy_model::{
+    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, HoldKind, Inventory, MigMode, Ordinals,
+};
 
 use crate::{
     Claim, ClaimRef, GpuState, Phase, Plan, Prepared, Progress, Record, RecordedDevice, Refusal, Step,
@@ -26,6 +29,8 @@ pub struct Snapshot<'a> {
     pub gpus: &'a BTreeMap<GpuUuid, Stored<GpuState>>,
     /// This boot.
     pub boot: &'a BootId,
+    /// Whether MIG mode may be changed for a claim, where that needs no reset (Hopper and later).
+    pub toggle_mig: bool,
 }
 
 /// A claim that is in the way.
@@ -100,10 +105,10 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
         Ok(devices) => match conflicts(claim, &devices, seen) {
             Err(refusal) => Decision::Refuse(refusal),
             Ok(Some(holders)) => Decision::Wait(holders),
-            Ok(None) => {
-                let steps = if devices.is_empty() { Vec::new() } else { vec![Step::WriteCdi] };
-                Decision::Run(Plan { undo_first, set_aside, devices, steps })
-            }
+            Ok(None) => match steps_for(claim, &devices, seen) {
+                Ok(steps) => Decision::Run(Plan { undo_first, set_aside, devices, steps }),
+                Err(refusal) => Decision::Refuse(refusal),
+            },
         },
     }
 }
@@ -118,36 +123,95 @@ fn can_be_revived(record: &Record) -> bool {
 /// Each allocated device with the GPU that serves it: the name goes through the ordinals, the UUID is checked
 /// against the inventory, the published pool is not looked at.
 pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<RecordedDevice>, Refusal> {
-    let mut exclusive = BTreeSet::new();
-    let mut devices = Vec::new();
+    let mut devices: Vec<RecordedDevice> = Vec::new();
     for result in &claim.allocation.results {
         let device = || result.device.clone();
         let kind = DeviceKind::parse(&result.device)
             .map_err(|source| Refusal::UnknownDevice { claim: claim.reference(), source })?;
-        // Only decoded and checked: there is nothing to set on a whole GPU yet.
-        let _config = resolve(claim, seen.driver, &result.request, kind)?;
+        // Only decoded and checked: there is nothing to set yet.
+        let _config = resolve(claim, seen.driver, &result.request, &kind)?;
         let uuid = seen.ordinals.gpu(kind.ordinal()).ok_or_else(|| match seen.inventory {
             Some(_) => Refusal::UnknownOrdinal { claim: claim.reference(), device: device() },
             // GPUs get their numbers when they are first seen: nobody can say yet that there is none.
             None => Refusal::NoInventory,
         })?;
         let gpu = find(claim, &result.device, uuid, seen)?;
-        let hold = if result.admin_access { HoldKind::Admin } else { HoldKind::Whole };
-        if hold == HoldKind::Whole {
-            if gpu.facts.mig_mode.is_on() {
-                return Err(Refusal::MigModeOn {
-                    claim: claim.reference(),
-                    device: device(),
-                    gpu: uuid.clone(),
-                });
+        let hold = match (&kind, result.admin_access) {
+            (DeviceKind::Whole { .. }, true) => HoldKind::Admin,
+            (DeviceKind::Whole { .. }, false) => HoldKind::Whole,
+            (DeviceKind::Partition(_), true) => {
+                return Err(Refusal::AdminPartition { claim: claim.reference(), device: device() });
             }
-            if !exclusive.insert(uuid.clone()) {
-                return Err(Refusal::AllocatedTwice { claim: claim.reference(), device: device() });
-            }
+            (DeviceKind::Partition(name), false) => partition(claim, name, gpu)?,
+        };
+        let taken = devices.iter().find(|d| d.gpu == *uuid && !may_share(d.kind, hold));
+        if let Some(taken) = taken {
+            let (claim, other) = (claim.reference(), taken.allocated.device.clone());
+            return Err(if other == result.device {
+                Refusal::AllocatedTwice { claim, device: other }
+            } else {
+                Refusal::Overlap { claim, device: device(), other, gpu: uuid.clone() }
+            });
         }
         devices.push(RecordedDevice { allocated: result.clone(), gpu: uuid.clone(), kind: hold });
     }
     Ok(devices)
+}
+
+/// The exact place of a partition: profile id and start are in its name, the size is the profile's.
+fn partition(claim: &Claim, name: &PartitionName, gpu: &Gpu) -> Result<HoldKind, Refusal> {
+    let names = || (claim.reference(), name.device_name(), gpu.facts.uuid.clone());
+    let Some(mig) = &gpu.mig else {
+        let (claim, device, gpu_uuid) = names();
+        return Err(match gpu.facts.mig_mode {
+            MigMode::Unsupported => Refusal::NoSuchPartition { claim, device, gpu: gpu_uuid },
+            MigMode::Supported { .. } => Refusal::PartitionsUnknown { claim, device, gpu: gpu_uuid },
+        });
+    };
+    let Some(placement) = mig.capabilities.placement(name.profile, name.start) else {
+        let (claim, device, gpu) = names();
+        return Err(Refusal::NoSuchPartition { claim, device, gpu });
+    };
+    Ok(HoldKind::Partition { profile: name.profile, placement })
+}
+
+/// What is to be done for these devices, in order: MIG mode of their GPUs, their partitions, the CDI file.
+///
+/// Where MIG mode may be changed the step is always planned: the inventory may be older than the last change, and the
+/// step finds out whether there is anything to do.
+fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
+    let (mut modes, mut makes) = (BTreeMap::new(), Vec::new());
+    for wanted in devices {
+        let on = match wanted.kind {
+            HoldKind::Admin => continue,
+            HoldKind::Whole => false,
+            HoldKind::Partition { .. } => true,
+        };
+        makes.extend(wanted.step());
+        let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
+        let facts = &find(claim, device, gpu, seen)?.facts;
+        if facts.mig_mode == MigMode::Unsupported {
+            continue;
+        }
+        let ours = seen.gpus.get(gpu).and_then(Stored::fine).is_some_and(GpuState::turned_mig_on);
+        if ours || (seen.toggle_mig && facts.architecture.toggles_mig_without_reset()) {
+            modes.insert(gpu, on);
+        } else if facts.mig_mode.is_on() != on {
+            let (claim, device, gpu) = (claim.reference(), device.clone(), gpu.clone());
+            return Err(if on {
+                Refusal::MigModeOff { claim, device, gpu }
+            } else {
+                Refusal::MigModeOn { claim, device, gpu }
+            });
+        }
+    }
+    let mut steps: Vec<_> =
+        modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect();
+    steps.extend(makes);
+    if !devices.is_empty() {
+        steps.push(Step::WriteCdi);
+    }
+    Ok(steps)
 }
 
 fn find<'a>(
@@ -231,11 +295,14 @@ fn conflicts(
     Ok(None)
 }
 
-/// Whether two holds fit on one GPU. The mode lock (DESIGN section 1) leaves nothing else for whole GPUs.
+/// Whether two holds fit on one GPU: by the mode lock (DESIGN section 1), only partitions beside each other.
 fn may_share(a: HoldKind, b: HoldKind) -> bool {
     match (a, b) {
         (HoldKind::Admin, _) | (_, HoldKind::Admin) => true,
-        (HoldKind::Whole, HoldKind::Whole) => false,
+        (HoldKind::Partition { placement: a, .. }, HoldKind::Partition { placement: b, .. }) => {
+            !a.overlaps(b)
+        }
+        (HoldKind::Whole, _) | (_, HoldKind::Whole) => false,
     }
 }
 

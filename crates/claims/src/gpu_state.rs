@@ -40,19 +40,22 @@ pub struct GpuState {
 }
 
 /// What a GPU should be, derived from its live holds and from nothing else. Letting go is recomputing this without
-/// the hold. Partitions and shares add their variants.
+/// the hold. Shares add their variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
     /// Nobody holds it: what we applied may be reset.
     Idle,
     /// One claim holds all of it.
     Whole,
+    /// Claims hold partitions of it: MIG mode must be on.
+    Partitioned,
 }
 
 /// The goal for a GPU's live holds. Admin access does not count.
 pub fn goal<'a>(holds: impl IntoIterator<Item = &'a Hold>) -> Goal {
     holds.into_iter().fold(Goal::Idle, |so_far, hold| match hold.kind {
         HoldKind::Whole => Goal::Whole,
+        HoldKind::Partition { .. } => Goal::Partitioned,
         HoldKind::Admin => so_far,
     })
 }
@@ -82,6 +85,31 @@ const VERSIONS: Versions<GpuState> = Versions {
 };
 
 impl GpuState {
+    /// Whether we turned MIG mode on, so that we may turn it off again.
+    pub fn turned_mig_on(&self) -> bool {
+        self.applied.contains(&Setting::MigMode { on: true })
+    }
+
+    /// Notes that MIG mode is to be brought from what it is (`was`) to `on`. What was found the first time is the
+    /// baseline; coming back to that leaves nothing applied.
+    pub fn note_mig_mode(&mut self, was: bool, on: bool) {
+        let mig = |setting: &Setting| match setting {
+            Setting::MigMode { on } => *on,
+        };
+        let applied = self.applied.first().map(mig);
+        // Somebody else (a reboot too) changed it since: what we applied is no longer there.
+        if applied.is_some_and(|applied| applied != was) {
+            *self = Self { fence: self.fence.take(), ..Self::default() };
+        }
+        if was == on {
+            return;
+        }
+        let baseline = self.baseline.first().map_or(was, mig);
+        let changed = baseline != on;
+        self.baseline = changed.then_some(Setting::MigMode { on: baseline }).into_iter().collect();
+        self.applied = changed.then_some(Setting::MigMode { on }).into_iter().collect();
+    }
+
     /// Whether the state says nothing, so that no file is needed for it.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
@@ -113,6 +141,33 @@ mod tests {
         assert_eq!(goal([]), Goal::Idle);
         assert_eq!(goal([&hold(HoldKind::Admin)]), Goal::Idle);
         assert_eq!(goal([&hold(HoldKind::Whole), &hold(HoldKind::Admin)]), Goal::Whole);
+        let profile = divvy_model::mig::GpuInstanceProfileId(19);
+        let placement = divvy_model::mig::Placement { start: 0, size: 1 };
+        assert_eq!(
+            goal([&hold(HoldKind::Admin), &hold(HoldKind::Partition { profile, placement })]),
+            Goal::Partitioned
+        );
+    }
+
+    #[test]
+    fn only_what_we_changed_counts_as_applied_and_the_baseline_is_what_was_found_first() {
+        let mut state = GpuState::default();
+        state.note_mig_mode(true, true);
+        assert!(state.is_default(), "it was on already");
+        state.note_mig_mode(false, true);
+        assert!(state.turned_mig_on());
+        assert_eq!(state.baseline, [Setting::MigMode { on: false }]);
+        state.note_mig_mode(true, true);
+        assert!(state.turned_mig_on(), "still ours");
+        state.note_mig_mode(true, false);
+        assert!(state.is_default(), "back to the baseline");
+        state.note_mig_mode(true, false);
+        assert_eq!(state.applied, [Setting::MigMode { on: false }]);
+        state.note_mig_mode(false, true);
+        assert!(state.is_default(), "back to the baseline");
+        state.note_mig_mode(false, true);
+        state.note_mig_mode(false, false);
+        assert!(state.is_default(), "a reboot turned it off");
     }
 
     #[test]

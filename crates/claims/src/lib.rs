@@ -28,7 +28,7 @@ pub use config::{ConfigKind, resolve};
 pub use decide::{Decision, Holder, Holders, Snapshot, decide, resolve_devices};
 pub use gpu_state::{Fence, Goal, GpuState, Setting, goal};
 pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, cdi_kind, claim_of_cdi_file};
-pub use record::{Leaving, Phase, Record, RecordedDevice, StepState};
+pub use record::{Leaving, MadePartition, Phase, Record, RecordedDevice, StepState};
 pub use refusal::{Refusal, Retry};
 pub use step::{Cause, InstanceId, Observed, Outcome, Progress, Step, StepError};
 pub use stored::{Head, Stored};

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind};
+use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
+use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind, MigUuid};
 use serde::{Deserialize, Serialize};
 
 use crate::stored::{self, Head, Stored, Versions};
-use crate::{AllocatedDevice, Allocation, Claim, ClaimRef, PodRef, Progress, Step};
+use crate::{AllocatedDevice, Allocation, Claim, ClaimRef, Outcome, PodRef, Progress, Step};
 
 /// An allocated device, resolved to the GPU that serves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +20,43 @@ pub struct RecordedDevice {
     pub gpu: GpuUuid,
     /// How it is used.
     pub kind: HoldKind,
+}
+
+/// A partition that a claim's step made, as it lives on the GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MadePartition {
+    /// Its GPU instance.
+    pub gpu_instance: GpuInstanceId,
+    /// The compute instance in that.
+    pub compute_instance: ComputeInstanceId,
+    /// UUID of the MIG device.
+    pub uuid: MigUuid,
+}
+
+impl RecordedDevice {
+    /// The step that makes the device, if it must be made.
+    pub fn step(&self) -> Option<Step> {
+        match self.kind {
+            HoldKind::Partition { profile, placement } => {
+                Some(Step::create_partition(self.gpu.clone(), profile, placement))
+            }
+            HoldKind::Whole | HoldKind::Admin => None,
+        }
+    }
+
+    /// What the claim's steps have made for this device.
+    pub fn partition(&self, steps: &[StepState]) -> Option<MadePartition> {
+        let own = self.step()?;
+        let made = steps.iter().find(|state| state.step == own)?;
+        match &made.progress {
+            Progress::Done { outcome: Outcome::Partition { gi, ci, uuid } } => Some(MadePartition {
+                gpu_instance: GpuInstanceId(gi.0),
+                compute_instance: ComputeInstanceId(ci.0),
+                uuid: uuid.clone(),
+            }),
+            _ => None,
+        }
+    }
 }
 
 /// A hardware step and how far it has come.
@@ -143,11 +181,13 @@ impl Record {
     }
 }
 
-/// Version 1 of the body. Frozen once released: a change makes a version 2 beside it, with its upgrade in
-/// [`VERSIONS`]. The claim's names are in the head.
+/// Version 2 of the body, and version 1: the fields are the same, but since version 2 there are partitions among the
+/// devices' kinds and steps that have begun, for which a reader of version 1 would call a record corrupt rather than
+/// newer. Frozen once released: a change makes a version 3 beside it, with its upgrade in [`VERSIONS`]. The claim's
+/// names are in the head.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RecordV1 {
+struct RecordV2 {
     uid: ClaimUid,
     namespace: String,
     name: String,
@@ -165,9 +205,9 @@ struct RecordV1 {
 }
 
 const VERSIONS: Versions<Record> = Versions {
-    current: 1,
+    current: 2,
     encode: |r| {
-        serde_json::to_value(RecordV1 {
+        serde_json::to_value(RecordV2 {
             uid: r.uid.clone(),
             namespace: r.namespace.clone(),
             name: r.name.clone(),
@@ -180,22 +220,24 @@ const VERSIONS: Versions<Record> = Versions {
             steps: r.steps.clone(),
         })
     },
-    decode: &[(1, |text| {
-        let v: RecordV1 = serde_json::from_str(text)?;
-        Ok(Record {
-            uid: v.uid,
-            namespace: v.namespace,
-            name: v.name,
-            boot: v.boot,
-            allocated_at: v.allocated_at,
-            devices: v.devices,
-            pods: v.pods,
-            received: v.received,
-            phase: v.phase,
-            steps: v.steps,
-        })
-    })],
+    decode: &[(2, decode_v2), (1, decode_v2)],
 };
+
+fn decode_v2(text: &str) -> Result<Record, serde_json::Error> {
+    let v: RecordV2 = serde_json::from_str(text)?;
+    Ok(Record {
+        uid: v.uid,
+        namespace: v.namespace,
+        name: v.name,
+        boot: v.boot,
+        allocated_at: v.allocated_at,
+        devices: v.devices,
+        pods: v.pods,
+        received: v.received,
+        phase: v.phase,
+        steps: v.steps,
+    })
+}
 
 #[cfg(test)]
 mod tests;

@@ -142,6 +142,66 @@ pub enum Refusal {
         /// Its GPU.
         gpu: GpuUuid,
     },
+    /// A partition of a GPU whose MIG mode is off, and is not ours to change.
+    #[error(
+        "device {device} of claim {claim} is a partition, but MIG mode of {gpu} is off (turn it on with `nvidia-smi -i {gpu} -mig 1`, or delete the pod and the claim)"
+    )]
+    MigModeOff {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+    },
+    /// A partition that the GPU cannot have.
+    #[error(
+        "device {device} of claim {claim} is no partition that {gpu} can be cut into (delete the pod and the claim, so that they are scheduled anew)"
+    )]
+    NoSuchPartition {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+    },
+    /// The driver does not tell what the GPU can be cut into.
+    #[error(
+        "device {device} of claim {claim}: the NVIDIA driver does not tell what {gpu} can be cut into (before version 550 it does so only with MIG mode on: turn it on with `nvidia-smi -i {gpu} -mig 1`)"
+    )]
+    PartitionsUnknown {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+    },
+    /// Admin access to a partition.
+    #[error(
+        "device {device} of claim {claim} is a partition, which admin access cannot have (ask for the whole GPU: it shows all its partitions)"
+    )]
+    AdminPartition {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+    },
+    /// One claim got two devices that need the same part of a GPU.
+    #[error(
+        "claim {claim} has devices {other} and {device} allocated, which need the same part of {gpu} (this is a fault of the scheduler: delete the pod and the claim)"
+    )]
+    Overlap {
+        /// The claim.
+        claim: ClaimRef,
+        /// The second device.
+        device: DeviceName,
+        /// The first.
+        other: DeviceName,
+        /// Their GPU.
+        gpu: GpuUuid,
+    },
     /// One claim got one exclusive device twice.
     #[error(
         "claim {claim} has device {device} allocated twice (this is a fault of the scheduler: delete the pod and the claim)"
@@ -258,12 +318,16 @@ impl Refusal {
         match self {
             Self::BadConfig { .. } => "bad-config",
             Self::WrongConfigKind { .. } => "wrong-config-kind",
-            Self::UnknownDevice { .. } | Self::UnknownOrdinal { .. } => "unknown-device",
+            Self::UnknownDevice { .. } | Self::UnknownOrdinal { .. } | Self::NoSuchPartition { .. } => {
+                "unknown-device"
+            }
             Self::DeviceGone { .. } => "device-gone",
             Self::GpuUnreadable { .. } => "gpu-unreadable",
             Self::NoInventory => "no-driver",
-            Self::MigModeOn { .. } => "wrong-mode",
-            Self::AllocatedTwice { .. } => "allocated-twice",
+            Self::MigModeOn { .. } | Self::MigModeOff { .. } => "wrong-mode",
+            Self::PartitionsUnknown { .. } => "partitions-unknown",
+            Self::AdminPartition { .. } => "admin-partition",
+            Self::AllocatedTwice { .. } | Self::Overlap { .. } => "allocated-twice",
             Self::Fenced { .. } => "fenced",
             Self::GpuStateNewer { .. } | Self::RecordNewer { .. } | Self::HeldByNewer { .. } => "newer-state",
             Self::HeldByLiveClaim { .. } => "conflict",
@@ -279,12 +343,17 @@ impl Refusal {
             Self::NoInventory | Self::Fenced { .. } | Self::GpuUnreadable { .. } => Retry::Soon,
             Self::DeviceGone { .. }
             | Self::MigModeOn { .. }
+            | Self::MigModeOff { .. }
+            | Self::PartitionsUnknown { .. }
             | Self::StillHeld { .. }
             | Self::UnreadableHolder { .. } => Retry::Later,
             Self::BadConfig { .. }
             | Self::WrongConfigKind { .. }
             | Self::UnknownDevice { .. }
             | Self::UnknownOrdinal { .. }
+            | Self::NoSuchPartition { .. }
+            | Self::AdminPartition { .. }
+            | Self::Overlap { .. }
             | Self::AllocatedTwice { .. }
             | Self::GpuStateNewer { .. }
             | Self::RecordNewer { .. }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{GpuError, GpuUuid, MigUuid};
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +12,15 @@ use serde::{Deserialize, Serialize};
 pub enum Step {
     /// Write the claim's CDI file. Idempotent and undone by removing the file, so no progress is recorded for it.
     WriteCdi,
-    /// Make a partition at an exact place. No device of whole GPUs asks for one yet; it is the shape every hardware
-    /// step has, and what the crash tests of the executor use.
+    /// Bring the GPU's MIG mode to this, if it is not so already. The mode belongs to the GPU and to no claim: it is
+    /// noted in the GPU's state, and neither recorded with the claim nor undone with it.
+    SetMigMode {
+        /// Of which GPU.
+        gpu: GpuUuid,
+        /// On or off.
+        on: bool,
+    },
+    /// Make a partition at an exact place: a GPU instance, and in it a compute instance that takes it whole.
     CreatePartition {
         /// On which GPU.
         gpu: GpuUuid,
@@ -26,6 +34,16 @@ pub enum Step {
 }
 
 impl Step {
+    /// The step that makes a partition.
+    pub fn create_partition(gpu: GpuUuid, profile: GpuInstanceProfileId, at: Placement) -> Self {
+        Self::CreatePartition { gpu, profile: profile.0, start: at.start, size: at.size }
+    }
+
+    /// Whether what it makes is the claim's: recorded with its intent, and undone with the claim.
+    pub fn is_owned(&self) -> bool {
+        matches!(self, Self::CreatePartition { .. })
+    }
+
     /// Whether the step changes a GPU, so that its intent must be on disk before it begins.
     pub fn is_hardware(&self) -> bool {
         self.gpu().is_some()
@@ -35,7 +53,7 @@ impl Step {
     pub fn gpu(&self) -> Option<&GpuUuid> {
         match self {
             Self::WriteCdi => None,
-            Self::CreatePartition { gpu, .. } => Some(gpu),
+            Self::SetMigMode { gpu, .. } | Self::CreatePartition { gpu, .. } => Some(gpu),
         }
     }
 }
@@ -44,6 +62,9 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WriteCdi => f.write_str("write the CDI file"),
+            Self::SetMigMode { gpu, on } => {
+                write!(f, "turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
+            }
             Self::CreatePartition { gpu, profile, start, size } => {
                 write!(f, "create a partition of profile {profile} at {start}+{size} on {gpu}")
             }
@@ -62,6 +83,11 @@ pub struct InstanceId(pub u32);
 pub enum Outcome {
     /// Nothing that has a name of its own.
     Nothing,
+    /// A GPU instance: half a partition.
+    GpuInstance {
+        /// GPU instance id.
+        gi: InstanceId,
+    },
     /// A partition. The UUID is new at every creation, so ids that NVML reuses cannot be confused.
     Partition {
         /// GPU instance id.
@@ -82,6 +108,13 @@ pub enum Progress {
         /// Instances that were on the GPU before: one that was not, at our exact place, is ours.
         before: Vec<InstanceId>,
     },
+    /// It has begun, and this has come of it so far.
+    Begun {
+        /// As when it was intended.
+        before: Vec<InstanceId>,
+        /// What it made so far.
+        made: Outcome,
+    },
     /// It has been done.
     Done {
         /// What it made.
@@ -100,17 +133,25 @@ pub struct Cause {
     /// What the driver said, if it was the driver.
     #[source]
     pub source: Option<GpuError>,
+    /// Whether it can pass by itself within seconds.
+    pub soon: bool,
 }
 
 impl Cause {
     /// A cause in words.
     pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), source: None }
+        Self { what: what.into(), source: None, soon: false }
     }
 
     /// A cause the driver gave.
     pub fn from_gpu(what: impl Into<String>, source: GpuError) -> Self {
-        Self { what: what.into(), source: Some(source) }
+        Self { what: what.into(), soon: source.is_transient(), source: Some(source) }
+    }
+
+    /// The same cause, if it can pass by itself within seconds.
+    #[must_use]
+    pub fn passing(self) -> Self {
+        Self { soon: true, ..self }
     }
 }
 
@@ -123,6 +164,15 @@ pub enum StepError {
     /// Nobody knows: a call past its deadline may still succeed.
     #[error("its outcome is not known")]
     Unknown(#[source] Cause),
+}
+
+impl StepError {
+    /// What went wrong.
+    pub fn cause(&self) -> &Cause {
+        match self {
+            Self::NotDone(cause) | Self::Unknown(cause) => cause,
+        }
+    }
 }
 
 /// What the hardware shows of a step whose outcome is not recorded.

@@ -185,6 +185,14 @@ pub enum PrepareError {
         #[source]
         source: CdiError,
     },
+    /// What it was given before is gone, and could not be made anew in time.
+    #[error(
+        "the partitions of claim {claim} are gone: somebody removed them, or the driver was loaded anew (they are made again when the claim is prepared)"
+    )]
+    Gone {
+        /// The claim.
+        claim: ClaimRef,
+    },
     /// A step failed.
     #[error("claim {claim} cannot be prepared: the step to {step} failed")]
     Step {
@@ -216,6 +224,7 @@ impl PrepareError {
             Self::Cancelled { .. } => "cancelled",
             Self::Store { .. } => "store",
             Self::Cdi { .. } => "cdi",
+            Self::Gone { .. } => "gone",
             Self::Step { .. } => "step",
             Self::Undo { first, .. } => first.category(),
         }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use divvy_claims::{Claim, ClaimRef, Decision, Fence, Head, Phase, Snapshot, Stored, decide};
-use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, Ordinals, PciAddress};
+use divvy_claims::{Claim, ClaimRef, Decision, Fence, Head, MadePartition, Phase, Snapshot, Stored, decide};
+use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals, PciAddress};
 use serde::Serialize;
 
+use crate::partitions::Noticed;
 use crate::reconcile::Orphans;
 use crate::state::State;
 use crate::{
@@ -55,6 +56,9 @@ pub struct ExecutorConfig {
     pub boot: BootId,
     /// How long things may take.
     pub timing: Timing,
+    /// Whether MIG mode may be changed for a claim, on GPUs where that needs no reset. What was turned on for a claim is
+    /// turned off again for another whatever this says now.
+    pub toggle_mig: bool,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -62,7 +66,7 @@ pub struct ExecutorConfig {
 impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
-        Self { driver: driver.into(), boot, timing: Timing::default(), decide }
+        Self { driver: driver.into(), boot, timing: Timing::default(), toggle_mig: false, decide }
     }
 }
 
@@ -95,6 +99,7 @@ pub struct Executor {
     pub(crate) parts: Parts,
     pub(crate) state: State,
     pub(crate) orphans: Mutex<Orphans>,
+    pub(crate) noticed: Mutex<Noticed>,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.
@@ -113,7 +118,7 @@ impl Executor {
     /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
         let state = State::new(parts.store.clone());
-        Self { config, parts, state, orphans: Mutex::default() }
+        Self { config, parts, state, orphans: Mutex::default(), noticed: Mutex::default() }
     }
 
     /// Marks the arrival of a call that must be answered within `budget`.
@@ -132,6 +137,17 @@ impl Executor {
                 record.holds().map(of).collect::<Vec<_>>()
             })
             .collect())
+    }
+
+    /// The instances that a claim's partitions are, by device; none for a claim without partitions, or without a record.
+    pub fn partitions(&self, claim: &ClaimUid) -> Result<BTreeMap<DeviceName, MadePartition>, StoreError> {
+        let stored = self.state.record(claim)?;
+        let Some(record) = stored.fine() else { return Ok(BTreeMap::new()) };
+        let made = record
+            .devices
+            .iter()
+            .filter_map(|d| Some((d.allocated.device.clone(), d.partition(&record.steps)?)));
+        Ok(made.collect())
     }
 
     /// GPUs that records of a later version name, with those records' claims: nothing new may go there.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Decision, Holder, Holders, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored,
+    Claim, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored,
 };
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Ordinals};
 
@@ -32,14 +32,16 @@ impl Executor {
         let give_up = call.until.min(call.received + self.config.timing.hand_over);
         let mut asked = BTreeMap::new();
         loop {
-            let seen = self.state.records_stamp();
+            let mut seen = self.state.records_stamp();
             let why = match self.attempt(claim, call)? {
                 Attempt::Done(prepared) => return Ok(prepared),
                 Attempt::Wait(holders) => self.press(claim, &holders, &mut asked, give_up)?.into(),
                 Attempt::Again(why, fenced_by) => {
                     // The late call may have come back.
-                    if let Some(uid) = fenced_by {
-                        drop(self.finish(&uid));
+                    match fenced_by {
+                        Some(uid) => drop(self.finish(&uid)),
+                        // What the attempt itself wrote and took back is no reason to try again at once.
+                        None => seen = self.state.records_stamp(),
                     }
                     why
                 }
@@ -88,8 +90,20 @@ impl Executor {
             records: &records,
             gpus: &gpus,
             boot: &self.config.boot,
+            toggle_mig: self.config.toggle_mig,
         };
         match (self.config.decide)(claim, &snapshot) {
+            Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
+                // The same answer would name what is gone: undone first (a partition that is gone is no error), then
+                // made anew under the same names.
+                let why = "its partitions are gone, though it was prepared".to_owned();
+                let leaving = Leaving { reason: why.clone(), undoing: true };
+                if let Some(record) = own.fine() {
+                    let record = Record { phase: Phase::Leaving(leaving), ..record.clone() };
+                    self.state.write_record(&record).map_err(stored)?;
+                }
+                Ok(Attempt::Again(PrepareError::Gone { claim: claim.reference() }, None))
+            }
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
                 Ok(_) => Ok(Attempt::Done(prepared)),
                 Err(source) => again_if_transient(PrepareError::Cdi { claim: claim.reference(), source }),
@@ -229,6 +243,7 @@ impl Executor {
 fn again_if_transient(error: PrepareError) -> Result<Attempt, PrepareError> {
     match &error {
         PrepareError::Cdi { source, .. } if CdiError::is_transient(source) => Ok(Attempt::Again(error, None)),
+        PrepareError::Step { source, .. } if source.cause().soon => Ok(Attempt::Again(error, None)),
         _ => Err(error),
     }
 }

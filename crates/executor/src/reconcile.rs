@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use divvy_claims::{Claim, Phase, Record, Snapshot, Stored, claim_of_cdi_file, resolve_devices};
+use divvy_claims::{
+    Claim, Leaving, Phase, Record, RecordedDevice, Snapshot, StepError, Stored, claim_of_cdi_file,
+    resolve_devices,
+};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Ordinals};
 
 use crate::prepare::gpus_of;
@@ -83,6 +86,8 @@ impl Executor {
             orphans.pass += 1;
         }
         self.check_fences(&mut report);
+        self.retry_modes(&records);
+        report.foreign = self.foreign();
         let old = self.parts.clock.now().saturating_sub(self.config.timing.tombstones);
         let pruned = self.state.prune_tombstones(&self.config.boot, old);
         if let Err(error) = pruned.and_then(|()| self.state.prune_corrupt(CORRUPT_KEPT)) {
@@ -242,9 +247,11 @@ impl Executor {
             if self.state.record(&uid).ok()? != Stored::Absent {
                 return None;
             }
-            match self.remove_cdi(&uid) {
+            let removed =
+                self.remove_abandoned(&uid).and_then(|()| self.remove_cdi(&uid).map_err(|e| chain(&e)));
+            match removed {
                 Ok(()) => Some(Event::CdiRemoved { file }),
-                Err(error) => Some(Event::Failed { claim: Some(uid), error: chain(&error) }),
+                Err(error) => Some(Event::Failed { claim: Some(uid), error }),
             }
         })
         .collect()
@@ -288,7 +295,8 @@ impl Executor {
             if let Err(error) = set_aside() {
                 tracing::warn!(claim.uid = %uid, error = chain(&error), "no copy kept of an unreadable record");
             }
-            let gone = self.remove_cdi(uid).map_err(|e| chain(&e));
+            let gone = self.remove_abandoned(uid);
+            let gone = gone.and_then(|()| self.remove_cdi(uid).map_err(|e| chain(&e)));
             let gone = gone.and_then(|()| self.state.remove_record(uid).map_err(|e| chain(&e)));
             return match gone {
                 Ok(()) => Some(Event::SetAside { claim: uid.clone(), reason: reason.unwrap_or_default() }),
@@ -308,6 +316,7 @@ impl Executor {
             records: &records,
             gpus: &gpus,
             boot: &self.config.boot,
+            toggle_mig: self.config.toggle_mig,
         };
         let _gpu_locks = match self.lock_gpus(&gpus_of(claim, &ordinals), until) {
             Ok(locks) => locks,
@@ -317,12 +326,38 @@ impl Executor {
         let rebuilt = resolve_devices(claim, &seen)
             .map_err(|e| chain(&e))
             .map(|devices| Record::new(claim, &self.config.boot, devices, Phase::Prepared))
+            .and_then(|record| self.with_adopted(record).map_err(|e| chain(&e)))
             .and_then(|record| set_aside().map(|()| record).map_err(|e| chain(&e)))
             .and_then(|record| self.state.write_record(&record).map(|()| record).map_err(|e| chain(&e)))
-            .and_then(|record| self.refresh_cdi(&record).map_err(|e| chain(&e)));
+            .and_then(|record| match record.phase {
+                Phase::Prepared => self.refresh_cdi(&record).map_err(|e| chain(&e)),
+                _ => Ok(false),
+            });
         match rebuilt {
             Ok(_) => Some(Event::Rebuilt { claim: uid.clone() }),
             Err(error) => failed(error),
+        }
+    }
+
+    /// The partitions of a record that is made again. If one is gone, so is what the claim was given: the rest is taken
+    /// back, and made anew if the claim is prepared again.
+    fn with_adopted(&self, mut record: Record) -> Result<Record, StepError> {
+        for step in record.devices.iter().filter_map(RecordedDevice::step).collect::<Vec<_>>() {
+            if let Some(adopted) = self.adopt(&record.uid, &step)? {
+                record.steps.push(adopted);
+            } else {
+                let reason = format!("what the step to {step} made is gone, and so was its record");
+                record.phase = Phase::Leaving(Leaving { reason, undoing: true });
+            }
+        }
+        Ok(record)
+    }
+
+    /// Whether a prepare of a claim without a readable record may find partitions that an earlier one has made.
+    pub(crate) fn record_was_lost(&self, uid: &ClaimUid, earlier: Option<&[u8]>) -> bool {
+        match earlier {
+            Some(bytes) => matches!(Record::decode(bytes), Stored::Corrupt { .. }),
+            None => self.was_lost(uid).unwrap_or(false),
         }
     }
 

@@ -160,8 +160,16 @@ impl Executor {
             return Ok(None);
         }
         for device in record.devices.iter().filter(|d| d.kind.needs().is_some()) {
+            let partition = device.partition(&record.steps).map(|made| made.gpu_instance.0);
+            if device.step().is_some() && partition.is_none() {
+                // Nothing was made for it, or it is gone.
+                continue;
+            }
             let found = match self.parts.processes.on_gpu(&device.gpu) {
-                Ok(found) => found,
+                Ok(mut found) => {
+                    found.retain(|p| partition.is_none() || p.gpu_instance == partition);
+                    found
+                }
                 Err(error) if nothing_is_known_to_run(&error) => continue,
                 Err(error) => {
                     return Ok(Some(format!("the processes on {} cannot be told: {error}", device.gpu)));

@@ -3,6 +3,8 @@
 use divvy_model::{ClaimUid, GpuUuid};
 use serde::Serialize;
 
+use crate::Instances;
+
 /// One thing that was done, or could not be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "event", rename_all = "camelCase")]
@@ -72,10 +74,11 @@ pub enum Event {
 
 /// What was done, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
 pub struct Report {
     /// One entry each.
     pub events: Vec<Event>,
+    /// GPU instances that others have made ([`crate::Executor::foreign`]), for taints; told by reconcile only.
+    pub foreign: Instances,
 }
 
 impl Report {

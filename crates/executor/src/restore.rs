@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use divvy_claims::{Phase, Record, Refusal, Stored};
+use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored};
 use divvy_model::ClaimUid;
 
 use crate::release::gpus_of_record;
@@ -122,7 +122,13 @@ impl Executor {
             .lock_gpus(&gpus_of_record(&record), until)
             .map_err(|source| PrepareError::Lock { claim, source })?;
         let earlier = record.encode();
-        let steps = std::mem::take(&mut record.steps).into_iter().map(|s| s.step).collect();
+        let mut steps = self
+            .modes_of(&record)
+            .map_err(|source| PrepareError::Store { claim: record.reference(), source })?;
+        // The devices say what is needed; the steps of a prepare that was never finished may say less.
+        steps.extend(record.devices.iter().filter_map(RecordedDevice::step));
+        let others = std::mem::take(&mut record.steps).into_iter().map(|s| s.step);
+        steps.extend(others.filter(|step| !steps.contains(step)).collect::<Vec<_>>());
         record.boot = self.config.boot.clone();
         record.received = None;
         // A failure leaves the record of the earlier boot: it goes on holding its GPUs and is carried out later.

@@ -8,11 +8,12 @@
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Fence, GpuState, Leaving, Observed, Phase, Plan, Prepared, Progress, Record, Step, StepError,
-    StepState, Stored,
+    Claim, Fence, GpuState, Leaving, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Step,
+    StepError, StepState, Stored,
 };
 use divvy_model::GpuUuid;
 
+use crate::partitions::ModeError;
 use crate::{Call, CdiError, Executor, PrepareError, StoreError, chain};
 
 /// Why something could not be taken back as a whole. What is left is on record.
@@ -43,6 +44,19 @@ impl std::fmt::Display for Left {
             Self::Cdi(error) => f.write_str(&chain(error)),
             Self::Steps(reason) => f.write_str(reason),
         }
+    }
+}
+
+/// Why a step could not be taken back.
+struct Stuck {
+    reason: String,
+    /// Whether it is known how things stand.
+    certain: bool,
+}
+
+fn progress(record: &mut Record, progress: Progress) {
+    if let Some(last) = record.steps.last_mut() {
+        last.progress = progress;
     }
 }
 
@@ -119,10 +133,34 @@ impl Executor {
         until: Duration,
         earlier: Option<&[u8]>,
     ) -> Result<Record, PrepareError> {
+        let lost = steps.iter().any(Step::is_owned) && self.record_was_lost(&record.uid, earlier);
         for step in steps {
             let claim = record.reference();
             let failed = |source| PrepareError::Step { claim: claim.clone(), step: step.to_string(), source };
+            let stored = |source| PrepareError::Store { claim: claim.clone(), source };
+            // The GPU's, not the claim's: its state says what was done.
+            if let Step::SetMigMode { gpu, on } = &step {
+                match self.set_mig_mode(gpu, *on, until) {
+                    Ok(()) => continue,
+                    Err(ModeError::Store(source)) => {
+                        return Err(self.take_back(record, stored(source), earlier));
+                    }
+                    Err(ModeError::Step(source)) => {
+                        return Err(self.take_back(record, failed(source), earlier));
+                    }
+                }
+            }
             record.phase = Phase::Preparing;
+            if lost {
+                match self.adopt(&record.uid, &step) {
+                    Ok(Some(adopted)) => {
+                        record.steps.push(adopted);
+                        continue;
+                    }
+                    Ok(None) => {}
+                    Err(error) => return Err(self.take_back(record, failed(error), earlier)),
+                }
+            }
             let before = match self.parts.steps.before(&step) {
                 Ok(before) => before,
                 Err(error) => return Err(self.take_back(record, failed(error), earlier)),
@@ -131,37 +169,44 @@ impl Executor {
                 step: step.clone(),
                 progress: Progress::Intended { before: before.clone() },
             });
-            let write = self.state.write_record(&record);
-            let mut progress = |progress| {
-                if let Some(last) = record.steps.last_mut() {
-                    last.progress = progress;
+            if let Err(source) = self.state.write_record(&record) {
+                progress(&mut record, Progress::Undone);
+                return Err(self.take_back(record, stored(source), earlier));
+            }
+            let mut so_far = |made| {
+                progress(&mut record, Progress::Begun { before: before.clone(), made });
+                // If this fails, the intent that is on disk says enough to find it again.
+                if let Err(error) = self.state.write_record(&record) {
+                    tracing::warn!(claim.uid = %claim.uid, error = chain(&error), "progress is not on record");
                 }
             };
-            if let Err(source) = write {
-                progress(Progress::Undone);
-                return Err(self.take_back(record, PrepareError::Store { claim, source }, earlier));
-            }
-            let error = match self.parts.steps.apply(&step, until) {
+            let applied = self.parts.steps.apply(&step, until, &mut so_far);
+            let half_made =
+                matches!(record.steps.last(), Some(StepState { progress: Progress::Begun { .. }, .. }));
+            let error = match applied {
                 Ok(outcome) => {
                     // On disk with the next write: the intent of the next step, or completion.
-                    progress(Progress::Done { outcome });
+                    progress(&mut record, Progress::Done { outcome });
                     continue;
                 }
                 Err(error @ StepError::NotDone(_)) => {
-                    progress(Progress::Undone);
+                    if !half_made {
+                        progress(&mut record, Progress::Undone);
+                    }
                     error
                 }
                 // A call past its deadline may have succeeded after all.
                 Err(error @ StepError::Unknown(_)) => match self.parts.steps.probe(&step, &before) {
-                    Observed::Ours(outcome) => {
-                        progress(Progress::Done { outcome });
+                    Observed::Ours(outcome @ Outcome::Partition { .. }) => {
+                        progress(&mut record, Progress::Done { outcome });
                         continue;
                     }
                     Observed::Absent => {
-                        progress(Progress::Undone);
+                        progress(&mut record, Progress::Undone);
                         error
                     }
-                    Observed::InFlight | Observed::Uncertain(_) => error,
+                    // Half of it is found again when it is taken back.
+                    Observed::Ours(_) | Observed::InFlight | Observed::Uncertain(_) => error,
                 },
             };
             return Err(self.take_back(record, failed(error), earlier));
@@ -220,14 +265,15 @@ impl Executor {
             let mut steps = std::mem::take(&mut record.steps);
             let mut stuck = None;
             for state in steps.iter_mut().rev() {
-                if let Err(reason) = self.undo_step(state) {
-                    stuck = Some((state.step.gpu().cloned(), reason));
+                if let Err(why) = self.undo_step(state) {
+                    stuck = Some((state.step.gpu().cloned(), why));
                     break;
                 }
             }
             record.steps = steps;
-            if let Some((gpu, reason)) = stuck {
-                if let Some(gpu) = gpu {
+            if let Some((gpu, Stuck { reason, certain })) = stuck {
+                // What certainly is still there is held by the record; only the unknown endangers its neighbours.
+                if let Some(gpu) = gpu.filter(|_| !certain) {
                     self.fence(&record, &gpu, &reason)?;
                 }
                 record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
@@ -246,23 +292,27 @@ impl Executor {
         Ok(())
     }
 
-    fn undo_step(&self, state: &mut StepState) -> Result<(), String> {
+    fn undo_step(&self, state: &mut StepState) -> Result<(), Stuck> {
         let steps = &self.parts.steps;
         let step = &state.step;
-        if let Progress::Intended { before } = &state.progress {
+        let unknown = |reason| Stuck { reason, certain: false };
+        if let Progress::Intended { before } | Progress::Begun { before, .. } = &state.progress {
             state.progress = match steps.probe(step, before) {
                 Observed::Absent => Progress::Undone,
                 Observed::Ours(outcome) => Progress::Done { outcome },
-                Observed::InFlight => return Err(format!("the call to {step} has not come back")),
+                Observed::InFlight => return Err(unknown(format!("the call to {step} has not come back"))),
                 Observed::Uncertain(what) => {
-                    return Err(format!("it is not certain whether the step to {step} was done: {what}"));
+                    return Err(unknown(format!(
+                        "it is not certain whether the step to {step} was done: {what}"
+                    )));
                 }
             };
         }
         if let Progress::Done { outcome } = &state.progress {
-            steps
-                .undo(step, outcome)
-                .map_err(|e| format!("undoing the step to {step} failed: {}", chain(&e)))?;
+            steps.undo(step, outcome).map_err(|error| Stuck {
+                reason: format!("undoing the step to {step} failed: {}", chain(&error)),
+                certain: matches!(error, StepError::NotDone(_)),
+            })?;
             state.progress = Progress::Undone;
         }
         Ok(())

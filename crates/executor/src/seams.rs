@@ -8,7 +8,8 @@ use divvy_cdi::ContainerEdits;
 use divvy_claims::{
     Cause, Claim, ClaimRef, InstanceId, Observed, Outcome, RecordedDevice, Step, StepError, StepState,
 };
-use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuUuid, Inventory};
+use divvy_model::mig::GpuInstance;
+use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory, MigMode};
 
 use crate::EditsError;
 
@@ -16,12 +17,33 @@ use crate::EditsError;
 pub trait Steps: Send + Sync {
     /// Instances on the GPU the step is about, recorded with its intent.
     fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError>;
-    /// Does it, until `until` (time since boot) at most: after that the outcome is [`StepError::Unknown`].
-    fn apply(&self, step: &Step, until: Duration) -> Result<Outcome, StepError>;
+    /// Does it, until `until` (time since boot) at most: after that the outcome is [`StepError::Unknown`]. A step that
+    /// makes several things tells each as soon as it is there, for the record.
+    fn apply(
+        &self,
+        step: &Step,
+        until: Duration,
+        so_far: &mut dyn FnMut(Outcome),
+    ) -> Result<Outcome, StepError>;
     /// What became of a step whose outcome is not recorded. `before` is what was there when it began.
     fn probe(&self, step: &Step, before: &[InstanceId]) -> Observed;
     /// Takes back what a step made. Something that is already gone is a success: a crash may have cut an undo short.
     fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError>;
+    /// MIG mode of a GPU now.
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        let _ = gpu;
+        Ok(MigMode::Unsupported)
+    }
+    /// GPU instances that live on a GPU now; none while MIG mode is off.
+    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        let _ = gpu;
+        Ok(Vec::new())
+    }
+    /// What lives at the exact place of a step, whoever made it.
+    fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
+        let _ = step;
+        Ok(None)
+    }
 }
 
 /// For nodes whose devices need no hardware steps: whole GPUs.
@@ -40,7 +62,12 @@ impl Steps for NoHardwareSteps {
     fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError> {
         Err(Self::refuse(step))
     }
-    fn apply(&self, step: &Step, _until: Duration) -> Result<Outcome, StepError> {
+    fn apply(
+        &self,
+        step: &Step,
+        _until: Duration,
+        _so_far: &mut dyn FnMut(Outcome),
+    ) -> Result<Outcome, StepError> {
         Err(Self::refuse(step))
     }
     fn probe(&self, step: &Step, _before: &[InstanceId]) -> Observed {
@@ -93,6 +120,8 @@ pub trait ClaimsApi: Send + Sync {
 pub struct ProcessOnGpu {
     /// Process id on the host.
     pub pid: u32,
+    /// The GPU instance it is in, by NVML's id; `None` outside partitions.
+    pub gpu_instance: Option<u32>,
     /// UID of the pod it belongs to, where that could be found out.
     pub pod: Option<String>,
 }
@@ -120,8 +149,14 @@ impl DriverProcesses {
 
 impl<P: Fn(&[u32]) -> BTreeMap<u32, String> + Send + Sync> ProcessSource for DriverProcesses<P> {
     fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
-        let pids: Vec<_> = self.gpus.processes(gpu)?.into_iter().map(|p| p.pid).collect();
-        let mut known = if pids.is_empty() { BTreeMap::new() } else { (self.pods)(&pids) };
-        Ok(pids.into_iter().map(|pid| ProcessOnGpu { pid, pod: known.remove(&pid) }).collect())
+        let found = self.gpus.processes(gpu)?;
+        let pids: Vec<_> = found.iter().map(|p| p.pid).collect();
+        let known = if pids.is_empty() { BTreeMap::new() } else { (self.pods)(&pids) };
+        let process = |p: GpuProcess| ProcessOnGpu {
+            pid: p.pid,
+            gpu_instance: p.gpu_instance,
+            pod: known.get(&p.pid).cloned(),
+        };
+        Ok(found.into_iter().map(process).collect())
     }
 }

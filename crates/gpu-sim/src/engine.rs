@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{
-    BootId, CudaVersion, Gpu, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology,
-    Inventory, MigMode, NvLinkPeer, PciAddress, SystemFacts,
+    BootId, CudaVersion, Gpu, GpuError, GpuErrorCode, GpuFacts, GpuMig, GpuOp, GpuProcess, GpuUuid,
+    HostTopology, Inventory, MigMode, NvLinkPeer, PciAddress, SystemFacts,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Begin, Fault, FaultId, Faults};
+use crate::mig::{MigLatency, SimInstance};
 use crate::profile::{NvLinkPort, NvLinkShape, Profile, cores_per_multiprocessor};
 use crate::spec::{MAX_GPUS, SimSpec};
 
@@ -29,6 +30,12 @@ pub struct SimGpu {
     /// Processes with a compute context.
     #[serde(default)]
     pub processes: BTreeSet<GpuProcess>,
+    /// Others that have the GPU open (monitoring, a daemon): while there are any, MIG mode does not change.
+    #[serde(default)]
+    pub clients: BTreeSet<String>,
+    /// GPU instances that live, by id.
+    #[serde(default)]
+    pub instances: Vec<SimInstance>,
 }
 
 impl SimGpu {
@@ -42,14 +49,20 @@ impl SimGpu {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
     boots: u64,
-    node_number: u16,
+    pub(crate) node_number: u16,
     /// Ever-growing, so that a GPU added later is never mistaken for one that left.
     next_serial: u16,
     driver_loaded: bool,
     /// Driver, NVML and CUDA versions.
     pub system: SystemFacts,
-    gpus: Vec<SimGpu>,
+    pub(crate) gpus: Vec<SimGpu>,
     faults: Faults,
+    /// How long changes of MIG take.
+    #[serde(default)]
+    pub latency: MigLatency,
+    /// Compute instances ever made: each has a UUID of its own.
+    #[serde(default)]
+    pub(crate) compute_instances_made: u64,
 }
 
 impl Engine {
@@ -63,6 +76,8 @@ impl Engine {
             system: system("580.95.05", CudaVersion { major: 13, minor: 0 }),
             gpus: Vec::new(),
             faults: Faults::default(),
+            latency: MigLatency::default(),
+            compute_instances_made: 0,
         };
         for (profile, count) in spec.groups() {
             let baseboard = match profile.nvlink {
@@ -107,10 +122,8 @@ impl Engine {
         for gpu in &mut self.gpus {
             gpu.lost = false;
             gpu.processes.clear();
-            if let MigMode::Supported { current, pending } = &mut gpu.facts.mig_mode {
-                *current = *pending && !gpu.facts.architecture.toggles_mig_without_reset();
-                *pending = *current;
-            }
+            gpu.clients.clear();
+            gpu.unload();
         }
     }
 
@@ -119,9 +132,13 @@ impl Engine {
         self.driver_loaded
     }
 
-    /// Loads or unloads the kernel module: while it is unloaded every call answers `DRIVER_NOT_LOADED`.
+    /// Loads or unloads the kernel module: while it is unloaded every call answers `DRIVER_NOT_LOADED`, and what does
+    /// not survive an unload is gone.
     pub fn set_driver_loaded(&mut self, loaded: bool) {
         self.driver_loaded = loaded;
+        if !loaded {
+            self.gpus.iter_mut().for_each(SimGpu::unload);
+        }
     }
 
     /// Another driver, as after an upgrade; NVML's version follows.
@@ -143,7 +160,9 @@ impl Engine {
     /// Takes a GPU out: from now on nobody knows it.
     pub fn remove_gpu(&mut self, uuid: &GpuUuid) -> Option<SimGpu> {
         let at = self.gpus.iter().position(|g| g.facts.uuid == *uuid)?;
-        Some(self.gpus.remove(at))
+        let mut gpu = self.gpus.remove(at);
+        gpu.unload();
+        Some(gpu)
     }
 
     /// A process ends: its contexts are gone from all GPUs.
@@ -232,21 +251,26 @@ impl Engine {
             system: self.system.clone(),
             gpus: gpus
                 .map(|g| {
-                    (g.facts.uuid.clone(), Gpu { facts: self.facts_of(g), topology: g.topology.clone() })
+                    let uuid = g.facts.uuid.clone();
+                    let mig = self.mig_capabilities(&uuid).ok().map(|capabilities| GpuMig {
+                        capabilities,
+                        instances: self.gpu_instances(&uuid).unwrap_or_default(),
+                    });
+                    (uuid, Gpu { facts: self.facts_of(g), topology: g.topology.clone(), mig })
                 })
                 .collect(),
             problems: Vec::new(),
         }
     }
 
-    fn loaded(&self, op: GpuOp, gpu: Option<&GpuUuid>) -> Result<(), GpuError> {
+    pub(crate) fn loaded(&self, op: GpuOp, gpu: Option<&GpuUuid>) -> Result<(), GpuError> {
         if self.driver_loaded {
             return Ok(());
         }
         Err(GpuError { op, code: GpuErrorCode::DRIVER_NOT_LOADED, gpu: gpu.cloned(), detail: None })
     }
 
-    fn find(&self, op: GpuOp, uuid: &GpuUuid) -> Result<&SimGpu, GpuError> {
+    pub(crate) fn find(&self, op: GpuOp, uuid: &GpuUuid) -> Result<&SimGpu, GpuError> {
         self.loaded(op, Some(uuid))?;
         match self.gpus.iter().find(|g| g.facts.uuid == *uuid) {
             None => Err(GpuError::on_gpu(op, GpuErrorCode::NOT_FOUND, uuid)),
@@ -313,6 +337,8 @@ impl Engine {
             nvlink: baseboard.unwrap_or_else(|| self.connect(profile)),
             lost: false,
             processes: BTreeSet::new(),
+            clients: BTreeSet::new(),
+            instances: Vec::new(),
         };
         self.insert_gpu(gpu);
         uuid
@@ -360,7 +386,7 @@ impl Engine {
     }
 }
 
-fn lowest_free(from: u32, taken: &BTreeSet<u32>) -> u32 {
+pub(crate) fn lowest_free(from: u32, taken: &BTreeSet<u32>) -> u32 {
     (from..=u32::MAX).find(|n| !taken.contains(n)).unwrap_or(u32::MAX)
 }
 

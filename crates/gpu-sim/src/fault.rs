@@ -1,5 +1,7 @@
 //! Faults: what a call does instead of answering.
 
+use std::time::Duration;
+
 use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +19,17 @@ pub enum FaultEffect {
     /// Hangs until the fault is released or cleared; then fails with the code, or does its work if there is none.
     Hang {
         /// What comes after the hang.
+        then: Option<GpuErrorCode>,
+    },
+    /// Waits so many milliseconds, then does its work.
+    Delay(u64),
+    /// Does its work, and fails all the same: what was asked for has happened, but the caller is told that it did
+    /// not. (If the work itself fails: with the error of that.)
+    FailAfter(GpuErrorCode),
+    /// Does its work, hangs until the fault is released or cleared, and only then answers, with the code if there is
+    /// one.
+    HangAfter {
+        /// What is answered.
         then: Option<GpuErrorCode>,
     },
 }
@@ -54,6 +67,22 @@ impl Fault {
     /// Every call hangs until released, and then fails with `code`.
     pub fn hang_then_fail(code: GpuErrorCode) -> Self {
         Self { effect: FaultEffect::Hang { then: Some(code) }, ..Self::hang() }
+    }
+
+    /// Every call takes `delay` longer, and then does its work.
+    pub fn delay(delay: Duration) -> Self {
+        let effect = FaultEffect::Delay(delay.as_millis().try_into().unwrap_or(u64::MAX));
+        Self { effect, ..Self::hang() }
+    }
+
+    /// Every call does its work, and answers `code`.
+    pub fn fail_after(code: GpuErrorCode) -> Self {
+        Self { effect: FaultEffect::FailAfter(code), ..Self::hang() }
+    }
+
+    /// Every call does its work and hangs until released: past its deadline nobody knows that it was done.
+    pub fn hang_after() -> Self {
+        Self { effect: FaultEffect::HangAfter { then: None }, ..Self::hang() }
     }
 
     /// Only calls of `op`.
@@ -94,6 +123,31 @@ pub enum Begin {
     Fail(GpuErrorCode),
     /// It hangs until this fault is released; ask [`crate::Engine::after_hang`].
     Hang(FaultId),
+    /// It waits for so long, and then does its work.
+    Delay(Duration),
+    /// It does its work, and then this: fails (whatever came of the work) or hangs; never another of these.
+    WorkThen(After),
+}
+
+/// What a call does between its work and its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// Answers with a failure.
+    Fail(GpuErrorCode),
+    /// Hangs until this fault is released; ask [`crate::Engine::after_hang`] what is answered then.
+    Hang(FaultId),
+}
+
+impl Begin {
+    /// How long the call waits before its work.
+    pub fn delay(self) -> Duration {
+        if let Self::Delay(delay) = self { delay } else { Duration::ZERO }
+    }
+
+    /// What the call does after its work, if anything but to answer.
+    pub fn after(self) -> Option<After> {
+        if let Self::WorkThen(after) = self { Some(after) } else { None }
+    }
 }
 
 /// The faults set on an engine, in order of setting.
@@ -144,7 +198,8 @@ impl Faults {
                 continue;
             }
             // A released hang no longer holds anybody.
-            if set.released && matches!(set.fault.effect, FaultEffect::Hang { .. }) {
+            let hangs = matches!(set.fault.effect, FaultEffect::Hang { .. } | FaultEffect::HangAfter { .. });
+            if set.released && hangs {
                 continue;
             }
             if let Some(times) = &mut set.fault.times {
@@ -153,6 +208,9 @@ impl Faults {
             return match set.fault.effect {
                 FaultEffect::Fail(code) => Begin::Fail(code),
                 FaultEffect::Hang { .. } => Begin::Hang(set.id),
+                FaultEffect::Delay(millis) => Begin::Delay(Duration::from_millis(millis)),
+                FaultEffect::FailAfter(code) => Begin::WorkThen(After::Fail(code)),
+                FaultEffect::HangAfter { .. } => Begin::WorkThen(After::Hang(set.id)),
             };
         }
         Begin::Work
@@ -163,7 +221,13 @@ impl Faults {
         match self.set.iter().find(|s| s.id == id) {
             Some(set) if !set.released => Begin::Hang(id),
             Some(SetFault {
-                fault: Fault { effect: FaultEffect::Hang { then: Some(code) }, .. }, ..
+                fault:
+                    Fault {
+                        effect:
+                            FaultEffect::Hang { then: Some(code) } | FaultEffect::HangAfter { then: Some(code) },
+                        ..
+                    },
+                ..
             }) => Begin::Fail(*code),
             _ => Begin::Work,
         }

@@ -6,16 +6,20 @@
 
 mod engine;
 mod fault;
+mod mig;
 mod mig_tables;
 mod node;
 mod profile;
 mod spec;
 
 #[cfg(test)]
+mod mig_tests;
+#[cfg(test)]
 mod tests;
 
 pub use engine::{Engine, SimGpu};
-pub use fault::{Begin, Fault, FaultEffect, FaultId};
+pub use fault::{After, Begin, Fault, FaultEffect, FaultId};
+pub use mig::{MigLatency, SimInstance};
 pub use mig_tables::{MIG_BOARDS, compute_profiles, mig_capabilities};
 pub use node::SimNode;
 pub use profile::{NvLinkShape, Profile, profile, profiles};

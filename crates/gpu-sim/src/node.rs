@@ -5,13 +5,17 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use divvy_model::mig::{
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
+    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
+};
 use divvy_model::{
-    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology, Inventory,
+    GpuDriver, GpuError, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology, Inventory, MigActivation,
     MigMode, PciAddress, SystemFacts,
 };
 
 use crate::engine::{Engine, SimGpu};
-use crate::fault::{Begin, Fault, FaultId};
+use crate::fault::{After, Begin, Fault, FaultId};
 use crate::profile::Profile;
 use crate::spec::{SimSpec, SpecError};
 
@@ -51,7 +55,7 @@ impl SimNode {
 
     /// Opens a session: the node itself, unless `Init` has a fault or the driver is not loaded.
     pub fn open(&self) -> Result<Self, GpuError> {
-        self.call(GpuOp::Init, None, Engine::init)?;
+        self.call(GpuOp::Init, None, |e| e.init())?;
         Ok(self.clone())
     }
 
@@ -124,6 +128,22 @@ impl SimNode {
         })
     }
 
+    /// A process opens a context in a GPU instance. Whether there is such a GPU.
+    pub fn start_process_in(&self, uuid: &GpuUuid, gpu_instance: GpuInstanceId, pid: u32) -> bool {
+        let process = GpuProcess { pid, gpu_instance: Some(gpu_instance.0) };
+        self.edit(|e| e.gpu(uuid).map(|g| g.processes.insert(process)).is_some())
+    }
+
+    /// See [`Engine::make_foreign_instance`].
+    pub fn make_foreign_instance(
+        &self,
+        gpu: &GpuUuid,
+        profile: GpuInstanceProfileId,
+        start: u32,
+    ) -> Result<ComputeInstance, GpuError> {
+        self.edit(|e| e.make_foreign_instance(gpu, profile, start))
+    }
+
     /// A process ends: its contexts are gone from all GPUs.
     pub fn end_process(&self, pid: u32) {
         self.edit(|e| e.end_process(pid));
@@ -153,43 +173,70 @@ impl SimNode {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One call: meets the faults, hangs if it must (without the lock), then asks the engine as it is by then.
+    /// One call: meets the faults, hangs or waits if it must (without the lock), then asks the engine as it is by
+    /// then. Half of what a change takes passes before it and half after, so that a caller who gives up or dies on
+    /// the way finds it done as well as not done.
     fn call<T>(
         &self,
         op: GpuOp,
         gpu: Option<&GpuUuid>,
-        answer: impl FnOnce(&Engine) -> Result<T, GpuError>,
+        work: impl FnOnce(&mut Engine) -> Result<T, GpuError>,
     ) -> Result<T, GpuError> {
+        let fail = |code| Err(GpuError { op, code, gpu: gpu.cloned(), detail: None });
         let mut state = self.lock();
         *state.calls.entry(op).or_default() += 1;
         let mut begin = state.engine.begin(op, gpu);
         if let Begin::Hang(id) = begin {
-            state.hanging += 1;
-            self.shared.changed.notify_all();
-            while matches!(begin, Begin::Hang(_)) {
-                state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                begin = state.engine.after_hang(id);
-            }
-            state.hanging -= 1;
-            self.shared.changed.notify_all();
+            (state, begin) = self.hang(state, id);
         }
-        match begin {
-            Begin::Fail(code) => Err(fault_error(op, gpu, code)),
-            Begin::Work | Begin::Hang(_) => answer(&state.engine),
+        if let Begin::Fail(code) = begin {
+            return fail(code);
+        }
+        let half = state.engine.latency.of(op) / 2;
+        state = self.wait(state, begin.delay().saturating_add(half));
+        let answer = work(&mut state.engine)?;
+        self.shared.changed.notify_all();
+        state = self.wait(state, half);
+        match begin.after() {
+            Some(After::Fail(code)) => fail(code),
+            Some(After::Hang(id)) => match self.hang(state, id).1 {
+                Begin::Fail(code) => fail(code),
+                _ => Ok(answer),
+            },
+            None => Ok(answer),
         }
     }
-}
 
-fn fault_error(op: GpuOp, gpu: Option<&GpuUuid>, code: GpuErrorCode) -> GpuError {
-    GpuError { op, code, gpu: gpu.cloned(), detail: None }
+    /// Hangs until the fault lets go; what comes after.
+    fn hang<'a>(&'a self, mut state: MutexGuard<'a, State>, id: FaultId) -> (MutexGuard<'a, State>, Begin) {
+        let mut begin = Begin::Hang(id);
+        state.hanging += 1;
+        self.shared.changed.notify_all();
+        while matches!(begin, Begin::Hang(_)) {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            begin = state.engine.after_hang(id);
+        }
+        state.hanging -= 1;
+        self.shared.changed.notify_all();
+        (state, begin)
+    }
+
+    fn wait<'a>(&'a self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
+        if time.is_zero() {
+            return state;
+        }
+        drop(state);
+        std::thread::sleep(time);
+        self.lock()
+    }
 }
 
 impl GpuDriver for SimNode {
     fn system(&self) -> Result<SystemFacts, GpuError> {
-        self.call(GpuOp::System, None, Engine::system)
+        self.call(GpuOp::System, None, |e| e.system())
     }
     fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
-        self.call(GpuOp::List, None, Engine::list)
+        self.call(GpuOp::List, None, |e| e.list())
     }
     fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
         self.call(GpuOp::Facts, Some(gpu), |e| e.facts(gpu))
@@ -199,6 +246,60 @@ impl GpuDriver for SimNode {
     }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         self.call(GpuOp::Processes, Some(gpu), |e| e.processes(gpu))
+    }
+    fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
+        self.call(GpuOp::MigCapabilities, Some(gpu), |e| e.mig_capabilities(gpu))
+    }
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
+        self.call(GpuOp::SetMigMode, Some(gpu), |e| e.set_mig_mode(gpu, on))
+    }
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        self.call(GpuOp::GpuInstances, Some(gpu), |e| e.gpu_instances(gpu))
+    }
+    fn create_gpu_instance(
+        &self,
+        gpu: &GpuUuid,
+        profile: GpuInstanceProfileId,
+        placement: Placement,
+    ) -> Result<GpuInstance, GpuError> {
+        self.call(GpuOp::CreateGpuInstance, Some(gpu), |e| e.create_gpu_instance(gpu, profile, placement))
+    }
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
+        self.call(GpuOp::DestroyGpuInstance, Some(gpu), |e| e.destroy_gpu_instance(gpu, id))
+    }
+    fn compute_profiles(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
+        self.call(GpuOp::ComputeProfiles, Some(gpu), |e| e.compute_profiles(gpu, gpu_instance))
+    }
+    fn compute_instances(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstance>, GpuError> {
+        self.call(GpuOp::ComputeInstances, Some(gpu), |e| e.compute_instances(gpu, gpu_instance))
+    }
+    fn create_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        profile: ComputeInstanceProfileId,
+    ) -> Result<ComputeInstance, GpuError> {
+        self.call(GpuOp::CreateComputeInstance, Some(gpu), |e| {
+            e.create_compute_instance(gpu, gpu_instance, profile)
+        })
+    }
+    fn destroy_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        id: ComputeInstanceId,
+    ) -> Result<(), GpuError> {
+        self.call(GpuOp::DestroyComputeInstance, Some(gpu), |e| {
+            e.destroy_compute_instance(gpu, gpu_instance, id)
+        })
     }
 }
 

@@ -163,7 +163,7 @@ const L40S: Profile = Profile {
     chassis: PCIE_8,
 };
 
-static PROFILES: [Profile; 12] = [
+static PROFILES: [Profile; 14] = [
     A100_40,
     Profile {
         key: "a100-80",
@@ -198,6 +198,16 @@ static PROFILES: [Profile; 12] = [
         nvlink: NvLinkPort::Bridge { links: 4 },
         chassis: PCIE_8,
         ..A100_40
+    },
+    Profile {
+        key: "b200",
+        product_name: "NVIDIA B200",
+        pci_device_id: 0x2901_10de,
+        memory_bytes: 183_359 << 20,
+        multiprocessors: 148,
+        compute_capability: cc(10, 0),
+        architecture: Architecture::Blackwell,
+        ..H100
     },
     H100,
     Profile {
@@ -234,6 +244,17 @@ static PROFILES: [Profile; 12] = [
         ..L40S
     },
     L40S,
+    Profile {
+        key: "rtx-pro-6000",
+        product_name: "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        pci_device_id: 0x2bb5_10de,
+        memory_bytes: 97_887 << 20,
+        multiprocessors: 188,
+        compute_capability: cc(12, 0),
+        architecture: Architecture::Blackwell,
+        mig: true,
+        ..L40S
+    },
     Profile {
         key: "t4",
         product_name: "Tesla T4",

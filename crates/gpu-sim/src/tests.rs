@@ -50,7 +50,7 @@ fn a_spec_reads_back_and_a_bad_one_says_what_is_known() {
     assert_eq!(
         error("h1000x2"),
         "simulated GPU model \"h1000\" is not known; known models: a100-40, a100-80, a100-pcie-40, a100-pcie-80, \
-         a30, h100, h100-nvl, h100-pcie, h200, l4, l40s, t4; write MODELxCOUNT, such as h100x2 or a100-40x4,l4x2"
+         a30, b200, h100, h100-nvl, h100-pcie, h200, l4, l40s, rtx-pro-6000, t4; write MODELxCOUNT, such as h100x2 or a100-40x4,l4x2"
     );
     assert_eq!(
         error("h100x0"),

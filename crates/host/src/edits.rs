@@ -1,6 +1,7 @@
 //! What to change in a container so that the driver works in it: plain data in the shape of CDI's containerEdits.
 
 use crate::files::{DriverFile, DriverFiles, LIBRARY_DIR};
+use crate::mig::MigNodes;
 use crate::nodes::{ControlNodes, DeviceNode, GpuNodes};
 
 /// Changes to a container, in the shape and order of CDI's `containerEdits`.
@@ -83,6 +84,15 @@ pub fn gpu_edits(nodes: &GpuNodes) -> Edits {
     let mut edits = Edits::default();
     add_nodes(&mut edits, std::slice::from_ref(&nodes.main));
     add_nodes(&mut edits, &nodes.drm);
+    edits
+}
+
+/// What a container gets for one partition, on top of [`driver_edits`]: the GPU's own node, and the capabilities that
+/// say which part of it may be used. Without the GPU's DRM nodes: graphics would not be bound to the partition.
+pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes) -> Edits {
+    let mut edits = Edits::default();
+    let nodes = [&gpu.main, &partition.gpu_instance, &partition.compute_instance].map(DeviceNode::clone);
+    add_nodes(&mut edits, &nodes);
     edits
 }
 

@@ -67,6 +67,7 @@ const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 const NVIDIA_MAJOR: u32 = 195;
 const UVM_MAJOR: u32 = 511;
 const DRM_MAJOR: u32 = 226;
+const CAPS_MAJOR: u32 = 507;
 
 impl Fixture {
     /// A host with these GPUs and a driver installed on the host itself.
@@ -104,7 +105,7 @@ impl Fixture {
         file(&host.proc("sys/kernel/random/boot_id"), format!("{}\n", self.boot_id).as_bytes())?;
         file(&host.proc("sys/kernel/osrelease"), b"6.12.0-divvy\n")?;
         let devices = format!(
-            "Character devices:\n  1 mem\n{NVIDIA_MAJOR} nvidia\n{NVIDIA_MAJOR} nvidiactl\n{DRM_MAJOR} drm\n{UVM_MAJOR} nvidia-uvm\n\nBlock devices:\n259 blkext\n"
+            "Character devices:\n  1 mem\n{NVIDIA_MAJOR} nvidia\n{NVIDIA_MAJOR} nvidiactl\n{DRM_MAJOR} drm\n{CAPS_MAJOR} nvidia-caps\n{UVM_MAJOR} nvidia-uvm\n\nBlock devices:\n259 blkext\n"
         );
         file(&host.proc("devices"), devices.as_bytes())?;
         let version = format!(
@@ -157,6 +158,24 @@ impl Fixture {
         file(&root.join("usr/share/nvidia/nvoptix.bin"), b"")?;
         file(&root.join("lib/firmware/nvidia").join(version).join("gsp_ga10x.bin"), b"")?;
         file(&root.join("run/nvidia-persistenced/socket"), b"")
+    }
+}
+
+impl FixtureHost {
+    /// What the kernel module writes when a GPU instance with one compute instance is made: the numbers of their
+    /// capabilities, which need not be those that [`crate::capability_minor`] computes.
+    pub fn mig_access(
+        &self,
+        gpu_minor: u32,
+        gpu_instance: u32,
+        compute_instance: u32,
+        minors: (u32, u32),
+    ) -> io::Result<()> {
+        let folder =
+            self.host.proc("driver/nvidia/capabilities").join(format!("gpu{gpu_minor}/mig/gi{gpu_instance}"));
+        let text = |minor| format!("DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n");
+        file(&folder.join("access"), text(minors.0).as_bytes())?;
+        file(&folder.join(format!("ci{compute_instance}")).join("access"), text(minors.1).as_bytes())
     }
 }
 

@@ -17,6 +17,7 @@ mod files;
 pub mod fixture;
 mod install;
 mod kernel;
+mod mig;
 mod nodes;
 mod processes;
 mod root;
@@ -25,13 +26,14 @@ mod topology;
 pub use driver::{
     DEFAULT_DRIVER_ROOTS, Driver, DriverRoot, DriverRootError, RootReason, find_driver, find_driver_at,
 };
-pub use edits::{Edits, HookCall, LibraryDelivery, MountPoint, driver_edits, gpu_edits};
+pub use edits::{Edits, HookCall, LibraryDelivery, MountPoint, driver_edits, gpu_edits, partition_edits};
 pub use elf::{Elf, ElfError};
 pub use files::{
     BINARY_DIR, DriverFile, DriverFiles, DriverFilesError, LIBRARY_DIR, Library, Symlink, driver_files,
 };
 pub use install::{InstallError, install_hook};
 pub use kernel::{HostFileError, NvidiaModule, boot_id, char_majors, nvidia_module, nvidia_params};
+pub use mig::{MigNodes, capability_minor, mig_nodes};
 pub use nodes::{
     ControlNodes, DeviceNode, DeviceNodes, GpuNodes, MissingNode, NodeError, NodeInfo, control_nodes,
     gpu_nodes,

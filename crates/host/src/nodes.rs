@@ -70,6 +70,14 @@ pub enum NodeError {
         /// What to load.
         module: &'static str,
     },
+    /// The driver has not made the capability of an instance.
+    #[error(
+        "the MIG instance has no capability: {file} does not exist (is the host's /proc mounted, and does the instance live?)"
+    )]
+    NoCapability {
+        /// The file that tells its number.
+        file: String,
+    },
     /// Proc or sysfs.
     #[error("cannot work out device nodes")]
     Host(#[source] HostFileError),

@@ -4,6 +4,7 @@ mod driver_roots;
 mod edits;
 mod files;
 mod kernel;
+mod mig;
 
 use std::path::Path;
 

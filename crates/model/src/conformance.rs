@@ -64,6 +64,7 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
         check(uuids.len() == count, format!("list() has {count} GPUs, got {}", uuids.len()));
     }
     let mut facts = Vec::new();
+    let mut about_mig = Vec::new();
     for uuid in &uuids {
         match driver.facts(uuid) {
             Ok(f) => facts.push(f),
@@ -99,6 +100,7 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
                         format!("{}: MIG needs compute capability 8, has {}", f.uuid, f.compute_capability),
                     );
                 }
+                about_mig.extend(crate::mig_conformance::read_only(driver, &f.uuid, mode));
             }
             Err(error) => check(false, format!("mig_mode() answers: {error}")),
         }
@@ -129,5 +131,6 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
         }
         Ok(_) => check(false, "facts() of a GPU that is not there is an error".to_owned()),
     }
+    bad.extend(about_mig);
     bad
 }

@@ -3,39 +3,48 @@
 use std::fmt;
 
 use crate::DeviceName;
+use crate::mig::PartitionName;
 
 /// A published alternative of a GPU, by the ordinal in its name. Ordinals are ours and stable
 /// ([`crate::Ordinals`]); they are not NVML indexes and not minor numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceKind {
     /// `gpu-<ordinal>`: the whole GPU.
     Whole {
         /// Our stable ordinal of the GPU.
         ordinal: u32,
     },
+    /// `gpu-<ordinal>-mig-<profile>-<profile id>-<start>`: a partition of it.
+    Partition(PartitionName),
 }
 
 /// A device name that this version does not publish.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("device name {0:?} is not one this driver publishes (expected gpu-<number>)")]
+#[error(
+    "device name {0:?} is not one this driver publishes (expected gpu-<number> or gpu-<number>-mig-<profile>-<profile id>-<start>)"
+)]
 pub struct ParseDeviceNameError(pub String);
 
 impl DeviceKind {
     /// The ordinal of the GPU the device belongs to.
-    pub fn ordinal(self) -> u32 {
+    pub fn ordinal(&self) -> u32 {
         match self {
-            Self::Whole { ordinal } => ordinal,
+            Self::Whole { ordinal } => *ordinal,
+            Self::Partition(name) => name.ordinal,
         }
     }
 
     /// The name in a ResourceSlice.
-    pub fn device_name(self) -> DeviceName {
+    pub fn device_name(&self) -> DeviceName {
         #[expect(clippy::expect_used, reason = "every form below is a DNS label by construction; tested")]
         self.to_string().parse().expect("device names are DNS labels")
     }
 
     /// Reads a name back.
     pub fn parse(name: &DeviceName) -> Result<Self, ParseDeviceNameError> {
+        if let Ok(partition) = PartitionName::parse(name) {
+            return Ok(Self::Partition(partition));
+        }
         let error = || ParseDeviceNameError(name.to_string());
         let rest = name.as_str().strip_prefix("gpu-").ok_or_else(error)?;
         // A leading zero would be a second name for the same device.
@@ -53,6 +62,7 @@ impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole { ordinal } => write!(f, "gpu-{ordinal}"),
+            Self::Partition(name) => name.fmt(f),
         }
     }
 }
@@ -67,7 +77,10 @@ mod tests {
             let device = DeviceKind::Whole { ordinal };
             assert_eq!(DeviceKind::parse(&device.device_name()), Ok(device));
         }
-        for bad in ["gpu-00", "gpu-a", "gpu", "gpu-99999999999", "mig-0"] {
+        let partition = DeviceKind::parse(&"gpu-3-mig-1g10gb-19-4".parse().unwrap()).unwrap();
+        assert_eq!((partition.ordinal(), partition.to_string()), (3, "gpu-3-mig-1g10gb-19-4".to_owned()));
+        assert_eq!(DeviceKind::parse(&partition.device_name()), Ok(partition));
+        for bad in ["gpu-0-mig-19-0", "gpu-00", "gpu-a", "gpu", "gpu-99999999999", "mig-0"] {
             assert!(DeviceKind::parse(&bad.parse().unwrap()).is_err(), "{bad}");
         }
     }

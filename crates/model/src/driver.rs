@@ -2,185 +2,20 @@
 //! retries, raw codes kept. Deadlines, retries and sessions sit above it, once, for all implementations
 //! (`divvy_nvml::Session`). Implemented by `divvy-nvml` (the real library) and `divvy-gpu-sim` (simulated GPUs).
 
-use std::fmt;
+use crate::mig::{
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
+    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
+};
+use crate::{GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts};
 
-use serde::{Deserialize, Serialize};
-
-use crate::{GpuFacts, GpuProcess, GpuUuid, MigMode, SystemFacts};
-
-/// The operation that failed; one per [`GpuDriver`] method, named after the NVML call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GpuOp {
-    /// Loading the library and `nvmlInit_v2`.
-    Init,
-    /// `nvmlSystemGet…Version`.
-    System,
-    /// `nvmlDeviceGetCount_v2` and the UUIDs.
-    List,
-    /// The facts of one GPU.
-    Facts,
-    /// `nvmlDeviceGetMigMode`.
-    MigMode,
-    /// `nvmlDeviceGetComputeRunningProcesses`.
-    Processes,
-}
-
-impl GpuOp {
-    /// Every operation.
-    pub const ALL: [Self; 6] =
-        [Self::Init, Self::System, Self::List, Self::Facts, Self::MigMode, Self::Processes];
-
-    /// A short stable name, for messages and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Init => "init",
-            Self::System => "system",
-            Self::List => "list",
-            Self::Facts => "facts",
-            Self::MigMode => "mig_mode",
-            Self::Processes => "processes",
-        }
-    }
-}
-
-/// NVML's return code (`nvmlReturn_t`), kept raw. Zero never appears in an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct GpuErrorCode(pub u32);
-
-#[expect(missing_docs, reason = "the constants carry NVML's names")]
-impl GpuErrorCode {
-    pub const UNINITIALIZED: Self = Self(1);
-    pub const INVALID_ARGUMENT: Self = Self(2);
-    pub const NOT_SUPPORTED: Self = Self(3);
-    pub const NO_PERMISSION: Self = Self(4);
-    pub const NOT_FOUND: Self = Self(6);
-    pub const INSUFFICIENT_SIZE: Self = Self(7);
-    pub const DRIVER_NOT_LOADED: Self = Self(9);
-    pub const TIMEOUT: Self = Self(10);
-    pub const LIBRARY_NOT_FOUND: Self = Self(12);
-    pub const FUNCTION_NOT_FOUND: Self = Self(13);
-    pub const GPU_IS_LOST: Self = Self(15);
-    pub const RESET_REQUIRED: Self = Self(16);
-    pub const OPERATING_SYSTEM: Self = Self(17);
-    pub const LIB_RM_VERSION_MISMATCH: Self = Self(18);
-    pub const IN_USE: Self = Self(19);
-    pub const MEMORY: Self = Self(20);
-    pub const NO_DATA: Self = Self(21);
-    pub const INSUFFICIENT_RESOURCES: Self = Self(23);
-    pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
-    pub const NOT_READY: Self = Self(27);
-    pub const GPU_NOT_FOUND: Self = Self(28);
-    pub const INVALID_STATE: Self = Self(29);
-    pub const UNKNOWN: Self = Self(999);
-
-    /// NVML's name of the code, or `None` for one we don't know.
-    pub fn name(self) -> Option<&'static str> {
-        Some(match self {
-            Self::UNINITIALIZED => "UNINITIALIZED",
-            Self::INVALID_ARGUMENT => "INVALID_ARGUMENT",
-            Self::NOT_SUPPORTED => "NOT_SUPPORTED",
-            Self::NO_PERMISSION => "NO_PERMISSION",
-            Self::NOT_FOUND => "NOT_FOUND",
-            Self::INSUFFICIENT_SIZE => "INSUFFICIENT_SIZE",
-            Self::DRIVER_NOT_LOADED => "DRIVER_NOT_LOADED",
-            Self::TIMEOUT => "TIMEOUT",
-            Self::LIBRARY_NOT_FOUND => "LIBRARY_NOT_FOUND",
-            Self::FUNCTION_NOT_FOUND => "FUNCTION_NOT_FOUND",
-            Self::GPU_IS_LOST => "GPU_IS_LOST",
-            Self::RESET_REQUIRED => "RESET_REQUIRED",
-            Self::OPERATING_SYSTEM => "OPERATING_SYSTEM",
-            Self::LIB_RM_VERSION_MISMATCH => "LIB_RM_VERSION_MISMATCH",
-            Self::IN_USE => "IN_USE",
-            Self::MEMORY => "MEMORY",
-            Self::NO_DATA => "NO_DATA",
-            Self::INSUFFICIENT_RESOURCES => "INSUFFICIENT_RESOURCES",
-            Self::ARGUMENT_VERSION_MISMATCH => "ARGUMENT_VERSION_MISMATCH",
-            Self::NOT_READY => "NOT_READY",
-            Self::GPU_NOT_FOUND => "GPU_NOT_FOUND",
-            Self::INVALID_STATE => "INVALID_STATE",
-            Self::UNKNOWN => "UNKNOWN",
-            _ => return None,
-        })
-    }
-}
-
-impl fmt::Display for GpuErrorCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.name() {
-            Some(name) => write!(f, "{name} ({})", self.0),
-            None => write!(f, "code {}", self.0),
-        }
-    }
-}
-
-/// A failed [`GpuDriver`] call.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("NVML {} failed{}: {code}{}", .op.name(), on(.gpu.as_ref()), hint(*.code, .detail.as_deref()))]
-pub struct GpuError {
-    /// What was called.
-    pub op: GpuOp,
-    /// NVML's code.
-    pub code: GpuErrorCode,
-    /// The GPU concerned, if one.
-    pub gpu: Option<GpuUuid>,
-    /// What the code cannot say: the missing symbol, the library path, the loader's message.
-    pub detail: Option<String>,
-}
-
-fn on(gpu: Option<&GpuUuid>) -> String {
-    gpu.map(|g| format!(" on {g}")).unwrap_or_default()
-}
-
-fn hint(code: GpuErrorCode, detail: Option<&str>) -> String {
-    let advice = match code {
-        GpuErrorCode::DRIVER_NOT_LOADED => "the NVIDIA kernel module is not loaded",
-        GpuErrorCode::LIBRARY_NOT_FOUND => "is the driver root right? see --driver-root and --nvml-library",
-        GpuErrorCode::LIB_RM_VERSION_MISMATCH => {
-            "the library and the loaded kernel module differ: reboot or reload the module"
-        }
-        GpuErrorCode::NO_PERMISSION => "root is needed",
-        GpuErrorCode::OPERATING_SYSTEM => "the device cgroup may block the GPU",
-        _ => "",
-    };
-    match (detail, advice) {
-        (None, "") => String::new(),
-        (Some(d), "") => format!(" ({d})"),
-        (None, a) => format!(" ({a})"),
-        (Some(d), a) => format!(" ({d}; {a})"),
-    }
-}
-
-impl GpuError {
-    /// An error of an operation on one GPU.
-    pub fn on_gpu(op: GpuOp, code: GpuErrorCode, gpu: &GpuUuid) -> Self {
-        Self { op, code, gpu: Some(gpu.clone()), detail: None }
-    }
-
-    /// An error of an operation on the whole machine.
-    pub fn global(op: GpuOp, code: GpuErrorCode) -> Self {
-        Self { op, code, gpu: None, detail: None }
-    }
-
-    /// The same error with what the code cannot say.
-    #[must_use]
-    pub fn with_detail(self, detail: impl Into<String>) -> Self {
-        Self { detail: Some(detail.into()), ..self }
-    }
-
-    /// Whether a repetition may help (`hardware.md` 1.8): the cause can pass by itself within seconds.
-    pub fn is_transient(&self) -> bool {
-        matches!(
-            self.code,
-            GpuErrorCode::TIMEOUT
-                | GpuErrorCode::IN_USE
-                | GpuErrorCode::NOT_READY
-                | GpuErrorCode::UNKNOWN
-                | GpuErrorCode::DRIVER_NOT_LOADED
-                | GpuErrorCode::UNINITIALIZED
-        )
-    }
+/// What NVML said about a change of MIG mode that it accepted. It is no proof: read [`GpuDriver::mig_mode`] again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MigActivation {
+    /// The mode is the asked one now.
+    Active,
+    /// The mode is only pending, and why: `IN_USE` (processes, monitoring or other clients have the GPU open),
+    /// `RESET_REQUIRED` (before Hopper).
+    Pending(GpuErrorCode),
 }
 
 /// A driver for GPUs. Implementations are shared between threads; each call blocks until NVML answers.
@@ -200,6 +35,100 @@ pub trait GpuDriver: Send + Sync {
 
     /// Processes with a compute context on the GPU, sorted.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
+
+    /// Changes of the GPU that are past their deadline and have not come back: they may still happen. Empty for a
+    /// driver whose calls block until they are done.
+    fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
+        let _ = gpu;
+        Vec::new()
+    }
+
+    /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library can (from R550
+    /// on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG ([`GpuDriver::mig_mode`] tells which). The
+    /// answer stays the same while the driver stays loaded: keep it.
+    fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
+        no_mig(GpuOp::MigCapabilities, gpu)
+    }
+
+    /// Asks for MIG mode on or off. May change the GPU's minor number. Success does not mean that it came about:
+    /// see [`MigActivation`].
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
+        let _ = on;
+        no_mig(GpuOp::SetMigMode, gpu)
+    }
+
+    /// GPU instances that live now, by id. `NOT_SUPPORTED` while MIG mode is off.
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        no_mig(GpuOp::GpuInstances, gpu)
+    }
+
+    /// Creates a GPU instance at exactly this placement. `INVALID_ARGUMENT` where the profile may not be placed
+    /// there, `INSUFFICIENT_RESOURCES` where something is in the way: another instance, or engines are exhausted.
+    /// After an error other than these the instance may live.
+    fn create_gpu_instance(
+        &self,
+        gpu: &GpuUuid,
+        profile: GpuInstanceProfileId,
+        placement: Placement,
+    ) -> Result<GpuInstance, GpuError> {
+        let _ = (profile, placement);
+        no_mig(GpuOp::CreateGpuInstance, gpu)
+    }
+
+    /// Destroys a GPU instance. `IN_USE` while it has compute instances or processes, `NOT_FOUND` if it is gone.
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
+        let _ = id;
+        no_mig(GpuOp::DestroyGpuInstance, gpu)
+    }
+
+    /// The compute instances that a GPU instance can be cut into, by index; one takes it whole
+    /// ([`crate::mig::GpuInstanceProfile::whole_compute_profile`]).
+    fn compute_profiles(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
+        let _ = gpu_instance;
+        no_mig(GpuOp::ComputeProfiles, gpu)
+    }
+
+    /// Compute instances that live in a GPU instance now, by id, with the UUIDs of their MIG devices.
+    fn compute_instances(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstance>, GpuError> {
+        let _ = gpu_instance;
+        no_mig(GpuOp::ComputeInstances, gpu)
+    }
+
+    /// Creates a compute instance, with a UUID that no other had. `INSUFFICIENT_RESOURCES` where the GPU instance
+    /// has not so many slices left. After other errors than that the instance may live.
+    fn create_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        profile: ComputeInstanceProfileId,
+    ) -> Result<ComputeInstance, GpuError> {
+        let _ = (gpu_instance, profile);
+        no_mig(GpuOp::CreateComputeInstance, gpu)
+    }
+
+    /// Destroys a compute instance. `IN_USE` while processes run in it, `NOT_FOUND` if it is gone.
+    fn destroy_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        id: ComputeInstanceId,
+    ) -> Result<(), GpuError> {
+        let _ = (gpu_instance, id);
+        no_mig(GpuOp::DestroyComputeInstance, gpu)
+    }
+}
+
+/// The answer of a driver that cannot do MIG (fakes that need none).
+fn no_mig<T>(op: GpuOp, gpu: &GpuUuid) -> Result<T, GpuError> {
+    Err(GpuError::on_gpu(op, GpuErrorCode::NOT_SUPPORTED, gpu))
 }
 
 impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
@@ -218,28 +147,57 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         (**self).processes(gpu)
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_names_operation_gpu_code_and_what_to_do() {
-        let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
-        assert_eq!(
-            GpuError::on_gpu(GpuOp::Facts, GpuErrorCode::GPU_IS_LOST, &gpu).to_string(),
-            "NVML facts failed on GPU-12345678-1234-1234-1234-123456780001: GPU_IS_LOST (15)"
-        );
-        assert_eq!(
-            GpuError::global(GpuOp::Init, GpuErrorCode::LIBRARY_NOT_FOUND)
-                .with_detail("/x/libnvidia-ml.so.1")
-                .to_string(),
-            "NVML init failed: LIBRARY_NOT_FOUND (12) (/x/libnvidia-ml.so.1; is the driver root right? see --driver-root and --nvml-library)"
-        );
-        assert_eq!(
-            GpuError::global(GpuOp::List, GpuErrorCode(4711)).to_string(),
-            "NVML list failed: code 4711"
-        );
+    fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
+        (**self).changes_in_flight(gpu)
+    }
+    fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
+        (**self).mig_capabilities(gpu)
+    }
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
+        (**self).set_mig_mode(gpu, on)
+    }
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        (**self).gpu_instances(gpu)
+    }
+    fn create_gpu_instance(
+        &self,
+        gpu: &GpuUuid,
+        profile: GpuInstanceProfileId,
+        placement: Placement,
+    ) -> Result<GpuInstance, GpuError> {
+        (**self).create_gpu_instance(gpu, profile, placement)
+    }
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
+        (**self).destroy_gpu_instance(gpu, id)
+    }
+    fn compute_profiles(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
+        (**self).compute_profiles(gpu, gpu_instance)
+    }
+    fn compute_instances(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstance>, GpuError> {
+        (**self).compute_instances(gpu, gpu_instance)
+    }
+    fn create_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        profile: ComputeInstanceProfileId,
+    ) -> Result<ComputeInstance, GpuError> {
+        (**self).create_compute_instance(gpu, gpu_instance, profile)
+    }
+    fn destroy_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        id: ComputeInstanceId,
+    ) -> Result<(), GpuError> {
+        (**self).destroy_compute_instance(gpu, gpu_instance, id)
     }
 }

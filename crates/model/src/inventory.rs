@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::mig::{GpuInstance, MigCapabilities};
 use crate::{GpuError, GpuFacts, GpuUuid, SystemFacts};
 
 /// Where a GPU sits in the host, from sysfs. Unknown is left out, never invented.
@@ -23,6 +24,20 @@ pub struct Gpu {
     pub facts: GpuFacts,
     /// Place in the host.
     pub topology: HostTopology,
+    /// What it can be cut into, and what it was cut into when it was read; `None` where that is not known: the GPU
+    /// cannot do MIG, or the driver cannot tell while MIG mode is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<GpuMig>,
+}
+
+/// A GPU that can be cut into partitions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuMig {
+    /// Profiles and placements.
+    pub capabilities: MigCapabilities,
+    /// GPU instances that lived when it was last read, by id; none while MIG mode is off. Only a hint: who wants to
+    /// change something asks the driver.
+    pub instances: Vec<GpuInstance>,
 }
 
 /// A GPU that NVML lists but that could not be read.

@@ -8,23 +8,27 @@
 mod conformance;
 mod device;
 mod driver;
+mod driver_error;
 mod gpu;
 mod ids;
 mod inventory;
 pub mod mig;
+mod mig_conformance;
 mod mode;
 mod ordinals;
 mod version;
 
 pub use conformance::{Expect, Violation, conformance};
 pub use device::{DeviceKind, ParseDeviceNameError};
-pub use driver::{GpuDriver, GpuError, GpuErrorCode, GpuOp};
+pub use driver::{GpuDriver, MigActivation};
+pub use driver_error::{GpuError, GpuErrorCode, GpuOp};
 pub use gpu::{
     Architecture, Brand, ComputeCapability, CudaVersion, FabricFacts, GpuFacts, GpuProcess, MigMode,
     NvLinkPeer, SystemFacts,
 };
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
-pub use inventory::{Gpu, GpuProblem, HostTopology, Inventory};
+pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
+pub use mig_conformance::mig_conformance;
 pub use mode::{Hold, HoldKind, Mode};
 pub use ordinals::Ordinals;
 pub use version::normalise_version;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::mig::{GpuInstanceProfileId, Placement};
 use crate::{ClaimUid, DeviceName, GpuUuid};
 
 /// What a GPU is now. Decided by the first hold that lands, freed by the last (the mode lock, DESIGN section 1).
@@ -39,6 +40,13 @@ impl Mode {
 pub enum HoldKind {
     /// Exclusive use of the whole GPU.
     Whole,
+    /// Exclusive use of a partition.
+    Partition {
+        /// Its profile.
+        profile: GpuInstanceProfileId,
+        /// Its memory slices.
+        placement: Placement,
+    },
     /// Admin access: sees the GPU, never changes its mode, conflicts with nobody (KEP-5018).
     Admin,
 }
@@ -48,6 +56,7 @@ impl HoldKind {
     pub fn needs(self) -> Option<Mode> {
         match self {
             Self::Whole => Some(Mode::Whole),
+            Self::Partition { .. } => Some(Mode::Partitioned),
             Self::Admin => None,
         }
     }

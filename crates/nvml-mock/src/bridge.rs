@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use divvy_gpu_sim::{Begin, Engine, SimGpu};
-use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
+use divvy_gpu_sim::{After, Begin, Engine, FaultId, SimGpu};
+use divvy_model::mig::{ComputeInstance, ComputeInstanceId, GpuInstanceId};
+use divvy_model::{GpuError, GpuErrorCode, GpuOp, GpuUuid, MigUuid};
 
 use crate::state::MockState;
 
@@ -19,8 +20,18 @@ struct Session {
     /// `nvmlInit` less `nvmlShutdown`.
     users: u32,
     state: Option<Arc<MockState>>,
-    /// A GPU's handle is its place here plus one: the same for the life of the process.
-    handles: Vec<GpuUuid>,
+    /// The handle of a thing is its place here plus one: the same for the life of the process.
+    handles: Vec<Thing>,
+}
+
+/// What a handle stands for, whether or not it is there. Handles of one kind do for no other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Thing {
+    Gpu(GpuUuid),
+    GpuInstance(GpuUuid, GpuInstanceId),
+    ComputeInstance(GpuUuid, GpuInstanceId, ComputeInstanceId),
+    /// The MIG device of one compute instance: ends with it, whatever gets its ids afterwards.
+    MigDevice(GpuUuid, MigUuid),
 }
 
 fn session() -> MutexGuard<'static, Session> {
@@ -35,8 +46,7 @@ pub(crate) fn init() -> Result<(), GpuErrorCode> {
             return Err(GpuErrorCode::UNKNOWN);
         }
     };
-    meet_faults(&state, GpuOp::Init, None)?;
-    read(&state)?.init().map_err(|e| e.code)?;
+    meeting_faults(&state, GpuOp::Init, None, || read(&state)?.init().map_err(|e| e.code))?;
     let mut session = session();
     if session.users == 0 || session.state.is_none() {
         session.state = Some(state);
@@ -63,8 +73,7 @@ pub(crate) fn engine() -> Result<Arc<Engine>, GpuErrorCode> {
 
 /// The engine, after the faults of an operation that is on no GPU.
 pub(crate) fn engine_for(op: GpuOp) -> Result<Arc<Engine>, GpuErrorCode> {
-    meet_faults(&state()?, op, None)?;
-    engine()
+    meeting_faults(&state()?, op, None, engine)
 }
 
 /// Asks about the GPU behind a handle.
@@ -81,14 +90,42 @@ pub(crate) fn gpu<T>(
     }
 }
 
-/// [`gpu`], after the faults of an operation.
+/// [`gpu`], with the faults of an operation.
 pub(crate) fn gpu_for<T>(
     op: GpuOp,
     handle: usize,
     ask: impl FnOnce(&Engine, &SimGpu) -> Result<T, GpuErrorCode>,
 ) -> Result<T, GpuErrorCode> {
-    meet_faults(&state()?, op, Some(&uuid_of(handle)?))?;
-    gpu(handle, ask)
+    meeting_faults(&state()?, op, Some(&uuid_of(handle)?), || gpu(handle, ask))
+}
+
+/// Changes a GPU, with the faults of the operation. Half of what it takes passes before, half after.
+pub(crate) fn change<T>(
+    op: GpuOp,
+    gpu: &GpuUuid,
+    change: impl FnOnce(&mut Engine) -> Result<T, GpuError>,
+) -> Result<T, GpuErrorCode> {
+    let state = state()?;
+    meeting_faults(&state, op, Some(gpu), || {
+        let half = read(&state)?.latency.of(op) / 2;
+        thread::sleep(half);
+        let result = state.edit(change).map_err(|_| GpuErrorCode::UNKNOWN)?;
+        thread::sleep(half);
+        result.map_err(|e| e.code)
+    })
+}
+
+/// Asks the engine about a GPU, with the faults of an operation if one is given.
+pub(crate) fn ask<T>(
+    op: Option<GpuOp>,
+    gpu: &GpuUuid,
+    ask: impl FnOnce(&Engine) -> Result<T, GpuError>,
+) -> Result<T, GpuErrorCode> {
+    let work = || ask(&*engine()?).map_err(|e| e.code);
+    match op {
+        Some(op) => meeting_faults(&state()?, op, Some(gpu), work),
+        None => work(),
+    }
 }
 
 /// The handle of the first GPU that fits.
@@ -101,18 +138,52 @@ pub(crate) fn handle_of(
     if gpu.lost {
         return Err(GpuErrorCode::GPU_IS_LOST);
     }
-    let mut session = session();
-    let known = session.handles.iter().position(|uuid| *uuid == gpu.facts.uuid);
-    let at = known.unwrap_or_else(|| {
-        session.handles.push(gpu.facts.uuid.clone());
-        session.handles.len() - 1
-    });
-    Ok(at + 1)
+    Ok(handle_to(Thing::Gpu(gpu.facts.uuid.clone())))
 }
 
-fn uuid_of(handle: usize) -> Result<GpuUuid, GpuErrorCode> {
+/// The handle of a thing, which need not be there.
+pub(crate) fn handle_to(thing: Thing) -> usize {
+    let mut session = session();
+    let known = session.handles.iter().position(|t| *t == thing);
+    let at = known.unwrap_or_else(|| {
+        session.handles.push(thing);
+        session.handles.len() - 1
+    });
+    at + 1
+}
+
+/// What a handle stands for.
+pub(crate) fn thing(handle: usize) -> Result<Thing, GpuErrorCode> {
     let at = handle.checked_sub(1).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
-    session().handles.get(at).cloned().ok_or(GpuErrorCode::INVALID_ARGUMENT)
+    let session = session();
+    if session.state.is_none() {
+        return Err(GpuErrorCode::UNINITIALIZED);
+    }
+    session.handles.get(at).cloned().ok_or(GpuErrorCode::INVALID_ARGUMENT)
+}
+
+/// The GPU behind a GPU's handle.
+pub(crate) fn uuid_of(handle: usize) -> Result<GpuUuid, GpuErrorCode> {
+    match thing(handle)? {
+        Thing::Gpu(uuid) => Ok(uuid),
+        _ => Err(GpuErrorCode::INVALID_ARGUMENT),
+    }
+}
+
+/// Every MIG device of a GPU, in NVML's order: by GPU instance, then by compute instance.
+pub(crate) fn mig_devices(gpu: &GpuUuid) -> Result<Vec<ComputeInstance>, GpuErrorCode> {
+    let engine = engine()?;
+    let found = engine.gpus().iter().find(|g| g.facts.uuid == *gpu).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    Ok(found.instances.iter().flat_map(|i| i.compute.clone()).collect())
+}
+
+/// The compute instance behind a MIG device's handle, if it still lives.
+pub(crate) fn mig_device(handle: usize) -> Result<(GpuUuid, ComputeInstance), GpuErrorCode> {
+    let Thing::MigDevice(gpu, uuid) = thing(handle)? else {
+        return Err(GpuErrorCode::INVALID_ARGUMENT);
+    };
+    let found = mig_devices(&gpu)?.into_iter().find(|c| c.uuid == uuid);
+    Ok((gpu, found.ok_or(GpuErrorCode::INVALID_ARGUMENT)?))
 }
 
 fn state() -> Result<Arc<MockState>, GpuErrorCode> {
@@ -126,19 +197,43 @@ fn read(state: &Arc<MockState>) -> Result<Arc<Engine>, GpuErrorCode> {
     })
 }
 
-/// Fails or hangs if a fault says so. Changes the file only where a fault counts the call.
-fn meet_faults(state: &Arc<MockState>, op: GpuOp, gpu: Option<&GpuUuid>) -> Result<(), GpuErrorCode> {
+/// Does the work of a call, or what a fault makes of it. Changes the file only where a fault counts the call.
+fn meeting_faults<T>(
+    state: &Arc<MockState>,
+    op: GpuOp,
+    gpu: Option<&GpuUuid>,
+    work: impl FnOnce() -> Result<T, GpuErrorCode>,
+) -> Result<T, GpuErrorCode> {
     if !read(state)?.has_faults() {
-        return Ok(());
+        return work();
     }
     let mut begin = state.edit(|engine| engine.begin(op, gpu)).map_err(|_| GpuErrorCode::UNKNOWN)?;
-    while let Begin::Hang(id) = begin {
-        thread::sleep(LOOK_AGAIN);
-        begin = read(state)?.after_hang(id);
+    if let Begin::Hang(id) = begin {
+        begin = hang(state, id)?;
     }
-    match begin {
-        Begin::Fail(code) => Err(code),
-        Begin::Work | Begin::Hang(_) => Ok(()),
+    if let Begin::Fail(code) = begin {
+        return Err(code);
+    }
+    thread::sleep(begin.delay());
+    let answer = work()?;
+    match begin.after() {
+        Some(After::Fail(code)) => Err(code),
+        Some(After::Hang(id)) => match hang(state, id)? {
+            Begin::Fail(code) => Err(code),
+            _ => Ok(answer),
+        },
+        None => Ok(answer),
+    }
+}
+
+/// Hangs until the fault lets go; what comes after.
+fn hang(state: &Arc<MockState>, id: FaultId) -> Result<Begin, GpuErrorCode> {
+    loop {
+        thread::sleep(LOOK_AGAIN);
+        match read(state)?.after_hang(id) {
+            Begin::Hang(_) => {}
+            begin => return Ok(begin),
+        }
     }
 }
 

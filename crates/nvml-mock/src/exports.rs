@@ -3,7 +3,9 @@
 use divvy_model::GpuOp;
 
 /// The symbols an operation of [`divvy_model::GpuDriver`] needs. The first is the one that meets the faults set for
-/// the operation, once per call. (Reading facts calls `nvmlDeviceGetMigMode` too, and so meets faults of that.)
+/// the operation, once per call. (Reading facts and capabilities calls `nvmlDeviceGetMigMode` too, listing compute
+/// instances asks for their profiles: so they meet faults of those. What is looked up by an id and not found meets
+/// none.)
 pub fn symbols(op: GpuOp) -> &'static [&'static str] {
     match op {
         GpuOp::Init => &["nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"],
@@ -34,9 +36,38 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
         GpuOp::Processes => {
             &["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"]
         }
+        GpuOp::MigCapabilities => &[
+            // Only when it is asked for field 199.
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetGpuInstanceProfileInfo",
+            "nvmlDeviceGetGpuInstanceProfileInfoV",
+            "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+        ],
+        GpuOp::SetMigMode => &["nvmlDeviceSetMigMode"],
+        // Only for the first profile.
+        GpuOp::GpuInstances => &["nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo"],
+        GpuOp::CreateGpuInstance => &["nvmlDeviceCreateGpuInstanceWithPlacement"],
+        GpuOp::DestroyGpuInstance => &["nvmlGpuInstanceDestroy", "nvmlDeviceGetGpuInstanceById"],
+        // Only for the first profile.
+        GpuOp::ComputeProfiles => &["nvmlGpuInstanceGetComputeInstanceProfileInfo"],
+        // Only for the first profile.
+        GpuOp::ComputeInstances => &["nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceGetInfo_v2"],
+        GpuOp::CreateComputeInstance => &["nvmlGpuInstanceCreateComputeInstance"],
+        GpuOp::DestroyComputeInstance => {
+            &["nvmlComputeInstanceDestroy", "nvmlGpuInstanceGetComputeInstanceById"]
+        }
     }
 }
 
 /// Exported for other users of NVML; no operation of ours needs them.
-pub const ALSO: &[&str] =
-    &["nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetIndex", "nvmlDeviceGetFieldValues"];
+pub const ALSO: &[&str] = &[
+    "nvmlDeviceGetHandleByPciBusId_v2",
+    "nvmlDeviceGetIndex",
+    "nvmlDeviceGetGpuInstanceRemainingCapacity",
+    "nvmlDeviceIsMigDeviceHandle",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+];

@@ -94,10 +94,19 @@ impl MockState {
         let mut engine = Engine::clone(&before);
         let result = edit(&mut engine);
         if engine != *before {
-            self.write(&engine)?;
+            let file = self.write(&engine)?;
+            self.remember(engine, file)?;
         }
         drop(lock);
         Ok(result)
+    }
+
+    /// What was written need not be parsed again.
+    fn remember(&self, engine: Engine, file: fs_err::File) -> Result<(), StateError> {
+        let stamp = stamp(&file.metadata()?);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        *cache = Some(Cached { stamp, engine: Arc::new(engine), _file: file });
+        Ok(())
     }
 
     /// Held until dropped, across processes; a killed holder lets go.
@@ -110,15 +119,17 @@ impl MockState {
         Ok(file)
     }
 
-    fn write(&self, engine: &Engine) -> Result<(), StateError> {
+    /// The file that was written, opened: whatever happens to its name later, it holds this engine.
+    fn write(&self, engine: &Engine) -> Result<fs_err::File, StateError> {
         let text = serde_json::to_vec_pretty(engine)
             .map_err(|source| StateError::Parse { path: self.path.clone(), source })?;
         let mut temporary = self.path.clone().into_os_string();
         temporary.push(".new");
         // Not synced: it has to outlive processes, not the machine.
         fs_err::write(&temporary, text)?;
+        let file = fs_err::File::open(PathBuf::from(&temporary))?;
         fs_err::rename(temporary, &self.path)?;
-        Ok(())
+        Ok(file)
     }
 }
 

@@ -7,8 +7,11 @@ use std::path::PathBuf;
 use divvy_model::GpuOp;
 use nvidia_ml::{ALSO, symbols};
 use nvml_wrapper_sys::bindings::{
+    nvmlComputeInstanceInfo_t, nvmlComputeInstancePlacement_t, nvmlComputeInstanceProfileInfo_t,
     nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t,
-    nvmlGpuFabricInfo_v3_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlGpuFabricInfo_v3_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t,
+    nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t, nvmlMemory_t, nvmlMemory_v2_t,
+    nvmlPciInfo_t, nvmlProcessInfo_t,
 };
 
 fn library() -> PathBuf {
@@ -55,4 +58,50 @@ fn each_c_struct_is_laid_out_as_nvml_h_says() {
     );
     assert_eq!(size_of::<nvmlDeviceAddressingMode_t>(), 8);
     assert_eq!((size_of::<nvmlFieldValue_t>(), offset_of!(nvmlFieldValue_t, value)), (40, 32));
+}
+
+#[test]
+fn each_c_struct_of_mig_is_laid_out_as_nvml_h_says() {
+    assert_eq!(size_of::<nvmlGpuInstancePlacement_t>(), 8);
+    assert_eq!(size_of::<nvmlComputeInstancePlacement_t>(), 8);
+    assert_eq!(
+        (size_of::<nvmlGpuInstanceProfileInfo_t>(), offset_of!(nvmlGpuInstanceProfileInfo_t, memorySizeMB)),
+        (48, 40)
+    );
+    // Twelve numbers, then eight bytes aligned, then the name.
+    assert_eq!(
+        (
+            size_of::<nvmlGpuInstanceProfileInfo_v2_t>(),
+            offset_of!(nvmlGpuInstanceProfileInfo_v2_t, sliceCount),
+            offset_of!(nvmlGpuInstanceProfileInfo_v2_t, memorySizeMB),
+            offset_of!(nvmlGpuInstanceProfileInfo_v2_t, name)
+        ),
+        (152, 12, 48, 56)
+    );
+    assert_eq!(
+        (
+            size_of::<nvmlGpuInstanceProfileInfo_v3_t>(),
+            offset_of!(nvmlGpuInstanceProfileInfo_v3_t, sliceCount),
+            offset_of!(nvmlGpuInstanceProfileInfo_v3_t, memorySizeMB),
+            offset_of!(nvmlGpuInstanceProfileInfo_v3_t, name),
+            offset_of!(nvmlGpuInstanceProfileInfo_v3_t, capabilities)
+        ),
+        (152, 8, 40, 48, 144)
+    );
+    assert_eq!((size_of::<nvmlGpuInstanceInfo_t>(), offset_of!(nvmlGpuInstanceInfo_t, placement)), (24, 16));
+    assert_eq!(
+        (
+            size_of::<nvmlComputeInstanceProfileInfo_t>(),
+            offset_of!(nvmlComputeInstanceProfileInfo_t, sharedOfaCount)
+        ),
+        (36, 32)
+    );
+    assert_eq!(
+        (
+            size_of::<nvmlComputeInstanceInfo_t>(),
+            offset_of!(nvmlComputeInstanceInfo_t, gpuInstance),
+            offset_of!(nvmlComputeInstanceInfo_t, placement)
+        ),
+        (32, 8, 24)
+    );
 }

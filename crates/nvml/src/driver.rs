@@ -5,13 +5,17 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use divvy_model::mig::{
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
+    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
+};
 use divvy_model::{
-    CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode,
-    SystemFacts,
+    CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation,
+    MigMode, SystemFacts,
 };
 
-use crate::facts;
 use crate::ffi::{Failure, Handle, Library, optional};
+use crate::{facts, mig};
 
 /// What the loader is asked for when no path is given.
 pub const DEFAULT_LIBRARY: &str = "libnvidia-ml.so.1";
@@ -22,6 +26,8 @@ pub struct NvmlDriver {
     path: PathBuf,
     /// Looking a handle up costs up to seconds on a busy machine; a handle stays valid for the whole session.
     handles: Mutex<BTreeMap<GpuUuid, Handle>>,
+    /// Profiles by which instances are listed: the same as long as the driver is loaded.
+    profiles: Mutex<BTreeMap<GpuUuid, BTreeSet<GpuInstanceProfileId>>>,
     /// GPUs left out of [`GpuDriver::list`] that were logged already, by index and code.
     left_out: Mutex<BTreeSet<(u32, u32)>>,
 }
@@ -35,6 +41,7 @@ impl NvmlDriver {
             library,
             path: path.to_owned(),
             handles: Mutex::new(BTreeMap::new()),
+            profiles: Mutex::new(BTreeMap::new()),
             left_out: Mutex::new(BTreeSet::new()),
         })
     }
@@ -55,6 +62,30 @@ impl NvmlDriver {
         let handle = self.library.handle_by_uuid(gpu.as_str()).map_err(fail)?;
         lock(&self.handles).insert(gpu.clone(), handle);
         Ok(handle)
+    }
+
+    /// One operation on one GPU.
+    fn on<T>(
+        &self,
+        op: GpuOp,
+        gpu: &GpuUuid,
+        call: impl FnOnce(&Library, Handle) -> Result<T, Failure>,
+    ) -> Result<T, GpuError> {
+        let handle = self.handle(op, gpu)?;
+        call(&self.library, handle).map_err(|f| error(op, Some(gpu), f))
+    }
+
+    fn profile_ids(&self, gpu: &GpuUuid, handle: Handle) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
+        // A statement of its own: the lock must be free again below.
+        let known = lock(&self.profiles).get(gpu).cloned();
+        if let Some(profiles) = known {
+            return Ok(profiles);
+        }
+        let profiles = mig::profile_ids(&self.library, handle)?;
+        if !profiles.is_empty() {
+            lock(&self.profiles).insert(gpu.clone(), profiles.clone());
+        }
+        Ok(profiles)
     }
 
     fn uuid_at(&self, index: u32) -> Result<GpuUuid, Failure> {
@@ -133,6 +164,76 @@ impl GpuDriver for NvmlDriver {
             .map(|(pid, gi)| GpuProcess { pid, gpu_instance: (gi != u32::MAX).then_some(gi) })
             .collect();
         Ok(all.into_iter().collect())
+    }
+
+    fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
+        self.on(GpuOp::MigCapabilities, gpu, mig::capabilities)
+    }
+
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
+        let result = self.on(GpuOp::SetMigMode, gpu, |library, handle| mig::set_mode(library, handle, on));
+        // The GPU may have been unbound or reset on the way, even if that failed.
+        lock(&self.handles).remove(gpu);
+        result
+    }
+
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        self.on(GpuOp::GpuInstances, gpu, |library, handle| {
+            mig::gpu_instances(library, handle, &self.profile_ids(gpu, handle)?)
+        })
+    }
+
+    fn create_gpu_instance(
+        &self,
+        gpu: &GpuUuid,
+        profile: GpuInstanceProfileId,
+        placement: Placement,
+    ) -> Result<GpuInstance, GpuError> {
+        self.on(GpuOp::CreateGpuInstance, gpu, |library, handle| {
+            mig::create_gpu_instance(library, handle, profile, placement)
+        })
+    }
+
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
+        self.on(GpuOp::DestroyGpuInstance, gpu, |l, h| mig::destroy_gpu_instance(l, h, id))
+    }
+
+    fn compute_profiles(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
+        self.on(GpuOp::ComputeProfiles, gpu, |l, h| mig::compute_profiles(l, h, gpu_instance))
+    }
+
+    fn compute_instances(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstance>, GpuError> {
+        self.on(GpuOp::ComputeInstances, gpu, |l, h| mig::compute_instances(l, h, gpu_instance))
+    }
+
+    fn create_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        profile: ComputeInstanceProfileId,
+    ) -> Result<ComputeInstance, GpuError> {
+        self.on(GpuOp::CreateComputeInstance, gpu, |l, h| {
+            mig::create_compute_instance(l, h, gpu_instance, profile)
+        })
+    }
+
+    fn destroy_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        id: ComputeInstanceId,
+    ) -> Result<(), GpuError> {
+        self.on(GpuOp::DestroyComputeInstance, gpu, |l, h| {
+            mig::destroy_compute_instance(l, h, gpu_instance, id)
+        })
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Fai
 }
 
 /// Version 2 counts the memory the driver reserves; where an older driver lacks it, version 1.
-fn memory(library: &Library, handle: Handle) -> Result<Option<u64>, Failure> {
+pub(crate) fn memory(library: &Library, handle: Handle) -> Result<Option<u64>, Failure> {
     let bytes = match optional(library.memory_v2(handle))? {
         Some(bytes) => Some(bytes),
         None => optional(library.memory_v1(handle))?,

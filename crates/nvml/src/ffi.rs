@@ -111,6 +111,10 @@ macro_rules! call {
     };
 }
 
+mod mig;
+
+pub(crate) use mig::{ComputeInstanceHandle, GpuInstanceHandle};
+
 fn check(code: nvmlReturn_t) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::code(GpuErrorCode(code))) }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Gpu, GpuDriver, GpuError, GpuErrorCode, GpuProblem, HostTopology, Inventory, PciAddress};
+use divvy_model::{
+    Gpu, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMig, GpuProblem, HostTopology, Inventory, MigMode,
+    PciAddress,
+};
 
 use crate::driver::concerns_all;
 
@@ -12,13 +15,27 @@ pub fn read_inventory(
     driver: &dyn GpuDriver,
     topology: &dyn Fn(PciAddress) -> HostTopology,
 ) -> Result<Inventory, GpuError> {
+    read_inventory_after(driver, topology, None)
+}
+
+/// [`read_inventory`] for whoever has read before. What a GPU can be cut into does not change while the driver stays
+/// the same, and asking takes longer than everything else, so that is kept; before R550 it is also what is still known
+/// after MIG mode went off.
+pub fn read_inventory_after(
+    driver: &dyn GpuDriver,
+    topology: &dyn Fn(PciAddress) -> HostTopology,
+    before: Option<&Inventory>,
+) -> Result<Inventory, GpuError> {
     let system = driver.system()?;
+    let before = before.filter(|before| before.system == system);
     let mut inventory = Inventory { system, gpus: BTreeMap::new(), problems: Vec::new() };
     for uuid in driver.list()? {
         match driver.facts(&uuid) {
             Ok(facts) => {
                 let topology = topology(facts.pci_address);
-                inventory.gpus.insert(uuid, Gpu { facts, topology });
+                let known = before.and_then(|before| before.gpus.get(&uuid)?.mig.as_ref());
+                let mig = mig_of(driver, &facts, known)?;
+                inventory.gpus.insert(uuid, Gpu { facts, topology, mig });
             }
             Err(error) if concerns_all(error.code) => return Err(error),
             Err(error) if error.code == GpuErrorCode::NOT_FOUND => {}
@@ -26,4 +43,40 @@ pub fn read_inventory(
         }
     }
     Ok(inventory)
+}
+
+/// What a GPU can be cut into, and is. Not being told is no problem of the GPU: what was known still holds, and where
+/// nothing was it is offered whole.
+fn mig_of(
+    driver: &dyn GpuDriver,
+    facts: &GpuFacts,
+    known: Option<&GpuMig>,
+) -> Result<Option<GpuMig>, GpuError> {
+    if facts.mig_mode == MigMode::Unsupported {
+        return Ok(None);
+    }
+    let capabilities = match known {
+        Some(known) => Some(known.capabilities.clone()),
+        None => told(driver.mig_capabilities(&facts.uuid))?,
+    };
+    let Some(capabilities) = capabilities else { return Ok(None) };
+    let instances = if facts.mig_mode.is_on() {
+        told(driver.gpu_instances(&facts.uuid))?.or_else(|| Some(known?.instances.clone()))
+    } else {
+        None
+    };
+    Ok(Some(GpuMig { capabilities, instances: instances.unwrap_or_default() }))
+}
+
+fn told<T>(answer: Result<T, GpuError>) -> Result<Option<T>, GpuError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if concerns_all(error.code) && error.code != GpuErrorCode::FUNCTION_NOT_FOUND => {
+            Err(error)
+        }
+        Err(error) => {
+            tracing::debug!(%error, "MIG cannot be told");
+            Ok(None)
+        }
+    }
 }

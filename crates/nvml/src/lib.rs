@@ -9,10 +9,13 @@ mod driver;
 mod facts;
 mod ffi;
 mod inventory;
+mod mig;
 mod session;
 mod wait;
 mod workers;
 
+#[cfg(test)]
+mod mig_tests;
 #[cfg(test)]
 mod session_tests;
 #[cfg(test)]
@@ -21,6 +24,6 @@ mod test_library;
 mod tests;
 
 pub use driver::{DEFAULT_LIBRARY, NvmlDriver};
-pub use inventory::read_inventory;
+pub use inventory::{read_inventory, read_inventory_after};
 pub use session::{Hanging, Session, SessionConfig};
 pub use wait::wait_for_driver;

@@ -7,8 +7,13 @@ use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use divvy_model::mig::{
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
+    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
+};
 use divvy_model::{
-    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
+    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation, MigMode,
+    SystemFacts,
 };
 
 use crate::workers::Workers;
@@ -155,7 +160,7 @@ impl<D: GpuDriver + 'static> Session<D> {
             // Dropped last, also when the call panics: after `answer` has spoken, or is gone.
             let _finish = Finish { inner: &inner, number };
             let answer = answer;
-            let _nobody_waits = answer.send(inner.attempt(&call));
+            let _nobody_waits = answer.send(inner.attempt(op, &call));
         };
         self.inner.workers.run(Box::new(job)).map_err(|no| error(GpuErrorCode::TIMEOUT, no.0))?;
         let panicked = || Err(error(GpuErrorCode::UNKNOWN, "the call panicked".to_owned()));
@@ -203,12 +208,13 @@ impl<D> Inner<D> {
 }
 
 impl<D: GpuDriver + 'static> Inner<D> {
-    /// The call, and once more on a fresh driver if the first says that the session is dead.
-    fn attempt<T>(&self, call: &dyn Fn(&D) -> Result<T, GpuError>) -> Result<T, GpuError> {
+    /// The call, and once more on a fresh driver if the first says that the session is dead. A change is not made
+    /// once more: only the caller knows how to find out whether it happened.
+    fn attempt<T>(&self, op: GpuOp, call: &dyn Fn(&D) -> Result<T, GpuError>) -> Result<T, GpuError> {
         let driver = self.driver()?;
         let result = call(&driver);
         match &result {
-            Err(error) if self.forget_if_dead(&driver, error.code) => {
+            Err(error) if self.forget_if_dead(&driver, error.code) && !op.changes_gpu() => {
                 // NVML initialises itself anew only when nobody holds the old session.
                 drop(driver);
                 call(&*self.driver()?)
@@ -289,6 +295,75 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         let uuid = gpu.clone();
         self.call(GpuOp::Processes, Some(gpu), move |d| d.processes(&uuid))
+    }
+    fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
+        let hanging = self.hanging().into_iter();
+        hanging.filter(|h| h.gpu.as_ref() == Some(gpu) && h.op.changes_gpu()).map(|h| h.op).collect()
+    }
+    fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::MigCapabilities, Some(gpu), move |d| d.mig_capabilities(&uuid))
+    }
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::SetMigMode, Some(gpu), move |d| d.set_mig_mode(&uuid, on))
+    }
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::GpuInstances, Some(gpu), move |d| d.gpu_instances(&uuid))
+    }
+    fn create_gpu_instance(
+        &self,
+        gpu: &GpuUuid,
+        profile: GpuInstanceProfileId,
+        placement: Placement,
+    ) -> Result<GpuInstance, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::CreateGpuInstance, Some(gpu), move |d| {
+            d.create_gpu_instance(&uuid, profile, placement)
+        })
+    }
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::DestroyGpuInstance, Some(gpu), move |d| d.destroy_gpu_instance(&uuid, id))
+    }
+    fn compute_profiles(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::ComputeProfiles, Some(gpu), move |d| d.compute_profiles(&uuid, gpu_instance))
+    }
+    fn compute_instances(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeInstance>, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::ComputeInstances, Some(gpu), move |d| d.compute_instances(&uuid, gpu_instance))
+    }
+    fn create_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        profile: ComputeInstanceProfileId,
+    ) -> Result<ComputeInstance, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::CreateComputeInstance, Some(gpu), move |d| {
+            d.create_compute_instance(&uuid, gpu_instance, profile)
+        })
+    }
+    fn destroy_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        gpu_instance: GpuInstanceId,
+        id: ComputeInstanceId,
+    ) -> Result<(), GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::DestroyComputeInstance, Some(gpu), move |d| {
+            d.destroy_compute_instance(&uuid, gpu_instance, id)
+        })
     }
 }
 

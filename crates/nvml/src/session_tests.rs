@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use divvy_gpu_sim::{Fault, SimNode};
 use divvy_model::{
     Expect, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
-    conformance,
+    conformance, mig_conformance,
 };
 
 use crate::session::{Session, SessionConfig};
@@ -45,7 +45,10 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn a_session_passes_the_conformance_checks() {
     let sim = SimNode::parse("h100x2,l4x1").unwrap();
-    assert_eq!(conformance(&patient(&sim), &Expect { gpus: Some(3), ..Expect::default() }), []);
+    let session = patient(&sim);
+    assert_eq!(conformance(&session, &Expect { gpus: Some(3), ..Expect::default() }), []);
+    let h100 = sim.uuids().remove(1);
+    assert_eq!(mig_conformance(&session, &h100), []);
     let library = TestLibrary::new("h100x2");
     let path = library.path();
     let real = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&path)));

@@ -1,6 +1,7 @@
 //! The driver against the mock library, through NVML's C ABI. Sessions: `session_tests.rs`.
 
 use divvy_gpu_sim::Fault;
+use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{
     Architecture, Expect, FabricFacts, GpuDriver, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, HostTopology,
     MigMode, NvLinkPeer, conformance,
@@ -157,6 +158,13 @@ fn each_fault_meets_its_operation_once_a_call() {
     let library = TestLibrary::new("h100x2");
     let uuids = library.uuids();
     let driver = library.open();
+    let gpu = &uuids[0];
+    driver.set_mig_mode(gpu, true).unwrap();
+    let living =
+        library.state.edit(|e| e.make_foreign_instance(gpu, GpuInstanceProfileId(19), 0)).unwrap().unwrap();
+    let at = |start| Placement { start, size: 1 };
+    let [empty, open] =
+        [1, 3].map(|n| driver.create_gpu_instance(gpu, GpuInstanceProfileId(19), at(n)).unwrap().id);
     let fails = |op: GpuOp| -> Vec<bool> {
         library.state.edit(|e| e.set_fault(Fault::fail(GpuErrorCode::UNKNOWN).of(op).times(1))).unwrap();
         let failed = (0..2).map(|_| match op {
@@ -165,7 +173,22 @@ fn each_fault_meets_its_operation_once_a_call() {
             GpuOp::List => driver.list().is_err(),
             GpuOp::Facts => driver.facts(&uuids[0]).is_err(),
             GpuOp::MigMode => driver.mig_mode(&uuids[0]).is_err(),
-            GpuOp::Processes => driver.processes(&uuids[0]).is_err(),
+            GpuOp::Processes => driver.processes(gpu).is_err(),
+            GpuOp::MigCapabilities => driver.mig_capabilities(gpu).is_err(),
+            GpuOp::SetMigMode => driver.set_mig_mode(gpu, true).is_err(),
+            GpuOp::GpuInstances => driver.gpu_instances(gpu).is_err(),
+            GpuOp::CreateGpuInstance => {
+                driver.create_gpu_instance(gpu, GpuInstanceProfileId(19), at(2)).is_err()
+            }
+            GpuOp::DestroyGpuInstance => driver.destroy_gpu_instance(gpu, empty).is_err(),
+            GpuOp::ComputeProfiles => driver.compute_profiles(gpu, living.gpu_instance).is_err(),
+            GpuOp::ComputeInstances => driver.compute_instances(gpu, living.gpu_instance).is_err(),
+            GpuOp::CreateComputeInstance => {
+                driver.create_compute_instance(gpu, open, living.profile).is_err()
+            }
+            GpuOp::DestroyComputeInstance => {
+                driver.destroy_compute_instance(gpu, living.gpu_instance, living.id).is_err()
+            }
         });
         failed.collect()
     };
@@ -233,6 +256,38 @@ fn an_inventory_has_one_bad_gpu_as_a_problem_and_the_others_in_full() {
     library.state.edit(|e| e.set_driver_loaded(false)).unwrap();
     let error = read_inventory(&driver, &|_| HostTopology::default()).unwrap_err();
     assert_eq!(error.code, GpuErrorCode::DRIVER_NOT_LOADED);
+}
+
+#[test]
+fn what_a_gpu_can_be_cut_into_is_asked_once_per_driver_and_kept_while_it_cannot_tell() {
+    let sim = divvy_gpu_sim::SimNode::parse("h100x1").unwrap();
+    let uuid = sim.uuids().remove(0);
+    let nowhere = |_| HostTopology::default();
+    let read = |before: Option<&divvy_model::Inventory>| {
+        let inventory = crate::read_inventory_after(&sim, &nowhere, before).unwrap();
+        (inventory.gpus[&uuid].mig.clone(), sim.calls(GpuOp::MigCapabilities), inventory)
+    };
+    let (first, calls, inventory) = read(None);
+    assert_eq!((first.as_ref().map(|mig| mig.instances.len()), calls), (Some(0), 1));
+    sim.fault(Fault::fail(GpuErrorCode::NOT_SUPPORTED).of(GpuOp::MigCapabilities));
+    assert_eq!(read(Some(&inventory)), (first.clone(), 1, inventory.clone()));
+
+    sim.set_mig_mode(&uuid, true).unwrap();
+    let made = sim
+        .create_gpu_instance(
+            &uuid,
+            divvy_model::mig::GpuInstanceProfileId(19),
+            divvy_model::mig::Placement { start: 3, size: 1 },
+        )
+        .unwrap();
+    let (with_one, _, inventory) = read(Some(&inventory));
+    assert_eq!(with_one.as_ref().unwrap().instances, [made]);
+    sim.fault(Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::GpuInstances));
+    assert_eq!(read(Some(&inventory)).0, with_one, "what was known is not forgotten");
+
+    sim.edit(|e| e.set_driver_version("590.10.01", divvy_model::CudaVersion { major: 13, minor: 1 }));
+    let (unknown, calls, _) = read(Some(&inventory));
+    assert_eq!((unknown, calls), (None, 2), "another driver is asked anew");
 }
 
 #[test]

@@ -50,11 +50,11 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
             unallocated.uid
         )
     );
-    let strange = node.claim("strange", &["gpu-0-mig-1g10gb-19-0"]);
+    let strange = node.claim("strange", &["gpu-0-ts"]);
     assert_eq!(
         node.prepare(&strange).await.unwrap_err(),
         format!(
-            "claim default/strange (UID {}) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew): device name \"gpu-0-mig-1g10gb-19-0\" is not one this driver publishes (expected gpu-<number>)",
+            "claim default/strange (UID {}) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew): device name \"gpu-0-ts\" is not one this driver publishes (expected gpu-<number> or gpu-<number>-mig-<profile>-<profile id>-<start>)",
             strange.uid
         )
     );

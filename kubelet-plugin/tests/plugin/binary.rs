@@ -13,10 +13,19 @@ fn library() -> PathBuf {
 }
 
 /// A process that does not outlive its test.
-struct Process(Child);
+pub(crate) struct Process(Child);
+
+/// The file with the state of the mock library's GPUs.
+pub(crate) fn mock_state(node: &Node) -> PathBuf {
+    node.dir.path().join("gpus.json")
+}
 
 impl Process {
     fn start(node: &Node, kubeconfig: &str) -> Self {
+        Self::start_with(node, kubeconfig, &[])
+    }
+
+    pub(crate) fn start_with(node: &Node, kubeconfig: &str, more: &[(&str, &str)]) -> Self {
         let kubelet = node.kubelet.config();
         let path = node.dir.path().join("kubeconfig");
         fs_err::write(&path, kubeconfig).unwrap();
@@ -37,20 +46,21 @@ impl Process {
             .env("NVML_LIBRARY", library())
             .env("KUBECONFIG", &path)
             .env("LOG_LEVEL", "warn")
-            .env("DIVVY_MOCK_STATE", node.dir.path().join("gpus.json"))
+            .env("DIVVY_MOCK_STATE", mock_state(node))
             .env("DIVVY_MOCK_GPUS", "h100x2")
+            .envs(more.iter().copied())
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
         Self(child)
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(self.0.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    async fn end(&mut self) -> ExitStatus {
+    pub(crate) async fn end(&mut self) -> ExitStatus {
         wait("the end of the process", || self.0.try_wait().unwrap()).await
     }
 }

@@ -9,7 +9,9 @@
 mod bad_input;
 mod binary;
 mod claims;
+mod kills;
 mod life;
+mod mig;
 mod node;
 mod publish;
 mod records;

@@ -197,6 +197,12 @@ impl Node {
         names
     }
 
+    /// The records themselves, for messages.
+    pub(crate) fn record_texts(&self) -> Vec<String> {
+        let dir = self.kubelet.config().plugin_dir(DRIVER).join("claims");
+        self.records().iter().filter_map(|name| fs_err::read_to_string(dir.join(name)).ok()).collect()
+    }
+
     /// Names of published devices, in the scheduler's order, with the keys of their taints.
     pub(crate) fn published(&self) -> Vec<(String, Vec<String>)> {
         devices(self.api.list::<ResourceSlice>())

@@ -8,11 +8,12 @@ use k8s_openapi::api::resource::v1::{
     DeviceSelector, DeviceToleration, ResourceClaim, ResourceSlice,
 };
 
+use super::constraints::Constraint;
 use super::{AllocError, Allocator, Inputs, MAX_RESULTS, SelectorError};
 use crate::allocated::{DeviceId, Holder};
 use crate::cel::{CelError, Program};
 use crate::features::Features;
-use crate::pools::{self, Pool, PoolProblem};
+use crate::pools::{Charges, Gathered, PoolProblem};
 
 /// Everything that a search reads and never changes.
 pub(crate) struct Prepared<'a> {
@@ -31,6 +32,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) object: &'a ResourceClaim,
     pub(crate) spec: &'a DeviceClaim,
     pub(crate) requests: Vec<Choice<'a>>,
+    pub(crate) constraints: Vec<Constraint<'a>>,
 }
 
 /// A request: one way to satisfy it, or several in order of preference.
@@ -52,6 +54,8 @@ pub(crate) struct Request<'a> {
     pub(crate) mode: Mode,
     pub(crate) admin: bool,
     pub(crate) tolerations: Option<&'a Vec<DeviceToleration>>,
+    /// What it wants of the device's capacities; none where it says nothing.
+    pub(crate) capacity: Option<&'a CapacityRequirements>,
 }
 
 /// How many devices.
@@ -96,6 +100,12 @@ pub(crate) struct Candidate<'a> {
     pub(crate) pool: &'a str,
     pub(crate) slice: &'a ResourceSlice,
     pub(crate) device: &'a Device,
+    /// The number of its pool on the node.
+    pub(crate) home: usize,
+    /// What it consumes of its pool's counters.
+    pub(crate) charges: Option<Charges>,
+    /// Whether several claims can have a share of it.
+    pub(crate) shared: bool,
 }
 
 impl Candidate<'_> {
@@ -124,7 +134,7 @@ impl<'a> Prepared<'a> {
     pub(crate) fn new(
         allocator: &Allocator,
         inputs: &'a Inputs<'a>,
-        pools: &[Pool<'a>],
+        pools: &[Gathered<'a>],
         claims: &[&'a ResourceClaim],
     ) -> Result<Self, AllocError> {
         let mut prepared = Self {
@@ -139,10 +149,11 @@ impl<'a> Prepared<'a> {
             let claim = prepared.claim(allocator, index, claim)?;
             prepared.claims.push(claim);
         }
-        for pool in pools {
+        prepared.candidates.reserve(pools.iter().map(|p| p.devices.len()).sum());
+        for (home, pool) in pools.iter().enumerate() {
             let state = match &pool.problem {
                 None => {
-                    prepared.candidates.extend(candidates(pool));
+                    prepared.candidates.extend(candidates(home, pool, allocator.features()));
                     continue;
                 }
                 Some(PoolProblem::Incomplete { .. }) => "being updated".to_owned(),
@@ -170,21 +181,15 @@ impl<'a> Prepared<'a> {
         if wanted > MAX_RESULTS {
             return Err(AllocError::TooManyDevices { claim: Holder::of(claim), wanted });
         }
-        let constraints = spec.constraints.as_deref().unwrap_or_default();
-        if constraints.iter().any(|c| c.match_attribute.is_none() && c.distinct_attribute.is_none()) {
-            return Err(AllocError::Malformed {
+        let constraints = spec.constraints.iter().flatten().map(|c| {
+            Constraint::new(c).ok_or_else(|| AllocError::Malformed {
                 claim: Holder::of(claim),
                 request: "spec.devices.constraints".to_owned(),
                 problem: "empty constraint (unsupported constraint type?)".to_owned(),
-            });
-        }
-        if !constraints.is_empty() {
-            return Err(AllocError::Unsupported {
-                subject: format!("claim {}", Holder::of(claim)),
-                what: "spec.devices.constraints (matchAttribute, distinctAttribute)",
-            });
-        }
-        Ok(Claim { object: claim, spec, requests })
+            })
+        });
+        let constraints = constraints.collect::<Result<_, _>>()?;
+        Ok(Claim { object: claim, spec, requests, constraints })
     }
 
     fn request(
@@ -261,10 +266,6 @@ impl<'a> Prepared<'a> {
             request: name.clone(),
             problem,
         };
-        let unsupported = |what| AllocError::Unsupported {
-            subject: format!("claim {}, request {name:?}", Holder::of(claim)),
-            what,
-        };
         if fields.class.is_empty() {
             return Err(malformed("deviceClassName is empty (unsupported request type?)".to_owned()));
         }
@@ -284,19 +285,20 @@ impl<'a> Prepared<'a> {
             Some("All") => Mode::All,
             Some(other) => return Err(malformed(format!("unsupported allocationMode {other:?}"))),
         };
-        if fields.capacity.and_then(|c| c.requests.as_ref()).is_some_and(|r| !r.is_empty()) {
-            if !self.features.consumable_capacity {
-                return Err(AllocError::FeatureOff {
-                    claim: Holder::of(claim),
-                    request: name,
-                    field: "capacity",
-                    gate: "DRAConsumableCapacity",
-                });
-            }
-            return Err(unsupported("a capacity request"));
+        let capacity = fields.capacity.filter(|c| c.requests.as_ref().is_some_and(|r| !r.is_empty()));
+        if capacity.is_some() && !self.features.consumable_capacity {
+            return Err(AllocError::FeatureOff {
+                claim: Holder::of(claim),
+                request: name,
+                field: "capacity",
+                gate: "DRAConsumableCapacity",
+            });
         }
         if fields.derived.is_some_and(|d| !d.is_empty()) {
-            return Err(unsupported("derivedAttributes"));
+            return Err(AllocError::Unsupported {
+                subject: format!("claim {}, request {name:?}", Holder::of(claim)),
+                what: "derivedAttributes",
+            });
         }
         let class_name = class.metadata.name.as_deref().unwrap_or_default();
         let mut selectors = Vec::new();
@@ -324,7 +326,7 @@ impl<'a> Prepared<'a> {
         let id = self.requests;
         self.requests += 1;
         let (admin, tolerations) = (fields.admin, fields.tolerations);
-        Ok(Request { id, claim: index, name, class, selectors, mode, admin, tolerations })
+        Ok(Request { id, claim: index, name, class, selectors, mode, admin, tolerations, capacity })
     }
 }
 
@@ -339,9 +341,18 @@ impl Choice<'_> {
     }
 }
 
-fn candidates<'a>(pool: &Pool<'a>) -> impl Iterator<Item = Candidate<'a>> {
-    let (driver, name) = (pool.driver, pool.name);
-    pool.slices.clone().into_iter().flat_map(move |slice| {
-        pools::devices(&slice.spec).map(move |device| Candidate { driver, pool: name, slice, device })
+fn candidates<'p, 'a>(
+    home: usize,
+    pool: &'p Gathered<'a>,
+    features: Features,
+) -> impl Iterator<Item = Candidate<'a>> + use<'p, 'a> {
+    pool.devices.iter().map(move |of_pool| Candidate {
+        driver: pool.driver,
+        pool: pool.name,
+        slice: of_pool.slice,
+        device: of_pool.device,
+        home,
+        charges: of_pool.charges.clone(),
+        shared: features.consumable_capacity && of_pool.device.allow_multiple_allocations == Some(true),
     })
 }

@@ -1,15 +1,18 @@
 //! From picked devices to the AllocationResult that the API stores.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult, DeviceRequestAllocationResult,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
 use super::AllocError;
+use super::capacity;
 use super::request::{Candidate, Claim, Prepared, Request};
 use super::search::{Pick, Search};
+use super::shares::{Share, ShareIds};
 use crate::features::Features;
 use crate::nodes;
 
@@ -17,9 +20,10 @@ use crate::nodes;
 pub(super) fn assemble(
     prepared: &Prepared<'_>,
     search: &Search<'_, '_>,
+    share_ids: &ShareIds,
 ) -> Result<Vec<AllocationResult>, AllocError> {
     let claims = prepared.claims.iter().zip(&search.picks).zip(&search.chosen);
-    claims.map(|((claim, picks), chosen)| of_claim(prepared, claim, picks, chosen)).collect()
+    claims.map(|((claim, picks), chosen)| of_claim(prepared, claim, picks, chosen, share_ids)).collect()
 }
 
 fn of_claim(
@@ -27,6 +31,7 @@ fn of_claim(
     claim: &Claim<'_>,
     picks: &[Pick],
     chosen: &[usize],
+    share_ids: &ShareIds,
 ) -> Result<AllocationResult, AllocError> {
     let mut results = Vec::with_capacity(picks.len());
     let mut candidates = Vec::with_capacity(picks.len());
@@ -34,7 +39,14 @@ fn of_claim(
         let choice = claim.requests.get(pick.request);
         let request = choice.and_then(|c| c.alternatives.get(pick.alternative));
         if let (Some(request), Some(candidate)) = (request, prepared.candidates.get(pick.candidate)) {
-            results.push(result(prepared.features, request, candidate));
+            let mut result = result(prepared.features, request, candidate);
+            if candidate.shared {
+                let number = results.len();
+                let share = Share { claim: claim.object, request: &request.name, device: candidate.id(), number };
+                result.share_id = Some(share_ids.id(prepared.inputs.allocated, &share));
+                result.consumed_capacity = consumed(prepared.features, request, candidate);
+            }
+            results.push(result);
             candidates.push(candidate);
         }
     }
@@ -70,6 +82,19 @@ fn result(
         binding_failure_conditions: device.binding_failure_conditions.clone().filter(|_| binding),
         ..DeviceRequestAllocationResult::default()
     }
+}
+
+/// What a share consumes of every capacity that the device has.
+fn consumed(
+    features: Features,
+    request: &Request<'_>,
+    candidate: &Candidate<'_>,
+) -> Option<BTreeMap<String, Raw>> {
+    // The search has computed the same: a device that is not fit is not picked.
+    let demands = capacity::demands(request.capacity, candidate.device, features.fractional_capacity).ok()?.ok()?;
+    let amounts: BTreeMap<String, Raw> =
+        demands.into_iter().map(|d| (d.capacity.to_owned(), Raw(d.amount.to_string()))).collect();
+    (!amounts.is_empty()).then_some(amounts)
 }
 
 /// The configurations that apply: of the classes first, then of the claim; later ones win.

@@ -5,41 +5,24 @@
 //! entered again, and devices that no request can tell apart count as the same. That changes the time, never the
 //! result.
 
+mod judge;
 mod memory;
 mod taints;
 
-use k8s_openapi::api::resource::v1::DeviceTaint;
-
+use self::judge::Demands;
 use self::memory::Memory;
-use super::request::{Candidate, Choice, Mode, Prepared, Request};
-use super::{AllocError, MAX_RESULTS, SelectorError};
+use super::constraints;
+use super::ledger::{Ledger, Shared};
+use super::request::{Choice, Mode, Prepared, Request};
+use super::{AllocError, MAX_RESULTS};
 use crate::allocated::Holder;
-use crate::cel;
-use crate::nodes;
+use crate::pools::Gathered;
+
+pub(crate) use judge::{Refusal, Verdict};
 
 /// Dead ends after which the search begins to remember them: remembering costs more than a few of them. In unit
 /// tests it begins at once, so that small cases go through it.
 const PATIENCE: u64 = if cfg!(test) { 0 } else { 64 };
-
-/// What a request thinks of a device, whoever holds it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Verdict {
-    Selected,
-    /// This selector (its place in the request's list) is false.
-    Rejected(usize),
-    /// The device's own node selection excludes the node.
-    NotOnNode,
-    /// It uses something that the scheduler has switched off.
-    FeatureOff,
-}
-
-/// Why a device cannot be given to a request now.
-#[derive(Debug, Clone)]
-pub(crate) enum Refusal<'a> {
-    Taken,
-    Verdict(Verdict),
-    Tainted(&'a DeviceTaint),
-}
 
 /// A device that was picked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,8 +66,17 @@ pub(crate) struct Search<'s, 'a> {
     verdicts: Vec<Vec<Option<Verdict>>>,
     /// By request id, for requests of mode All: every device they ask for.
     all: Vec<Vec<usize>>,
-    /// By candidate: the claims of this call that have it. More than one only with admin access.
+    /// By request id and candidate: what of its capacity is consumed; filled when first asked.
+    demands: Vec<Vec<Option<Demands<'a>>>>,
+    /// By candidate: the claims of this call that have it. More than one only with admin access; a device that
+    /// can be shared is never in here.
     taking: Vec<Vec<usize>>,
+    /// By candidate: the shares that this call has of it.
+    shared: Vec<Shared>,
+    /// What is left of the pools' counters.
+    pub(crate) ledger: Ledger,
+    /// By claim and constraint.
+    pub(crate) constraints: Vec<Vec<constraints::State<'a>>>,
     /// By claim, in order.
     pub(crate) picks: Vec<Vec<Pick>>,
     /// By claim and request: the alternative that was taken.
@@ -97,12 +89,20 @@ pub(crate) struct Search<'s, 'a> {
 }
 
 impl<'s, 'a> Search<'s, 'a> {
-    pub(crate) fn new(prepared: &'s Prepared<'a>) -> Self {
+    pub(crate) fn new(prepared: &'s Prepared<'a>, pools: &[Gathered<'a>]) -> Self {
+        let candidates = prepared.candidates.len();
+        let states = |c: &super::request::Claim<'a>| {
+            c.constraints.iter().map(|_| constraints::State::new(candidates)).collect()
+        };
         Self {
             prepared,
-            verdicts: vec![vec![None; prepared.candidates.len()]; prepared.requests],
+            verdicts: vec![vec![None; candidates]; prepared.requests],
             all: vec![Vec::new(); prepared.requests],
-            taking: vec![Vec::new(); prepared.candidates.len()],
+            demands: (0..prepared.requests).map(|_| Vec::new()).collect(),
+            taking: vec![Vec::new(); candidates],
+            shared: vec![Shared::default(); candidates],
+            ledger: Ledger::new(pools, prepared.inputs.allocated),
+            constraints: prepared.claims.iter().map(states).collect(),
             picks: vec![Vec::new(); prepared.claims.len()],
             chosen: prepared.claims.iter().map(|c| vec![0; c.requests.len()]).collect(),
             steps: 0,
@@ -139,7 +139,7 @@ impl<'s, 'a> Search<'s, 'a> {
         }
         let mut all = Vec::new();
         for index in 0..self.prepared.candidates.len() {
-            if self.verdict(request, index)? == Verdict::Selected {
+            if self.verdict(request, index)? == Verdict::Selected && self.fits_empty(request, index)? {
                 all.push(index);
             }
         }
@@ -147,6 +147,16 @@ impl<'s, 'a> Search<'s, 'a> {
             *slot = all;
         }
         Ok(())
+    }
+
+    /// Whether the device could satisfy the request, were it not used at all.
+    fn fits_empty(&mut self, request: &Request<'a>, index: usize) -> Result<bool, AllocError> {
+        let shared = self.prepared.candidates.get(index).is_some_and(|c| c.shared);
+        if !self.prepared.features.consumable_capacity || (request.capacity.is_none() && !shared) {
+            return Ok(true);
+        }
+        self.demand(request, index)?;
+        Ok(!matches!(self.demands.get(request.id).and_then(|d| d.get(index)), Some(Some(Err(_)))))
     }
 
     /// How many devices a request takes.
@@ -234,10 +244,10 @@ impl<'s, 'a> Search<'s, 'a> {
         let Some(candidate) = self.all.get(request.id).and_then(|all| all.get(at.found)).copied() else {
             return Ok(Step::No);
         };
-        if self.refusal(request, candidate)?.is_some() {
+        if self.refusal_of_all(request, candidate)?.is_some() {
             return Ok(Step::No);
         }
-        self.with(at, alternative, candidate)
+        self.with(at, alternative, request, candidate)
     }
 
     fn next_exact(&mut self, at: At, alternative: usize, request: &Request<'a>) -> Result<Step, AllocError> {
@@ -245,7 +255,7 @@ impl<'s, 'a> Search<'s, 'a> {
             if self.refusal(request, candidate)?.is_some() {
                 continue;
             }
-            match self.with(at, alternative, candidate)? {
+            match self.with(at, alternative, request, candidate)? {
                 Step::No => {}
                 done => return Ok(done),
             }
@@ -254,125 +264,83 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// Goes on with the candidate picked, and takes the pick back unless that succeeds.
-    fn with(&mut self, at: At, alternative: usize, candidate: usize) -> Result<Step, AllocError> {
-        let (Some(claims), Some(picks)) = (self.taking.get_mut(candidate), self.picks.get_mut(at.claim))
-        else {
-            return Ok(Step::No);
-        };
-        claims.push(at.claim);
-        picks.push(Pick { candidate, request: at.request, alternative });
+    fn with(
+        &mut self,
+        at: At,
+        alternative: usize,
+        request: &Request<'a>,
+        candidate: usize,
+    ) -> Result<Step, AllocError> {
+        let charged = self.take(request, candidate);
+        if let Some(picks) = self.picks.get_mut(at.claim) {
+            picks.push(Pick { candidate, request: at.request, alternative });
+        }
         let step = self.one(At { found: at.found + 1, start: candidate + 1, ..at })?;
         if step != Step::Fits {
-            if let Some(claims) = self.taking.get_mut(candidate) {
-                claims.pop();
-            }
             if let Some(picks) = self.picks.get_mut(at.claim) {
                 picks.pop();
             }
+            self.give_back(request, candidate, charged);
         }
         Ok(step)
     }
 
-    /// Why the candidate cannot be given to the request now; `None` when it can.
-    pub(crate) fn refusal(
-        &mut self,
-        request: &Request<'a>,
-        index: usize,
-    ) -> Result<Option<Refusal<'a>>, AllocError> {
+    /// Enters a pick into all accounts; says whether counters were charged for it.
+    fn take(&mut self, request: &Request<'a>, index: usize) -> bool {
         let prepared = self.prepared;
-        let Some(candidate) = prepared.candidates.get(index) else { return Ok(Some(Refusal::Taken)) };
-        let taking = self.taking.get(index).map(Vec::as_slice).unwrap_or_default();
-        let taken = if request.admin {
-            taking.contains(&request.claim)
-        } else {
-            !taking.is_empty() || self.is_taken(candidate)
-        };
-        if taken {
-            return Ok(Some(Refusal::Taken));
+        let Some(candidate) = prepared.candidates.get(index) else { return false };
+        let charged = self.charges(index).is_some();
+        if charged && let Some(charges) = &candidate.charges {
+            self.ledger.charge(candidate.home, charges);
         }
-        let verdict = self.verdict(request, index)?;
-        if verdict != Verdict::Selected {
-            return Ok(Some(Refusal::Verdict(verdict)));
+        if candidate.shared {
+            let demands = self.demands.get(request.id).and_then(|d| d.get(index));
+            let amounts = demands.and_then(|d| d.as_ref()?.as_ref().ok()).into_iter().flatten();
+            if let Some(shared) = self.shared.get_mut(index) {
+                shared.add(amounts.map(|d| d.amount.nanos()));
+            }
+        } else if let Some(claims) = self.taking.get_mut(index) {
+            claims.push(request.claim);
         }
-        if let Some(taint) = self.untolerated(request, candidate) {
-            return Ok(Some(Refusal::Tainted(taint)));
-        }
-        // Everything else would be an allocation that the scheduler might not make.
-        let device = candidate.device;
-        let unsupported = if device.consumes_counters.as_ref().is_some_and(|c| !c.is_empty()) {
-            Some("consumesCounters (a partitionable device)")
-        } else if device.allow_multiple_allocations == Some(true) && prepared.features.consumable_capacity {
-            Some("allowMultipleAllocations (a shared device)")
-        } else {
-            None
-        };
-        match unsupported {
-            None => Ok(None),
-            Some(what) => {
-                Err(AllocError::Unsupported { subject: format!("device {}", candidate.id()), what })
+        for (number, constraint) in self.constraints_of(request) {
+            let Some(value) = self.value(request.claim, number, index) else { continue };
+            if let Some(state) = self.constraints.get_mut(request.claim).and_then(|c| c.get_mut(number)) {
+                state.push(constraint.kind, value);
             }
         }
+        charged
     }
 
-    /// Whether an existing claim has the device.
-    pub(crate) fn is_taken(&self, candidate: &Candidate<'_>) -> bool {
-        let allocated = self.prepared.inputs.allocated;
-        let shares_count = !self.prepared.features.consumable_capacity;
-        allocated.is_taken(candidate.driver, candidate.pool, &candidate.device.name, shares_count)
-    }
-
-    /// The first taint that keeps the request away.
-    fn untolerated(&self, request: &Request<'a>, candidate: &Candidate<'a>) -> Option<&'a DeviceTaint> {
-        if !self.prepared.features.device_taints {
-            return None;
-        }
-        let tolerations = request.tolerations.map(Vec::as_slice).unwrap_or_default();
-        taints::untolerated(candidate.device.taints.as_deref()?, tolerations)
-    }
-
-    /// What the request thinks of the candidate; its selectors are evaluated once.
-    pub(crate) fn verdict(&mut self, request: &Request<'a>, index: usize) -> Result<Verdict, AllocError> {
-        let known = self.verdicts.get(request.id).and_then(|v| v.get(index)).copied().flatten();
-        if let Some(verdict) = known {
-            return Ok(verdict);
-        }
-        let verdict = self.judge(request, index)?;
-        if let Some(slot) = self.verdicts.get_mut(request.id).and_then(|v| v.get_mut(index)) {
-            *slot = Some(verdict);
-        }
-        Ok(verdict)
-    }
-
-    fn judge(&self, request: &Request<'a>, index: usize) -> Result<Verdict, AllocError> {
+    /// The opposite of [`Search::take`].
+    fn give_back(&mut self, request: &Request<'a>, index: usize, charged: bool) {
         let prepared = self.prepared;
-        let Some(candidate) = prepared.candidates.get(index) else { return Ok(Verdict::NotOnNode) };
-        let (device, features) = (candidate.device, prepared.features);
-        let non_empty = |conditions: &Option<Vec<String>>| conditions.as_ref().is_some_and(|c| !c.is_empty());
-        let binding = non_empty(&device.binding_conditions) && !features.device_binding;
-        let counters = device.consumes_counters.as_ref().is_some_and(|c| !c.is_empty());
-        if binding || (counters && !features.partitionable_devices) {
-            return Ok(Verdict::FeatureOff);
-        }
-        for (place, selector) in request.selectors.iter().enumerate() {
-            let Some(program) = selector.program() else { continue };
-            match cel::eval(program, candidate.driver, device) {
-                Ok(true) => {}
-                Ok(false) => return Ok(Verdict::Rejected(place)),
-                Err(source) => {
-                    return Err(AllocError::Selector(Box::new(SelectorError {
-                        origin: selector.origin.to_string(),
-                        index: selector.index,
-                        expression: program.source().to_owned(),
-                        device: Some(candidate.id()),
-                        source,
-                    })));
-                }
+        let Some(candidate) = prepared.candidates.get(index) else { return };
+        for (number, _) in self.constraints_of(request) {
+            if let Some(state) = self.constraints.get_mut(request.claim).and_then(|c| c.get_mut(number)) {
+                state.pop();
             }
         }
-        let per_device = candidate.slice.spec.per_device_node_selection == Some(true);
-        if per_device && !nodes::device_is_for(device, prepared.inputs.node)? {
-            return Ok(Verdict::NotOnNode);
+        if candidate.shared {
+            let demands = self.demands.get(request.id).and_then(|d| d.get(index));
+            let amounts = demands.and_then(|d| d.as_ref()?.as_ref().ok()).into_iter().flatten();
+            if let Some(shared) = self.shared.get_mut(index) {
+                shared.remove(amounts.map(|d| d.amount.nanos()));
+            }
+        } else if let Some(claims) = self.taking.get_mut(index) {
+            claims.pop();
         }
-        Ok(Verdict::Selected)
+        if charged && let Some(charges) = &candidate.charges {
+            self.ledger.give_back(candidate.home, charges);
+        }
+    }
+
+    /// The constraints that a request is under, with their numbers.
+    fn constraints_of<'r>(
+        &self,
+        request: &'r Request<'a>,
+    ) -> impl Iterator<Item = (usize, constraints::Constraint<'a>)> + use<'r, 's, 'a> {
+        let prepared = self.prepared;
+        let all = prepared.claims.get(request.claim).into_iter().flat_map(|c| c.constraints.iter().copied());
+        all.enumerate().filter(|(_, constraint)| constraint.covers(&request.name))
     }
 }

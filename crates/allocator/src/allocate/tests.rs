@@ -1,10 +1,16 @@
 //! The allocator against the case titles of the upstream allocator (own fixtures, compact expectations).
 //!
 //! A case is a [`World`]; [`World::try_it`] renders the outcome as a text: for each claim its results as
-//! `request=device` with the pool where it matters, then `@` where it can be used.
+//! `request=device` with the pool where it matters and `{what is consumed}`, then `@` where it can be used.
 
 mod all_devices;
+mod constraints;
+mod consumable;
+mod fixtures;
 mod general;
+mod mode_lock;
+mod partitionable;
+mod plain_search;
 mod pools;
 mod prioritized;
 mod reasons;
@@ -21,6 +27,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 
 use super::*;
+use fixtures::*;
 
 const DRIVER_A: &str = "driver-a";
 const DRIVER_B: &str = "driver-b";
@@ -80,6 +87,29 @@ impl World {
         }
     }
 
+    /// The claims get what they want and hold it; the next are these.
+    fn then(&mut self, next: Vec<ResourceClaim>) -> String {
+        let text = self.try_it();
+        if let Ok(Outcome::Fits(allocated)) = self.outcome() {
+            for (claim, result) in self.claims.iter().zip(allocated.results) {
+                self.held.push(fixtures::allocated(claim.clone(), result));
+            }
+        }
+        self.claims = next;
+        text
+    }
+
+    /// What the pod of these claims gets, and keeps.
+    fn place(&mut self, claims: Vec<ResourceClaim>) -> String {
+        self.claims = claims;
+        self.then(Vec::new())
+    }
+
+    /// The claim ends.
+    fn release(&mut self, name: &str) {
+        self.held.retain(|c| c.metadata.name.as_deref() != Some(name));
+    }
+
     fn try_it(&self) -> String {
         match self.outcome() {
             Err(error) => format!("error: {error}"),
@@ -102,7 +132,7 @@ fn rendered(result: &AllocationResult) -> String {
                 format!("{}/{}/", r.driver, r.pool)
             };
             let admin = if r.admin_access == Some(true) { "(admin)" } else { "" };
-            format!("{}={place}{}{admin}", r.request, r.device)
+            format!("{}={place}{}{admin}{}", r.request, r.device, fixtures::amounts(r))
         })
         .collect();
     for term in result.node_selector.iter().flat_map(|s| &s.node_selector_terms) {

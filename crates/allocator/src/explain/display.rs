@@ -1,9 +1,10 @@
 //! The explanation as a text for people.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::{DeviceReason, Explanation, Reason, RequestReason};
+use super::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};
+use crate::allocated::Holder;
 use crate::allocate::MAX_RESULTS;
 
 /// Devices that are named one by one; the rest is counted.
@@ -11,15 +12,20 @@ const NAMED: usize = 4;
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.competing && self.requests.len() > 1 {
+        if self.competing {
             let what = if self.limited {
                 format!("together they would exceed the {MAX_RESULTS} devices a claim can have")
-            } else {
+            } else if self.requests.len() > 1 {
                 "each request could be satisfied alone, not all of them together".to_owned()
+            } else {
+                "each device could be had alone, not so many of them together".to_owned()
             };
             write!(f, "node {}: {what}", self.node)?;
             for request in &self.requests {
                 write!(f, "\n{}", request.headline())?;
+            }
+            for ConstraintReason { claim, constraint, problem } in &self.constraints {
+                write!(f, "\n  constraint {constraint} of claim {claim}: {problem}")?;
             }
         } else {
             for (number, request) in self.requests.iter().enumerate() {
@@ -73,15 +79,32 @@ impl Explanation {
         if self.competing {
             return None;
         }
+        let beyond = self.requests.iter().find_map(|r| Some((r, r.wanted?, r.selected()))).filter(
+            |(_, wanted, selected)| self.requests.len() == 1 && *selected > 0 && selected < wanted,
+        );
+        if let Some((_, wanted, selected)) = beyond {
+            let has = if selected == 1 { "1 device".to_owned() } else { format!("{selected} devices") };
+            return Some(format!(
+                "node {} has {has} that the class and claim select, in use or not, and {wanted} are wanted: ask for fewer (spec.devices.requests count), or for a larger node",
+                self.node
+            ));
+        }
         if reasons().all(|r| matches!(r, Reason::SelectorFalse { .. })) {
             return Some("no device of the node is what the class and claim select; compare the attributes of the devices with the expressions".to_owned());
         }
-        let holders = reasons().filter_map(|r| if let Reason::InUse { by } = r { by.first() } else { None });
-        let mut holders: Vec<String> = holders.map(ToString::to_string).collect();
-        holders.dedup();
+        let mut holders: Vec<String> = reasons().flat_map(|r| r.holders()).map(ToString::to_string).collect();
+        let mut seen = BTreeSet::new();
+        holders.retain(|holder| seen.insert(holder.clone()));
         if !holders.is_empty() {
             let who = named(holders.iter().map(String::as_str));
             return Some(format!("devices come free when the pods that use {who} end"));
+        }
+        if let Some(Reason::CapacityExceeded { capacity, .. } | Reason::NoSuchCapacity { capacity }) =
+            reasons().find(|r| matches!(r, Reason::CapacityExceeded { .. } | Reason::NoSuchCapacity { .. }))
+        {
+            return Some(format!(
+                "change {capacity:?} in the request's capacity.requests to what the devices offer (kubectl get resourceslices -o yaml)"
+            ));
         }
         let tainted = reasons().any(|r| matches!(r, Reason::Tainted { .. }));
         tainted.then(|| {
@@ -90,27 +113,75 @@ impl Explanation {
     }
 }
 
+impl RequestReason {
+    /// How many devices the class and claim select, whoever has them.
+    fn selected(&self) -> usize {
+        let not = |r: &&DeviceReason| {
+            matches!(r.reason, Reason::SelectorFalse { .. } | Reason::NotOnNode | Reason::FeatureOff)
+        };
+        self.available + self.refused.len() - self.refused.iter().filter(not).count()
+    }
+}
+
+impl Reason {
+    /// The claims that are in the way.
+    fn holders(&self) -> &[Holder] {
+        match self {
+            Self::InUse { by }
+            | Self::CounterShort { by, .. }
+            | Self::PoolOverdrawn { by, .. }
+            | Self::CapacityShort { by, .. } => by,
+            _ => &[],
+        }
+    }
+}
+
 /// Devices with the same reason in one line.
 fn lines(refused: &[DeviceReason]) -> Vec<String> {
     let mut by_reason: BTreeMap<&Reason, Vec<&str>> = BTreeMap::new();
+    let mut by_set: BTreeMap<&str, Vec<(&Reason, &str)>> = BTreeMap::new();
     let mut in_use = Vec::new();
     for DeviceReason { device, reason } in refused {
-        if let Reason::InUse { by } = reason {
-            let by = named(by.iter().map(ToString::to_string).collect::<Vec<_>>().iter().map(String::as_str));
-            in_use.push(format!("{} by claim {by}", device.device));
-        } else {
-            by_reason.entry(reason).or_default().push(&device.device);
+        match reason {
+            Reason::InUse { by } => in_use.push(format!("{} by claim {}", device.device, claims(by))),
+            Reason::CounterShort { set, .. } => by_set.entry(set).or_default().push((reason, &device.device)),
+            _ => by_reason.entry(reason).or_default().push(&device.device),
         }
     }
     let mut lines: Vec<String> = by_reason
         .into_iter()
         .map(|(reason, devices)| format!("{}: {}", many(devices.len(), reason), named(devices.into_iter())))
         .collect();
+    lines.extend(counters(&by_set));
     if !in_use.is_empty() {
         let users = named(in_use.iter().map(String::as_str));
         lines.push(format!("{} in use: {users}", count(in_use.len())));
     }
     lines
+}
+
+/// Devices short of counters: a line for each of the first sets, which is one a GPU, and one for the rest.
+fn counters(by_set: &BTreeMap<&str, Vec<(&Reason, &str)>>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (set, devices) in by_set.iter().take(NAMED) {
+        let Some((Reason::CounterShort { counter, wanted, left, by, .. }, first)) = devices.first() else { continue };
+        let names = named(devices.iter().map(|(_, name)| *name).collect::<Vec<_>>().into_iter());
+        let holders = if by.is_empty() { String::new() } else { format!(", held by claim {}", claims(by)) };
+        lines.push(format!(
+            "{} without enough left of counter set {set} ({first} wants {counter} {wanted}, left {left}{holders}): {names}",
+            count(devices.len())
+        ));
+    }
+    let rest: Vec<_> = by_set.values().skip(NAMED).collect();
+    if !rest.is_empty() {
+        let devices = rest.iter().map(|d| d.len()).sum();
+        lines.push(format!("{} without enough left of {} more counter sets", count(devices), rest.len()));
+    }
+    lines
+}
+
+fn claims(by: &[Holder]) -> String {
+    named(by.iter().map(ToString::to_string).collect::<Vec<_>>().iter().map(String::as_str))
 }
 
 fn count(devices: usize) -> String {
@@ -124,8 +195,25 @@ fn many(devices: usize, reason: &Reason) -> String {
             format!("{count} not selected by {origin}, selector #{index} `{}`", one_line(expression))
         }
         Reason::InUse { .. } => format!("{count} in use"),
+        Reason::CounterShort { set, .. } => format!("{count} without enough left of counter set {set}"),
+        Reason::PoolOverdrawn { set, counter, left, by } => format!(
+            "{count} blocked: more of counter {counter} of counter set {set} is held than there is (left {left}, held by claim {})",
+            claims(by)
+        ),
+        Reason::NoSuchCapacity { capacity } => format!("{count} without capacity {capacity:?}"),
+        Reason::CapacityExceeded { capacity, wanted, most } => {
+            let most = most.as_ref().map_or_else(String::new, |most| format!(", at most {most}"));
+            format!("{count} not able to give {capacity} {wanted} to one request{most}")
+        }
+        Reason::CapacityShort { capacity, wanted, left, by } => format!(
+            "{count} without enough {capacity} left ({wanted} wanted, {left} left, shared by claim {})",
+            claims(by)
+        ),
         Reason::Tainted { taint } => {
             format!("{count} tainted with {taint}, which the request does not tolerate")
+        }
+        Reason::NoSuchAttribute { constraint } => {
+            format!("{count} without a value for the claim's constraint {constraint}")
         }
         Reason::NotOnNode => format!("{count} for other nodes"),
         Reason::FeatureOff => format!("{count} not usable: a feature gate of the scheduler is off"),

@@ -37,6 +37,7 @@ fn h100(n: u32) -> Gpu {
             fabric: None,
         },
         topology: HostTopology { numa_node: Some(1), pcie_root: Some("pci0000:0f".to_owned()) },
+        mig: None,
     }
 }
 

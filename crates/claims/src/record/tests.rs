@@ -1,5 +1,6 @@
 use super::*;
 use crate::{Cause, InstanceId, Leaving, Outcome, StepError};
+use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use std::collections::BTreeMap;
 
 fn expected() -> Record {
@@ -49,19 +50,42 @@ fn expected() -> Record {
     }
 }
 
+/// What version 2 can say beyond version 1.
+fn expected_v2() -> Record {
+    let mut record = expected();
+    record.devices[0].kind =
+        HoldKind::Partition { profile: GpuInstanceProfileId(19), placement: Placement { start: 0, size: 1 } };
+    let made = Outcome::GpuInstance { gi: InstanceId(9) };
+    record.steps[1].progress = Progress::Begun { before: vec![InstanceId(3)], made };
+    record
+}
+
+#[test]
+fn a_device_finds_what_its_own_step_has_made() {
+    let record = expected_v2();
+    let made = MadePartition {
+        gpu_instance: GpuInstanceId(3),
+        compute_instance: ComputeInstanceId(0),
+        uuid: "MIG-aaaa".parse().unwrap(),
+    };
+    assert_eq!(record.devices[0].partition(&record.steps), Some(made));
+    assert_eq!(record.devices[0].partition(&record.steps[1..]), None);
+    assert_eq!(record.devices[1].partition(&record.steps), None);
+}
+
 #[test]
 fn every_version_of_a_record_has_a_captured_file_that_still_reads() {
-    let fixtures = [include_bytes!("../../fixtures/record-v1.json").as_slice()];
+    let fixtures = [
+        (include_bytes!("../../fixtures/record-v1.json").as_slice(), expected()),
+        (include_bytes!("../../fixtures/record-v2.json").as_slice(), expected_v2()),
+    ];
     assert_eq!(fixtures.len(), usize::try_from(VERSIONS.current).unwrap(), "one fixture per version");
-    for bytes in fixtures {
-        assert_eq!(Record::decode(bytes), Stored::Fine(expected()));
+    let (newest, live) = fixtures.last().unwrap().clone();
+    for (bytes, expected) in fixtures {
+        assert_eq!(Record::decode(bytes), Stored::Fine(expected));
     }
     let body = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap()["body"].clone();
-    assert_eq!(
-        body(&expected().encode()),
-        body(fixtures.last().unwrap()),
-        "the newest version is written as captured"
-    );
+    assert_eq!(body(&live.encode()), body(newest), "the newest version is written as captured");
 }
 
 #[test]

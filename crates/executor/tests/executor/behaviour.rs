@@ -14,7 +14,7 @@ fn secs(n: u64) -> Duration {
 }
 
 fn process(pid: u32, pod: &str) -> ProcessOnGpu {
-    ProcessOnGpu { pid, pod: Some(pod.to_owned()) }
+    ProcessOnGpu { pid, gpu_instance: None, pod: Some(pod.to_owned()) }
 }
 
 #[test]

@@ -293,7 +293,11 @@ impl Story {
                     for r in &claim.allocation.results {
                         let number = r.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap();
                         let gpu = self.world.gpu(number);
-                        let process = ProcessOnGpu { pid: 100, pod: Some(format!("pod-{}", claim.name)) };
+                        let process = ProcessOnGpu {
+                            pid: 100,
+                            gpu_instance: None,
+                            pod: Some(format!("pod-{}", claim.name)),
+                        };
                         self.say(format!("process of {} on {}", claim.name, r.device));
                         self.world.lock().processes.entry(gpu).or_default().push(process);
                     }

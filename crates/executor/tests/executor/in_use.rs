@@ -18,7 +18,7 @@ fn secs(n: u64) -> Duration {
 /// A container of claim `a` computes on a GPU.
 fn busy(world: &World, number: usize) {
     let gpu = world.gpu(number);
-    let process = ProcessOnGpu { pid: 7, pod: Some("pod-a".to_owned()) };
+    let process = ProcessOnGpu { pid: 7, gpu_instance: None, pod: Some("pod-a".to_owned()) };
     world.lock().processes.insert(gpu, vec![process]);
 }
 

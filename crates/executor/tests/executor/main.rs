@@ -13,4 +13,10 @@ mod files;
 #[cfg(test)]
 mod in_use;
 #[cfg(test)]
+mod mig_crash;
+#[cfg(test)]
+mod mig_hardware;
+#[cfg(test)]
+mod mig_rows;
+#[cfg(test)]
 mod world;

@@ -13,11 +13,13 @@ use divvy_claims::{
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
-    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, Parts,
+    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, MigSteps, Parts,
     PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store, UnprepareError,
     Unprepared,
 };
 use divvy_gpu_sim::SimNode;
+
+use crate::mig_hardware::Hardware;
 use divvy_model::{ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress};
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -82,6 +84,8 @@ enum Late {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum HardwareFault {
     Refuses,
+    /// Does its work and answers with an error all the same.
+    Lies,
     /// Times out; the driver finishes (or drops) it after a while.
     Late {
         after: Duration,
@@ -112,12 +116,29 @@ pub(crate) struct Machine {
     /// Writes into the store or the CDI folder fail so.
     pub write_error: Option<(Place, io::ErrorKind)>,
     crash: Option<Crash>,
+    /// The process dies at the next call that begins so.
+    pub crash_at: Option<(&'static str, Moment)>,
     /// The executor's process is dead: no call of it has any effect.
     pub dead: bool,
     pub calls: usize,
     /// Changes of the store that were synced: each costs the disk a file and a folder, or a folder.
     pub syncs: usize,
     pub log: Vec<String>,
+    /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
+    pub sim: Option<SimNode>,
+    /// Calls of their driver that have timed out and are still at work.
+    pub mig_late: Vec<MigLate>,
+    /// Pods of the processes on them.
+    pub pods: BTreeMap<u32, String>,
+}
+
+/// A call of the driver that comes back late.
+pub(crate) struct MigLate {
+    pub at: Duration,
+    pub succeeds: bool,
+    pub gpu: GpuUuid,
+    pub op: GpuOp,
+    pub what: Box<dyn FnOnce(&SimNode) + Send>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +154,14 @@ impl Machine {
             return Err(Dead);
         }
         self.calls += 1;
+        if let Some((at, moment)) = self.crash_at
+            && what.starts_with(at)
+        {
+            self.crash_at = None;
+            self.dead = true;
+            self.log.push(format!("    dies {moment:?} {what}"));
+            return Ok(Some(moment));
+        }
         if let Some(crash) = &mut self.crash {
             if crash.in_calls == 0 {
                 let moment = crash.moment;
@@ -147,7 +176,11 @@ impl Machine {
     }
 
     /// Runs a call that is cut in two at most: `first` is its effect that may be lost, `second` makes it last.
-    fn call<R>(&mut self, what: &str, effect: impl FnOnce(&mut Self, bool) -> R) -> Result<R, Dead> {
+    pub(crate) fn call<R>(
+        &mut self,
+        what: &str,
+        effect: impl FnOnce(&mut Self, bool) -> R,
+    ) -> Result<R, Dead> {
         match self.enter(what)? {
             None => Ok(effect(self, true)),
             Some(Moment::Before) => Err(Dead),
@@ -162,11 +195,17 @@ impl Machine {
         }
     }
 
-    fn land(&mut self) {
+    pub(crate) fn land(&mut self) {
         let now = self.now;
         let (due, rest) = std::mem::take(&mut self.late).into_iter().partition(|(at, ..)| *at <= now);
         self.late = rest;
         self.settle_late(due);
+        let (due, rest): (Vec<_>, _) =
+            std::mem::take(&mut self.mig_late).into_iter().partition(|l| l.at <= now);
+        self.mig_late = rest;
+        for late in due.into_iter().filter(|late| late.succeeds) {
+            (late.what)(self.sim.as_ref().unwrap());
+        }
     }
 
     fn settle_late(&mut self, due: Vec<(Duration, bool, Late)>) {
@@ -243,7 +282,7 @@ impl Machine {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Dead;
+pub(crate) struct Dead;
 
 impl From<Dead> for io::Error {
     fn from(_: Dead) -> Self {
@@ -292,10 +331,14 @@ impl World {
                 edits_missing: false,
                 write_error: None,
                 crash: None,
+                crash_at: None,
                 dead: false,
                 calls: 0,
                 syncs: 0,
                 log: Vec::new(),
+                sim: None,
+                mig_late: Vec::new(),
+                pods: BTreeMap::new(),
             })),
             Arc::default(),
             Arc::default(),
@@ -338,14 +381,23 @@ impl World {
             }
         }
         let boot = format!("boot-{}", self.lock().boot).parse().unwrap();
-        let config = ExecutorConfig { decide: with_partitions, ..ExecutorConfig::new(DRIVER, boot) };
+        let mut config = ExecutorConfig::new(DRIVER, boot);
         let seam = Arc::new(self.clone());
+        let steps: Arc<dyn Steps> = if self.lock().sim.is_some() {
+            config.toggle_mig = true;
+            // What is refused for a while is tried again in the call: often enough.
+            config.timing.look_again = Duration::from_secs(4);
+            Arc::new(MigSteps::new(Arc::new(Hardware(self.clone()))))
+        } else {
+            config.decide = with_partitions;
+            seam.clone()
+        };
         let parts = Parts {
             store: seam.clone(),
             locks: Arc::new(TestLocks::default()),
             cdi: seam.clone(),
             edits: seam.clone(),
-            steps: seam.clone(),
+            steps,
             processes: seam.clone(),
             inventory: seam.clone(),
             claims: seam.clone(),
@@ -376,6 +428,11 @@ impl World {
         let late = std::mem::take(&mut m.late);
         let chosen = late.into_iter().map(|(at, _, late)| (at, m.chance.one_in(2), late)).collect();
         m.settle_late(chosen);
+        for late in std::mem::take(&mut m.mig_late) {
+            if m.chance.one_in(2) {
+                (late.what)(m.sim.as_ref().unwrap());
+            }
+        }
     }
 
     /// Power is lost: what was not synced may be gone, hardware and the CDI folder are as new.
@@ -386,6 +443,9 @@ impl World {
         m.now = Duration::from_secs(10);
         m.cdi.clear();
         m.instances.clear();
+        if let Some(sim) = &m.sim {
+            sim.edit(divvy_gpu_sim::Engine::reboot);
+        }
         m.processes.clear();
         m.hardware_fault = None;
         let mut disk = std::mem::take(&mut m.disk);
@@ -606,7 +666,7 @@ impl CdiDir for World {
 fn place_of(step: &Step) -> (GpuUuid, u32, u32, u32) {
     match step {
         Step::CreatePartition { gpu, profile, start, size } => (gpu.clone(), *profile, *start, *size),
-        Step::WriteCdi => panic!("not a hardware step"),
+        Step::SetMigMode { .. } | Step::WriteCdi => panic!("not a step of these tests"),
     }
 }
 
@@ -623,7 +683,12 @@ impl Steps for World {
             m.instances.get(&gpu).into_iter().flatten().map(|i| InstanceId(i.id)).collect()
         })?)
     }
-    fn apply(&self, step: &Step, until: Duration) -> Result<Outcome, StepError> {
+    fn apply(
+        &self,
+        step: &Step,
+        until: Duration,
+        _so_far: &mut dyn FnMut(Outcome),
+    ) -> Result<Outcome, StepError> {
         let (gpu, profile, start, size) = place_of(step);
         let mut m = self.lock();
         m.land();
@@ -638,7 +703,9 @@ impl Steps for World {
                     GpuError::on_gpu(GpuOp::Facts, GpuErrorCode::INSUFFICIENT_RESOURCES, &gpu),
                 ))),
             },
-            Some(HardwareFault::Refuses) => Err(StepError::NotDone(Cause::new("the driver refused"))),
+            Some(HardwareFault::Refuses | HardwareFault::Lies) => {
+                Err(StepError::NotDone(Cause::new("the driver refused")))
+            }
             Some(HardwareFault::Late { after, succeeds }) => {
                 m.now = (m.now + Duration::from_secs(10)).min(until);
                 let late = Late::Create { gpu: gpu.clone(), profile, start, size };
@@ -673,6 +740,9 @@ impl Steps for World {
         });
         call.unwrap_or(Observed::InFlight)
     }
+    fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
+        Ok(self.filling(step))
+    }
     fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError> {
         let (gpu, ..) = place_of(step);
         let Outcome::Partition { uuid, .. } = outcome else { return Ok(()) };
@@ -692,7 +762,9 @@ impl Steps for World {
                 m.destroy(&gpu, uuid);
                 Ok(())
             }
-            Some(HardwareFault::Refuses) => Err(StepError::NotDone(Cause::new("the driver refused"))),
+            Some(HardwareFault::Refuses | HardwareFault::Lies) => {
+                Err(StepError::NotDone(Cause::new("the driver refused")))
+            }
             Some(HardwareFault::Late { after, succeeds }) => {
                 m.now += Duration::from_secs(10);
                 let at = m.now + after;
@@ -700,6 +772,15 @@ impl Steps for World {
                 Err(StepError::Unknown(Cause::new("no answer within 10 s")))
             }
         })?
+    }
+}
+
+impl World {
+    fn filling(&self, step: &Step) -> Option<Outcome> {
+        let (gpu, profile, start, size) = place_of(step);
+        let m = self.lock();
+        let mut on_gpu = m.instances.get(&gpu)?.iter();
+        on_gpu.find(|i| (i.start, i.size, i.profile) == (start, size, profile)).map(outcome_of)
     }
 }
 
@@ -732,6 +813,15 @@ impl ProcessSource for World {
         }
         match m.process_error {
             Some(code) => Err(error(code)),
+            None if m.sim.is_some() => {
+                let found = m.sim.as_ref().unwrap().engine().processes(gpu)?;
+                let process = |p: divvy_model::GpuProcess| ProcessOnGpu {
+                    pid: p.pid,
+                    gpu_instance: p.gpu_instance,
+                    pod: m.pods.get(&p.pid).cloned(),
+                };
+                Ok(found.into_iter().map(process).collect())
+            }
             None => Ok(m.processes.get(gpu).cloned().unwrap_or_default()),
         }
     }

@@ -12,7 +12,14 @@ fn the_kernels_files_are_read() {
     let (fixture, _dir) = host(&two_gpus());
     let host = &fixture.host;
     assert_eq!(boot_id(host).unwrap(), "6f5902ac-237d-4d85-b20d-3ae1a2a0c1f4");
-    let majors = [("drm", 226), ("mem", 1), ("nvidia", 195), ("nvidia-uvm", 511), ("nvidiactl", 195)];
+    let majors = [
+        ("drm", 226),
+        ("mem", 1),
+        ("nvidia-caps", 507),
+        ("nvidia", 195),
+        ("nvidia-uvm", 511),
+        ("nvidiactl", 195),
+    ];
     assert_eq!(char_majors(host).unwrap(), BTreeMap::from(majors.map(|(name, n)| (name.to_owned(), n))));
     assert_eq!(nvidia_module(host).unwrap(), Some(NvidiaModule { version: Some("580.95.05".into()) }));
     let params = nvidia_params(host).unwrap();

@@ -128,7 +128,6 @@ mod tests {
                 PartitionName::parse(&bad.parse().unwrap()),
                 Err(ParsePartitionNameError(bad.to_owned()))
             );
-            assert!(crate::DeviceKind::parse(&"gpu-0-mig-1g10gb-19-0".parse().unwrap()).is_err());
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use divvy_gpu_sim::{Engine, SimGpu};
 use divvy_model::{GpuErrorCode, GpuOp, MigMode};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
@@ -9,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::{Answer, code, gpu, pci_info, put, put_text, struct_version, version_of};
-use crate::bridge;
+use crate::bridge::{self, Thing};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) -> nvmlReturn_t {
@@ -29,8 +30,12 @@ unsafe extern "C" fn nvmlDeviceGetUUID(
     uuid: *mut c_char,
     length: c_uint,
 ) -> nvmlReturn_t {
+    let ask = || match bridge::thing(device.addr())? {
+        Thing::MigDevice(..) => Ok(bridge::mig_device(device.addr())?.1.uuid.to_string()),
+        _ => gpu(device, |g| Ok(g.facts.uuid.to_string())),
+    };
     // SAFETY: see `abi`.
-    unsafe { put_text(uuid, length, || gpu(device, |g| Ok(g.facts.uuid.to_string()))) }
+    unsafe { put_text(uuid, length, ask) }
 }
 
 #[unsafe(no_mangle)]
@@ -257,12 +262,18 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
     let (Ok(count), false) = (usize::try_from(count), values.is_null()) else {
         return GpuErrorCode::INVALID_ARGUMENT.0;
     };
-    code(gpu(device, |g| {
+    let asked = |field: u32| {
+        // SAFETY: see `abi`; `values` is valid for `count` values.
+        (0..count).any(|at| unsafe { (*values.add(at)).fieldId } == field)
+    };
+    let answer = |engine: &Engine, g: &SimGpu| {
         for at in 0..count {
-            // SAFETY: see `abi`; `values` is valid for `count` values.
+            // SAFETY: as above.
             let value = unsafe { &mut *values.add(at) };
             let answer = match value.fieldId {
-                MIG_QUERY_WITHOUT_MIG => Ok(u32::from(g.facts.mig_mode != MigMode::Unsupported)),
+                MIG_QUERY_WITHOUT_MIG if engine.tells_profiles_without_mig() => {
+                    Ok(u32::from(g.facts.mig_mode != MigMode::Unsupported))
+                }
                 RECOVERY_ACTION => Ok(0),
                 _ => Err(GpuErrorCode::NOT_SUPPORTED),
             };
@@ -272,5 +283,10 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
             }));
         }
         Ok(())
-    }))
+    };
+    code(if asked(MIG_QUERY_WITHOUT_MIG) {
+        bridge::gpu_for(GpuOp::MigCapabilities, device.addr(), answer)
+    } else {
+        bridge::gpu(device.addr(), answer)
+    })
 }

@@ -4,8 +4,11 @@
 //! a value of its type, a buffer for its length, and a text for reading up to its NUL. Null is checked for, as NVML
 //! does. A device handle is only a number here and is never followed.
 
+mod compute;
 mod device;
 mod links;
+mod mig;
+mod mig_devices;
 mod system;
 
 use std::ffi::{CString, c_char, c_uint};
@@ -94,7 +97,7 @@ pub(super) fn pci_info(address: PciAddress, device_id: u32) -> nvmlPciInfo_t {
 }
 
 /// A text in an array, with at least one NUL after it.
-fn chars<const N: usize>(text: &str) -> [c_char; N] {
+pub(super) fn chars<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (slot, byte) in array.iter_mut().take(N.saturating_sub(1)).zip(text.bytes()) {
         *slot = byte.cast_signed();

@@ -19,7 +19,7 @@ unsafe fn text<'a>(text: *const c_char) -> Answer<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| GpuErrorCode::INVALID_ARGUMENT)
 }
 
-fn to_handle(number: usize) -> nvmlDevice_t {
+pub(super) fn to_handle(number: usize) -> nvmlDevice_t {
     ptr::without_provenance_mut(number)
 }
 
@@ -49,6 +49,8 @@ extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
         6 => c"Not Found",
         9 => c"Driver Not Loaded",
         10 => c"Timeout",
+        19 => c"In use by another client",
+        23 => c"Insufficient Resources",
         15 => c"GPU is lost",
         18 => c"Driver/library version mismatch",
         _ => c"Unknown Error",
@@ -108,6 +110,9 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
     let find = || {
         // SAFETY: see `abi`.
         let uuid = unsafe { text(uuid) }?;
+        if uuid.starts_with("MIG-") {
+            return super::mig_devices::by_uuid(uuid).map(to_handle);
+        }
         bridge::handle_of(|_, g| g.facts.uuid.as_str() == uuid, GpuErrorCode::NOT_FOUND).map(to_handle)
     };
     // SAFETY: see `abi`.

@@ -3,8 +3,9 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use divvy_gpu_sim::{Engine, Fault, profile, profiles};
-use divvy_model::{GpuProcess, GpuUuid};
+use divvy_gpu_sim::{Engine, Fault, MigLatency, SimInstance, profile, profiles};
+use divvy_model::mig::{GpuInstance, GpuInstanceProfileId};
+use divvy_model::{GpuProcess, GpuUuid, MigActivation};
 use nvidia_ml::MockState;
 
 const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
@@ -17,8 +18,15 @@ const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
   fault JSON               set a fault, such as {\"op\":\"facts\",\"times\":2,\"effect\":{\"fail\":999}} or {\"effect\":{\"hang\":{\"then\":null}}}
   release | clear          let hanging calls go on; forget all faults
   driver loaded|unloaded   load or unload the kernel module
-  process GPU PID          a process opens a context on a GPU
+  process GPU PID [GI]     a process opens a context on a GPU, in a GPU instance
   end PID                  a process ends
+  instances                MIG: index of the GPU, GPU instance, profile, placement, UUIDs of compute instances
+  mig GPU on|off           MIG: ask for the mode, as an admin; says what became of it
+  reset GPU                reset a GPU: a pending MIG mode takes effect
+  foreign GPU PROFILE START  MIG: an admin makes an instance, by profile id; says its UUID
+  client GPU NAME          something opens the GPU, so that MIG mode cannot change
+  leave GPU NAME           … and closes it
+  latency CREATE DESTROY MODE  MIG: how many milliseconds changes take
   reboot                   switch the node off and on";
 
 fn main() -> ExitCode {
@@ -58,6 +66,7 @@ fn run(args: &[&str]) -> Result<String, String> {
         }
         ("boot-id", []) => Ok(format!("{}\n", state.read().map_err(explain)?.boot_id())),
         ("list", []) => Ok(list(&*state.read().map_err(explain)?)),
+        ("instances", []) => Ok(instances(&*state.read().map_err(explain)?)),
         _ => state.edit(|engine| change(engine, command, rest)).map_err(explain)?,
     }
 }
@@ -69,6 +78,17 @@ fn list(engine: &Engine) -> String {
         format!("{index} {} {minor} {}{lost}\n", gpu.facts.uuid, gpu.model)
     };
     engine.gpus().iter().enumerate().map(line).collect()
+}
+
+fn instances(engine: &Engine) -> String {
+    let line = |index: usize, living: &SimInstance| {
+        let GpuInstance { id, profile, placement } = living.instance;
+        let fixed = format!("{index} {} {profile} {placement}", id.0);
+        let uuids = living.compute.iter().map(|c| c.uuid.to_string());
+        [fixed].into_iter().chain(uuids).collect::<Vec<_>>().join(" ") + "\n"
+    };
+    let gpus = engine.gpus().iter().enumerate();
+    gpus.flat_map(|(index, gpu)| gpu.instances.iter().map(move |living| line(index, living))).collect()
 }
 
 fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, String> {
@@ -97,21 +117,65 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
         ("clear", []) => engine.clear_faults(None),
         ("driver", ["loaded"]) => engine.set_driver_loaded(true),
         ("driver", ["unloaded"]) => engine.set_driver_loaded(false),
-        ("process", [gpu, pid]) => {
+        ("process", [gpu, pid, inside @ ..]) => {
+            let gpu_instance = match inside {
+                [] => None,
+                [id] => Some(number(id)?),
+                _ => return Err(USAGE.to_owned()),
+            };
             let pid = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
             let uuid = find(engine, gpu)?;
             if let Some(gpu) = engine.gpu(&uuid) {
-                gpu.processes.insert(GpuProcess { pid, gpu_instance: None });
+                gpu.processes.insert(GpuProcess { pid, gpu_instance });
             }
         }
         ("end", [pid]) => {
             let pid: u32 = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
             engine.end_process(pid);
         }
+        ("mig", [gpu, mode @ ("on" | "off")]) => {
+            let uuid = find(engine, gpu)?;
+            said = match engine.set_mig_mode(&uuid, *mode == "on").map_err(|e| e.to_string())? {
+                MigActivation::Active => format!("{mode}\n"),
+                MigActivation::Pending(code) => format!("pending: {code}\n"),
+            };
+        }
+        ("reset", [gpu]) => {
+            let uuid = find(engine, gpu)?;
+            engine.reset_gpu(&uuid).map_err(|e| e.to_string())?;
+        }
+        ("foreign", [gpu, profile, start]) => {
+            let uuid = find(engine, gpu)?;
+            let profile = GpuInstanceProfileId(number(profile)?);
+            let made = engine.make_foreign_instance(&uuid, profile, number(start)?);
+            said = format!("{}\n", made.map_err(|e| e.to_string())?.uuid);
+        }
+        ("client" | "leave", [gpu, name]) => {
+            let uuid = find(engine, gpu)?;
+            if let Some(gpu) = engine.gpu(&uuid) {
+                if command == "client" {
+                    gpu.clients.insert((*name).to_owned());
+                } else {
+                    gpu.clients.remove(*name);
+                }
+            }
+        }
+        ("latency", [create, destroy, mode]) => {
+            let millis = |text: &str| number(text).map(u64::from);
+            engine.latency = MigLatency {
+                create_ms: millis(create)?,
+                destroy_ms: millis(destroy)?,
+                mode_ms: millis(mode)?,
+            };
+        }
         ("reboot", []) => engine.reboot(),
         _ => return Err(USAGE.to_owned()),
     }
     Ok(said)
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a number"))
 }
 
 fn find(engine: &Engine, gpu: &str) -> Result<GpuUuid, String> {

@@ -32,3 +32,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "divvy.hostDriverRoot" -}}
 {{- printf "%s%s" (trimSuffix "/" .Values.hostRoot) .Values.driverRoot | trimSuffix "/" | default "/" -}}
 {{- end -}}
+
+{{/* `gpu.divvy.dev` has partitions in `mig.divvy.dev`; a driver of another name in `mig.` and its name. */}}
+{{- define "divvy.migClass" -}}
+{{- if hasPrefix "gpu." .Values.driverName -}}
+{{- printf "mig.%s" (trimPrefix "gpu." .Values.driverName) -}}
+{{- else -}}
+{{- printf "mig.%s" .Values.driverName -}}
+{{- end -}}
+{{- end -}}

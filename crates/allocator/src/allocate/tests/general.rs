@@ -339,63 +339,14 @@ fn claim_config_covering_all_requests_is_cleared() {
 }
 
 #[test]
-fn what_comes_later_is_refused_and_not_ignored() {
-    let constraint = k8s_openapi::api::resource::v1::DeviceConstraint {
-        match_attribute: Some("driver-a/index".to_owned()),
-        ..Default::default()
+fn derived_attributes_are_refused_and_not_ignored() {
+    let derived = k8s_openapi::api::resource::v1::DeviceDerivedAttribute {
+        name: "derived/half".to_owned(),
+        expression: r#"device.attributes["driver-a"].index / 2"#.to_owned(),
     };
-    let mut world = one(&["device-1"], vec![request("r", CLASS_A, 1)]);
-    world.claims[0].spec.as_mut().unwrap().devices.as_mut().unwrap().constraints = Some(vec![constraint]);
+    let request = exact("r", CLASS_A, |r| r.derived_attributes = Some(vec![derived]));
     assert_eq!(
-        world.try_it(),
-        "error: claim default/claim-0: spec.devices.constraints (matchAttribute, distinctAttribute) is not supported by the offline allocator yet, only the real scheduler can allocate it"
+        one(&["device-1"], vec![request]).try_it(),
+        "error: claim default/claim-0, request \"r\": derivedAttributes is not supported by the offline allocator yet, only the real scheduler can allocate it"
     );
-
-    let capacity = exact("r", CLASS_A, |r| {
-        let memory = k8s_openapi::apimachinery::pkg::api::resource::Quantity("1Gi".to_owned());
-        r.capacity = Some(k8s_openapi::api::resource::v1::CapacityRequirements {
-            requests: Some([("memory".to_owned(), memory)].into()),
-        });
-    });
-    let shared = Device { allow_multiple_allocations: Some(true), ..device("device-1") };
-    let counters = k8s_openapi::api::resource::v1::DeviceCounterConsumption {
-        counter_set: "set".to_owned(),
-        ..Default::default()
-    };
-    let partition = Device { consumes_counters: Some(vec![counters]), ..device("device-1") };
-    let set = k8s_openapi::api::resource::v1::CounterSet { name: "set".to_owned(), ..Default::default() };
-    let sets = with(part(slice_of(Vec::new()), 2, 2), |s| s.spec.shared_counters = Some(vec![set]));
-    for (slices, request, what) in [
-        (vec![slice(&["device-1"])], capacity, "a capacity request"),
-        (
-            vec![slice_of(vec![shared])],
-            request("r", CLASS_A, 1),
-            "allowMultipleAllocations (a shared device)",
-        ),
-        (
-            vec![part(slice_of(vec![partition]), 1, 2), sets],
-            request("r", CLASS_A, 1),
-            "consumesCounters (a partitionable device)",
-        ),
-    ] {
-        let error = World::new(slices, vec![claim("c", vec![request])]).try_it();
-        assert!(
-            error.contains(what) && error.contains("not supported by the offline allocator yet"),
-            "{error}"
-        );
-    }
-}
-
-#[test]
-fn a_device_of_which_shares_are_held_is_refused_too_and_not_called_in_use() {
-    let shared = Device { allow_multiple_allocations: Some(true), ..device("device-1") };
-    let mut holder = holding("sharer", &["device-1"], false);
-    let allocation = holder.status.as_mut().unwrap().allocation.as_mut().unwrap();
-    allocation.devices.as_mut().unwrap().results.as_mut().unwrap()[0].share_id = Some("share".to_owned());
-    let mut world =
-        World::new(vec![slice_of(vec![shared])], vec![claim("c", vec![request("r", CLASS_A, 1)])]);
-    world.held.push(holder);
-    assert!(world.try_it().contains("not supported by the offline allocator yet"), "{}", world.try_it());
-    // Without the feature a share is a hold like any other.
-    assert_eq!(world.features(|f| f.consumable_capacity = false).try_it(), "does not fit");
 }

@@ -52,10 +52,12 @@ fn invalid_pool_is_error_if_no_other_device_can_be_allocated() {
 #[test]
 fn a_reference_to_an_unknown_counter_set_or_counter_makes_the_pool_invalid() {
     use k8s_openapi::api::resource::v1::{Counter, CounterSet, DeviceCounterConsumption};
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+    let one = || Counter { value: Quantity("1".to_owned()) };
     let consuming = |set: &str, counter: &str| {
         let consumption = DeviceCounterConsumption {
             counter_set: set.to_owned(),
-            counters: [(counter.to_owned(), Counter::default())].into(),
+            counters: [(counter.to_owned(), one())].into(),
             ..DeviceCounterConsumption::default()
         };
         Device { consumes_counters: Some(vec![consumption]), ..device("device-1") }
@@ -63,7 +65,7 @@ fn a_reference_to_an_unknown_counter_set_or_counter_makes_the_pool_invalid() {
     let sets = || {
         let set = CounterSet {
             name: "gpu".to_owned(),
-            counters: [("memory".to_owned(), Counter::default())].into(),
+            counters: [("memory".to_owned(), one())].into(),
         };
         with(part(slice_of(Vec::new()), 2, 2), |s| s.spec.shared_counters = Some(vec![set]))
     };

@@ -1,0 +1,147 @@
+//! The memory slices of a GPU as a picture in the terminal: what is where, what is free.
+
+use divvy_model::mig::{GpuInstance, MigCapabilities};
+use serde::Serialize;
+
+/// What lives on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Picture {
+    /// The GPU, as its device is named.
+    pub(crate) gpu: String,
+    /// How many memory slices it has.
+    pub(crate) slices: u32,
+    /// The partitions that live, by start.
+    pub(crate) partitions: Vec<Part>,
+}
+
+/// A partition that lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Part {
+    /// First memory slice.
+    pub(crate) start: u32,
+    /// Number of memory slices.
+    pub(crate) size: u32,
+    /// Profile, such as `1g.10gb`.
+    pub(crate) profile: String,
+    /// Whose it is, if that is known.
+    pub(crate) holder: Option<String>,
+}
+
+/// Characters of the whole row.
+const WIDTH: u32 = 72;
+
+impl Picture {
+    /// The instances that live on a GPU; `holder` knows whose they are.
+    pub(crate) fn of(
+        gpu: String,
+        capabilities: &MigCapabilities,
+        instances: &[GpuInstance],
+        holder: impl Fn(&GpuInstance) -> Option<String>,
+    ) -> Self {
+        let profile = |instance: &GpuInstance| {
+            let name = capabilities.profile(instance.profile).and_then(|profile| capabilities.name(profile));
+            name.map_or_else(|| format!("profile {}", instance.profile.0), |name| name.to_string())
+        };
+        let mut partitions: Vec<Part> = instances
+            .iter()
+            .map(|instance| Part {
+                start: instance.placement.start,
+                size: instance.placement.size,
+                profile: profile(instance),
+                holder: holder(instance),
+            })
+            .collect();
+        partitions.sort_by_key(|part| part.start);
+        Self { gpu, slices: capabilities.memory_slices(), partitions }
+    }
+
+    /// The picture: a row of boxes, the numbers of the slices below, and whose each box is. Lines without an indent.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let width = (WIDTH / self.slices.max(1)).max(3) as usize;
+        let (mut top, mut middle, mut bottom) = ("┌".to_owned(), "│".to_owned(), "└".to_owned());
+        let mut legend = Vec::new();
+        let mut slice = 0;
+        while slice < self.slices {
+            let part = self.partitions.iter().find(|part| part.start == slice && part.size > 0);
+            let (size, text) = match part {
+                Some(part) => {
+                    let key = char::from(b'A' + u8::try_from(legend.len() % 26).unwrap_or(0));
+                    let holder = part.holder.as_deref().unwrap_or("(nobody's claim)");
+                    legend.push(format!("{key}  {}  {holder}", part.profile));
+                    (part.size, format!("{key} {}", part.profile))
+                }
+                None => (1, "free".to_owned()),
+            };
+            let last = slice + size >= self.slices;
+            let inside = width * size as usize - 1;
+            top += &"─".repeat(inside);
+            bottom += &"─".repeat(inside);
+            middle += &fit(&text, inside);
+            top += if last { "┐" } else { "┬" };
+            bottom += if last { "┘" } else { "┴" };
+            middle += "│";
+            slice += size;
+        }
+        let numbers: Vec<String> = (0..self.slices).map(|n| format!("{:<width$}", format!(" {n}"))).collect();
+        let numbers = numbers.concat();
+        let name = format!("{:<6}", self.gpu);
+        let blank = " ".repeat(name.chars().count());
+        let mut lines = vec![
+            format!("{blank} {top}"),
+            format!("{name} {middle}"),
+            format!("{blank} {bottom}"),
+            format!("{blank} {numbers}").trim_end().to_owned(),
+        ];
+        lines.extend(legend.into_iter().map(|line| format!("{blank}  {line}")));
+        lines
+    }
+}
+
+/// The text in exactly so many characters.
+fn fit(text: &str, width: usize) -> String {
+    let text: String = if text.chars().count() > width {
+        text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+    } else {
+        text.to_owned()
+    };
+    format!("{text:<width$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_are_as_wide_as_their_slices_and_the_rest_is_free() {
+        let part = |start, size, profile: &str, holder: Option<&str>| Part {
+            start,
+            size,
+            profile: profile.to_owned(),
+            holder: holder.map(str::to_owned),
+        };
+        let partitions = vec![
+            part(0, 1, "1g.10gb", Some("default/a")),
+            part(2, 2, "2g.20gb", None),
+            part(4, 4, "3g.40gb", Some("default/c")),
+        ];
+        let picture = Picture { gpu: "gpu-0".to_owned(), slices: 8, partitions };
+        let expected = [
+            "       ┌────────┬────────┬─────────────────┬───────────────────────────────────┐",
+            "gpu-0  │A 1g.10…│free    │B 2g.20gb        │C 3g.40gb                          │",
+            "       └────────┴────────┴─────────────────┴───────────────────────────────────┘",
+            "        0        1        2        3        4        5        6        7",
+            "        A  1g.10gb  default/a",
+            "        B  2g.20gb  (nobody's claim)",
+            "        C  3g.40gb  default/c",
+        ];
+        assert_eq!(picture.lines(), expected);
+    }
+
+    #[test]
+    fn a_grid_of_twelve_fits_too() {
+        let picture = Picture { gpu: "gpu-10".to_owned(), slices: 12, partitions: Vec::new() };
+        let lines = picture.lines();
+        assert_eq!((lines.len(), lines[1].matches("free").count()), (4, 12));
+        assert_eq!(lines[0].chars().count(), lines[1].chars().count());
+    }
+}

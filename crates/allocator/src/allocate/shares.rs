@@ -1,0 +1,88 @@
+//! The ids of shares.
+
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use crate::allocated::{AllocatedState, DeviceId};
+
+/// A share that gets an id.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Share<'a> {
+    /// The claim that gets it.
+    pub claim: &'a ResourceClaim,
+    /// The request, `request` or `request/subrequest`.
+    pub request: &'a str,
+    /// The device that is shared.
+    pub device: DeviceId,
+    /// Which device of the claim's allocation it is, from 0.
+    pub number: usize,
+}
+
+type Source = dyn Fn(&Share<'_>) -> String + Send + Sync;
+
+/// Where ids come from.
+#[derive(Clone)]
+pub(super) struct ShareIds(Arc<Source>);
+
+impl ShareIds {
+    pub(super) fn new(source: impl Fn(&Share<'_>) -> String + Send + Sync + 'static) -> Self {
+        Self(Arc::new(source))
+    }
+
+    /// The id of a share; asked again a few times when an existing share of the device has it.
+    pub(super) fn id(&self, allocated: &AllocatedState, share: &Share<'_>) -> String {
+        let device = &share.device;
+        let uses = allocated.uses(&device.driver, &device.pool, &device.device);
+        let free = |id: &String| uses.is_none_or(|u| !u.has_share(id));
+        let mut again = share.clone();
+        let mut id = (self.0)(share);
+        for _ in 0..8 {
+            if free(&id) {
+                break;
+            }
+            // Beyond the most devices of a claim, so that it is not the number of another share.
+            again.number += 1000;
+            id = (self.0)(&again);
+        }
+        id
+    }
+}
+
+impl Default for ShareIds {
+    fn default() -> Self {
+        Self::new(derived)
+    }
+}
+
+impl fmt::Debug for ShareIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ShareIds")
+    }
+}
+
+/// A UUID (version 8) from the share's claim, request, device and number, by FNV-1a.
+fn derived(share: &Share<'_>) -> String {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let claim = &share.claim.metadata;
+    let number = share.number.to_string();
+    let parts = [
+        claim.uid.as_deref().unwrap_or_default(),
+        claim.namespace.as_deref().unwrap_or_default(),
+        claim.name.as_deref().unwrap_or_default(),
+        share.request,
+        &share.device.driver,
+        &share.device.pool,
+        &share.device.device,
+        &number,
+    ];
+    // No name has a zero byte: parts cannot run into each other.
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    let hash = bytes.fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
+    let version = hash & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62);
+    let hex = format!("{version:032x}");
+    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
+    format!("{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+}

@@ -1,0 +1,347 @@
+//! [`MigSteps`]: MIG mode and partitions, as [`Steps`] over a [`GpuDriver`].
+//!
+//! Nothing here is remembered: what a step did is found out from the GPU. Codes are treated as `hardware.md` 1.8 says;
+//! whoever calls tries again what can pass within seconds ([`Cause::soon`]).
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::{Cause, InstanceId, Observed, Outcome, Step, StepError};
+use divvy_model::mig::{
+    ComputeInstance, ComputeInstanceId, GpuInstance, GpuInstanceId, GpuInstanceProfileId, Partition,
+    Placement,
+};
+use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, MigActivation, MigMode};
+
+use crate::Steps;
+
+/// Carries out [`Step::SetMigMode`] and [`Step::CreatePartition`]. Give it a driver whose calls have deadlines.
+pub struct MigSteps {
+    gpus: Arc<dyn GpuDriver>,
+}
+
+impl MigSteps {
+    /// Over this driver.
+    pub fn new(gpus: Arc<dyn GpuDriver>) -> Self {
+        Self { gpus }
+    }
+
+    /// A call past its deadline may still change the GPU under everything that is found out or done meanwhile.
+    fn in_flight(&self, gpu: &GpuUuid) -> Result<(), StepError> {
+        match self.gpus.changes_in_flight(gpu).first() {
+            None => Ok(()),
+            Some(op) => Err(not_done(
+                Cause::new(format!("an earlier call ({}) on {gpu} has not come back", op.name())).passing(),
+            )),
+        }
+    }
+
+    fn set_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Outcome, StepError> {
+        let to = if on { "on" } else { "off" };
+        let read = |source| not_done(Cause::from_gpu("MIG mode cannot be read", source));
+        if self.gpus.mig_mode(gpu).map_err(read)?.is_on() == on {
+            return Ok(Outcome::Nothing);
+        }
+        if !on {
+            self.no_instance_lives(gpu)?;
+        }
+        let set = self.gpus.set_mig_mode(gpu, on);
+        // The answer proves nothing: success can hide that the mode is only pending.
+        let now = self.gpus.mig_mode(gpu);
+        if now.as_ref().is_ok_and(|mode| mode.is_on() == on) {
+            return Ok(Outcome::Nothing);
+        }
+        let error = match set {
+            Ok(MigActivation::Pending(GpuErrorCode::RESET_REQUIRED)) => not_done(Cause::new(format!(
+                "MIG mode of {gpu} changes only with a reset of the GPU (`nvidia-smi --gpu-reset -i {gpu}` while nobody uses it)"
+            ))),
+            Ok(MigActivation::Active | MigActivation::Pending(_)) => not_done(self.in_use(gpu, to, None)),
+            Err(error) if error.code == GpuErrorCode::IN_USE => not_done(self.in_use(gpu, to, Some(error))),
+            Err(error) if nothing_happened(error.code) => {
+                not_done(Cause::from_gpu(format!("MIG mode of {gpu} cannot be turned {to}"), error))
+            }
+            Err(error) => {
+                StepError::Unknown(Cause::from_gpu(format!("MIG mode of {gpu} may not be {to}"), error))
+            }
+        };
+        // A mode that stays pending would come about at the next reset, under somebody else's hands.
+        if matches!(error, StepError::NotDone(_))
+            && matches!(now, Ok(MigMode::Supported { pending, .. }) if pending == on)
+        {
+            drop(self.gpus.set_mig_mode(gpu, !on));
+        }
+        Err(error)
+    }
+
+    fn no_instance_lives(&self, gpu: &GpuUuid) -> Result<(), StepError> {
+        let read = |source| not_done(Cause::from_gpu("its GPU instances cannot be read", source));
+        match self.instances(gpu).map_err(read)?.first() {
+            None => Ok(()),
+            Some(instance) => Err(not_done(Cause::new(format!(
+                "{} lives on {gpu}, which this driver has not made (whoever made it must remove it: `{}`)",
+                named(instance),
+                removal(gpu, instance)
+            )))),
+        }
+    }
+
+    /// Who may be in the way of a change of MIG mode: NVML tells processes that compute, and not those that only look.
+    fn in_use(&self, gpu: &GpuUuid, to: &str, source: Option<GpuError>) -> Cause {
+        let pids: Vec<_> =
+            self.gpus.processes(gpu).unwrap_or_default().iter().map(|p| p.pid.to_string()).collect();
+        let mut what = format!("MIG mode of {gpu} cannot be turned {to} while others use it: ");
+        let _never_fails = if pids.is_empty() {
+            write!(
+                what,
+                "no process computes on it, so it is one that has it open (DCGM or its exporter, nvidia-persistenced, nvidia-smi, a device plugin)"
+            )
+        } else {
+            write!(what, "process {}", pids.join(", "))
+        };
+        Cause { what, source, soon: true }
+    }
+
+    fn create(&self, wanted: &Partition, so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError> {
+        let gpu = &wanted.gpu;
+        let made = self
+            .gpus
+            .create_gpu_instance(gpu, wanted.profile, wanted.placement)
+            .map_err(|error| self.not_created(wanted, error))?;
+        let gi = InstanceId(made.id.0);
+        so_far(Outcome::GpuInstance { gi });
+        let failed = |what: &'static str| {
+            move |error: GpuError| {
+                let certain = nothing_happened(error.code);
+                let cause = Cause::from_gpu(format!("{what} in GPU instance {}", gi.0), error);
+                if certain { not_done(cause) } else { StepError::Unknown(cause) }
+            }
+        };
+        let capabilities = self.gpus.mig_capabilities(gpu).map_err(failed("profiles cannot be read"))?;
+        let offered = self.gpus.compute_profiles(gpu, made.id).map_err(failed("profiles cannot be read"))?;
+        let whole = capabilities
+            .profile(wanted.profile)
+            .and_then(|profile| profile.whole_compute_profile(&offered))
+            .ok_or_else(|| {
+                not_done(Cause::new(format!("no compute instance takes all of GPU instance {}", gi.0)))
+            })?;
+        let compute = self
+            .gpus
+            .create_compute_instance(gpu, made.id, whole.id)
+            .map_err(failed("no compute instance could be made"))?;
+        Ok(Outcome::Partition { gi, ci: InstanceId(compute.id.0), uuid: compute.uuid })
+    }
+
+    fn not_created(&self, wanted: &Partition, error: GpuError) -> StepError {
+        let (gpu, at) = (&wanted.gpu, wanted.placement);
+        match error.code {
+            GpuErrorCode::INSUFFICIENT_RESOURCES => {
+                let living = self.instances(gpu).unwrap_or_default();
+                not_done(match living.iter().find(|i| i.placement.overlaps(at)) {
+                    Some(other) => Cause::from_gpu(
+                        format!(
+                            "{} is in the way of {at} on {gpu}; this driver has not made it and leaves it alone (whoever made it must remove it: `{}`)",
+                            named(other),
+                            removal(gpu, other)
+                        ),
+                        error,
+                    ),
+                    // Engines that a neighbour has, or memory that a process is still giving back.
+                    None => Cause::from_gpu(
+                        format!("{at} is free on {gpu}, but something else is lacking"),
+                        error,
+                    )
+                    .passing(),
+                })
+            }
+            GpuErrorCode::IN_USE => {
+                let cause = self.in_use(gpu, "into partitions", Some(error));
+                StepError::Unknown(cause)
+            }
+            code => {
+                let cause = Cause::from_gpu(format!("no GPU instance could be made at {at} on {gpu}"), error);
+                if nothing_happened(code) { not_done(cause) } else { StepError::Unknown(cause) }
+            }
+        }
+    }
+
+    /// The instance that fills exactly this place, and what is in it.
+    fn filling(&self, wanted: &Partition) -> Result<Option<(GpuInstance, Vec<ComputeInstance>)>, GpuError> {
+        let living = self.instances(&wanted.gpu)?;
+        let Some(instance) = living.into_iter().find(|i| wanted.is_filled_by(i)) else { return Ok(None) };
+        match self.gpus.compute_instances(&wanted.gpu, instance.id) {
+            Ok(inside) => Ok(Some((instance, inside))),
+            Err(error) if is_gone(error.code) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn remove(&self, wanted: &Partition, outcome: &Outcome) -> Result<(), StepError> {
+        let gpu = &wanted.gpu;
+        let (gi, own) = match outcome {
+            Outcome::Nothing => return Ok(()),
+            Outcome::GpuInstance { gi } => (gi, None),
+            Outcome::Partition { gi, ci, uuid } => (gi, Some((ComputeInstanceId(ci.0), uuid))),
+        };
+        let read = |source| not_done(Cause::from_gpu("what is there cannot be read", source));
+        let Some((instance, inside)) = self.filling(wanted).map_err(read)? else { return Ok(()) };
+        if instance.id != GpuInstanceId(gi.0) {
+            return Ok(());
+        }
+        let doomed: Vec<_> = match own {
+            // Ours as a whole; so is what is in it.
+            None => inside.iter().map(|c| c.id).collect(),
+            // An earlier removal got half-way.
+            Some(_) if inside.is_empty() => Vec::new(),
+            Some((id, uuid)) if inside.iter().any(|c| c.id == id && c.uuid == *uuid) => vec![id],
+            // Ours is gone; ids come again, UUIDs do not: this one is somebody else's.
+            Some(_) => return Ok(()),
+        };
+        for id in doomed {
+            gone(self.gpus.destroy_compute_instance(gpu, instance.id, id), "compute instance")?;
+        }
+        gone(self.gpus.destroy_gpu_instance(gpu, instance.id), "GPU instance")
+    }
+}
+
+/// A removal that failed. What was gone already is a success.
+fn gone(result: Result<(), GpuError>, what: &str) -> Result<(), StepError> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(error) if is_gone(error.code) => Ok(()),
+        Err(error) if error.code == GpuErrorCode::IN_USE => {
+            Err(not_done(Cause::from_gpu(format!("its {what} is still in use"), error)))
+        }
+        Err(error) => {
+            let certain = nothing_happened(error.code);
+            let cause = Cause::from_gpu(format!("its {what} could not be removed"), error);
+            Err(if certain { not_done(cause) } else { StepError::Unknown(cause) })
+        }
+    }
+}
+
+fn not_done(cause: Cause) -> StepError {
+    StepError::NotDone(cause)
+}
+
+/// Codes with which a call certainly has changed nothing.
+fn nothing_happened(code: GpuErrorCode) -> bool {
+    [
+        GpuErrorCode::INVALID_ARGUMENT,
+        GpuErrorCode::INSUFFICIENT_RESOURCES,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::NO_PERMISSION,
+        GpuErrorCode::NOT_FOUND,
+        GpuErrorCode::FUNCTION_NOT_FOUND,
+        GpuErrorCode::LIBRARY_NOT_FOUND,
+        GpuErrorCode::DRIVER_NOT_LOADED,
+        GpuErrorCode::LIB_RM_VERSION_MISMATCH,
+        GpuErrorCode::GPU_NOT_FOUND,
+    ]
+    .contains(&code)
+}
+
+/// Codes that say that no instance lives: none is there, MIG mode is off, the GPU is gone or the module unloaded (no
+/// instance outlives either).
+fn is_gone(code: GpuErrorCode) -> bool {
+    [
+        GpuErrorCode::NOT_FOUND,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::GPU_IS_LOST,
+        GpuErrorCode::GPU_NOT_FOUND,
+        GpuErrorCode::DRIVER_NOT_LOADED,
+    ]
+    .contains(&code)
+}
+
+fn named(instance: &GpuInstance) -> String {
+    format!("GPU instance {} (profile {}, {})", instance.id.0, instance.profile, instance.placement)
+}
+
+fn removal(gpu: &GpuUuid, instance: &GpuInstance) -> String {
+    let id = instance.id.0;
+    format!("nvidia-smi mig -i {gpu} -gi {id} -dci && nvidia-smi mig -i {gpu} -gi {id} -dgi")
+}
+
+fn outcome_of(instance: &GpuInstance, inside: &[ComputeInstance]) -> Outcome {
+    let gi = InstanceId(instance.id.0);
+    match inside {
+        [one] => Outcome::Partition { gi, ci: InstanceId(one.id.0), uuid: one.uuid.clone() },
+        _ => Outcome::GpuInstance { gi },
+    }
+}
+
+fn wanted(step: &Step) -> Option<Partition> {
+    match step {
+        Step::CreatePartition { gpu, profile, start, size } => Some(Partition {
+            gpu: gpu.clone(),
+            profile: GpuInstanceProfileId(*profile),
+            placement: Placement { start: *start, size: *size },
+        }),
+        Step::SetMigMode { .. } | Step::WriteCdi => None,
+    }
+}
+
+impl Steps for MigSteps {
+    fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError> {
+        let Some(wanted) = wanted(step) else { return Ok(Vec::new()) };
+        self.in_flight(&wanted.gpu)?;
+        let read = |source| not_done(Cause::from_gpu("what is there cannot be read", source));
+        let living = self.instances(&wanted.gpu).map_err(read)?;
+        Ok(living.iter().map(|instance| InstanceId(instance.id.0)).collect())
+    }
+
+    fn apply(
+        &self,
+        step: &Step,
+        _until: Duration,
+        so_far: &mut dyn FnMut(Outcome),
+    ) -> Result<Outcome, StepError> {
+        if let Some(gpu) = step.gpu() {
+            self.in_flight(gpu)?;
+        }
+        match (step, wanted(step)) {
+            (Step::SetMigMode { gpu, on }, _) => self.set_mode(gpu, *on),
+            (_, Some(wanted)) => self.create(&wanted, so_far),
+            (_, None) => Ok(Outcome::Nothing),
+        }
+    }
+
+    /// An instance at our exact place whose id was not there before is ours. One that was there before is not: with it
+    /// in the way ours cannot have been made.
+    fn probe(&self, step: &Step, before: &[InstanceId]) -> Observed {
+        let Some(wanted) = wanted(step) else { return Observed::Absent };
+        if self.in_flight(&wanted.gpu).is_err() {
+            return Observed::InFlight;
+        }
+        match self.filling(&wanted) {
+            Ok(Some((instance, inside))) if !before.contains(&InstanceId(instance.id.0)) => {
+                Observed::Ours(outcome_of(&instance, &inside))
+            }
+            Ok(_) => Observed::Absent,
+            Err(error) => Observed::Uncertain(format!("what is there cannot be read: {error}")),
+        }
+    }
+
+    fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError> {
+        let Some(wanted) = wanted(step) else { return Ok(()) };
+        self.in_flight(&wanted.gpu)?;
+        self.remove(&wanted, outcome)
+    }
+
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        self.gpus.mig_mode(gpu)
+    }
+
+    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        match self.gpus.gpu_instances(gpu) {
+            Err(error) if is_gone(error.code) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
+        let Some(wanted) = wanted(step) else { return Ok(None) };
+        Ok(self.filling(&wanted)?.map(|(instance, inside)| outcome_of(&instance, &inside)))
+    }
+}

@@ -1,0 +1,239 @@
+//! What concerns partitions beyond single steps: MIG mode of a GPU, instances that no record accounts for, partitions
+//! whose record was lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use divvy_claims::{Cause, Outcome, Progress, Record, Step, StepError, StepState, Stored};
+use divvy_model::mig::{GpuInstance, GpuInstanceId, PartitionName};
+use divvy_model::{ClaimUid, GpuUuid, HoldKind, MigMode, Ordinals};
+
+use crate::state::Records;
+use crate::{Executor, StoreError, chain};
+
+const BRIEFLY: Duration = Duration::from_millis(100);
+
+/// GPU instances by GPU.
+pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
+
+/// A change of MIG mode that was refused, until it succeeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedMode {
+    /// What it was to become.
+    pub on: bool,
+    /// Who or what is in the way.
+    pub why: String,
+}
+
+/// What partitions are remembered for, for taints; nothing depends on it after a restart.
+#[derive(Debug, Default)]
+pub(crate) struct Noticed {
+    foreign: Instances,
+    refused: BTreeMap<GpuUuid, RefusedMode>,
+}
+
+/// Why MIG mode is not as it should be.
+pub(crate) enum ModeError {
+    Store(StoreError),
+    Step(StepError),
+}
+
+impl Executor {
+    fn noticed<R>(&self, with: impl FnOnce(&mut Noticed) -> R) -> R {
+        with(&mut self.noticed.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Brings MIG mode of a GPU to `on`. What it was is in the GPU's state before it changes. Under the GPU's lock.
+    pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool, until: Duration) -> Result<(), ModeError> {
+        let steps = &self.parts.steps;
+        let step_failed = |error| ModeError::Step(error);
+        let mode = steps.mig_mode(gpu).map_err(|source| {
+            step_failed(StepError::NotDone(Cause::from_gpu("MIG mode cannot be read", source)))
+        })?;
+        let current = match mode {
+            MigMode::Supported { current, .. } => current,
+            MigMode::Unsupported if !on => return Ok(()),
+            MigMode::Unsupported => {
+                let cause = Cause::new(format!("{gpu} cannot be cut into partitions"));
+                return Err(step_failed(StepError::NotDone(cause)));
+            }
+        };
+        let earlier = self.gpu_state(gpu).map_err(ModeError::Store)?;
+        let mut state = earlier.clone();
+        state.note_mig_mode(current, on);
+        let write =
+            |state| self.state.write_gpu(gpu, state, self.parts.clock.now()).map_err(ModeError::Store);
+        if state != earlier {
+            write(&state)?;
+        }
+        if current != on
+            && let Err(error) = steps.apply(&Step::SetMigMode { gpu: gpu.clone(), on }, until, &mut |_| {})
+        {
+            let why = chain(&error);
+            self.noticed(|n| n.refused.insert(gpu.clone(), RefusedMode { on, why }));
+            if matches!(error, StepError::NotDone(_)) && state != earlier {
+                write(&earlier)?;
+            }
+            return Err(step_failed(error));
+        }
+        self.noticed(|n| n.refused.remove(gpu));
+        Ok(())
+    }
+
+    /// MIG mode that a record's devices need, before its steps are carried out in another boot.
+    pub(crate) fn modes_of(&self, record: &Record) -> Result<Vec<Step>, StoreError> {
+        let mut modes = BTreeMap::new();
+        for device in &record.devices {
+            match device.kind {
+                HoldKind::Partition { .. } => {
+                    modes.insert(&device.gpu, true);
+                }
+                HoldKind::Whole if self.gpu_state(&device.gpu)?.turned_mig_on() => {
+                    modes.insert(&device.gpu, false);
+                }
+                HoldKind::Whole | HoldKind::Admin => {}
+            }
+        }
+        Ok(modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect())
+    }
+
+    /// GPUs whose MIG mode could not be changed when a claim needed it, and why: their partitions should not be given
+    /// out. Tried again by each reconcile while nobody holds the GPU.
+    pub fn refused_modes(&self) -> BTreeMap<GpuUuid, RefusedMode> {
+        self.noticed(|n| n.refused.clone())
+    }
+
+    /// Tries refused changes of MIG mode again.
+    pub(crate) fn retry_modes(&self, records: &Records) {
+        for (gpu, refused) in self.refused_modes() {
+            let now = self.parts.clock.now();
+            let unreadable = records.values().any(|stored| stored.fine().is_none());
+            let held = records
+                .values()
+                .filter_map(|stored| stored.fine())
+                .flat_map(Record::holds)
+                .any(|hold| hold.gpu == gpu && hold.kind.needs().is_some());
+            if unreadable || held {
+                continue;
+            }
+            if let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), now + BRIEFLY) {
+                // Failing is noticed again by itself.
+                drop(self.set_mig_mode(&gpu, refused.on, now + BRIEFLY));
+            }
+        }
+    }
+
+    /// GPU instances that live and that no record accounts for: somebody else made them, and they are never touched.
+    /// For taints. A GPU that somebody is at work on, or that does not answer, keeps its last answer.
+    pub fn foreign(&self) -> Instances {
+        let gpus: Vec<_> = self.parts.inventory.inventory().map_or_else(Vec::new, |inventory| {
+            let able = inventory.gpus.values().filter(|gpu| gpu.facts.mig_mode != MigMode::Unsupported);
+            able.map(|gpu| gpu.facts.uuid.clone()).collect()
+        });
+        for gpu in &gpus {
+            let until = self.parts.clock.now() + BRIEFLY;
+            // Under the lock nothing is made or removed between the two answers.
+            let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), until) else { continue };
+            let Ok(mut living) = self.parts.steps.instances(gpu) else { continue };
+            if !living.is_empty() {
+                let Ok(records) = self.state.records() else { continue };
+                living.retain(|instance| !records.values().any(|r| accounts_for(r, gpu, instance)));
+            }
+            self.noticed(|n| n.foreign.insert(gpu.clone(), living));
+        }
+        self.noticed(|n| {
+            n.foreign.retain(|gpu, living| gpus.contains(gpu) && !living.is_empty());
+            n.foreign.clone()
+        })
+    }
+
+    /// What a lost record said about a step: the partition that lives at its place, unless another record has it.
+    /// Half of one is removed, so that it can be made anew.
+    pub(crate) fn adopt(&self, uid: &ClaimUid, step: &Step) -> Result<Option<StepState>, StepError> {
+        let read = |source| StepError::NotDone(Cause::from_gpu("what is there cannot be read", source));
+        let Some(outcome) = self.parts.steps.living(step).map_err(read)? else { return Ok(None) };
+        let records = self.state.records().map_err(|e| StepError::NotDone(Cause::new(chain(&e))))?;
+        let theirs = Self::others(&records, uid)
+            .flat_map(|r| &r.steps)
+            .any(|s| s.step == *step && s.progress != Progress::Undone);
+        if theirs {
+            return Ok(None);
+        }
+        if matches!(outcome, Outcome::Partition { .. }) {
+            return Ok(Some(StepState { step: step.clone(), progress: Progress::Done { outcome } }));
+        }
+        self.parts.steps.undo(step, &outcome)?;
+        Ok(None)
+    }
+
+    /// Removes partitions of a claim that is gone and so is its record: those at the places its CDI file names, which
+    /// only a prepare of ours writes. Under the claim's lock.
+    pub(crate) fn remove_abandoned(&self, uid: &ClaimUid) -> Result<(), String> {
+        let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
+        let steps = self.steps_of_cdi_file(uid, &ordinals);
+        let gpus = steps.iter().filter_map(|step| step.gpu().cloned()).collect();
+        let until = self.parts.clock.now() + BRIEFLY;
+        let _locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
+        for step in steps {
+            if let Some(StepState { progress: Progress::Done { outcome }, .. }) =
+                self.adopt(uid, &step).map_err(|e| chain(&e))?
+            {
+                self.parts.steps.undo(&step, &outcome).map_err(|e| chain(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn steps_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Vec<Step> {
+        let read = self.parts.cdi.read(&self.cdi_name(uid)).ok().flatten();
+        let spec = read.and_then(|bytes| divvy_cdi::Spec::from_json_bytes(&bytes).ok());
+        let inventory = self.parts.inventory.inventory();
+        let (Some(spec), Some(inventory)) = (spec, inventory) else { return Vec::new() };
+        let step = |name: &str| {
+            let device = name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
+            let partition = PartitionName::parse(&device).ok()?;
+            let gpu = ordinals.gpu(partition.ordinal)?;
+            let mig = inventory.gpus.get(gpu)?.mig.as_ref()?;
+            let placement = mig.capabilities.placement(partition.profile, partition.start)?;
+            Some(Step::create_partition(gpu.clone(), partition.profile, placement))
+        };
+        spec.devices.iter().filter_map(|device| step(&device.name)).collect()
+    }
+
+    /// Whether the partitions a record says it made still live: a reload of the driver or somebody else may have
+    /// removed them. What cannot be told counts as living.
+    pub(crate) fn partitions_live(&self, record: &Record) -> bool {
+        record.steps.iter().all(|state| match &state.progress {
+            Progress::Done { outcome } => {
+                self.parts.steps.living(&state.step).map_or(true, |now| now.as_ref() == Some(outcome))
+            }
+            _ => true,
+        })
+    }
+}
+
+/// Whether an instance is one that this record has made, or may be making.
+fn accounts_for(stored: &Stored<Record>, gpu: &GpuUuid, instance: &GpuInstance) -> bool {
+    match stored {
+        // An unreadable record may be about anything; it keeps others off by itself.
+        Stored::Absent | Stored::Corrupt { .. } => false,
+        Stored::Newer { head, .. } => head.gpus.contains(gpu),
+        Stored::Fine(record) => record.steps.iter().any(|state| {
+            let ours = Step::create_partition(gpu.clone(), instance.profile, instance.placement);
+            let id = match &state.progress {
+                Progress::Undone => return false,
+                Progress::Intended { .. }
+                | Progress::Begun { made: Outcome::Nothing, .. }
+                | Progress::Done { outcome: Outcome::Nothing } => None,
+                Progress::Begun {
+                    made: Outcome::GpuInstance { gi } | Outcome::Partition { gi, .. }, ..
+                }
+                | Progress::Done { outcome: Outcome::GpuInstance { gi } | Outcome::Partition { gi, .. } } => {
+                    Some(GpuInstanceId(gi.0))
+                }
+            };
+            state.step == ours && id.is_none_or(|id| id == instance.id)
+        }),
+    }
+}

@@ -1,0 +1,633 @@
+//! Partitions on simulated GPUs, in any order of events with crashes at any call: no slice is ever lost, leaked or used
+//! twice, what others made is left alone, and the end is as if nothing had gone wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use divvy_claims::{AllocatedDevice, Allocation, Claim, Phase, Prepared, Stored};
+use divvy_executor::{Executor, Refresh, Unprepared, chain};
+use divvy_gpu_sim::SimNode;
+use divvy_model::mig::{ComputeInstance, GpuInstance, Partition, PartitionName, Placement};
+use divvy_model::{ClaimUid, DeviceKind, GpuDriver, GpuErrorCode, GpuUuid, MigMode};
+
+use crate::world::{Chance, HardwareFault, Moment, World, claim, result};
+
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+const GPUS: usize = 2;
+
+pub(crate) fn uid(name: &str) -> ClaimUid {
+    format!("uid-{name}").parse().unwrap()
+}
+
+/// A machine of H100s that are really cut into partitions.
+pub(crate) fn mig_world(gpus: &str, seed: u64) -> World {
+    let world = World::new(gpus, seed);
+    let sim = SimNode::parse(gpus).unwrap();
+    let mut m = world.lock();
+    m.inventory = Some(std::sync::Arc::new(sim.inventory()));
+    m.sim = Some(sim);
+    drop(m);
+    world
+}
+
+/// A claim of devices by their names.
+pub(crate) fn claim_of(name: &str, devices: &[&str], allocated_at: &str) -> Claim {
+    let one = |device: &&str| AllocatedDevice { device: device.parse().unwrap(), ..result(0, false) };
+    let allocation = Allocation {
+        allocated_at: Some(allocated_at.to_owned()),
+        results: devices.iter().map(one).collect(),
+    };
+    Claim { allocation, ..claim(name, &[], allocated_at) }
+}
+
+pub(crate) fn sim(world: &World) -> SimNode {
+    world.lock().sim.clone().unwrap()
+}
+
+/// What lives on a GPU now.
+pub(crate) fn living(world: &World, gpu: &GpuUuid) -> Vec<(GpuInstance, Vec<ComputeInstance>)> {
+    let engine = sim(world).engine();
+    let instances = engine.gpu_instances(gpu).unwrap_or_default();
+    instances.into_iter().map(|i| (i, engine.compute_instances(gpu, i.id).unwrap())).collect()
+}
+
+/// The memory slices a device needs.
+fn slices(world: &World, device: &str) -> (GpuUuid, Placement) {
+    let kind = DeviceKind::parse(&device.parse().unwrap()).unwrap();
+    let gpu = world.gpu(usize::try_from(kind.ordinal()).unwrap());
+    let placement = match kind {
+        DeviceKind::Whole { .. } => Placement { start: 0, size: 8 },
+        DeviceKind::Partition(name) => {
+            let inventory = world.lock().inventory.clone().unwrap();
+            inventory.gpus[&gpu]
+                .mig
+                .as_ref()
+                .unwrap()
+                .capabilities
+                .placement(name.profile, name.start)
+                .unwrap()
+        }
+    };
+    (gpu, placement)
+}
+
+fn overlap(a: &(GpuUuid, Placement), b: &(GpuUuid, Placement)) -> bool {
+    a.0 == b.0 && a.1.overlaps(b.1)
+}
+
+struct Story {
+    world: World,
+    executor: Executor,
+    chance: Chance,
+    /// Answers the kubelet has, and has not been told to forget.
+    answered: BTreeMap<ClaimUid, (Claim, Prepared)>,
+    lingering: BTreeSet<ClaimUid>,
+    /// What somebody else has made.
+    foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
+    allocations: u32,
+}
+
+/// What must not depend on how the machine got there.
+#[derive(Debug, PartialEq, Eq)]
+struct End {
+    records: BTreeMap<ClaimUid, (Allocation, Phase, usize)>,
+    cdi: BTreeMap<String, String>,
+    /// Without what others made.
+    instances: BTreeMap<GpuUuid, Vec<(Partition, usize)>>,
+    /// Of GPUs that are held. (Off is lazy: an idle GPU may be left in either mode.)
+    modes: BTreeMap<GpuUuid, bool>,
+}
+
+impl Story {
+    fn new(seed: u64) -> Self {
+        let world = mig_world("h100x2", seed);
+        let executor = world.start();
+        Self {
+            world,
+            executor,
+            chance: Chance(seed ^ 0x5eed),
+            answered: BTreeMap::new(),
+            lingering: BTreeSet::new(),
+            foreign: BTreeMap::new(),
+            allocations: 0,
+        }
+    }
+
+    fn say(&self, text: String) {
+        self.world.lock().log.push(text);
+    }
+
+    /// A device at random, whole or any partition at any place.
+    fn any_device(&mut self) -> String {
+        let number = self.chance.below(GPUS);
+        if self.chance.one_in(6) {
+            return format!("gpu-{number}");
+        }
+        let gpu = self.world.gpu(number);
+        let inventory = self.world.lock().inventory.clone().unwrap();
+        let caps = &inventory.gpus[&gpu].mig.as_ref().unwrap().capabilities;
+        let plain: Vec<_> = caps.placements().filter(|(profile, _)| !profile.variant().is_rare()).collect();
+        let (profile, placement) = plain[self.chance.below(plain.len())];
+        let name = caps.name(profile).unwrap().to_string();
+        let number = u32::try_from(number).unwrap();
+        PartitionName::new(number, &name, profile.id, placement.start).to_string()
+    }
+
+    /// The scheduler: devices that overlap with no claim in the API.
+    fn allocate(&mut self, name: &str) {
+        if self.world.lock().api.contains_key(&uid(name)) {
+            return;
+        }
+        let api = self.world.lock().api.clone();
+        let mut taken: Vec<_> = api
+            .values()
+            .flat_map(|c| &c.allocation.results)
+            .map(|r| slices(&self.world, r.device.as_str()))
+            .collect();
+        let mut devices = Vec::new();
+        for _ in 0..=self.chance.below(2) {
+            let device = self.any_device();
+            let wants = slices(&self.world, &device);
+            if !taken.iter().any(|t| overlap(t, &wants)) {
+                taken.push(wants);
+                devices.push(device);
+            }
+        }
+        if devices.is_empty() {
+            return;
+        }
+        self.allocations += 1;
+        let names: Vec<_> = devices.iter().map(String::as_str).collect();
+        let new = claim_of(name, &names, &format!("t{}", self.allocations));
+        self.say(format!("allocate {name} {devices:?}"));
+        self.world.lock().api.insert(new.uid.clone(), new);
+    }
+
+    fn prepare(&mut self, name: &str) {
+        let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return };
+        self.say(format!("prepare {name}"));
+        let answer = self.world.prepare(&self.executor, &wanted);
+        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
+        if let Ok(prepared) = answer
+            && !self.world.lock().dead
+        {
+            self.forget_released();
+            if let Some((before, answer)) = self.answered.get(&wanted.uid)
+                && before.allocation == wanted.allocation
+            {
+                assert_eq!(answer, &prepared, "the same claim and allocation, another answer");
+            }
+            self.lingering.remove(&wanted.uid);
+            self.answered.insert(wanted.uid.clone(), (wanted, prepared));
+        }
+        self.recover();
+    }
+
+    fn unprepare(&mut self, name: &str) {
+        self.say(format!("unprepare {name}"));
+        let answer = self.world.unprepare(&self.executor, &uid(name));
+        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |a| format!("{a:?}"))));
+        match answer {
+            Ok(Unprepared::Done | Unprepared::NothingThere) if !self.world.lock().dead => {
+                self.answered.remove(&uid(name));
+                self.lingering.remove(&uid(name));
+            }
+            Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
+            Ok(_) | Err(_) => {
+                self.lingering.insert(uid(name));
+            }
+        }
+        self.recover();
+    }
+
+    fn recover(&mut self) {
+        while self.world.lock().dead {
+            self.restart();
+        }
+        self.forget_released();
+    }
+
+    fn restart(&mut self) {
+        self.say("restart".to_owned());
+        self.world.kill();
+        self.executor = self.world.start();
+        let report = self.executor.restore_cdi(Refresh::Missing);
+        self.say(format!("    {:?}", report.events));
+    }
+
+    fn forget_released(&mut self) {
+        let records = self.world.lock().records();
+        let gone: Vec<_> = self.lingering.iter().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        for uid in gone {
+            self.lingering.remove(&uid);
+            self.answered.remove(&uid);
+        }
+    }
+
+    fn reconcile(&mut self) {
+        self.say("reconcile".to_owned());
+        let report = self.executor.reconcile(&self.world.view());
+        self.say(format!("    {:?}", report.events));
+        if !self.world.lock().dead {
+            let told: BTreeSet<_> = report
+                .foreign
+                .iter()
+                .flat_map(|(gpu, i)| i.iter().map(move |i| (gpu.clone(), i.id)))
+                .collect();
+            let made: BTreeSet<_> = self
+                .foreign
+                .iter()
+                .flat_map(|(gpu, made)| made.iter().map(move |c| (gpu.clone(), c.gpu_instance)))
+                .collect();
+            let busy = !self.world.lock().mig_late.is_empty();
+            assert!(busy || told == made, "told {told:?}, made {made:?}");
+        }
+        self.recover();
+        let records = self.world.lock().records();
+        let api = self.world.lock().api.clone();
+        let gone: Vec<_> = self.answered.keys().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        for uid in gone {
+            let (answered, _) = self.answered.remove(&uid).unwrap();
+            let live = api.get(&uid).is_some_and(|c| c.allocation == answered.allocation);
+            assert!(!live || self.lingering.contains(&uid), "reconcile undid {uid}, which is in use");
+        }
+        self.forget_released();
+    }
+
+    /// An admin makes an instance by hand, where nothing of ours is open.
+    fn make_foreign(&mut self) {
+        let device = self.any_device();
+        let DeviceKind::Partition(name) = DeviceKind::parse(&device.parse().unwrap()).unwrap() else {
+            return;
+        };
+        let (gpu, _) = slices(&self.world, &device);
+        let open = self.world.lock().records().values().any(|stored| match stored {
+            Stored::Fine(r) => r.steps.iter().any(|s| {
+                !matches!(s.progress, divvy_claims::Progress::Done { .. } | divvy_claims::Progress::Undone)
+            }),
+            _ => true,
+        });
+        if open || !self.world.lock().mig_late.is_empty() {
+            return;
+        }
+        let sim = sim(&self.world);
+        if self.chance.one_in(4) {
+            drop(sim.edit(|e| e.set_mig_mode(&gpu, true)));
+        }
+        if let Ok(made) = sim.make_foreign_instance(&gpu, name.profile, name.start) {
+            self.say(format!("somebody makes {device}: {made:?}"));
+            self.foreign.entry(gpu).or_default().push(made);
+        }
+    }
+
+    fn remove_foreign(&mut self, which: impl Fn(&GpuUuid, Placement) -> bool) {
+        for (gpu, made) in &mut self.foreign {
+            let there = living(&self.world, gpu);
+            made.retain(|foreign| {
+                let (instance, _) = there.iter().find(|(_, c)| c.contains(foreign)).unwrap();
+                if which(gpu, instance.placement) {
+                    sim(&self.world).edit(|e| {
+                        e.destroy_compute_instance(gpu, instance.id, foreign.id).unwrap();
+                        e.destroy_gpu_instance(gpu, instance.id).unwrap();
+                    });
+                    return false;
+                }
+                true
+            });
+        }
+        self.foreign.retain(|_, made| !made.is_empty());
+    }
+
+    /// True after every event.
+    fn check(&self) {
+        for (gpu, made) in &self.foreign {
+            let there: Vec<_> = living(&self.world, gpu).into_iter().flat_map(|(_, c)| c).collect();
+            for foreign in made {
+                assert!(
+                    there.contains(foreign),
+                    "{foreign:?} of somebody else is gone from {gpu}: {there:?}"
+                );
+            }
+        }
+        let boot: divvy_model::BootId = format!("boot-{}", self.world.lock().boot).parse().unwrap();
+        let records = self.world.lock().records();
+        let api = self.world.lock().api.clone();
+        let mut used = Vec::new();
+        for (claim, _) in self.answered.values() {
+            for result in &claim.allocation.results {
+                let wants = slices(&self.world, result.device.as_str());
+                assert!(!used.iter().any(|u| overlap(u, &wants)), "{} is used twice", result.device);
+                used.push(wants);
+            }
+            // Allocated anew: its next prepare has undone the earlier one, and may have got no further.
+            let anew = api.get(&claim.uid).is_some_and(|c| c.allocation != claim.allocation);
+            if anew && !records.contains_key(&claim.uid) {
+                continue;
+            }
+            let Some(Stored::Fine(record)) = records.get(&claim.uid) else {
+                panic!("{} is in use and has no record", claim.uid)
+            };
+            if record.phase != Phase::Prepared || record.boot != boot {
+                continue;
+            }
+            for device in record.devices.iter().filter(|d| d.step().is_some()) {
+                let made = device.partition(&record.steps).expect("a prepared partition is on record");
+                let there = living(&self.world, &device.gpu);
+                let found = there.iter().flat_map(|(_, c)| c).find(|c| c.uuid == made.uuid);
+                assert_eq!(
+                    found.map(|c| (c.gpu_instance, c.id)),
+                    Some((made.gpu_instance, made.compute_instance)),
+                    "{} of {} does not live",
+                    device.allocated.device,
+                    claim.uid
+                );
+            }
+        }
+    }
+
+    fn random_step(&mut self) {
+        let any = NAMES[self.chance.below(NAMES.len())];
+        let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
+        let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
+        let mut one_of = |names: &[String]| {
+            if names.is_empty() || self.chance.one_in(4) {
+                any.to_owned()
+            } else {
+                names[self.chance.below(names.len())].clone()
+            }
+        };
+        let (allocated, known) = (one_of(&allocated), one_of(&known));
+        match self.chance.below(26) {
+            0..=3 => self.allocate(any),
+            4..=8 => self.prepare(&allocated),
+            9..=11 => self.unprepare(&known),
+            12 => {
+                self.say(format!("deallocate {allocated}"));
+                self.world.lock().api.remove(&uid(&allocated));
+            }
+            13..=14 => {
+                let moment = [Moment::Before, Moment::During, Moment::After][self.chance.below(3)];
+                self.world.crash_in(self.chance.below(40), moment);
+            }
+            15 => self.restart(),
+            16 => {
+                self.say("reboot".to_owned());
+                self.world.reboot();
+                self.foreign.clear();
+                self.executor = self.world.start();
+                let report = self.executor.restore_cdi(Refresh::Missing);
+                self.say(format!("    {:?}", report.events));
+            }
+            17..=18 => {
+                let after = Duration::from_secs([1, 20, 100][self.chance.below(3)]);
+                let fault = match self.chance.below(4) {
+                    0 => HardwareFault::Refuses,
+                    1 => HardwareFault::Lies,
+                    n => HardwareFault::Late { after, succeeds: n == 2 },
+                };
+                self.say(format!("next change: {fault:?}"));
+                self.world.lock().hardware_fault = Some(fault);
+            }
+            19 => self.start_process(),
+            20 => {
+                self.say("all processes and clients end".to_owned());
+                self.quiet();
+            }
+            21 => {
+                let gpu = self.world.gpu(self.chance.below(GPUS));
+                self.say(format!("a monitor opens {gpu}"));
+                sim(&self.world).edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
+            }
+            22 => {
+                if self.chance.one_in(3) {
+                    self.say("somebody removes all he made".to_owned());
+                    self.remove_foreign(|_, _| true);
+                } else {
+                    self.make_foreign();
+                }
+            }
+            23 => {
+                self.say("CDI files vanish".to_owned());
+                self.world.lock().cdi.clear();
+            }
+            24 => self.reconcile(),
+            _ => {
+                self.say("time passes".to_owned());
+                self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)]));
+                let mut m = self.world.lock();
+                m.process_error = None;
+                if self.chance.one_in(4) {
+                    m.process_error = Some(GpuErrorCode::TIMEOUT);
+                }
+            }
+        }
+        self.recover();
+        self.check();
+    }
+
+    /// A container of some claim starts to compute.
+    fn start_process(&mut self) {
+        let running: Vec<_> =
+            self.answered.values().filter(|(c, _)| !self.lingering.contains(&c.uid)).cloned().collect();
+        if running.is_empty() {
+            return;
+        }
+        let (claim, _) = &running[self.chance.below(running.len())];
+        let records = self.world.lock().records();
+        let Some(Stored::Fine(record)) = records.get(&claim.uid) else { return };
+        for device in &record.devices {
+            let sim = sim(&self.world);
+            match device.partition(&record.steps) {
+                Some(made) => {
+                    let there = living(&self.world, &device.gpu);
+                    if there.iter().any(|(_, c)| c.iter().any(|c| c.uuid == made.uuid)) {
+                        sim.start_process_in(&device.gpu, made.gpu_instance, 100);
+                    }
+                }
+                None if device.step().is_none() => {
+                    sim.start_process(&device.gpu, 100);
+                }
+                None => {}
+            }
+        }
+        self.say(format!("process of {}", claim.name));
+        self.world.lock().pods.insert(100, format!("pod-{}", claim.name));
+    }
+
+    fn quiet(&self) {
+        sim(&self.world).edit(|e| {
+            e.end_process(100);
+            for index in 0..GPUS {
+                e.gpu_at(index).unwrap().clients.clear();
+            }
+        });
+    }
+
+    fn settle(&mut self) {
+        self.say("settle".to_owned());
+        self.world.no_crash();
+        self.recover();
+        {
+            let mut m = self.world.lock();
+            m.hardware_fault = None;
+            m.process_error = None;
+        }
+        self.quiet();
+        self.world.pass(Duration::from_mins(5));
+        // Whoever is in the way of an allocated claim goes.
+        let wanted: Vec<_> = self.world.lock().api.values().cloned().collect();
+        let places: Vec<_> = wanted
+            .iter()
+            .flat_map(|c| &c.allocation.results)
+            .map(|r| slices(&self.world, r.device.as_str()))
+            .collect();
+        self.remove_foreign(|gpu, placement| places.iter().any(|p| overlap(p, &(gpu.clone(), placement))));
+        if self.chance.one_in(3) {
+            self.restart();
+        }
+        let silent = self.chance.one_in(2);
+        for name in NAMES {
+            if !silent && !self.world.lock().api.contains_key(&uid(name)) {
+                self.unprepare(name);
+            }
+        }
+        self.reconcile();
+        self.world.pass(Duration::from_mins(5));
+        self.reconcile();
+        for claim in wanted {
+            self.prepare(&claim.name);
+            assert!(
+                self.answered.get(&claim.uid).is_some_and(|(c, _)| c.allocation == claim.allocation),
+                "not prepared"
+            );
+        }
+        self.reconcile();
+        self.check();
+    }
+
+    fn without_trouble(&self) -> End {
+        let world = mig_world("h100x2", 0);
+        let executor = world.start();
+        for claim in self.world.lock().api.values() {
+            world.prepare(&executor, claim).unwrap();
+        }
+        end(&world, &BTreeMap::new())
+    }
+}
+
+fn end(world: &World, foreign: &BTreeMap<GpuUuid, Vec<ComputeInstance>>) -> End {
+    let records = world.lock().records();
+    let fine: Vec<_> = records
+        .values()
+        .map(|stored| match stored {
+            Stored::Fine(record) => record.clone(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let held: BTreeSet<_> = fine.iter().flat_map(divvy_claims::Record::gpus).collect();
+    let on = |gpu: &GpuUuid| sim(world).mig_mode(gpu).is_ok_and(MigMode::is_on);
+    let instances = (0..GPUS).map(|n| world.gpu(n)).map(|gpu| {
+        let theirs = |inside: &[ComputeInstance]| {
+            foreign.get(&gpu).is_some_and(|f| inside.iter().any(|c| f.contains(c)))
+        };
+        let ours = living(world, &gpu).into_iter().filter(|(_, inside)| !theirs(inside));
+        let place = |(i, inside): (GpuInstance, Vec<_>)| {
+            (Partition { gpu: gpu.clone(), profile: i.profile, placement: i.placement }, inside.len())
+        };
+        let places = ours.map(place).collect();
+        (gpu, places)
+    });
+    let cdi = world.lock().cdi.clone().into_iter().map(|(n, b)| (n, String::from_utf8(b).unwrap())).collect();
+    End {
+        records: fine
+            .iter()
+            .map(|r| (r.uid.clone(), (r.allocation(), r.phase.clone(), r.steps.len())))
+            .collect(),
+        cdi,
+        instances: instances.collect(),
+        modes: held.iter().map(|gpu| (gpu.clone(), on(gpu))).collect(),
+    }
+}
+
+fn play(story: &mut Story) -> usize {
+    let steps = 10 + story.chance.below(40);
+    for _ in 0..steps {
+        story.random_step();
+    }
+    story.settle();
+    assert_eq!(end(&story.world, &story.foreign), story.without_trouble());
+    story.world.lock().calls
+}
+
+#[test]
+fn no_slice_is_lost_leaked_or_used_twice_whatever_happens_to_claims_process_driver_and_machine() {
+    let sequences = std::env::var("DIVVY_MIG_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(120_u64);
+    let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
+    let began = Instant::now();
+    let mut calls = 0;
+    for seed in first..first + sequences {
+        let mut story = Story::new(seed);
+        let world = story.world.clone();
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(&mut story))) {
+            Ok(n) => calls += n,
+            Err(panic) => {
+                eprintln!("sequence {seed} failed (DIVVY_SEED={seed} DIVVY_MIG_SEQUENCES=1 runs it alone)");
+                eprintln!("{}", world.lock().log.join("\n"));
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    println!("{sequences} sequences, {calls} calls into the seams, {:.2?}", began.elapsed());
+}
+
+#[test]
+fn a_crash_before_during_and_after_every_single_call_of_two_partitions_lives_changes_nothing_at_the_end() {
+    let began = Instant::now();
+    let mut points = 0;
+    for reboot in [false, true] {
+        for moment in [Moment::Before, Moment::During, Moment::After] {
+            for at in 0.. {
+                let mut story = Story::new(u64::try_from(at).unwrap() + 77);
+                let world = story.world.clone();
+                let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    let first = claim_of("a", &["gpu-0-mig-3g40gb-9-4", "gpu-1-mig-1g10gb-19-0"], "t1");
+                    let second = claim_of("a", &["gpu-0-mig-1g20gb-15-6", "gpu-1"], "t2");
+                    story.world.crash_in(at, moment);
+                    // Prepare, unprepare, another allocation of the same claim, prepare.
+                    for part in 0..4 {
+                        match part {
+                            0 => {
+                                story.world.lock().api.insert(first.uid.clone(), first.clone());
+                                drop(story.world.prepare(&story.executor, &first));
+                            }
+                            1 => drop(story.world.unprepare(&story.executor, &first.uid)),
+                            2 => drop(story.world.lock().api.insert(second.uid.clone(), second.clone())),
+                            _ => drop(story.world.prepare(&story.executor, &second)),
+                        }
+                        if story.world.lock().dead {
+                            if reboot {
+                                story.world.reboot();
+                            }
+                            story.restart();
+                        }
+                    }
+                    let done = story.world.lock().calls <= at;
+                    story.settle();
+                    assert_eq!(end(&story.world, &story.foreign), story.without_trouble());
+                    done
+                }));
+                points += 1;
+                match told {
+                    Ok(false) => {}
+                    Ok(true) => break,
+                    Err(panic) => {
+                        eprintln!("crash {moment:?} call {at}, reboot {reboot}");
+                        eprintln!("{}", world.lock().log.join("\n"));
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            }
+        }
+    }
+    println!("{points} crash points, {:.2?}", began.elapsed());
+}

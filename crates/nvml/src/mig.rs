@@ -1,0 +1,198 @@
+//! Each MIG operation of [`divvy_model::GpuDriver`] as the NVML calls it takes.
+
+use std::collections::BTreeSet;
+
+use divvy_model::mig::{
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
+    GpuInstanceId, GpuInstanceProfile, GpuInstanceProfileId, GpuInstanceProfileIndex, MigCapabilities,
+    Placement,
+};
+use divvy_model::{GpuErrorCode, IdError, MigActivation, MigMode, MigUuid};
+
+use crate::facts;
+use crate::ffi::{ComputeInstanceHandle, Failure, GpuInstanceHandle, Handle, Library, optional};
+
+/// Far above the highest number of a profile that any NVML knows, for a library that never says that there are no
+/// more.
+const INDICES: u32 = 64;
+
+/// The first driver that tells profiles and placements with MIG mode off, where the library does not say so itself.
+const QUERY_WITHOUT_MIG: u32 = 550;
+
+/// Asks by rising number until the library says that there are no more; numbers this board has no profile for are
+/// left out.
+fn by_index<T>(ask: impl Fn(u32) -> Result<T, Failure>) -> Result<Vec<(u32, T)>, Failure> {
+    let mut found = Vec::new();
+    for index in 0..INDICES {
+        match ask(index) {
+            Ok(value) => found.push((index, value)),
+            Err(failure) if failure.code == GpuErrorCode::INVALID_ARGUMENT => break,
+            Err(failure) if failure.code == GpuErrorCode::NOT_SUPPORTED => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(found)
+}
+
+pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabilities, Failure> {
+    let not_supported = |detail: Option<&str>| Failure {
+        code: GpuErrorCode::NOT_SUPPORTED,
+        detail: detail.map(str::to_owned),
+    };
+    let by_itself = optional(library.tells_profiles_without_mig(gpu))?;
+    match facts::mig_mode(library, gpu)? {
+        MigMode::Unsupported => return Err(not_supported(None)),
+        MigMode::Supported { current: false, .. } if by_itself != Some(true) && !is_recent(library)? => {
+            return Err(not_supported(Some("this driver tells MIG profiles only with MIG mode on")));
+        }
+        MigMode::Supported { .. } => {}
+    }
+    let mut profiles = Vec::new();
+    for (index, info) in by_index(|index| library.gpu_instance_profile(gpu, index))? {
+        let id = GpuInstanceProfileId(info.id);
+        profiles.push(GpuInstanceProfile {
+            id,
+            index: GpuInstanceProfileIndex(index),
+            slices: info.slices,
+            memory_mib: info.memory_mib,
+            multiprocessors: info.multiprocessors,
+            engines: info.engines,
+            max_instances: info.instances,
+            // Some profiles have none on some boards.
+            placements: none_if_unsupported(library.placements(gpu, id))?.unwrap_or_default(),
+            driver_name: info.name.filter(|name| !name.is_empty()),
+        });
+    }
+    let capabilities = MigCapabilities::new(facts::memory(library, gpu)?.unwrap_or(0), profiles);
+    if capabilities.profiles().is_empty() {
+        return Err(not_supported(Some("NVML tells no MIG profile")));
+    }
+    Ok(capabilities)
+}
+
+fn is_recent(library: &Library) -> Result<bool, Failure> {
+    let version = library.driver_version()?;
+    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    Ok(major.is_some_and(|major| major >= QUERY_WITHOUT_MIG))
+}
+
+fn none_if_unsupported<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match result {
+        Err(failure) if failure.code == GpuErrorCode::NOT_SUPPORTED => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+pub(crate) fn set_mode(library: &Library, gpu: Handle, on: bool) -> Result<MigActivation, Failure> {
+    Ok(match library.set_mig_mode(gpu, on)? {
+        0 => MigActivation::Active,
+        code => MigActivation::Pending(GpuErrorCode(code)),
+    })
+}
+
+/// Ids of all profiles of a board, which instances are listed by; also with MIG mode off.
+pub(crate) fn profile_ids(library: &Library, gpu: Handle) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
+    let profiles = by_index(|index| library.gpu_instance_profile(gpu, index))?;
+    Ok(profiles.into_iter().map(|(_, info)| GpuInstanceProfileId(info.id)).collect())
+}
+
+pub(crate) fn gpu_instances(
+    library: &Library,
+    gpu: Handle,
+    profiles: &BTreeSet<GpuInstanceProfileId>,
+) -> Result<Vec<GpuInstance>, Failure> {
+    if profiles.is_empty() {
+        // No board without MIG, and no old driver with MIG mode off, has anything to list by.
+        return Err(Failure::code(GpuErrorCode::NOT_SUPPORTED));
+    }
+    let mut living = Vec::new();
+    for profile in profiles {
+        for instance in library.gpu_instances(gpu, *profile)? {
+            living.push(library.gpu_instance_info(instance)?);
+        }
+    }
+    living.sort_unstable();
+    living.dedup();
+    Ok(living)
+}
+
+pub(crate) fn create_gpu_instance(
+    library: &Library,
+    gpu: Handle,
+    profile: GpuInstanceProfileId,
+    placement: Placement,
+) -> Result<GpuInstance, Failure> {
+    let instance = library.create_gpu_instance(gpu, profile, placement)?;
+    library.gpu_instance_info(instance)
+}
+
+pub(crate) fn destroy_gpu_instance(library: &Library, gpu: Handle, id: GpuInstanceId) -> Result<(), Failure> {
+    let instance = library.gpu_instance_by_id(gpu, id)?;
+    library.destroy_gpu_instance(instance)
+}
+
+pub(crate) fn compute_profiles(
+    library: &Library,
+    gpu: Handle,
+    id: GpuInstanceId,
+) -> Result<Vec<ComputeInstanceProfile>, Failure> {
+    offered(library, library.gpu_instance_by_id(gpu, id)?)
+}
+
+fn offered(library: &Library, instance: GpuInstanceHandle) -> Result<Vec<ComputeInstanceProfile>, Failure> {
+    let profiles = by_index(|index| library.compute_profile(instance, index))?;
+    Ok(profiles.into_iter().map(|(_, profile)| profile).collect())
+}
+
+pub(crate) fn compute_instances(
+    library: &Library,
+    gpu: Handle,
+    id: GpuInstanceId,
+) -> Result<Vec<ComputeInstance>, Failure> {
+    let instance = library.gpu_instance_by_id(gpu, id)?;
+    let profiles: BTreeSet<_> = offered(library, instance)?.into_iter().map(|profile| profile.id).collect();
+    let mut living = Vec::new();
+    for profile in profiles {
+        for compute in library.compute_instances(instance, profile)? {
+            living.push(compute_instance(library, id, compute)?);
+        }
+    }
+    living.sort_unstable();
+    living.dedup();
+    Ok(living)
+}
+
+fn compute_instance(
+    library: &Library,
+    gpu_instance: GpuInstanceId,
+    compute: ComputeInstanceHandle,
+) -> Result<ComputeInstance, Failure> {
+    let (id, profile, device) = library.compute_instance_info(compute)?;
+    let uuid: MigUuid = library
+        .uuid(device)?
+        .parse()
+        .map_err(|error: IdError| Failure { code: GpuErrorCode::UNKNOWN, detail: Some(error.to_string()) })?;
+    Ok(ComputeInstance { id, gpu_instance, profile, uuid })
+}
+
+pub(crate) fn create_compute_instance(
+    library: &Library,
+    gpu: Handle,
+    id: GpuInstanceId,
+    profile: ComputeInstanceProfileId,
+) -> Result<ComputeInstance, Failure> {
+    let instance = library.gpu_instance_by_id(gpu, id)?;
+    let compute = library.create_compute_instance(instance, profile)?;
+    compute_instance(library, id, compute)
+}
+
+pub(crate) fn destroy_compute_instance(
+    library: &Library,
+    gpu: Handle,
+    gpu_instance: GpuInstanceId,
+    id: ComputeInstanceId,
+) -> Result<(), Failure> {
+    let instance = library.gpu_instance_by_id(gpu, gpu_instance)?;
+    let compute = library.compute_instance_by_id(instance, id)?;
+    library.destroy_compute_instance(compute)
+}

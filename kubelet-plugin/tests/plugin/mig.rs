@@ -1,0 +1,465 @@
+//! MIG partitions: made when their claim is prepared, gone when it is let go.
+
+use divvy_fake_cluster::ClaimRef;
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_gpu_sim::Fault;
+use divvy_kubelet_plugin::Config;
+use divvy_model::mig::GpuInstanceProfileId;
+use divvy_model::{Gpu, GpuErrorCode, GpuOp, GpuUuid, MigMode};
+use futures::future::join_all;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::json;
+
+use crate::node::{DRIVER, Node, POOL, Plugin, device, plain, wait};
+
+const ON: MigMode = MigMode::Supported { current: true, pending: true };
+
+impl Node {
+    /// GPU 0, 1, … as devices are named.
+    fn gpu(&self, ordinal: usize) -> GpuUuid {
+        self.sim.uuids().swap_remove(ordinal)
+    }
+
+    fn look_at(&self, ordinal: usize) -> Gpu {
+        self.sim.inventory().gpus.remove(&self.gpu(ordinal)).unwrap()
+    }
+
+    /// Whether MIG mode of a GPU is on.
+    fn mig_is_on(&self, ordinal: usize) -> bool {
+        self.look_at(ordinal).facts.mig_mode.is_on()
+    }
+
+    fn turn_mig_on(&self, ordinal: usize) {
+        let gpu = self.gpu(ordinal);
+        self.sim.edit(|engine| engine.gpu(&gpu).unwrap().facts.mig_mode = ON);
+    }
+
+    /// What lives on a GPU: profile id, start and size, by start.
+    fn instances(&self, ordinal: usize) -> Vec<(u32, u32, u32)> {
+        let live = self.look_at(ordinal).mig.unwrap().instances;
+        let mut live: Vec<_> =
+            live.iter().map(|i| (i.profile.0, i.placement.start, i.placement.size)).collect();
+        live.sort_by_key(|(_, start, _)| *start);
+        live
+    }
+
+    fn everything(&self) -> Config {
+        self.config(&["--offer", "everything"])
+    }
+
+    /// A plugin that offers everything, with partitions published.
+    async fn start_with_everything(&self) -> Plugin {
+        self.start_cutting(self.everything()).await
+    }
+
+    async fn start_cutting(&self, config: Config) -> Plugin {
+        let plugin = self.start_with(config);
+        plugin.wait_ready().await;
+        wait("partitions", || self.published().iter().any(|(name, _)| name.contains("-mig-")).then_some(()))
+            .await;
+        plugin
+    }
+
+    fn nothing_is_left(&self) {
+        assert_eq!((self.records(), self.cdi_files().len()), (vec![], 0));
+        for ordinal in 0..self.sim.uuids().len() {
+            assert_eq!(self.instances(ordinal), [], "gpu-{ordinal}");
+        }
+    }
+}
+
+/// The answer to a prepare that works.
+#[expect(clippy::unnecessary_wraps, reason = "compared with answers")]
+fn named(claim: &ClaimRef, name: &str) -> Result<Vec<divvy_proto::dra::v1::Device>, String> {
+    Ok(vec![device(claim, "gpu", name)])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_is_made_at_its_exact_place_and_the_claim_tells_its_uuid() {
+    let node = Node::new("h100x2");
+    let plugin = node.start_with_everything().await;
+    let claim = node.claim("c", &["gpu-1-mig-1g10gb-19-3"]);
+    assert!(!node.mig_is_on(1));
+    assert_eq!(node.prepare(&claim).await, named(&claim, "gpu-1-mig-1g10gb-19-3"));
+    assert_eq!((node.instances(0), node.instances(1)), (vec![], vec![(19, 3, 1)]));
+    let live = node.sim.engine().gpus()[1].instances[0].clone();
+    let (gi, uuid) = (live.instance.id.0, live.compute[0].uuid.to_string());
+
+    let files = node.cdi_files();
+    let edits = &files[&format!("{DRIVER}-claim_{}.json", claim.uid)]["devices"][0]["containerEdits"];
+    let nodes: Vec<_> = edits["deviceNodes"].as_array().unwrap().iter().collect();
+    let paths: Vec<_> = nodes.iter().map(|n| n["path"].as_str().unwrap().to_owned()).collect();
+    let minor = 3 + 135 + gi * 9;
+    let cap = |minor: u32| format!("/dev/nvidia-caps/nvidia-cap{minor}");
+    assert_eq!(paths, ["/dev/nvidia1".to_owned(), cap(minor), cap(minor + 1)]);
+    assert_eq!((&nodes[1]["major"], &nodes[1]["minor"]), (&json!(507), &json!(minor)));
+    assert_eq!(edits["env"], json!([format!("DIVVY_MIG_UUID_GPU_1_MIG_1G10GB_19_3={uuid}")]));
+    let told = wait("the claim's status", || {
+        let claim: ResourceClaim = node.api.get("default", "c")?;
+        claim.status?.devices?.into_iter().next()?.data
+    })
+    .await;
+    assert_eq!(told.0, json!({ "uuid": uuid }));
+
+    assert_eq!(node.prepare(&claim).await, named(&claim, "gpu-1-mig-1g10gb-19-3"), "again: the same");
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    node.nothing_is_left();
+    assert!(node.mig_is_on(1), "MIG mode goes off when something else needs it");
+
+    let whole = node.claim("whole", &["gpu-1"]);
+    assert_eq!(node.prepare(&whole).await, named(&whole, "gpu-1"));
+    assert!(!node.mig_is_on(1));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_mix_that_fits_is_made_at_once_and_goes_again() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let mixes: [&[(&str, u32, u32, u32)]; 5] = [
+        &[
+            ("1g10gb", 19, 0, 1),
+            ("1g10gb", 19, 1, 1),
+            ("1g10gb", 19, 2, 1),
+            ("1g10gb", 19, 3, 1),
+            ("1g10gb", 19, 4, 1),
+            ("1g10gb", 19, 5, 1),
+            ("1g10gb", 19, 6, 1),
+        ],
+        &[("1g10gb", 19, 0, 1), ("2g20gb", 14, 2, 2), ("3g40gb", 9, 4, 4)],
+        &[("4g40gb", 5, 0, 4), ("2g20gb", 14, 4, 2), ("1g10gb", 19, 6, 1)],
+        &[("7g80gb", 0, 0, 8)],
+        &[("1g20gb", 15, 0, 2), ("1g20gb", 15, 2, 2), ("1g20gb", 15, 4, 2), ("1g20gb", 15, 6, 2)],
+    ];
+    for (number, mix) in mixes.iter().enumerate() {
+        let devices = mix.iter().map(|(name, id, start, _)| format!("gpu-0-mig-{name}-{id}-{start}"));
+        let claims: Vec<_> = devices
+            .enumerate()
+            .map(|(n, device)| (node.claim(&format!("c{number}-{n}"), &[&device]), device))
+            .collect();
+        let answers = join_all(claims.iter().map(|(claim, _)| node.prepare(claim))).await;
+        for ((claim, device), answer) in claims.iter().zip(answers) {
+            assert_eq!(answer, named(claim, device));
+        }
+        let expected: Vec<_> = mix.iter().map(|(_, id, start, size)| (*id, *start, *size)).collect();
+        assert_eq!(node.instances(0), expected);
+        let references: Vec<_> = claims.into_iter().map(|(claim, _)| claim).collect();
+        let answers = node.kubelet.unprepare(DRIVER, &references).await.unwrap();
+        assert!(answers.values().all(Result::is_ok), "{answers:?}");
+        node.nothing_is_left();
+    }
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_claim_with_two_partitions_gives_each_container_its_own() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let (train, serve) = ("gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-0");
+    let results = vec![mk_result("train", DRIVER, POOL, train), mk_result("serve", DRIVER, POOL, serve)];
+    let claim = node.put(allocated(mk_claim("default", "both", DRIVER, 1), results));
+    assert_eq!(
+        node.prepare(&claim).await,
+        Ok(vec![device(&claim, "train", train), device(&claim, "serve", serve)])
+    );
+    let files = node.cdi_files();
+    let devices = files.values().next().unwrap()["devices"].as_array().unwrap().clone();
+    let caps = |n: usize| {
+        let nodes = devices[n]["containerEdits"]["deviceNodes"].as_array().unwrap();
+        nodes[1..].iter().map(|node| node["minor"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((devices.len(), caps(0).len(), caps(1).len()), (2, 2, 2));
+    assert!(caps(0).iter().all(|minor| !caps(1).contains(minor)));
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    node.nothing_is_left();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_gpu_is_refused_while_a_partition_lives_and_served_after_it() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let small = node.claim("small", &["gpu-0-mig-1g10gb-19-6"]);
+    node.prepare(&small).await.unwrap();
+    let whole = node.claim("whole", &["gpu-0"]);
+    let refused = node.prepare(&whole).await.unwrap_err();
+    assert!(refused.contains("default/small"), "{refused}");
+    let over = node.claim("over", &["gpu-0-mig-7g80gb-0-0"]);
+    let refused = node.prepare(&over).await.unwrap_err();
+    assert!(refused.contains("default/small"), "{refused}");
+    assert_eq!(node.instances(0), [(19, 6, 1)]);
+
+    assert_eq!(node.unprepare(&small).await, Ok(()));
+    node.api.delete::<ResourceClaim>("default", "over").unwrap();
+    assert_eq!(node.prepare(&whole).await, named(&whole, "gpu-0"));
+    assert!(!node.mig_is_on(0));
+    assert_eq!(node.unprepare(&whole).await, Ok(()));
+    let again = node.claim("again", &["gpu-0-mig-7g80gb-0-0"]);
+    assert_eq!(node.prepare(&again).await, named(&again, "gpu-0-mig-7g80gb-0-0"));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_outlive_the_plugin_and_the_next_one_lets_them_go() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let claims: Vec<_> =
+        (0..3).map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-0-mig-1g10gb-19-{n}")])).collect();
+    for claim in &claims {
+        node.prepare(claim).await.unwrap();
+    }
+    let before = node.sim.engine().gpus()[0].instances.clone();
+    plugin.kill().await;
+    let plugin = node.start_with_everything().await;
+    assert_eq!(node.prepare(&claims[1]).await, named(&claims[1], "gpu-0-mig-1g10gb-19-1"));
+    assert_eq!(node.sim.engine().gpus()[0].instances, before, "the same instances");
+    assert!(node.published().iter().all(|(_, taints)| taints.is_empty()), "none of them is foreign");
+    let answers = node.kubelet.unprepare(DRIVER, &claims).await.unwrap();
+    assert!(answers.values().all(Result::is_ok), "{answers:?}");
+    node.nothing_is_left();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_that_died_between_instance_and_record_leaves_nothing() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let hang = node.sim.fault(Fault::hang_after().of(GpuOp::CreateGpuInstance));
+    let claim = node.claim("c", &["gpu-0-mig-2g20gb-14-2"]);
+    let call = node.prepare(&claim);
+    let die = async {
+        let sim = node.sim.clone();
+        let hangs = move || sim.wait_until_hanging(1, crate::node::PATIENCE);
+        assert!(tokio::task::spawn_blocking(hangs).await.unwrap());
+        assert_eq!(node.instances(0), [(14, 2, 2)]);
+        plugin.kill().await;
+    };
+    tokio::select! { _ = call => {}, () = die => {} }
+    node.sim.clear_faults();
+    node.sim.release(hang);
+    let plugin = node.start_with_everything().await;
+    let answer = wait_prepared(&node, &claim).await;
+    assert_eq!(answer, vec![device(&claim, "gpu", "gpu-0-mig-2g20gb-14-2")]);
+    assert_eq!(node.instances(0), [(14, 2, 2)]);
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    node.nothing_is_left();
+    plugin.stop().await;
+}
+
+/// As the kubelet does: again until it works.
+async fn wait_prepared(node: &Node, claim: &ClaimRef) -> Vec<divvy_proto::dra::v1::Device> {
+    let until = tokio::time::Instant::now() + crate::node::PATIENCE;
+    loop {
+        match node.prepare(claim).await {
+            Ok(devices) => return devices,
+            Err(error) => assert!(tokio::time::Instant::now() < until, "{error}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_creation_that_fails_is_told_and_leaves_nothing_and_the_next_try_works() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
+    node.sim.fault(Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::CreateComputeInstance));
+    let refused = node.prepare(&claim).await.unwrap_err();
+    assert!(refused.contains("NO_PERMISSION"), "{refused}");
+    assert_eq!(node.instances(0), [], "the GPU instance is not left alone");
+    node.sim.clear_faults();
+    assert_eq!(wait_prepared(&node, &claim).await.len(), 1);
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    node.nothing_is_left();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_of_somebody_else_is_left_alone_and_taints_what_it_overlaps() {
+    let node = Node::new("h100x1");
+    node.turn_mig_on(0);
+    let foreign = node.sim.make_foreign_instance(&node.gpu(0), GpuInstanceProfileId(19), 1).unwrap();
+    let plugin = node.start_with_everything().await;
+    let published = node.published();
+    let taints = |name: &str| published.iter().find(|(n, _)| n == name).map(|(_, taints)| taints.clone());
+    let tainted = Some(vec![format!("{DRIVER}/foreign")]);
+    for name in [
+        "gpu-0",
+        "gpu-0-mig-1g10gb-19-1",
+        "gpu-0-mig-2g20gb-14-0",
+        "gpu-0-mig-4g40gb-5-0",
+        "gpu-0-mig-7g80gb-0-0",
+    ] {
+        assert_eq!(taints(name), tainted, "{name}");
+    }
+    for name in ["gpu-0-mig-1g10gb-19-0", "gpu-0-mig-2g20gb-14-2", "gpu-0-mig-3g40gb-9-4"] {
+        assert_eq!(taints(name), Some(vec![]), "{name}");
+    }
+    wait("an Event", || {
+        let events = node.api.list::<k8s_openapi::api::events::v1::Event>();
+        events.iter().any(|e| e.reason.as_deref() == Some("ForeignMigInstance")).then_some(())
+    })
+    .await;
+    let beside = node.claim("beside", &["gpu-0-mig-3g40gb-9-4"]);
+    assert_eq!(node.prepare(&beside).await, named(&beside, "gpu-0-mig-3g40gb-9-4"));
+    assert_eq!(node.unprepare(&beside).await, Ok(()));
+    assert_eq!(node.instances(0), [(19, 1, 1)]);
+    assert_eq!(node.sim.engine().gpus()[0].instances[0].compute, [foreign]);
+
+    // Its owner removes it; the next look finds the GPU free again.
+    let gpu = node.gpu(0);
+    node.sim.edit(|engine| engine.gpu(&gpu).unwrap().instances.clear());
+    wait("no taint", || node.published().iter().all(|(_, taints)| taints.is_empty()).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lingers_in_a_partition_taints_only_what_overlaps_it() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-2"]);
+    node.prepare(&claim).await.unwrap();
+    let gi = node.sim.engine().gpus()[0].instances[0].instance.id;
+    assert!(node.sim.start_process_in(&node.gpu(0), gi, 4242));
+    assert_eq!(node.unprepare(&claim).await, Ok(()), "the pod must not hang");
+    let taints = |name: &str| {
+        node.published().into_iter().find(|(n, _)| n == name).map(|(_, taints)| taints).unwrap_or_default()
+    };
+    wait("the taint", || (!taints("gpu-0-mig-1g10gb-19-2").is_empty()).then_some(())).await;
+    assert_eq!(taints("gpu-0"), [format!("{DRIVER}/lingering")]);
+    assert_eq!(taints("gpu-0-mig-1g10gb-19-3"), Vec::<String>::new());
+    assert_eq!(node.instances(0), [(19, 2, 1)]);
+    node.sim.end_process(4242);
+    wait("the end of it", || node.instances(0).is_empty().then_some(())).await;
+    wait("no taint", || taints("gpu-0-mig-1g10gb-19-2").is_empty().then_some(())).await;
+    node.nothing_is_left();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_others_have_open_does_not_change_its_mode_and_they_are_told_of() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let gpu = node.gpu(0);
+    node.sim.edit(|engine| engine.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
+    let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
+    let refused = node.prepare(&claim).await.unwrap_err();
+    let why = "cannot be turned on while others use it: no process computes on it, so it is one that has it open (DCGM";
+    assert!(refused.contains(why), "{refused}");
+    // Whole it can still be had.
+    wait("no partitions", || {
+        (node.published()
+            == [
+                ("gpu-0".to_owned(), vec![]),
+                ("gpu-0-mig-1g10gb-19-0".to_owned(), vec![format!("{DRIVER}/withdrawn")]),
+            ])
+        .then_some(())
+    })
+    .await;
+    let told = |kind: &str| {
+        let events = node.api.list::<k8s_openapi::api::events::v1::Event>();
+        events.iter().any(|e| {
+            e.regarding.as_ref().and_then(|about| about.kind.as_deref()) == Some(kind)
+                && e.note.as_deref().is_some_and(|note| note.contains(why))
+        })
+    };
+    wait("Events", || (told("Node") && told("ResourceClaim")).then_some(())).await;
+    node.sim.edit(|engine| engine.gpu(&gpu).unwrap().clients.clear());
+    assert_eq!(wait_prepared(&node, &claim).await.len(), 1);
+    assert!(node.mig_is_on(0));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_policy_a_gpu_is_offered_as_its_mode_is_and_its_mode_is_left_alone() {
+    let node = Node::new("h100x2");
+    node.turn_mig_on(1);
+    let plugin = node.start_cutting(node.config(&[])).await;
+    let names: Vec<_> = node.published().into_iter().map(|(name, _)| name).collect();
+    assert!(names.contains(&"gpu-0".to_owned()) && !names.contains(&"gpu-1".to_owned()), "{names:?}");
+    assert!(names.iter().filter(|n| n.contains("-mig-")).all(|n| n.starts_with("gpu-1-mig-")), "{names:?}");
+    assert_eq!(names.len(), 1 + 7 + 4 + 3 + 2 + 1 + 1);
+    let small = node.claim("small", &["gpu-1-mig-1g10gb-19-0"]);
+    assert_eq!(node.prepare(&small).await, named(&small, "gpu-1-mig-1g10gb-19-0"));
+    let wrong = node.claim("wrong", &["gpu-0-mig-1g10gb-19-0"]);
+    let refused = node.prepare(&wrong).await.unwrap_err();
+    assert!(refused.contains("MIG mode of") && refused.contains("is off"), "{refused}");
+    assert_eq!(node.unprepare(&small).await, Ok(()));
+    node.nothing_is_left();
+    assert!(node.mig_is_on(1) && !node.mig_is_on(0));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn older_servers_get_what_they_can_hold() {
+    for (version, mig_on, expected) in [
+        ("1.34.2", false, vec!["gpu-0"]),
+        ("1.34.2", true, vec![]),
+        ("1.35.0", false, vec!["gpu-0"]),
+        ("1.36.1", false, vec!["gpu-0"]),
+    ] {
+        let node = Node::new("h100x1");
+        node.api.set_version(version);
+        if mig_on {
+            node.turn_mig_on(0);
+        }
+        let plugin = node.start_with(node.everything());
+        plugin.wait_ready().await;
+        wait(version, || (node.published() == plain(&expected)).then_some(())).await;
+        plugin.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_with_partitions_has_its_counters_in_slices_of_their_own() {
+    let node = Node::new("h100x2");
+    let plugin = node.start_with_everything().await;
+    let slices = wait("the whole pool", || {
+        let slices = node.api.list::<ResourceSlice>();
+        let of = |s: &ResourceSlice| (s.spec.pool.generation, s.spec.pool.resource_slice_count);
+        let newest = slices.iter().map(of).max()?;
+        let whole = usize::try_from(newest.1).unwrap() == slices.len();
+        (whole && slices.iter().all(|s| of(s) == newest)).then_some(slices)
+    })
+    .await;
+    let (counters, devices): (Vec<_>, Vec<_>) =
+        slices.iter().partition(|s| s.spec.shared_counters.as_ref().is_some_and(|c| !c.is_empty()));
+    let sets: Vec<_> = counters
+        .iter()
+        .flat_map(|s| s.spec.shared_counters.iter().flatten())
+        .map(|c| c.name.clone())
+        .collect();
+    assert_eq!(sets, ["gpu-0", "gpu-1"]);
+    let all = devices.iter().flat_map(|s| s.spec.devices.iter().flatten());
+    assert!(all.clone().all(|device| device.consumes_counters.as_ref().is_some_and(|c| c.len() == 1)));
+    assert_eq!(all.count(), 2 * (1 + 18));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn boards_whose_mode_needs_a_reset_are_offered_as_they_are_and_smaller_grids_too() {
+    let node = Node::new("a100-40x2,a30x1");
+    // A30s come first on the bus of this node, or last: found by their name.
+    let uuids = node.sim.uuids();
+    let inventory = node.sim.inventory();
+    let a30 = uuids.iter().position(|uuid| inventory.gpus[uuid].facts.product_name.contains("A30")).unwrap();
+    let a100 = usize::from(a30 == 0);
+    let off = (0..3).find(|n| *n != a30 && *n != a100).unwrap();
+    node.turn_mig_on(a30);
+    node.turn_mig_on(a100);
+    let plugin = node.start_with_everything().await;
+    let names: Vec<_> = wait("all devices", || {
+        let names: Vec<_> = node.published().into_iter().map(|(name, _)| name).collect();
+        (names.len() == 1 + (7 + 4 + 3 + 2 + 1 + 1) + (4 + 2 + 1)).then_some(names)
+    })
+    .await;
+    assert_eq!(names[0], format!("gpu-{off}"));
+    let devices = [format!("gpu-{a30}-mig-2g12gb-5-2"), format!("gpu-{a100}-mig-7g40gb-0-0")];
+    for device in &devices {
+        let claim = node.claim(device, &[device]);
+        assert_eq!(node.prepare(&claim).await, named(&claim, device));
+    }
+    assert_eq!((node.instances(a30), node.instances(a100)), (vec![(5, 2, 2)], vec![(0, 0, 8)]));
+    let whole = node.claim("whole", &[&format!("gpu-{a100}")]);
+    assert!(node.prepare(&whole).await.is_err());
+    plugin.stop().await;
+}
