@@ -184,6 +184,14 @@ pub enum AllocError {
         /// `matchAttribute NAME` or `distinctAttribute NAME`.
         constraint: String,
     },
+    /// The search was given up; the scheduler gives up after ten seconds.
+    #[error(
+        "no answer after {steps} steps of the search: too many ways to combine the devices; ask for fewer devices in one pod, or pin the requests to a GPU with selectors"
+    )]
+    TooHard {
+        /// The steps taken.
+        steps: u64,
+    },
     /// What is asked for is part of Kubernetes and not of this allocator yet.
     #[error(
         "{subject}: {what} is not supported by the offline allocator yet, only the real scheduler can allocate it"
@@ -235,7 +243,7 @@ impl AllocError {
 
     /// Whether only this node is ruled out; else the pod cannot be scheduled anywhere until an object changes.
     pub fn is_of_node(&self) -> bool {
-        matches!(self, Self::InvalidPool { .. })
+        matches!(self, Self::InvalidPool { .. } | Self::TooHard { .. })
     }
 }
 
