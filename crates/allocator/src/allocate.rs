@@ -156,7 +156,7 @@ pub enum AllocError {
     },
     /// A capacity of a device, or what is asked of it, is not an amount that can be consumed.
     #[error(
-        "claim {claim}, request {request:?}: capacity {capacity:?} of device {device}: {problem}; correct the request, or the capacity in the ResourceSlice"
+        "claim {claim}, request {request:?}: device {device}, {problem}; correct the request, or the capacity in the ResourceSlice"
     )]
     Capacity {
         /// The claim.
@@ -164,10 +164,8 @@ pub enum AllocError {
         /// The request.
         request: String,
         /// The device.
-        device: DeviceId,
-        /// Its capacity.
-        capacity: String,
-        /// What is wrong.
+        device: Box<DeviceId>,
+        /// `capacity NAME: what is wrong`.
         problem: String,
     },
     /// `allocationMode: All` and a constraint that forbids one of the devices.
@@ -180,7 +178,7 @@ pub enum AllocError {
         /// The request.
         request: String,
         /// The device.
-        device: DeviceId,
+        device: Box<DeviceId>,
         /// `matchAttribute NAME` or `distinctAttribute NAME`.
         constraint: String,
     },

@@ -40,11 +40,7 @@ fn fractions_are_thousandths_with_the_feature_and_whole_without() {
     // Without it 100m counts as 1: the step is 1, from 1.
     assert_eq!(rounded(&tenths, "250m", false), "1");
     assert_eq!(rounded(&tenths, "1500m", false), "2");
-    assert_eq!(
-        rounded(&tenths, "250u", true),
-        "100m",
-        "less than the minimum is the minimum, however fine"
-    );
+    assert_eq!(rounded(&tenths, "250u", true), "100m", "less than the minimum is the minimum, however fine");
     assert_eq!(
         rounded(&tenths, "200500u", true),
         "the request 200500u is not representable in the steps of its valid range"

@@ -98,7 +98,8 @@ impl<'a> Search<'_, 'a> {
             let initial = |c: &Charge| self.ledger.initial(candidate.home, c.counter) < c.amount;
             self.first_charges(index).is_some_and(|charges| charges.iter().any(initial))
         };
-        if self.is_taken(candidate) || wanted == Opinion::Never || (wanted == Opinion::Perhaps && overdrawn()) {
+        if self.is_taken(candidate) || wanted == Opinion::Never || (wanted == Opinion::Perhaps && overdrawn())
+        {
             return None;
         }
         if wanted == Opinion::Error {
@@ -202,7 +203,8 @@ impl<'a> Search<'_, 'a> {
                 let mut state = vec![group.class];
                 for orbit in &group.orbits {
                     let kinds = orbit.iter().filter_map(|place| group.kinds.get(*place));
-                    let mut states: Vec<Vec<i128>> = kinds.map(|kind| self.state_of(kind, at.start)).collect();
+                    let mut states: Vec<Vec<i128>> =
+                        kinds.map(|kind| self.state_of(kind, at.start)).collect();
                     states.sort_unstable();
                     state.extend(states.into_iter().flatten());
                 }

@@ -53,14 +53,18 @@ fn with_constraint() {
 fn with_constraint_non_existent_attribute() {
     let world = World::new(devices(vec![None, Some(int(1))]), vec![matching(two(), RACK, &["r1"])]);
     assert_eq!(world.try_it(), "r1=device-2 r2=device-1 @node-1");
-    let world = World::new(devices(vec![None]), vec![matching(claim("c", vec![request("r", CLASS_A, 1)]), RACK, &[])]);
+    let world = World::new(
+        devices(vec![None]),
+        vec![matching(claim("c", vec![request("r", CLASS_A, 1)]), RACK, &[])],
+    );
     assert_eq!(
         world.explanation().to_string(),
         r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 1 can be had
   1 device is without a value for the claim's constraint matchAttribute driver-a/rack: device-1"#
     );
     // The attribute of another driver is not the device's.
-    let other = World::new(devices(vec![Some(int(1)), Some(int(1))]), vec![matching(two(), "driver-b/rack", &[])]);
+    let other =
+        World::new(devices(vec![Some(int(1)), Some(int(1))]), vec![matching(two(), "driver-b/rack", &[])]);
     assert_eq!(other.try_it(), "does not fit");
 }
 
@@ -98,11 +102,13 @@ fn with_constraint_not_matching_int_attribute_all_devices() {
 #[test]
 fn with_constraint_for_request_and_retry() {
     let values = || devices(vec![Some(int(1)), Some(int(2)), Some(int(2))]);
-    let three = claim("c", vec![request("r1", CLASS_A, 1), request("r2", CLASS_A, 1), request("r3", CLASS_A, 1)]);
+    let three =
+        claim("c", vec![request("r1", CLASS_A, 1), request("r2", CLASS_A, 1), request("r3", CLASS_A, 1)]);
     let world = World::new(values(), vec![matching(three, RACK, &["r2", "r3"])]);
     assert_eq!(world.try_it(), "r1=device-1 r2=device-2 r3=device-3 @node-1");
     // The first choice for r1 leaves nothing alike for r2: it is tried again.
-    let world = World::new(values(), vec![matching(claim("c", vec![request("r1", CLASS_A, 2)]), RACK, &["r1"])]);
+    let world =
+        World::new(values(), vec![matching(claim("c", vec![request("r1", CLASS_A, 2)]), RACK, &["r1"])]);
     assert_eq!(world.try_it(), "r1=device-2 r1=device-3 @node-1");
 }
 
@@ -113,7 +119,10 @@ fn prioritized_list_subrequests_with_constraints_ref_parent_request_or_sub_reque
         let first = first_of("r1", vec![sub("one", CLASS_A, 1), sub("other", CLASS_A, 1)]);
         matching(claim("c", vec![first, request("r2", CLASS_A, 1)]), RACK, scope)
     };
-    assert_eq!(World::new(values(), vec![claim(&["r1", "r2"])]).try_it(), "r1/one=device-2 r2=device-3 @node-1");
+    assert_eq!(
+        World::new(values(), vec![claim(&["r1", "r2"])]).try_it(),
+        "r1/one=device-2 r2=device-3 @node-1"
+    );
     assert_eq!(
         World::new(values(), vec![claim(&["r1/other", "r2"])]).try_it(),
         "r1/one=device-1 r2=device-2 @node-1",
@@ -124,7 +133,10 @@ fn prioritized_list_subrequests_with_constraints_ref_parent_request_or_sub_reque
 #[test]
 fn with_distinct_constraints_and_subrequests() {
     let values = || devices(vec![Some(int(1)), Some(int(1)), Some(int(2))]);
-    assert_eq!(World::new(values(), vec![differing(two(), RACK, &[])]).try_it(), "r1=device-1 r2=device-3 @node-1");
+    assert_eq!(
+        World::new(values(), vec![differing(two(), RACK, &[])]).try_it(),
+        "r1=device-1 r2=device-3 @node-1"
+    );
     // One request for two: devices differ, not requests.
     let counted = differing(claim("c", vec![request("r", CLASS_A, 2)]), RACK, &["r"]);
     assert_eq!(World::new(values(), vec![counted]).try_it(), "r=device-1 r=device-3 @node-1");
@@ -142,15 +154,24 @@ fn with_distinct_constraints_attribute_not_set() {
 fn with_distinct_constraints_unknown_type_attribute() {
     let unknown = DeviceAttribute::default();
     assert_eq!(distinct(vec![Some(unknown.clone()), Some(unknown.clone())]), "does not fit");
-    assert_eq!(distinct(vec![Some(int(1)), Some(unknown.clone())]), "r1=device-2 r2=device-1 @node-1", "as the first it is let in");
+    assert_eq!(
+        distinct(vec![Some(int(1)), Some(unknown.clone())]),
+        "r1=device-2 r2=device-1 @node-1",
+        "as the first it is let in"
+    );
     assert_eq!(matched(vec![Some(unknown.clone()), Some(unknown)]), "does not fit");
 }
 
 #[test]
 fn distinct_constraint_one_or_two_multi_allocatable_devices() {
-    let share = |name: &str, rack| with_attribute(shared(device(name), &[("memory", amount("2Gi"))]), "rack", int(rack));
+    let share = |name: &str, rack| {
+        with_attribute(shared(device(name), &[("memory", amount("2Gi"))]), "rack", int(rack))
+    };
     let claim = || {
-        let requests = vec![wanting("r1", CLASS_A, 1, &[("memory", "1Gi")]), wanting("r2", CLASS_A, 1, &[("memory", "1Gi")])];
+        let requests = vec![
+            wanting("r1", CLASS_A, 1, &[("memory", "1Gi")]),
+            wanting("r2", CLASS_A, 1, &[("memory", "1Gi")]),
+        ];
         vec![differing(claim("c", requests), RACK, &[])]
     };
     assert_eq!(World::new(vec![slice_of(vec![share("device-1", 1)])], claim()).try_it(), "does not fit");
@@ -163,12 +184,20 @@ fn a_match_and_a_distinction_hold_together() {
     let placed = |name: &str, rack, slot| {
         with_attribute(with_attribute(device(name), "rack", int(rack)), "slot", int(slot))
     };
-    let all = vec![placed("device-1", 1, 1), placed("device-2", 2, 1), placed("device-3", 2, 1), placed("device-4", 2, 2)];
+    let all = vec![
+        placed("device-1", 1, 1),
+        placed("device-2", 2, 1),
+        placed("device-3", 2, 1),
+        placed("device-4", 2, 2),
+    ];
     let claim = differing(matching(two(), RACK, &[]), "driver-a/slot", &[]);
     assert_eq!(World::new(vec![slice_of(all)], vec![claim]).try_it(), "r1=device-2 r2=device-4 @node-1");
 }
 
-fn with_lists(values: Vec<Option<DeviceAttribute>>, constrain: fn(ResourceClaim, &str, &[&str]) -> ResourceClaim) -> String {
+fn with_lists(
+    values: Vec<Option<DeviceAttribute>>,
+    constrain: fn(ResourceClaim, &str, &[&str]) -> ResourceClaim,
+) -> String {
     let world = World::new(devices(values), vec![constrain(two(), RACK, &[])]);
     world.features(|f| f.list_attributes = true).try_it()
 }
@@ -191,7 +220,8 @@ fn list_attributes_match_constraint() {
     }
     // The intersection shrinks, and is what it was after a step back.
     let three = claim("c", vec![request("r", CLASS_A, 3)]);
-    let values = vec![Some(list(&["a", "b"])), Some(list(&["a"])), Some(list(&["b"])), Some(list(&["b", "c"]))];
+    let values =
+        vec![Some(list(&["a", "b"])), Some(list(&["a"])), Some(list(&["b"])), Some(list(&["b", "c"]))];
     let world = World::new(devices(values), vec![matching(three, RACK, &[])]);
     assert_eq!(
         world.features(|f| f.list_attributes = true).try_it(),
@@ -225,7 +255,8 @@ fn list_attributes_disabled_constraints_with_lists() {
 #[test]
 fn nine_distinct_of_eight_are_refused_at_once() {
     let values = (0..9).map(|v| Some(int(v % 8))).collect();
-    let world = World::new(devices(values), vec![differing(claim("c", vec![request("r", CLASS_A, 9)]), RACK, &[])]);
+    let world =
+        World::new(devices(values), vec![differing(claim("c", vec![request("r", CLASS_A, 9)]), RACK, &[])]);
     assert_eq!(
         world.explanation().to_string(),
         r#"node node-1: each device could be had alone, not so many of them together

@@ -32,7 +32,9 @@ fn gib(name: &str, amount: &str) -> DeviceRequest {
 
 #[test]
 fn consumable_capacity_disabled_feature() {
-    let off = |request| world(vec![memory("2Gi")], vec![request]).features(|f| f.consumable_capacity = false).try_it();
+    let off = |request| {
+        world(vec![memory("2Gi")], vec![request]).features(|f| f.consumable_capacity = false).try_it()
+    };
     assert_eq!(
         off(gib("r", "1Gi")),
         "error: claim default/c, request \"r\": capacity needs the feature gate DRAConsumableCapacity, which is off"
@@ -59,7 +61,10 @@ hint: change "cores" in the request's capacity.requests to what the devices offe
 
 #[test]
 fn consumable_capacity_without_capacity_without_capacity_request() {
-    let none = world(vec![shared(device("device-1"), &[])], vec![request("a", CLASS_A, 1), request("b", CLASS_A, 1)]);
+    let none = world(
+        vec![shared(device("device-1"), &[])],
+        vec![request("a", CLASS_A, 1), request("b", CLASS_A, 1)],
+    );
     assert_eq!(none.try_it(), "a=device-1 b=device-1 @node-1");
 }
 
@@ -91,7 +96,11 @@ fn gets(capacity: DeviceCapacity, asked: Option<&str>) -> String {
 #[test]
 fn consumable_capacity_with_policy_without_capacity_request_and_zero_request_policy() {
     assert_eq!(gets(ranged("8Gi", "1Gi", "1Gi", "", ""), None), "r=device-1{memory=1Gi} @node-1");
-    assert_eq!(gets(ranged("8Gi", "0", "0", "0", ""), None), "r=device-1{memory=0} @node-1", "nothing is something too");
+    assert_eq!(
+        gets(ranged("8Gi", "0", "0", "0", ""), None),
+        "r=device-1{memory=0} @node-1",
+        "nothing is something too"
+    );
     assert_eq!(gets(ranged("8Gi", "0", "0", "0", ""), Some("1")), "does not fit");
 }
 
@@ -102,7 +111,10 @@ fn consumable_capacity_with_range_policy_and_step() {
     assert_eq!(gets(steps(), Some("3Gi")), "r=device-1{memory=3Gi} @node-1");
     assert_eq!(gets(steps(), Some("3073Mi")), "r=device-1{memory=5Gi} @node-1", "up to the next step");
     assert_eq!(gets(steps(), Some("7168Mi")), "r=device-1{memory=7Gi} @node-1");
-    assert_eq!(gets(ranged("10Gi", "1Gi", "1Gi", "", ""), Some("1500Mi")), "r=device-1{memory=1500Mi} @node-1");
+    assert_eq!(
+        gets(ranged("10Gi", "1Gi", "1Gi", "", ""), Some("1500Mi")),
+        "r=device-1{memory=1500Mi} @node-1"
+    );
 }
 
 #[test]
@@ -122,7 +134,10 @@ fn consumable_capacity_with_exceeded_request_and_request_over_max_sharing_policy
         vec![gib("r", "8Gi")],
     );
     let text = world.explanation().to_string();
-    assert!(text.contains("1 device is not able to give memory 9Gi to one request, at most 7Gi: device-1"), "{text}");
+    assert!(
+        text.contains("1 device is not able to give memory 9Gi to one request, at most 7Gi: device-1"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -135,16 +150,22 @@ fn consumable_capacity_with_allocated_capacity_use_remaining_or_next_device() {
 
 #[test]
 fn the_shares_of_all_claims_count_together() {
-    let held = sharing(sharing(world(vec![memory("3Gi")], vec![gib("r", "1Gi")]), "one", "1Gi"), "two", "1Gi");
+    let held =
+        sharing(sharing(world(vec![memory("3Gi")], vec![gib("r", "1Gi")]), "one", "1Gi"), "two", "1Gi");
     assert_eq!(held.try_it(), "r=device-1{memory=1Gi} @node-1");
     let held = sharing(held, "three", "1Mi");
     assert_eq!(held.try_it(), "does not fit");
-    assert_eq!(held.explanation().requests[0].refused[0].reason, crate::Reason::CapacityShort {
-        capacity: "memory".to_owned(),
-        wanted: "1Gi".to_owned(),
-        left: "1023Mi".to_owned(),
-        by: ["one", "three", "two"].map(|name| Holder { namespace: "default".to_owned(), name: name.to_owned() }).into(),
-    });
+    assert_eq!(
+        held.explanation().requests[0].refused[0].reason,
+        crate::Reason::CapacityShort {
+            capacity: "memory".to_owned(),
+            wanted: "1Gi".to_owned(),
+            left: "1023Mi".to_owned(),
+            by: ["one", "three", "two"]
+                .map(|name| Holder { namespace: "default".to_owned(), name: name.to_owned() })
+                .into(),
+        }
+    );
 }
 
 #[test]
@@ -174,7 +195,8 @@ fn all_wanting(amount: &str) -> DeviceRequest {
 
 #[test]
 fn consumable_capacity_allocation_mode_all_filters_by_what_a_device_can_ever_give() {
-    let devices = || vec![memory("2Gi"), shared(device("device-2"), &[("memory", amount("1Gi"))]), device("device-3")];
+    let devices =
+        || vec![memory("2Gi"), shared(device("device-2"), &[("memory", amount("1Gi"))]), device("device-3")];
     let all = world(devices(), vec![all_wanting("2Gi")]);
     assert_eq!(all.try_it(), "r=device-1{memory=2Gi} @node-1");
     assert_eq!(world(devices(), vec![all_wanting("3Gi")]).try_it(), "does not fit");
@@ -183,13 +205,17 @@ fn consumable_capacity_allocation_mode_all_filters_by_what_a_device_can_ever_giv
     assert_eq!(in_use.try_it(), "r=device-1{memory=1Gi} r=device-2{memory=1Gi} @node-1");
     assert_eq!(sharing(in_use, "more", "1Gi").try_it(), "does not fit");
     let allocating = world(devices(), vec![gib("first", "1Gi"), all_wanting("1Gi")]);
-    assert_eq!(allocating.try_it(), "first=device-1{memory=1Gi} r=device-1{memory=1Gi} r=device-2{memory=1Gi} @node-1");
+    assert_eq!(
+        allocating.try_it(),
+        "first=device-1{memory=1Gi} r=device-1{memory=1Gi} r=device-2{memory=1Gi} @node-1"
+    );
     assert_eq!(world(devices(), vec![gib("first", "2Gi"), all_wanting("1Gi")]).try_it(), "does not fit");
 }
 
 #[test]
 fn consumable_capacity_dedicated_device_with_one_or_more_capacity_requests() {
-    let dedicated = || vec![having(device("device-1"), &[("memory", amount("2Gi")), ("cores", amount("10"))])];
+    let dedicated =
+        || vec![having(device("device-1"), &[("memory", amount("2Gi")), ("cores", amount("10"))])];
     assert_eq!(world(dedicated(), vec![gib("r", "1Gi")]).try_it(), "r=device-1 @node-1", "it is given whole");
     let both = wanting("r", CLASS_A, 1, &[("memory", "2Gi"), ("cores", "10")]);
     assert_eq!(world(dedicated(), vec![both]).try_it(), "r=device-1 @node-1");
@@ -220,7 +246,8 @@ fn consumable_capacity_with_partitionable_device_multiple_capacity_pools() {
 #[test]
 fn allow_multiple_allocations_exclude_multi_allocatable_device_by_class_selector() {
     let mut world = world(vec![memory("2Gi"), device("device-2")], vec![request("r", CLASS_A, 1)]);
-    world.classes[0].spec.as_mut().unwrap().selectors = Some(vec![selector("!device.allowMultipleAllocations")]);
+    world.classes[0].spec.as_mut().unwrap().selectors =
+        Some(vec![selector("!device.allowMultipleAllocations")]);
     assert_eq!(world.try_it(), "r=device-2 @node-1");
 }
 
@@ -253,7 +280,7 @@ fn an_admin_gets_a_share_too_and_it_does_not_count_later() {
 #[test]
 fn a_capacity_that_cannot_be_computed_is_an_error_that_names_it() {
     for (capacity, asked, problem) in [
-        (amount("-1"), "0", "capacity \"memory\" of device driver-a/pool-1/device-1: "),
+        (amount("-1"), "0", "device driver-a/pool-1/device-1, capacity \"memory\": "),
         (ranged("8Gi", "1Gi", "1Gi", "", "1Gi"), "100E", "the request 100E is not representable"),
         (ranged("8Gi", "1Gi", "1Gi", "", "0"), "2Gi", "the step 0 of its valid range is not positive"),
         (amount("much"), "1", "\"much\" is not a quantity"),
@@ -270,14 +297,14 @@ fn ids_of_shares_come_from_the_source_and_are_unique_on_the_device() {
     let world = world(vec![memory("2Gi")], vec![gib("a", "1Gi"), gib("b", "1Gi")]);
     let ids = |allocator: &Allocator, held: &[ResourceClaim]| -> Vec<String> {
         let (slices, allocated) = (Slices::new(&world.slices), AllocatedState::from_claims(held));
-        let inputs = Inputs { slices: &slices, classes: &world.classes, allocated: &allocated, node: &world.node };
+        let inputs =
+            Inputs { slices: &slices, classes: &world.classes, allocated: &allocated, node: &world.node };
         let Ok(Outcome::Fits(found)) = allocator.allocate_one(&inputs, &world.claims[0]) else { panic!() };
         let results = found.results[0].devices.clone().unwrap().results.unwrap();
         results.into_iter().map(|r| r.share_id.unwrap()).collect()
     };
-    let injected = Allocator::new(Features::ALL).with_share_ids(|share| {
-        format!("{}-{}-{}", share.request, share.device.device, share.number)
-    });
+    let injected = Allocator::new(Features::ALL)
+        .with_share_ids(|share| format!("{}-{}-{}", share.request, share.device.device, share.number));
     assert_eq!(ids(&injected, &[]), ["a-device-1-0", "b-device-1-1"]);
     let derived = ids(&Allocator::new(Features::ALL), &[]);
     assert_eq!(derived, ids(&Allocator::new(Features::ALL), &[]), "the same question has the same answer");
@@ -285,7 +312,10 @@ fn ids_of_shares_come_from_the_source_and_are_unique_on_the_device() {
     for id in &derived {
         let shape: Vec<usize> = id.split('-').map(str::len).collect();
         assert_eq!(shape, [8, 4, 4, 4, 12]);
-        assert!(id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f' | b'-')) && id.as_bytes()[14] == b'8', "{id}");
+        assert!(
+            id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f' | b'-')) && id.as_bytes()[14] == b'8',
+            "{id}"
+        );
     }
     // An id that an existing share of the device has is not given again.
     let mut taken = sharing_of(self::world(Vec::new(), Vec::new()), "other", "device-1", &[]).held;

@@ -10,7 +10,8 @@ const GPU: &str = "driver-a/gpu";
 fn alternatives(gpu: usize) -> Vec<Device> {
     let slices: Vec<String> = (0..8).map(|i| format!("slice-{i}")).collect();
     let draws = |kind: &str, name: String, from: usize, to: usize, compute: &str| {
-        let memory = slices.iter().enumerate().filter(|(i, _)| (from..to).contains(i)).map(|(_, s)| (s.as_str(), "1"));
+        let memory =
+            slices.iter().enumerate().filter(|(i, _)| (from..to).contains(i)).map(|(_, s)| (s.as_str(), "1"));
         let all: Vec<(&str, &str)> = memory.chain([("compute", compute)]).collect();
         let device = Device { name: format!("gpu-{gpu}{name}"), ..Device::default() };
         let device = with_attribute(device, "gpu", text(&format!("GPU-{gpu}")));
@@ -18,7 +19,14 @@ fn alternatives(gpu: usize) -> Vec<Device> {
     };
     let open = |device, memory: &str, most: &str| {
         let memory = ranged(memory, "1Gi", "1Mi", most, "1Mi");
-        shared(device, &[("memory", memory), ("cores", ranged("100", "0", "0", "100", "1")), ("slots", ranged("8", "1", "1", "1", ""))])
+        shared(
+            device,
+            &[
+                ("memory", memory),
+                ("cores", ranged("100", "0", "0", "100", "1")),
+                ("slots", ranged("8", "1", "1", "1", "")),
+            ],
+        )
     };
     let mut all = vec![
         having(draws("whole", String::new(), 0, 8, "7"), &[("memory", amount("80Gi"))]),
@@ -30,21 +38,25 @@ fn alternatives(gpu: usize) -> Vec<Device> {
         all.push(draw("1g", format!("-1g-{placement}")));
         all.push(open(draw("twin", format!("-1g-{placement}-ts")), "10Gi", "10Gi"));
     }
-    all.extend([0, 4].map(|placement| draws("3g", format!("-3g-{placement}"), placement, placement + 4, "3")));
+    all.extend(
+        [0, 4].map(|placement| draws("3g", format!("-3g-{placement}"), placement, placement + 4, "3")),
+    );
     all
 }
 
 fn node(gpus: usize) -> World {
     let names: Vec<String> = (0..gpus).map(|gpu| format!("gpu-{gpu}")).collect();
     let slices: Vec<String> = (0..8).map(|i| format!("slice-{i}")).collect();
-    let counters: Vec<(&str, &str)> = slices.iter().map(|s| (s.as_str(), "1")).chain([("compute", "7")]).collect();
+    let counters: Vec<(&str, &str)> =
+        slices.iter().map(|s| (s.as_str(), "1")).chain([("compute", "7")]).collect();
     let all: Vec<(&str, &[(&str, &str)])> = names.iter().map(|n| (n.as_str(), counters.as_slice())).collect();
     let mut pool: Vec<ResourceSlice> = (0..gpus).map(|gpu| slice_of(alternatives(gpu))).collect();
     pool.push(sets(&all));
     let mut world = World::new(one_pool(pool), Vec::new());
     for kind in ["whole", "ts", "mps", "1g", "3g", "twin"] {
         let mut class = class(kind, DRIVER_A);
-        class.spec.as_mut().unwrap().selectors = Some(vec![selector(&format!(r#"device.attributes["driver-a"].kind == "{kind}""#))]);
+        class.spec.as_mut().unwrap().selectors =
+            Some(vec![selector(&format!(r#"device.attributes["driver-a"].kind == "{kind}""#))]);
         world.classes.push(class);
     }
     world
@@ -76,7 +88,7 @@ fn two_shares_fit_and_a_third_over_memory_goes_to_the_next_gpu() {
     let ids: Vec<String> = node
         .held
         .iter()
-        .flat_map(|c| c.status.clone()?.allocation?.devices?.results)
+        .filter_map(|c| c.status.clone()?.allocation?.devices?.results)
         .flatten()
         .map(|r| r.share_id.unwrap())
         .collect();
@@ -108,7 +120,10 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
         text.contains("1 device is without enough cores left (20 wanted, 10 left, shared by claim default/a, default/b): gpu-0-ts"),
         "{text}"
     );
-    assert!(text.contains("hint: devices come free when the pods that use default/a, default/b end"), "{text}");
+    assert!(
+        text.contains("hint: devices come free when the pods that use default/a, default/b end"),
+        "{text}"
+    );
     node.claims = share("c", "ts", "79Gi");
     let text = node.explanation().to_string();
     assert!(text.contains("without enough memory left (79Gi wanted, 78Gi left"), "{text}");
@@ -131,7 +146,10 @@ fn another_mode_is_refused_while_shares_run_and_told_who_holds_the_gpu() {
         text.contains("1 device is without enough left of counter set gpu-0 (gpu-0 wants compute 7, left 0, held by claim default/a, default/b): gpu-0"),
         "{text}"
     );
-    assert!(text.ends_with("hint: devices come free when the pods that use default/a, default/b end"), "{text}");
+    assert!(
+        text.ends_with("hint: devices come free when the pods that use default/a, default/b end"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -211,7 +229,11 @@ fn a_pair_that_no_gpu_has_room_for_is_told_by_gpu() {
     let mut node = node(2);
     node.place(one("a", "3g"));
     let mut second = one("b", "3g");
-    second[0] = matching(claim("b", vec![selecting("r", "3g", 1, r#"device.attributes["driver-a"].gpu == "GPU-1""#)]), GPU, &[]);
+    second[0] = matching(
+        claim("b", vec![selecting("r", "3g", 1, r#"device.attributes["driver-a"].gpu == "GPU-1""#)]),
+        GPU,
+        &[],
+    );
     assert_eq!(devices(&node.place(second)), "gpu-1-3g-0");
     node.claims = vec![matching(claim("c", vec![request("r", "3g", 2)]), GPU, &[])];
     let text = node.explanation().to_string();
@@ -270,7 +292,8 @@ fn slices_are_tried_by_name_and_devices_as_listed() {
 fn fifty_seven_1g_on_eight_gpus_of_seven_are_refused_at_once() {
     // Without a memory of what failed, this is C(56, 32) ways.
     let mut node = node(8);
-    let pod = |second| vec![claim("a", vec![request("r", "1g", 32)]), claim("b", vec![request("r", "1g", second)])];
+    let pod =
+        |second| vec![claim("a", vec![request("r", "1g", 32)]), claim("b", vec![request("r", "1g", second)])];
     assert_eq!(devices(&node.place(pod(25))), "does not fit");
     node.claims = pod(24);
     let Ok(Outcome::Fits(found)) = node.outcome() else { panic!("56 fit") };

@@ -104,7 +104,15 @@ impl Case {
     }
 
     /// The first fit from here on.
-    fn fit(&self, claim: usize, request: usize, way: Option<usize>, found: usize, start: usize, picks: &mut Vec<Taken>) -> bool {
+    fn fit(
+        &self,
+        claim: usize,
+        request: usize,
+        way: Option<usize>,
+        found: usize,
+        start: usize,
+        picks: &mut Vec<Taken>,
+    ) -> bool {
         let Some(requests) = self.claims.get(claim) else { return true };
         let Some(ways) = requests.get(request) else { return self.fit(claim + 1, 0, None, 0, 0, picks) };
         let Some(way) = way else {
@@ -143,12 +151,21 @@ impl Case {
     fn world(&self) -> World {
         let devices = self.things.iter().enumerate().map(|(index, thing)| {
             let mut device = Device { name: format!("device-{index}"), ..Device::default() };
-            device = with_attribute(device, "big", DeviceAttribute { bool: Some(thing.big), ..Default::default() });
+            device = with_attribute(
+                device,
+                "big",
+                DeviceAttribute { bool: Some(thing.big), ..Default::default() },
+            );
             if thing.colour.is_some() {
-                device = with_attribute(device, "colour", DeviceAttribute { int: thing.colour, ..Default::default() });
+                device = with_attribute(
+                    device,
+                    "colour",
+                    DeviceAttribute { int: thing.colour, ..Default::default() },
+                );
             }
             if let Some((gpu, [a, b])) = thing.draws {
-                device = drawing(device, &format!("gpu-{gpu}"), &[("a", &a.to_string()), ("b", &b.to_string())]);
+                device =
+                    drawing(device, &format!("gpu-{gpu}"), &[("a", &a.to_string()), ("b", &b.to_string())]);
             }
             match thing.shared {
                 Some(total) => shared(device, &[("units", ranged(&total.to_string(), "10", "0", "", ""))]),
@@ -161,9 +178,13 @@ impl Case {
             .enumerate()
             .map(|(gpu, [a, b])| (format!("gpu-{gpu}"), a.to_string(), b.to_string()))
             .collect();
-        let amounts: Vec<[(&str, &str); 2]> = names.iter().map(|(_, a, b)| [("a", a.as_str()), ("b", b.as_str())]).collect();
-        let all: Vec<(&str, &[(&str, &str)])> =
-            names.iter().zip(&amounts).map(|((name, ..), amounts)| (name.as_str(), amounts.as_slice())).collect();
+        let amounts: Vec<[(&str, &str); 2]> =
+            names.iter().map(|(_, a, b)| [("a", a.as_str()), ("b", b.as_str())]).collect();
+        let all: Vec<(&str, &[(&str, &str)])> = names
+            .iter()
+            .zip(&amounts)
+            .map(|((name, ..), amounts)| (name.as_str(), amounts.as_slice()))
+            .collect();
         let slices = one_pool(vec![slice_of(devices.collect()), sets(&all)]);
         let claims = self.claims.iter().enumerate().map(|(number, requests)| {
             let list = requests.iter().enumerate().map(|(r, ways)| request_of(r, ways)).collect();
@@ -222,7 +243,8 @@ fn things() -> impl Strategy<Value = Vec<Thing>> {
         any::<bool>(),
         prop::bool::weighted(0.15),
     );
-    let thing = thing.prop_map(|(draws, colour, shared, big, held)| Thing { draws, colour, shared, big, held });
+    let thing =
+        thing.prop_map(|(draws, colour, shared, big, held)| Thing { draws, colour, shared, big, held });
     prop::collection::vec(thing, 1..9)
 }
 

@@ -87,7 +87,8 @@ fn exchangeable(a: &Kind, b: &Kind, kinds: &[Kind], left: &BTreeMap<CounterId, i
         && pairs.clone().all(|((c, x), (d, y))| {
             x == y && left.get(c) == left.get(d) && charge(b, *c) == 0 && charge(a, *d) == 0
         })
-        && kinds.iter().filter(|k| !std::ptr::eq(*k, a) && !std::ptr::eq(*k, b)).all(|other| {
-            pairs.clone().all(|((c, _), (d, _))| charge(other, *c) == charge(other, *d))
-        })
+        && kinds
+            .iter()
+            .filter(|k| !std::ptr::eq(*k, a) && !std::ptr::eq(*k, b))
+            .all(|other| pairs.clone().all(|((c, _), (d, _))| charge(other, *c) == charge(other, *d)))
 }
