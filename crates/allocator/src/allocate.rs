@@ -156,7 +156,7 @@ pub enum AllocError {
     },
     /// A capacity of a device, or what is asked of it, is not an amount that can be consumed.
     #[error(
-        "claim {claim}, request {request:?}: capacity {capacity:?} of device {device}: {problem}; correct the request, or the capacity in the ResourceSlice"
+        "claim {claim}, request {request:?}: device {device}, {problem}; correct the request, or the capacity in the ResourceSlice"
     )]
     Capacity {
         /// The claim.
@@ -164,10 +164,8 @@ pub enum AllocError {
         /// The request.
         request: String,
         /// The device.
-        device: DeviceId,
-        /// Its capacity.
-        capacity: String,
-        /// What is wrong.
+        device: Box<DeviceId>,
+        /// `capacity NAME: what is wrong`.
         problem: String,
     },
     /// `allocationMode: All` and a constraint that forbids one of the devices.
@@ -180,9 +178,17 @@ pub enum AllocError {
         /// The request.
         request: String,
         /// The device.
-        device: DeviceId,
+        device: Box<DeviceId>,
         /// `matchAttribute NAME` or `distinctAttribute NAME`.
         constraint: String,
+    },
+    /// The search was given up; the scheduler gives up after ten seconds.
+    #[error(
+        "no answer after {steps} steps of the search: too many ways to combine the devices; ask for fewer devices in one pod, or pin the requests to a GPU with selectors"
+    )]
+    TooHard {
+        /// The steps taken.
+        steps: u64,
     },
     /// What is asked for is part of Kubernetes and not of this allocator yet.
     #[error(
@@ -235,7 +241,7 @@ impl AllocError {
 
     /// Whether only this node is ruled out; else the pod cannot be scheduled anywhere until an object changes.
     pub fn is_of_node(&self) -> bool {
-        matches!(self, Self::InvalidPool { .. })
+        matches!(self, Self::InvalidPool { .. } | Self::TooHard { .. })
     }
 }
 

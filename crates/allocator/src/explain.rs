@@ -168,8 +168,10 @@ pub(crate) fn explain<'a>(
     for claim in &prepared.claims {
         for choice in &claim.requests {
             let holder = Holder::of(claim.object);
-            let reasons =
-                choice.alternatives.iter().map(|request| of_request(prepared, search, pools, &holder, request));
+            let reasons = choice
+                .alternatives
+                .iter()
+                .map(|request| of_request(prepared, search, pools, &holder, request));
             all.push(reasons.collect::<Vec<_>>());
         }
     }
@@ -229,9 +231,8 @@ fn of_request<'a>(
                     Reason::InUse { by: by.into_iter().cloned().collect() }
                 }
             },
-            Ok(Some(refusal)) => {
-                reasons::of_refusal(prepared, pools, request, candidate, &refusal).unwrap_or(Reason::FeatureOff)
-            }
+            Ok(Some(refusal)) => reasons::of_refusal(prepared, pools, request, candidate, &refusal)
+                .unwrap_or(Reason::FeatureOff),
             Err(error) => Reason::Failed { error: error.to_string() },
         };
         refused.push(DeviceReason { device: candidate.id(), reason });

@@ -130,7 +130,8 @@ pub(crate) fn gather<'a>(
     } else {
         let usable = |s: &&ResourceSlice| !partitionable(&s.spec);
         for pool in kept {
-            let slices: Vec<_> = all.everywhere(pool.driver, pool.name).iter().copied().filter(usable).collect();
+            let slices: Vec<_> =
+                all.everywhere(pool.driver, pool.name).iter().copied().filter(usable).collect();
             if !slices.is_empty() {
                 relevant.insert((pool.driver, pool.name), slices);
             }

@@ -66,7 +66,8 @@ impl Quantity {
     /// A number of billionths.
     pub(crate) fn from_nanos(nanos: i128, format: Format) -> Self {
         // An amount below one has no binary form that is easier to read.
-        let format = if format == Format::BinarySi && 0 < nanos && nanos < ONE { Format::DecimalSi } else { format };
+        let format =
+            if format == Format::BinarySi && 0 < nanos && nanos < ONE { Format::DecimalSi } else { format };
         Self { nanos, format }
     }
 

@@ -53,7 +53,9 @@ pub(crate) fn demands<'a>(
     static NONE: BTreeMap<String, DeviceCapacity> = BTreeMap::new();
     let capacities = device.capacity.as_ref().unwrap_or(&NONE);
     let wanted = wanted.and_then(|w| w.requests.as_ref());
-    if let Some(missing) = wanted.into_iter().flat_map(|w| w.keys()).find(|name| !capacities.contains_key(*name)) {
+    if let Some(missing) =
+        wanted.into_iter().flat_map(|w| w.keys()).find(|name| !capacities.contains_key(*name))
+    {
         return Ok(Err(Unfit::Missing(missing)));
     }
     // First all amounts: one that cannot be computed is an error, whatever the others are.
@@ -71,7 +73,9 @@ pub(crate) fn demands<'a>(
     for (demand, capacity) in demands.iter().zip(capacities.values()) {
         let policy = capacity.request_policy.as_ref();
         let name = demand.capacity;
-        if breaks(&demand.amount, policy, fractions).map_err(|p| Incomputable { capacity: name.to_owned(), problem: p })? {
+        if breaks(&demand.amount, policy, fractions)
+            .map_err(|p| Incomputable { capacity: name.to_owned(), problem: p })?
+        {
             return Ok(Err(Unfit::Policy(name, demand.amount.clone())));
         }
         if demand.amount > demand.total {
@@ -110,7 +114,11 @@ fn amount(
 }
 
 /// Whether the amount is one that the policy does not allow.
-fn breaks(amount: &Quantity, policy: Option<&CapacityRequestPolicy>, fractions: bool) -> Result<bool, String> {
+fn breaks(
+    amount: &Quantity,
+    policy: Option<&CapacityRequestPolicy>,
+    fractions: bool,
+) -> Result<bool, String> {
     let Some(policy) = policy else { return Ok(false) };
     if let Some(default) = &policy.default
         && read(default)? == *amount
@@ -161,7 +169,8 @@ impl Range {
             return Ok(self.min.clone());
         }
         let Some((step, format)) = self.step else { return Ok(asked) };
-        let beyond = |q: &Quantity| format!("the request {q} is not representable in the steps of its valid range");
+        let beyond =
+            |q: &Quantity| format!("the request {q} is not representable in the steps of its valid range");
         if self.unit == MILLI && asked.nanos() % MILLI != 0 {
             return Err(beyond(&asked));
         }

@@ -62,9 +62,15 @@ impl<'a> Constraint<'a> {
             return Some(vec![scalar(attribute).unwrap_or(Value::Unknown)]);
         }
         let mut values: Vec<Value<'a>> = match attribute {
-            DeviceAttribute { ints: Some(v), .. } if !v.is_empty() => v.iter().map(|v| Value::Int(*v)).collect(),
-            DeviceAttribute { bools: Some(v), .. } if !v.is_empty() => v.iter().map(|v| Value::Bool(*v)).collect(),
-            DeviceAttribute { strings: Some(v), .. } if !v.is_empty() => v.iter().map(|v| Value::Text(v)).collect(),
+            DeviceAttribute { ints: Some(v), .. } if !v.is_empty() => {
+                v.iter().map(|v| Value::Int(*v)).collect()
+            }
+            DeviceAttribute { bools: Some(v), .. } if !v.is_empty() => {
+                v.iter().map(|v| Value::Bool(*v)).collect()
+            }
+            DeviceAttribute { strings: Some(v), .. } if !v.is_empty() => {
+                v.iter().map(|v| Value::Text(v)).collect()
+            }
             DeviceAttribute { versions: Some(v), .. } if !v.is_empty() => {
                 v.iter().map(|v| Value::Version(v)).collect()
             }
@@ -91,21 +97,34 @@ fn common<'a>(a: &[Value<'a>], b: &[Value<'a>]) -> Vec<Value<'a>> {
     a.iter().filter(|v| **v != Value::Unknown && b.binary_search(v).is_ok()).copied().collect()
 }
 
+/// What is known of a candidate's values.
+#[derive(Debug, Clone, Copy)]
+enum Seen {
+    NotAsked,
+    Lacking,
+    List(usize),
+}
+
 /// The devices that were picked under a constraint, by their values.
 #[derive(Debug)]
 pub(crate) struct State<'a> {
     /// Value lists, numbered.
     numbers: BTreeMap<Vec<Value<'a>>, usize>,
     lists: Vec<Vec<Value<'a>>>,
-    /// By candidate: the number of its value list; none for one without the attribute. Filled when first asked.
-    seen: Vec<Option<Option<usize>>>,
+    /// By candidate: the number of its value list.
+    seen: Vec<Seen>,
     /// For a match: what all picks so far have in common, one entry a pick. Else the picks' own values.
     stack: Vec<usize>,
 }
 
 impl<'a> State<'a> {
     pub(crate) fn new(candidates: usize) -> Self {
-        Self { numbers: BTreeMap::new(), lists: Vec::new(), seen: vec![None; candidates], stack: Vec::new() }
+        Self {
+            numbers: BTreeMap::new(),
+            lists: Vec::new(),
+            seen: vec![Seen::NotAsked; candidates],
+            stack: Vec::new(),
+        }
     }
 
     /// The number of a candidate's values.
@@ -114,12 +133,14 @@ impl<'a> State<'a> {
         candidate: usize,
         values: impl FnOnce() -> Option<Vec<Value<'a>>>,
     ) -> Option<usize> {
-        if let Some(seen) = self.seen.get(candidate).copied().flatten() {
-            return seen;
+        match self.seen.get(candidate) {
+            Some(Seen::List(number)) => return Some(*number),
+            Some(Seen::Lacking) => return None,
+            Some(Seen::NotAsked) | None => {}
         }
         let number = values().map(|values| self.intern(values));
         if let Some(slot) = self.seen.get_mut(candidate) {
-            *slot = Some(number);
+            *slot = number.map_or(Seen::Lacking, Seen::List);
         }
         number
     }

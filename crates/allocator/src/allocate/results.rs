@@ -42,7 +42,8 @@ fn of_claim(
             let mut result = result(prepared.features, request, candidate);
             if candidate.shared {
                 let number = results.len();
-                let share = Share { claim: claim.object, request: &request.name, device: candidate.id(), number };
+                let share =
+                    Share { claim: claim.object, request: &request.name, device: candidate.id(), number };
                 result.share_id = Some(share_ids.id(prepared.inputs.allocated, &share));
                 result.consumed_capacity = consumed(prepared.features, request, candidate);
             }
@@ -91,7 +92,8 @@ fn consumed(
     candidate: &Candidate<'_>,
 ) -> Option<BTreeMap<String, Raw>> {
     // The search has computed the same: a device that is not fit is not picked.
-    let demands = capacity::demands(request.capacity, candidate.device, features.fractional_capacity).ok()?.ok()?;
+    let demands =
+        capacity::demands(request.capacity, candidate.device, features.fractional_capacity).ok()?.ok()?;
     let amounts: BTreeMap<String, Raw> =
         demands.into_iter().map(|d| (d.capacity.to_owned(), Raw(d.amount.to_string()))).collect();
     (!amounts.is_empty()).then_some(amounts)

@@ -24,6 +24,10 @@ pub(crate) use judge::{Refusal, Verdict};
 /// tests it begins at once, so that small cases go through it.
 const PATIENCE: u64 = if cfg!(test) { 0 } else { 64 };
 
+/// The most steps of a search. The scheduler gives up after ten seconds; a limit on work has the same answer on
+/// every machine.
+const MAX_STEPS: u64 = 500_000;
+
 /// A device that was picked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pick {
@@ -174,6 +178,9 @@ impl<'s, 'a> Search<'s, 'a> {
 
     fn one(&mut self, at: At) -> Result<Step, AllocError> {
         self.steps += 1;
+        if self.steps > MAX_STEPS {
+            return Err(AllocError::TooHard { steps: MAX_STEPS });
+        }
         let prepared = self.prepared;
         let Some(claim) = prepared.claims.get(at.claim) else { return Ok(Step::Fits) };
         let Some(choice) = claim.requests.get(at.request) else {

@@ -14,7 +14,9 @@ pub(super) fn unsatisfied<'a>(prepared: &Prepared<'a>, search: &mut Search<'_, '
     let mut reasons = Vec::new();
     for (place, claim) in prepared.claims.iter().enumerate() {
         for (number, constraint) in claim.constraints.iter().enumerate() {
-            let Some(available) = available(prepared, search, claim, (place, number), constraint) else { continue };
+            let Some(available) = available(prepared, search, claim, (place, number), constraint) else {
+                continue;
+            };
             let problem = match constraint.kind {
                 Kind::Match => no_common_value(&available),
                 Kind::Distinct => too_few_values(&available),

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};
-use crate::allocated::Holder;
 use crate::allocate::MAX_RESULTS;
+use crate::allocated::Holder;
 
 /// Devices that are named one by one; the rest is counted.
 const NAMED: usize = 4;
@@ -79,9 +79,10 @@ impl Explanation {
         if self.competing {
             return None;
         }
-        let beyond = self.requests.iter().find_map(|r| Some((r, r.wanted?, r.selected()))).filter(
-            |(_, wanted, selected)| self.requests.len() == 1 && *selected > 0 && selected < wanted,
-        );
+        let beyond =
+            self.requests.iter().find_map(|r| Some((r, r.wanted?, r.selected()))).filter(
+                |(_, wanted, selected)| self.requests.len() == 1 && *selected > 0 && selected < wanted,
+            );
         if let Some((_, wanted, selected)) = beyond {
             let has = if selected == 1 { "1 device".to_owned() } else { format!("{selected} devices") };
             return Some(format!(
@@ -92,7 +93,7 @@ impl Explanation {
         if reasons().all(|r| matches!(r, Reason::SelectorFalse { .. })) {
             return Some("no device of the node is what the class and claim select; compare the attributes of the devices with the expressions".to_owned());
         }
-        let mut holders: Vec<String> = reasons().flat_map(|r| r.holders()).map(ToString::to_string).collect();
+        let mut holders: Vec<String> = reasons().flat_map(Reason::holders).map(ToString::to_string).collect();
         let mut seen = BTreeSet::new();
         holders.retain(|holder| seen.insert(holder.clone()));
         if !holders.is_empty() {
@@ -164,7 +165,9 @@ fn lines(refused: &[DeviceReason]) -> Vec<String> {
 fn counters(by_set: &BTreeMap<&str, Vec<(&Reason, &str)>>) -> Vec<String> {
     let mut lines = Vec::new();
     for (set, devices) in by_set.iter().take(NAMED) {
-        let Some((Reason::CounterShort { counter, wanted, left, by, .. }, first)) = devices.first() else { continue };
+        let Some((Reason::CounterShort { counter, wanted, left, by, .. }, first)) = devices.first() else {
+            continue;
+        };
         let names = named(devices.iter().map(|(_, name)| *name).collect::<Vec<_>>().into_iter());
         let holders = if by.is_empty() { String::new() } else { format!(", held by claim {}", claims(by)) };
         lines.push(format!(

@@ -2,6 +2,7 @@
 
 use super::Reason;
 use crate::allocate::{Prepared, Refusal, Request, Short, Unfit, Verdict, holders};
+use crate::allocated::Uses;
 use crate::pools::Gathered;
 use crate::quantity::{Format, Quantity};
 
@@ -37,7 +38,7 @@ pub(super) fn of_refusal(
         Refusal::Unfit(unfit) => Some(of_unfit(candidate, unfit)),
         Refusal::CapacityShort(demand, left) => {
             let uses = allocated.uses(candidate.driver, candidate.pool, &candidate.device.name);
-            let mut by: Vec<_> = uses.into_iter().flat_map(|u| u.holders()).cloned().collect();
+            let mut by: Vec<_> = uses.into_iter().flat_map(Uses::holders).cloned().collect();
             by.sort();
             by.dedup();
             Some(Reason::CapacityShort {
@@ -57,9 +58,13 @@ pub(super) fn of_refusal(
             let (set, name) = (counter.set.to_owned(), counter.name.to_owned());
             let by = holders(pool, allocated, number);
             Some(match short {
-                Short::Counter { charge, .. } => {
-                    Reason::CounterShort { set, counter: name, wanted: text(charge.amount), left: text(left), by }
-                }
+                Short::Counter { charge, .. } => Reason::CounterShort {
+                    set,
+                    counter: name,
+                    wanted: text(charge.amount),
+                    left: text(left),
+                    by,
+                },
                 Short::Overdrawn { .. } => Reason::PoolOverdrawn { set, counter: name, left: text(left), by },
             })
         }

@@ -78,12 +78,24 @@ impl<'a> Pool<'a> {
         let (mut counters, slices): (Vec<_>, Vec<_>) = slices.into_iter().partition(declares);
         let (more_counters, elsewhere): (Vec<_>, Vec<_>) = others.into_iter().partition(declares);
         counters.extend(more_counters);
-        let mut pool =
-            Self { driver, name, devices: Vec::new(), counters: Vec::new(), consumers: Vec::new(), problem, waits: false };
+        let mut pool = Self {
+            driver,
+            name,
+            devices: Vec::new(),
+            counters: Vec::new(),
+            consumers: Vec::new(),
+            problem,
+            waits: false,
+        };
         for slice in slices {
-            pool.devices.extend(devices(&slice.spec).map(|device| PoolDevice { slice, device, charges: None }));
+            pool.devices.extend(devices(&slice.spec).map(|device| PoolDevice {
+                slice,
+                device,
+                charges: None,
+            }));
         }
-        pool.waits = pool.devices.iter().any(|d| d.device.binding_conditions.as_ref().is_some_and(|c| !c.is_empty()));
+        pool.waits =
+            pool.devices.iter().any(|d| d.device.binding_conditions.as_ref().is_some_and(|c| !c.is_empty()));
         if pool.problem.is_none() {
             let elsewhere = elsewhere.into_iter().flat_map(|s| devices(&s.spec));
             pool.problem = pool.check(&counters, elsewhere, features).err().map(PoolProblem::Invalid);

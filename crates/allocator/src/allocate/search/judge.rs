@@ -44,7 +44,11 @@ pub(super) type Demands<'a> = Result<Vec<Demand<'a>>, Unfit<'a>>;
 
 impl<'a> Search<'_, 'a> {
     /// Why the candidate cannot be given to the request now; `None` when it can.
-    pub(crate) fn refusal(&mut self, request: &Request<'a>, index: usize) -> Result<Option<Refusal<'a>>, AllocError> {
+    pub(crate) fn refusal(
+        &mut self,
+        request: &Request<'a>,
+        index: usize,
+    ) -> Result<Option<Refusal<'a>>, AllocError> {
         if let Some(refusal) = self.unavailable(request, index)? {
             return Ok(Some(refusal));
         }
@@ -74,7 +78,7 @@ impl<'a> Search<'_, 'a> {
                 return Err(AllocError::AllAgainstConstraint {
                     claim: Holder::of(claim.object),
                     request: request.name.clone(),
-                    device: candidate.id(),
+                    device: Box::new(candidate.id()),
                     constraint: constraint.to_string(),
                 });
             }
@@ -83,7 +87,11 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// Taken, or not what the request selects.
-    fn unavailable(&mut self, request: &Request<'a>, index: usize) -> Result<Option<Refusal<'a>>, AllocError> {
+    fn unavailable(
+        &mut self,
+        request: &Request<'a>,
+        index: usize,
+    ) -> Result<Option<Refusal<'a>>, AllocError> {
         let prepared = self.prepared;
         let Some(candidate) = prepared.candidates.get(index) else { return Ok(Some(Refusal::Taken)) };
         let taking = self.taking.get(index).map(Vec::as_slice).unwrap_or_default();
@@ -100,7 +108,11 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// Short of capacity.
-    pub(super) fn lacking(&mut self, request: &Request<'a>, index: usize) -> Result<Option<Refusal<'a>>, AllocError> {
+    pub(super) fn lacking(
+        &mut self,
+        request: &Request<'a>,
+        index: usize,
+    ) -> Result<Option<Refusal<'a>>, AllocError> {
         let prepared = self.prepared;
         if !prepared.features.consumable_capacity {
             return Ok(None);
@@ -177,8 +189,8 @@ impl<'a> Search<'_, 'a> {
     pub(super) fn first_charges(&self, index: usize) -> Option<&'_ [crate::pools::Charge]> {
         let candidate = self.prepared.candidates.get(index)?;
         let charges = candidate.charges.as_deref()?;
-        let charged = candidate.shared && self.uses(candidate).is_some_and(Uses::is_shared);
-        (!charged).then_some(charges)
+        let paid = candidate.shared && self.uses(candidate).is_some_and(Uses::is_shared);
+        (!paid).then_some(charges)
     }
 
     /// Computes what the request consumes of the candidate, once.
@@ -200,9 +212,8 @@ impl<'a> Search<'_, 'a> {
                     |c| Holder::of(c.object),
                 ),
                 request: request.name.clone(),
-                device: candidate.id(),
-                capacity: error.capacity,
-                problem: error.problem,
+                device: Box::new(candidate.id()),
+                problem: format!("capacity {:?}: {}", error.capacity, error.problem),
             })?);
         }
         Ok(())
@@ -220,7 +231,11 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// The first taint that keeps the request away.
-    pub(super) fn untolerated(&self, request: &Request<'a>, candidate: &Candidate<'a>) -> Option<&'a DeviceTaint> {
+    pub(super) fn untolerated(
+        &self,
+        request: &Request<'a>,
+        candidate: &Candidate<'a>,
+    ) -> Option<&'a DeviceTaint> {
         if !self.prepared.features.device_taints {
             return None;
         }

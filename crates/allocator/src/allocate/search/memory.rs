@@ -5,6 +5,8 @@
 //! *kind* are the same to every request, and a *group* (devices that draw on the same counters, such as all that a
 //! GPU can become) can stand for another of the same class. Counters that cannot run out are left out of it.
 
+mod symmetry;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::constraints::Value;
@@ -27,6 +29,8 @@ struct Group {
     /// Groups of one class are the same but for the names.
     class: i128,
     kinds: Vec<Kind>,
+    /// Places of kinds that can stand for one another, as placements of one profile often can.
+    orbits: Vec<Vec<usize>>,
 }
 
 /// Candidates that are the same to every request; a device that can be shared is a kind of its own.
@@ -72,10 +76,11 @@ impl<'a> Search<'_, 'a> {
             }
         }
         let mut classes = BTreeMap::new();
-        let groups = grouped(kinds).into_iter().map(|kinds| {
-            let description = description(&kinds, &scarce);
+        let groups = symmetry::grouped(kinds).into_iter().map(|kinds| {
             let next = number(classes.len());
-            Group { class: *classes.entry(description).or_insert(next), kinds }
+            let class = classes.entry(symmetry::description(&kinds, &scarce));
+            let (class, orbits) = class.or_insert_with(|| (next, symmetry::orbits(&kinds, &scarce))).clone();
+            Group { class, kinds, orbits }
         });
         Memory { groups: groups.collect(), failed: BTreeSet::new() }
     }
@@ -93,7 +98,8 @@ impl<'a> Search<'_, 'a> {
             let initial = |c: &Charge| self.ledger.initial(candidate.home, c.counter) < c.amount;
             self.first_charges(index).is_some_and(|charges| charges.iter().any(initial))
         };
-        if self.is_taken(candidate) || wanted == Opinion::Never || (wanted == Opinion::Perhaps && overdrawn()) {
+        if self.is_taken(candidate) || wanted == Opinion::Never || (wanted == Opinion::Perhaps && overdrawn())
+        {
             return None;
         }
         if wanted == Opinion::Error {
@@ -195,8 +201,12 @@ impl<'a> Search<'_, 'a> {
             .iter()
             .map(|group| {
                 let mut state = vec![group.class];
-                for kind in &group.kinds {
-                    self.state_of(kind, at.start, &mut state);
+                for orbit in &group.orbits {
+                    let kinds = orbit.iter().filter_map(|place| group.kinds.get(*place));
+                    let mut states: Vec<Vec<i128>> =
+                        kinds.map(|kind| self.state_of(kind, at.start)).collect();
+                    states.sort_unstable();
+                    state.extend(states.into_iter().flatten());
                 }
                 state
             })
@@ -207,16 +217,15 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// What is left of a kind: of all, and of those that this request can still reach.
-    fn state_of(&self, kind: &Kind, start: usize, state: &mut Vec<i128>) {
+    fn state_of(&self, kind: &Kind, start: usize) -> Vec<i128> {
         if kind.shared {
-            let Some(index) = kind.members.first() else { return };
-            state.push(i128::from(*index >= start));
+            let Some(index) = kind.members.first() else { return Vec::new() };
+            let mut state = vec![i128::from(*index >= start)];
             if let Some(shared) = self.shared.get(*index) {
-                state.push(i128::from(shared.picked > 0));
-                state.push(number(shared.consumed.len()));
+                state.extend([i128::from(shared.picked > 0), number(shared.consumed.len())]);
                 state.extend(&shared.consumed);
             }
-            return;
+            return state;
         }
         let free = |index: &&usize| self.taking.get(**index).is_some_and(Vec::is_empty);
         let (mut all, mut reachable) = (0, 0);
@@ -224,7 +233,7 @@ impl<'a> Search<'_, 'a> {
             all += 1;
             reachable += i128::from(*index >= start);
         }
-        state.extend([all, reachable]);
+        vec![all, reachable]
     }
 
     /// Who has which device, where that matters and not only how many of a kind are left.
@@ -245,52 +254,4 @@ impl<'a> Search<'_, 'a> {
 
 fn number(count: usize) -> i128 {
     i128::try_from(count).unwrap_or(i128::MAX)
-}
-
-/// Puts the kinds together that draw on the same counters, in the order of their first devices.
-fn grouped(kinds: Vec<Kind>) -> Vec<Vec<Kind>> {
-    let mut leader: Vec<usize> = (0..kinds.len()).collect();
-    let mut first_user: BTreeMap<CounterId, usize> = BTreeMap::new();
-    for (place, kind) in kinds.iter().enumerate() {
-        for (counter, _) in &kind.charges {
-            let other = *first_user.entry(*counter).or_insert(place);
-            let (a, b) = (lead(&leader, other), lead(&leader, place));
-            if let Some(slot) = leader.get_mut(a.max(b)) {
-                *slot = a.min(b);
-            }
-        }
-    }
-    let mut groups: BTreeMap<usize, Vec<Kind>> = BTreeMap::new();
-    for (place, kind) in kinds.into_iter().enumerate() {
-        groups.entry(lead(&leader, place)).or_default().push(kind);
-    }
-    groups.into_values().collect()
-}
-
-fn lead(leader: &[usize], mut place: usize) -> usize {
-    while let Some(next) = leader.get(place).copied().filter(|next| *next != place) {
-        place = next;
-    }
-    place
-}
-
-/// A group without the names of its counters: they are numbered as they come.
-fn description(kinds: &[Kind], left: &BTreeMap<CounterId, i128>) -> Vec<i128> {
-    let mut numbers: BTreeMap<CounterId, usize> = BTreeMap::new();
-    let mut amounts = Vec::new();
-    let mut text = Vec::new();
-    for kind in kinds {
-        text.extend([number(kind.signature.len()), number(kind.members.len()), number(kind.charges.len())]);
-        text.extend(&kind.signature);
-        for (counter, amount) in &kind.charges {
-            let next = numbers.len();
-            let local = *numbers.entry(*counter).or_insert(next);
-            if local == next {
-                amounts.push(left.get(counter).copied().unwrap_or(0));
-            }
-            text.extend([number(local), *amount]);
-        }
-    }
-    text.extend(amounts);
-    text
 }

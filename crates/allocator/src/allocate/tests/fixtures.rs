@@ -42,7 +42,9 @@ pub(super) fn drawing(mut device: Device, set: &str, amounts: &[(&str, &str)]) -
 
 /// A slice that declares counter sets and nothing else.
 pub(super) fn sets(sets: &[(&str, &[(&str, &str)])]) -> ResourceSlice {
-    let sets = sets.iter().map(|(name, amounts)| CounterSet { name: (*name).to_owned(), counters: counters(amounts) });
+    let sets = sets
+        .iter()
+        .map(|(name, amounts)| CounterSet { name: (*name).to_owned(), counters: counters(amounts) });
     with(slice_of(Vec::new()), |s| {
         s.metadata.name = Some("slice-0-counters".to_owned());
         s.spec.devices = None;
@@ -73,7 +75,8 @@ pub(super) fn amount(value: &str) -> DeviceCapacity {
 pub(super) fn ranged(value: &str, default: &str, min: &str, max: &str, step: &str) -> DeviceCapacity {
     let optional = |text: &str| (!text.is_empty()).then(|| raw(text));
     let range = CapacityRequestPolicyRange { min: raw(min), max: optional(max), step: optional(step) };
-    let policy = CapacityRequestPolicy { default: optional(default), valid_range: Some(range), valid_values: None };
+    let policy =
+        CapacityRequestPolicy { default: optional(default), valid_range: Some(range), valid_values: None };
     DeviceCapacity { value: raw(value), request_policy: Some(policy) }
 }
 

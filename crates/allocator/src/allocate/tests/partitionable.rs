@@ -23,7 +23,8 @@ fn partitionable_devices_single_device() {
 
 #[test]
 fn partitionable_devices_prioritized_list() {
-    let devices = vec![partition("device-1", "8Gi"), partition("device-2", "8Gi"), partition("device-3", "8Gi")];
+    let devices =
+        vec![partition("device-1", "8Gi"), partition("device-2", "8Gi"), partition("device-3", "8Gi")];
     let alternatives = vec![sub("three", CLASS_A, 3), sub("two", CLASS_A, 2)];
     let world = world("18Gi", devices, vec![first_of("r", alternatives)]);
     assert_eq!(world.try_it(), "r/two=device-1 r/two=device-2 @node-1");
@@ -52,31 +53,47 @@ fn partitionable_devices_multiple_capacity_pools_and_counters() {
         drawing(drawing(device(name), "gpu", &[("memory", a), ("slices", "1")]), "other", &[("memory", b)])
     };
     let slices = |slices: &str| {
-        let sets = sets(&[
-            ("gpu", &[("memory", "8Gi"), ("slices", slices)]),
-            ("other", &[("memory", "8Gi")]),
-        ]);
+        let sets =
+            sets(&[("gpu", &[("memory", "8Gi"), ("slices", slices)]), ("other", &[("memory", "8Gi")])]);
         one_pool(vec![
             sets,
-            slice_of(vec![both("device-1", "4Gi", "6Gi"), both("device-2", "4Gi", "4Gi"), both("device-3", "4Gi", "2Gi")]),
+            slice_of(vec![
+                both("device-1", "4Gi", "6Gi"),
+                both("device-2", "4Gi", "4Gi"),
+                both("device-3", "4Gi", "2Gi"),
+            ]),
         ])
     };
     let two = |count| World::new(slices(count), vec![claim("c", vec![request("r", CLASS_A, 2)])]).try_it();
-    assert_eq!(two("2"), "r=device-1 r=device-3 @node-1", "the first two would take 10Gi of 8 of the second set");
+    assert_eq!(
+        two("2"),
+        "r=device-1 r=device-3 @node-1",
+        "the first two would take 10Gi of 8 of the second set"
+    );
     assert_eq!(two("1"), "does not fit", "one slice is not enough for two");
 }
 
 #[test]
 fn partitionable_devices_multiple_pools() {
     let second = |slice| in_pool(slice, DRIVER_A, "pool-2");
-    let mut slices = one_pool(vec![gpu("4Gi"), slice_of(vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")])]);
-    let mut more: Vec<_> = one_pool(vec![gpu("4Gi"), slice_of(vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")])])
-        .into_iter()
-        .map(second)
-        .collect();
+    let mut slices = one_pool(vec![
+        gpu("4Gi"),
+        slice_of(vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")]),
+    ]);
+    let mut more: Vec<_> = one_pool(vec![
+        gpu("4Gi"),
+        slice_of(vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")]),
+    ])
+    .into_iter()
+    .map(second)
+    .collect();
     slices.append(&mut more);
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 2)])]);
-    assert_eq!(world.try_it(), "r=device-1 r=driver-a/pool-2/device-1 @node-1", "each pool has counters of its own");
+    assert_eq!(
+        world.try_it(),
+        "r=device-1 r=driver-a/pool-2/device-1 @node-1",
+        "each pool has counters of its own"
+    );
 }
 
 #[test]
@@ -95,7 +112,10 @@ fn partitionable_devices_unused_counters_in_counter_set() {
         sets(&[("gpu", &[("memory", "4Gi"), ("unused", "1")]), ("unused", &[("memory", "0")])]),
         slice_of(vec![partition("device-1", "4Gi")]),
     ]);
-    assert_eq!(World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]).try_it(), "r=device-1 @node-1");
+    assert_eq!(
+        World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]).try_it(),
+        "r=device-1 @node-1"
+    );
 }
 
 #[test]
@@ -111,7 +131,12 @@ fn partitionable_devices_no_capacity_available() {
 #[test]
 fn partitionable_devices_overallocated_capacity_pool() {
     // The driver has shrunk a set under an allocation: nothing that consumes counters of the pool can be had.
-    let slices = |devices| one_pool(vec![sets(&[("gpu", &[("memory", "16Gi")]), ("other", &[("memory", "8Gi")])]), slice_of(devices)]);
+    let slices = |devices| {
+        one_pool(vec![
+            sets(&[("gpu", &[("memory", "16Gi")]), ("other", &[("memory", "8Gi")])]),
+            slice_of(devices),
+        ])
+    };
     let devices = vec![
         partition("device-1", "20Gi"),
         drawing(device("device-2"), "other", &[("memory", "1Gi")]),
@@ -141,10 +166,12 @@ fn partitionable_devices_with_attribute_selector() {
 #[test]
 fn partitionable_devices_with_binding_conditions_and_taints() {
     let bound = Device { binding_conditions: Some(vec!["Ready".to_owned()]), ..partition("device-1", "4Gi") };
-    let tainted = Device { taints: tainted("x-1", &[("a", "NoSchedule")]).taints, ..partition("device-2", "4Gi") };
+    let tainted =
+        Device { taints: tainted("x-1", &[("a", "NoSchedule")]).taints, ..partition("device-2", "4Gi") };
     let world = world("8Gi", vec![bound, tainted], vec![request("r", CLASS_A, 1)]);
     assert_eq!(world.try_it(), "r=device-1 @node-1");
-    let two = self::world("8Gi", world.slices[1].spec.devices.clone().unwrap(), vec![request("r", CLASS_A, 2)]);
+    let two =
+        self::world("8Gi", world.slices[1].spec.devices.clone().unwrap(), vec![request("r", CLASS_A, 2)]);
     assert_eq!(two.try_it(), "does not fit", "a tainted device must not keep the counters it was tried with");
 }
 
@@ -152,11 +179,17 @@ fn partitionable_devices_with_binding_conditions_and_taints() {
 fn partitionable_devices_per_device_node_selection() {
     let on = |name: &str, node: &str| Device { node_name: Some(node.to_owned()), ..partition(name, "4Gi") };
     let zoned = Device { node_selector: Some(zone("a")), ..partition("device-3", "4Gi") };
-    let slices = one_pool(vec![on_all_nodes(gpu("8Gi")), on_all_nodes(slice_of(vec![on("device-1", "node-1"), on("device-2", "node-2"), zoned]))]);
-    let slices = vec![slices[0].clone(), with(slices[1].clone(), |s| {
-        s.spec.all_nodes = None;
-        s.spec.per_device_node_selection = Some(true);
-    })];
+    let slices = one_pool(vec![
+        on_all_nodes(gpu("8Gi")),
+        on_all_nodes(slice_of(vec![on("device-1", "node-1"), on("device-2", "node-2"), zoned])),
+    ]);
+    let slices = vec![
+        slices[0].clone(),
+        with(slices[1].clone(), |s| {
+            s.spec.all_nodes = None;
+            s.spec.per_device_node_selection = Some(true);
+        }),
+    ];
     let mut world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 2)])]);
     assert_eq!(world.try_it(), "r=device-1 r=device-3 @node-1");
     // A device for another node draws on the same counters.
@@ -189,15 +222,25 @@ fn partitionable_devices_device_counter_consumption_references_counter_set_in_ot
     let mut slices = vec![in_pool(gpu("8Gi"), DRIVER_A, "pool-2")];
     slices.push(slice_of(vec![partition("device-1", "4Gi")]));
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]);
-    assert!(world.try_it().contains("device device-1 references unknown counter set gpu"), "{}", world.try_it());
+    assert!(
+        world.try_it().contains("device device-1 references unknown counter set gpu"),
+        "{}",
+        world.try_it()
+    );
 }
 
 #[test]
 fn partitionable_devices_validation_error_on_non_targeting_slice() {
-    let elsewhere = on_node(slice_of(vec![drawing(device("device-2"), "unknown", &[("memory", "1")])]), "node-2");
-    let slices = one_pool(vec![on_all_nodes(gpu("8Gi")), slice_of(vec![partition("device-1", "4Gi")]), elsewhere]);
+    let elsewhere =
+        on_node(slice_of(vec![drawing(device("device-2"), "unknown", &[("memory", "1")])]), "node-2");
+    let slices =
+        one_pool(vec![on_all_nodes(gpu("8Gi")), slice_of(vec![partition("device-1", "4Gi")]), elsewhere]);
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]);
-    assert!(world.try_it().contains("device device-2 references unknown counter set unknown"), "{}", world.try_it());
+    assert!(
+        world.try_it().contains("device device-2 references unknown counter set unknown"),
+        "{}",
+        world.try_it()
+    );
 }
 
 #[test]

@@ -63,10 +63,7 @@ fn a_reference_to_an_unknown_counter_set_or_counter_makes_the_pool_invalid() {
         Device { consumes_counters: Some(vec![consumption]), ..device("device-1") }
     };
     let sets = || {
-        let set = CounterSet {
-            name: "gpu".to_owned(),
-            counters: [("memory".to_owned(), one())].into(),
-        };
+        let set = CounterSet { name: "gpu".to_owned(), counters: [("memory".to_owned(), one())].into() };
         with(part(slice_of(Vec::new()), 2, 2), |s| s.spec.shared_counters = Some(vec![set]))
     };
     for (set, counter, problem) in [
