@@ -270,8 +270,12 @@ impl Story {
         if open || !self.world.lock().mig_late.is_empty() {
             return;
         }
+        // Whoever turns MIG mode on under a whole GPU's holder takes it from him; that is not ours to mend.
+        let whole = self.world.lock().records().values().filter_map(Stored::fine).any(|record| {
+            record.devices.iter().any(|d| d.gpu == gpu && d.kind == divvy_model::HoldKind::Whole)
+        });
         let sim = sim(&self.world);
-        if self.chance.one_in(4) {
+        if !whole && self.chance.one_in(4) {
             drop(sim.edit(|e| e.set_mig_mode(&gpu, true)));
         }
         if let Ok(made) = sim.make_foreign_instance(&gpu, name.profile, name.start) {
