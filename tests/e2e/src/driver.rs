@@ -177,11 +177,18 @@ impl<'a> Driver<'a> {
     pub fn wait_for_slices(&self) -> Result<Vec<Value>> {
         wait_for("ResourceSlices with every GPU", PATIENCE, || {
             let slices = self.slices()?;
-            let devices: usize =
-                slices.iter().map(|slice| at(slice, "spec.devices").as_array().map_or(0, Vec::len)).sum();
-            Ok((devices == self.gpus.count()).then_some(slices))
+            let devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array()).flatten();
+            let gpus = devices.filter(|device| at(device, "attributes.type.string") == "gpu").count();
+            Ok((gpus == self.gpus.count()).then_some(slices))
         })
         .with_context(|| self.explain())
+    }
+
+    /// Every published device.
+    pub fn devices(&self) -> Result<Vec<Value>> {
+        let slices = self.slices()?;
+        let devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array());
+        Ok(devices.flatten().cloned().collect())
     }
 
     /// The taints of the published GPU with this UUID, by key.
