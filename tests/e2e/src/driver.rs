@@ -142,11 +142,17 @@ impl<'a> Driver<'a> {
 
     /// Kills the plugin's process with SIGKILL and waits until the one that the kubelet starts in its place is ready.
     pub fn kill(&self) -> Result<()> {
+        self.kill_and(|| Ok(()))
+    }
+
+    /// [`Driver::kill`], with something to do as soon as the process is killed.
+    pub fn kill_and(&self, then: impl FnOnce() -> Result<()>) -> Result<()> {
         let running = self.pids()?;
         let &[pid] = running.as_slice() else { bail!("expected one plugin process, found {running:?}") };
         let restarts = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64().unwrap_or(0);
         let before = restarts(&self.wait_until_ready()?);
         self.cluster.send(pid, Signal::Kill)?;
+        then()?;
         poll("ready plugin after SIGKILL", PATIENCE, || {
             let pods = self.pods()?;
             Ok(pods.iter().any(|found| restarts(found) > before && has_condition(found, "Ready")))

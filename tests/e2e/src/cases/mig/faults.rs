@@ -8,11 +8,10 @@ use divvy_model::mig::{MigCapabilities, Placement};
 
 use super::{
     Context, DeviceName, Env, PartitionName, Result, Value, allocated, check, create_pod, end, ensure,
-    everything, h100, is_partition, names, only, places, poll, run_pod,
+    everything, h100, is_partition, json, names, only, places, poll, run_pod,
 };
 use crate::api::at;
 use crate::case::PATIENCE;
-use crate::process::Signal;
 
 /// Nobody tells the plugin what others do: it looks once a minute.
 const NOTICED: Duration = Duration::from_mins(2);
@@ -91,12 +90,13 @@ pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
     only(env, gpu, &[])
 }
 
-/// Kills the plugin's process where it hangs; the next one meets no fault.
-fn kill(env: &Env, gpu: &str) -> Result<()> {
-    for pid in env.driver.pids()? {
-        env.cluster.send(pid, Signal::Kill)?;
-    }
-    env.driver.gpus().edit(gpu, |engine, _| engine.clear_faults(None))
+/// Kills the plugin's process where it hangs; the next one meets no fault. Returns when that is ready and the kubelet
+/// has been made to look at the pod again: by itself it would, after a failed prepare, in a minute or more.
+fn kill(env: &Env, gpu: &str, pod: &str) -> Result<()> {
+    let clear = || env.driver.gpus().edit(gpu, |engine, _| engine.clear_faults(None));
+    env.driver.kill_and(clear)?;
+    let nudge = json!({"metadata": {"annotations": {"e2e": "look again"}}});
+    env.api().patch(&env.path("Pod", pod)?, &nudge).map(drop)
 }
 
 pub(in crate::cases) fn killed(env: &Env) -> Result<()> {
@@ -120,7 +120,7 @@ pub(in crate::cases) fn killed(env: &Env) -> Result<()> {
         hang_after(op)?;
         let uid = create_pod(env, &name, gpu, "2g.20gb")?;
         state("an instance that the plugin has made and not recorded", 1, round)?;
-        kill(env, gpu)?;
+        kill(env, gpu, &name)?;
         check(env, &name, "main", &[(&name, "")])?;
         only(env, gpu, &[&name])?;
 
@@ -128,7 +128,7 @@ pub(in crate::cases) fn killed(env: &Env) -> Result<()> {
         hang_after(*op.get(round).context("two rounds")?)?;
         env.delete("Pod", &name)?;
         state("an instance that the plugin has destroyed, which it has not recorded", 1 - round, 0)?;
-        kill(env, gpu)?;
+        kill(env, gpu, &name)?;
         end(env, &name, &uid)?;
         only(env, gpu, &[])?;
         // A new pod of the plugin, so that the kubelet does not make it wait ever longer.
@@ -141,7 +141,7 @@ pub(in crate::cases) fn killed(env: &Env) -> Result<()> {
         let name = format!("soon-{round}");
         let uid = create_pod(env, &name, gpu, "1g.10gb")?;
         allocated(env, &name, "")?;
-        kill(env, gpu)?;
+        kill(env, gpu, &name)?;
         check(env, &name, "main", &[(&name, "")])?;
         only(env, gpu, &[&name])?;
         end(env, &name, &uid)?;
