@@ -142,11 +142,17 @@ impl<'a> Driver<'a> {
 
     /// Kills the plugin's process with SIGKILL and waits until the one that the kubelet starts in its place is ready.
     pub fn kill(&self) -> Result<()> {
+        self.kill_and(|| Ok(()))
+    }
+
+    /// [`Driver::kill`], with something to do as soon as the process is killed.
+    pub fn kill_and(&self, then: impl FnOnce() -> Result<()>) -> Result<()> {
         let running = self.pids()?;
         let &[pid] = running.as_slice() else { bail!("expected one plugin process, found {running:?}") };
         let restarts = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64().unwrap_or(0);
         let before = restarts(&self.wait_until_ready()?);
         self.cluster.send(pid, Signal::Kill)?;
+        then()?;
         poll("ready plugin after SIGKILL", PATIENCE, || {
             let pods = self.pods()?;
             Ok(pods.iter().any(|found| restarts(found) > before && has_condition(found, "Ready")))
@@ -177,11 +183,18 @@ impl<'a> Driver<'a> {
     pub fn wait_for_slices(&self) -> Result<Vec<Value>> {
         wait_for("ResourceSlices with every GPU", PATIENCE, || {
             let slices = self.slices()?;
-            let devices: usize =
-                slices.iter().map(|slice| at(slice, "spec.devices").as_array().map_or(0, Vec::len)).sum();
-            Ok((devices == self.gpus.count()).then_some(slices))
+            let devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array()).flatten();
+            let gpus = devices.filter(|device| at(device, "attributes.type.string") == "gpu").count();
+            Ok((gpus == self.gpus.count()).then_some(slices))
         })
         .with_context(|| self.explain())
+    }
+
+    /// Every published device.
+    pub fn devices(&self) -> Result<Vec<Value>> {
+        let slices = self.slices()?;
+        let devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array());
+        Ok(devices.flatten().cloned().collect())
     }
 
     /// The taints of the published GPU with this UUID, by key.

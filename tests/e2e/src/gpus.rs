@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use divvy_gpu_sim::SimSpec;
-use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_model::GpuProcess;
+use divvy_gpu_sim::{Engine, SimInstance, SimSpec};
+use divvy_host::capability_minor;
+use divvy_host::fixture::{Fixture, FixtureGpu, FixtureHost};
+use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
+use divvy_model::{GpuProcess, GpuUuid};
 use fs_err as fs;
 use nvidia_ml::MockState;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
@@ -58,7 +60,10 @@ impl Gpus {
         fixture.driver_root = PathBuf::from(Self::DRIVER_ROOT);
         fixture.nvml = Some(nvml.to_owned());
         fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().clone_into(&mut fixture.boot_id);
-        fixture.build(root)?;
+        let host = fixture.build(root)?;
+        for gpu in &fixture.gpus {
+            capabilities(&host, gpu.minor)?;
+        }
         device_nodes(&root.join("dev"))?;
         Ok(Self { root: root.to_owned(), by_uuid })
     }
@@ -109,10 +114,38 @@ impl Gpus {
         }
     }
 
+    /// The MIG instances that live on a GPU, as the hardware has them.
+    pub fn instances(&self, uuid: &str) -> Result<Vec<SimInstance>> {
+        let engine = MockState::open(self.mock_state())?.read()?;
+        let found = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);
+        Ok(found.with_context(|| format!("no simulated GPU has the UUID {uuid}"))?.instances.clone())
+    }
+
+    /// Changes what the mock library shows of a GPU.
+    pub fn edit<T>(&self, uuid: &str, edit: impl FnOnce(&mut Engine, &GpuUuid) -> T) -> Result<T> {
+        let changed = MockState::open(self.mock_state())?.edit(|engine| {
+            let gpu = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);
+            let uuid = gpu.map(|gpu| gpu.facts.uuid.clone())?;
+            Some(edit(engine, &uuid))
+        })?;
+        changed.with_context(|| format!("no simulated GPU has the UUID {uuid}"))
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.by_uuid.len()
     }
+}
+
+/// What the kernel module would write into proc as instances are made: here for all that there can be, beforehand.
+fn capabilities(host: &FixtureHost, gpu: u32) -> Result<()> {
+    const INSTANCES: u32 = 15;
+    let first = ComputeInstanceId(0);
+    for id in 0..INSTANCES {
+        let minor = |compute| capability_minor(gpu, GpuInstanceId(id), compute);
+        host.mig_access(gpu, id, first.0, (minor(None), minor(Some(first))))?;
+    }
+    Ok(())
 }
 
 /// Puts a real device, the null device, in the place of every device file that the fixture made.

@@ -8,8 +8,9 @@ use crate::images::BUSYBOX;
 /// The line after which a test container has said everything.
 pub const SAID: &str = "that is all";
 
-/// What test containers run: they say which GPUs they see, then live until they are told to stop.
+/// What test containers run: they say which GPUs and partitions they see, then live until they are told to stop.
 const SAY_AND_STAY: &str = "trap 'exit 0' TERM; ls -d /dev/nvidia[0-9]* 2>&1; \
+                            ls -d /dev/nvidia-caps/* 2>/dev/null; env | grep ^DIVVY_MIG_UUID_; \
                             echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; echo that is all; \
                             while :; do sleep 1000 & wait $!; done";
 
@@ -42,7 +43,7 @@ impl Pod {
         self
     }
 
-    /// Adds a container that uses these claims.
+    /// Adds a container that uses these claims (`claim/request`: that request of it alone).
     #[must_use]
     pub fn container(self, name: &str, claims: &[&str]) -> Self {
         self.container_running(name, claims, SAY_AND_STAY)
@@ -51,7 +52,7 @@ impl Pod {
     /// Adds a container that runs this script.
     #[must_use]
     pub fn container_running(mut self, name: &str, claims: &[&str], script: &str) -> Self {
-        let claims: Vec<Value> = claims.iter().map(|claim| json!({"name": claim})).collect();
+        let claims: Vec<Value> = claims.iter().map(|claim| used(claim)).collect();
         self.containers.push(json!({
             "name": name,
             "image": BUSYBOX,
@@ -88,6 +89,12 @@ impl Pod {
     pub fn build(&self) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": self.spec()})
     }
+}
+
+fn used(claim: &str) -> Value {
+    claim
+        .split_once('/')
+        .map_or_else(|| json!({"name": claim}), |(name, request)| json!({"name": name, "request": request}))
 }
 
 /// A claim for one GPU that a CEL expression selects.

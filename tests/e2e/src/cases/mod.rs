@@ -5,6 +5,7 @@
 
 mod corpus;
 mod faults;
+mod mig;
 mod pods;
 mod policy;
 mod successors;
@@ -12,7 +13,7 @@ mod successors;
 use crate::case::Case;
 
 /// The node's GPUs. `a30`: successors::claim_reused; `l40s`: pods::selectors; `l4`: successors::force_deleted; `t4`:
-/// successors::stubborn; `a100-40`: successors::in_use.
+/// successors::stubborn; `a100-40`: successors::in_use. The cases of `mig` come when these are done.
 pub const GPUS: &str = "h100x11,a30x1,l40sx1,l4x1,t4x1,a100-40x1";
 
 /// The product that cases share.
@@ -45,6 +46,14 @@ pub const ALL: &[Case] = &[
     alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
     alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
+    alone("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
+    alone("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
+    alone("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),
+    alone("two_containers_get_a_partition_each", mig::two_containers),
+    alone("partitions_are_on_one_gpu_if_the_claim_says_so", mig::same_gpu),
+    alone("no_partition_is_lost_or_leaked_by_a_killed_plugin", mig::killed),
+    alone("a30_and_a100_are_cut_when_an_admin_has_set_their_mode", mig::ampere),
+    alone("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
 ];
 
 const fn together(name: &'static str, run: fn(&crate::case::Env) -> anyhow::Result<()>) -> Case {

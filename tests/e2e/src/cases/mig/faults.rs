@@ -1,0 +1,151 @@
+//! Partitions, and what comes in between: somebody else's instances, and an end of the plugin between any two calls.
+
+use std::time::Duration;
+
+use divvy_gpu_sim::{Fault, SimInstance};
+use divvy_model::GpuOp;
+use divvy_model::mig::{MigCapabilities, Placement};
+
+use super::{
+    Context, DeviceName, Env, PartitionName, Result, Value, allocated, check, create_pod, end, ensure,
+    everything, h100, is_partition, json, names, only, places, poll, run_pod,
+};
+use crate::api::at;
+use crate::case::PATIENCE;
+
+/// Nobody tells the plugin what others do: it looks once a minute.
+const NOTICED: Duration = Duration::from_mins(2);
+
+/// What the taints of a GPU's devices have to be while somebody else's instance is there, or none is.
+fn tainted_as(env: &Env, gpu: &str, caps: &MigCapabilities, foreign: Option<Placement>) -> Result<bool> {
+    let devices = env.driver.devices()?;
+    let is_of = |device: &&Value| {
+        [at(device, "attributes.parentUUID.string"), at(device, "attributes.uuid.string")]
+            .iter()
+            .any(|uuid| *uuid == gpu)
+    };
+    let mut count = 0;
+    for device in devices.iter().filter(is_of) {
+        count += 1;
+        let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
+        let tainted = taints.iter().any(|taint| at(taint, "key") == names::taints::FOREIGN);
+        let overlaps = |foreign: Placement| -> Result<bool> {
+            if !is_partition(device) {
+                return Ok(true);
+            }
+            let name = at(device, "name").as_str().context("a device without a name")?;
+            let name = PartitionName::parse(&name.parse::<DeviceName>()?)?;
+            let place = caps.placement(name.profile, name.start);
+            Ok(place.with_context(|| format!("the GPU has no {name}"))?.overlaps(foreign))
+        };
+        if tainted != foreign.map_or(Ok(false), overlaps)? {
+            return Ok(false);
+        }
+    }
+    Ok(count > 1)
+}
+
+pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
+    everything(env)?;
+    let (gpu, gpus) = (h100(env, 6)?, env.driver.gpus());
+    let ours = run_pod(env, "ours", gpu, "1g.10gb")?;
+
+    let (caps, placement) = gpus.edit(gpu, |engine, uuid| -> Result<_> {
+        let caps = engine.mig_capabilities(uuid)?;
+        let name = |p: &divvy_model::mig::GpuInstanceProfile| caps.name(p).map(|name| name.to_string());
+        let two = caps.profiles().iter().find(|p| name(p).as_deref() == Some("2g.20gb"));
+        let two = two.context("an H100 has no 2g.20gb")?.id;
+        engine.make_foreign_instance(uuid, two, 4)?;
+        let placement = caps.placement(two, 4).context("an H100 has no 2g.20gb at 4")?;
+        Ok((caps, placement))
+    })??;
+    let theirs = |env: &Env| -> Result<SimInstance> {
+        let living = env.driver.gpus().instances(gpu)?;
+        living.into_iter().find(|one| one.instance.placement == placement).context("their instance is gone")
+    };
+    let before = theirs(env)?;
+    poll("taints on what overlaps somebody else's instance, and nothing else", NOTICED, || {
+        tainted_as(env, gpu, &caps, Some(placement))
+    })?;
+    let beside = run_pod(env, "beside", gpu, "2g.20gb").context("beside somebody else's instance")?;
+    let blocked = create_pod(env, "blocked", gpu, "7g.80gb")?;
+    env.wait_until_unschedulable("blocked")?;
+
+    // Nor is it taken for a leftover by a plugin that starts, or when ours go.
+    env.driver.kill()?;
+    end(env, "ours", &ours)?;
+    end(env, "beside", &beside)?;
+    ensure!(places(env, gpu)?.len() == 1 && theirs(env)? == before, "their instance was touched");
+    ensure!(tainted_as(env, gpu, &caps, Some(placement))?, "the taints are gone, the instance is not");
+
+    gpus.edit(gpu, |engine, uuid| -> Result<()> {
+        for compute in &before.compute {
+            engine.destroy_compute_instance(uuid, before.instance.id, compute.id)?;
+        }
+        Ok(engine.destroy_gpu_instance(uuid, before.instance.id)?)
+    })??;
+    poll("end of the taints with that of their instance", NOTICED, || tainted_as(env, gpu, &caps, None))?;
+    check(env, "blocked", "main", &[("blocked", "")])?;
+    end(env, "blocked", &blocked)?;
+    only(env, gpu, &[])
+}
+
+/// Kills the plugin's process where it hangs; the next one meets no fault. Returns when that is ready and the kubelet
+/// has been made to look at the pod again: by itself it would, after a failed prepare, in a minute or more.
+fn kill(env: &Env, gpu: &str, pod: &str) -> Result<()> {
+    let clear = || env.driver.gpus().edit(gpu, |engine, _| engine.clear_faults(None));
+    env.driver.kill_and(clear)?;
+    let nudge = json!({"metadata": {"annotations": {"e2e": "look again"}}});
+    env.api().patch(&env.path("Pod", pod)?, &nudge).map(drop)
+}
+
+pub(in crate::cases) fn killed(env: &Env) -> Result<()> {
+    everything(env)?;
+    let (gpu, gpus) = (h100(env, 7)?, env.driver.gpus());
+    // The call has done its work on the GPU, and nobody has written that down.
+    let hang_after = |op: GpuOp| {
+        gpus.edit(gpu, |engine, uuid| engine.set_fault(Fault::hang_after().of(op).on(uuid).times(1)))
+            .map(drop)
+    };
+    let state = |what: &str, instances: usize, compute: usize| {
+        poll(what, PATIENCE, || {
+            let living = gpus.instances(gpu)?;
+            Ok((living.len(), living.iter().map(|one| one.compute.len()).sum::<usize>())
+                == (instances, compute))
+        })
+    };
+
+    for (round, op) in [GpuOp::CreateGpuInstance, GpuOp::CreateComputeInstance].into_iter().enumerate() {
+        let name = format!("create-{round}");
+        hang_after(op)?;
+        let uid = create_pod(env, &name, gpu, "2g.20gb")?;
+        state("an instance that the plugin has made and not recorded", 1, round)?;
+        kill(env, gpu, &name)?;
+        check(env, &name, "main", &[(&name, "")])?;
+        only(env, gpu, &[&name])?;
+
+        let op = [GpuOp::DestroyComputeInstance, GpuOp::DestroyGpuInstance];
+        hang_after(*op.get(round).context("two rounds")?)?;
+        env.delete("Pod", &name)?;
+        state("an instance that the plugin has destroyed, which it has not recorded", 1 - round, 0)?;
+        kill(env, gpu, &name)?;
+        end(env, &name, &uid)?;
+        only(env, gpu, &[])?;
+        // A new pod of the plugin, so that the kubelet does not make it wait ever longer.
+        env.driver.stop()?;
+        env.driver.start()?;
+    }
+
+    // And at no moment in particular: as soon as a pod is scheduled.
+    for round in 0..3 {
+        let name = format!("soon-{round}");
+        let uid = create_pod(env, &name, gpu, "1g.10gb")?;
+        allocated(env, &name, "")?;
+        kill(env, gpu, &name)?;
+        check(env, &name, "main", &[(&name, "")])?;
+        only(env, gpu, &[&name])?;
+        end(env, &name, &uid)?;
+        only(env, gpu, &[])?;
+    }
+    env.driver.wait_until_ready().map(drop)
+}
