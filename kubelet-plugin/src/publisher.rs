@@ -14,6 +14,10 @@ use crate::metrics::Metrics;
 use crate::registration::Registered;
 
 const VERSION_RETRY: Duration = Duration::from_secs(10);
+/// The same while nothing can be published without it.
+const FIRST_VERSION_RETRY: Duration = Duration::from_secs(1);
+/// Partitions need more than this; whole GPUs do not.
+const OLDEST: KubeVersion = KubeVersion { major: 1, minor: 34, patch: 0 };
 
 /// What publishing depends on.
 pub(crate) struct Signals {
@@ -116,10 +120,13 @@ impl Publishing {
     async fn ask_version(&self) -> Duration {
         match self.client.apiserver_version().await {
             Ok(info) => {
-                let Some(version) = KubeVersion::parse(&info.git_version) else {
-                    tracing::warn!(version = %info.git_version, "version of the API server not understood");
-                    return self.version_every;
-                };
+                let version = KubeVersion::parse(&info.git_version).unwrap_or_else(|| {
+                    tracing::warn!(
+                        version = %info.git_version,
+                        "version of the API server not understood: taken for the oldest supported one"
+                    );
+                    OLDEST
+                });
                 self.features.send_if_modified(|features| {
                     let next = features.observe(version);
                     let changed = *features != next;
@@ -129,7 +136,12 @@ impl Publishing {
                 self.version_every
             }
             Err(error) => {
-                tracing::debug!(error = %crate::chain(&error), "version of the API server not known yet");
+                let error = crate::chain(&error);
+                tracing::debug!(%error, "version of the API server not known yet");
+                if self.features.borrow().lowest().is_none() {
+                    self.ready.waiting(format!("the API server's version is not known yet: {error}"));
+                    return FIRST_VERSION_RETRY.min(self.version_every);
+                }
                 VERSION_RETRY.min(self.version_every)
             }
         }
