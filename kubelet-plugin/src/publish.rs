@@ -109,11 +109,9 @@ impl Carver {
     /// Decides once; after how long to look again even if nothing is told to change.
     async fn look(&mut self, memory: &mut Memory) -> Option<Duration> {
         let features = self.features.borrow_and_update().clone();
-        if features.lowest().is_none() {
-            // What may be offered depends on the server's version: a first pool made without it would withdraw
-            // partitions for the seconds until it is known.
-            return None;
-        }
+        // What may be offered depends on the server's version: a first pool made without it would withdraw partitions
+        // for the seconds until it is known.
+        features.lowest()?;
         let inventory = self.seen.borrow_and_update().inventory.clone();
         let kept = match self.kept(inventory.as_ref(), memory).await {
             Ok(kept) => kept,
