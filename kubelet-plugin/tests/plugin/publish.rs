@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use divvy_fake_cluster::Gate;
+use divvy_fake_cluster::{Fault, Gate};
 use divvy_gpu_sim::profile;
 use divvy_model::MigMode;
 use k8s_openapi::api::events::v1::Event;
@@ -164,6 +164,23 @@ async fn nothing_is_published_before_the_kubelet_has_registered_the_plugin() {
     assert_eq!(node.api.count("create", "resourceslices"), 0);
     // The kubelet finds the socket.
     fs_err::rename(elsewhere.join(&socket), node.kubelet.config().registry_dir().join(&socket)).unwrap();
+    plugin.wait_ready().await;
+    assert_eq!(node.api.list::<ResourceSlice>().len(), 1);
+    plugin.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_is_published_before_the_servers_version_is_known() {
+    let node = Node::new("h100x1");
+    node.api.fail_next(1000, "get", "version", Fault::Status(500));
+    let plugin = node.start_with(node.config(&[]));
+    wait("the reason", || {
+        let missing = plugin.readiness.missing();
+        missing.iter().any(|line| line.contains("version is not known yet")).then_some(())
+    })
+    .await;
+    assert_eq!(node.api.count("create", "resourceslices"), 0);
+    node.api.clear_faults();
     plugin.wait_ready().await;
     assert_eq!(node.api.list::<ResourceSlice>().len(), 1);
     plugin.stop().await;
