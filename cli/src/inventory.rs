@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use divvy_carve::{
-    Input, KubeVersion, Note, PartitionRules, Partitioning, Pool, ServerFeatures, carve_partitions,
-};
+use divvy_carve::{GpuRules, Input, KubeVersion, Note, Partitioning, Pool, ServerFeatures, carve_partitions};
 use divvy_gpu_sim::SimNode;
 use divvy_host::HostRoot;
 use divvy_kubelet_plugin::Offer;
@@ -96,11 +94,7 @@ fn shown(inventory: &Inventory, offer: Offer) -> Shown {
         .iter()
         .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone())))
         .collect();
-    let offer = match offer {
-        Offer::Auto => divvy_carve::Offer::AsIs,
-        Offer::Everything => divvy_carve::Offer::Both,
-    };
-    let rules = PartitionRules { offer, ..PartitionRules::default() };
+    let rules = GpuRules { modes: offer.modes(), ..GpuRules::default() };
     let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), rules.clone())).collect();
     let input = Input {
         node: "this-node",

@@ -140,7 +140,7 @@ async fn run_ready(
         executor: executor.clone(),
         claims: claims.clone(),
         foreign: Arc::default(),
-        rules: config.partition_rules(),
+        rules: config.gpu_rules(),
         seen: seen.clone(),
         features,
         changed: changed.clone(),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_carve::PartitionRules;
+use divvy_carve::{GpuRules, Modes};
 use divvy_model::mig::ProfileVariant;
 
 use crate::Args;
@@ -29,8 +29,18 @@ pub enum Offer {
     /// As their MIG mode is now: off, whole; on, in partitions.
     #[default]
     Auto,
-    /// Whole and in partitions, where both is possible.
+    /// In every mode, where that is possible.
     Everything,
+}
+
+impl Offer {
+    /// The modes that it stands for.
+    pub fn modes(self) -> Modes {
+        match self {
+            Self::Auto => Modes::AsIs,
+            Self::Everything => Modes::everything(),
+        }
+    }
 }
 
 /// Everything the plugin needs to know.
@@ -227,13 +237,9 @@ impl TryFrom<Args> for Config {
 }
 
 impl Config {
-    /// By which rules a GPU is cut.
-    pub(crate) fn partition_rules(&self) -> PartitionRules {
-        let offer = match self.offer {
-            Offer::Auto => divvy_carve::Offer::AsIs,
-            Offer::Everything => divvy_carve::Offer::Both,
-        };
-        PartitionRules { offer, rare: self.mig_profiles.clone(), ..PartitionRules::default() }
+    /// The rules of GPUs that no policy speaks of.
+    pub(crate) fn gpu_rules(&self) -> GpuRules {
+        GpuRules { modes: self.offer.modes(), rare: self.mig_profiles.clone(), ..GpuRules::default() }
     }
 
     /// Whether the telemetry server may tell the plugin's state too: only to processes of its own host or pod.
@@ -323,10 +329,10 @@ mod tests {
 
     #[test]
     fn rare_profiles_are_named_by_their_suffix() {
-        let of = |flags: &[&str]| config(flags).unwrap().partition_rules();
-        assert_eq!(of(&[]), PartitionRules::default());
+        let of = |flags: &[&str]| config(flags).unwrap().gpu_rules();
+        assert_eq!(of(&[]), GpuRules::default());
         let all = of(&["--offer", "everything", "--mig-profiles", "-me, +me.all,"]);
-        assert_eq!(all.offer, divvy_carve::Offer::Both);
+        assert_eq!(all.modes, Modes::everything());
         assert_eq!(all.rare, BTreeSet::from([ProfileVariant::AllMedia, ProfileVariant::NoMedia]));
     }
 

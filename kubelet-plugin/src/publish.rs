@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use divvy_api::names::taints as keys;
 use divvy_carve::{
-    Carved, Input, Note, Offer, PartitionRules, Partitioning, Pool, ServerFeatures, Taint, carve_partitions,
+    Carved, GpuRules, Input, Modes, Note, Partitioning, Pool, ServerFeatures, Taint, carve_partitions,
     pool_name, validate,
 };
 use divvy_claims::Phase;
@@ -37,7 +37,7 @@ pub(crate) struct Carver {
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) foreign: Arc<Foreign>,
     /// By which rules GPUs are cut.
-    pub(crate) rules: PartitionRules,
+    pub(crate) rules: GpuRules,
     pub(crate) seen: watch::Receiver<Seen>,
     pub(crate) features: watch::Receiver<ServerFeatures>,
     /// Records have changed.
@@ -183,10 +183,10 @@ impl Carver {
     }
 
     /// A GPU whose MIG mode did not change when a claim needed it is offered as it is until it does.
-    fn rules_of(&self, refused: Option<&RefusedMode>) -> PartitionRules {
+    fn rules_of(&self, refused: Option<&RefusedMode>) -> GpuRules {
         match refused {
             None => self.rules.clone(),
-            Some(_) => PartitionRules { offer: Offer::AsIs, ..self.rules.clone() },
+            Some(_) => GpuRules { modes: Modes::AsIs, ..self.rules.clone() },
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use divvy_carve::{
-    Input, KubeVersion, Offer, PartitionRules, Partitioning, ServerFeatures, carve_partitions, validate,
+    GpuRules, Input, KubeVersion, Modes, Partitioning, ServerFeatures, carve_partitions, validate,
 };
 use divvy_gpu_sim::{Engine, SimSpec, mig_capabilities};
 use divvy_model::mig::ProfileVariant;
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let rare = if rare { BTreeSet::from([ProfileVariant::Media]) } else { BTreeSet::new() };
             rules.insert(
                 gpu.facts.uuid.clone(),
-                PartitionRules { offer: Offer::Both, rare, ..PartitionRules::default() },
+                GpuRules { modes: Modes::everything(), rare, ..GpuRules::default() },
             );
         }
         for gpu in inventory.gpus.values_mut() {

@@ -14,15 +14,17 @@ mod layout;
 mod note;
 mod partition;
 mod pool;
+mod rules;
 mod validate;
 mod whole;
 
 pub use carve::{Carved, Input, carve, pool_name};
 pub use features::{Feature, KubeVersion, ServerFeatures};
 pub use note::Note;
-pub use partition::{Offer, PartitionRules, Partitioning, PlacementOrder, carve_partitions};
+pub use partition::{Partitioning, carve_partitions};
 pub use pool::{
     Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice,
     Taint, TaintEffect,
 };
+pub use rules::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules};
 pub use validate::{Limit, LimitError, validate};

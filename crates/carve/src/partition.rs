@@ -4,15 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::names::{attributes as attr, taints as keys};
-use divvy_model::mig::{
-    GpuInstanceProfile, MigCapabilities, PartitionName, Placement, ProfileName, ProfileVariant,
-};
+use divvy_model::mig::{GpuInstanceProfile, MigCapabilities, PartitionName, Placement, ProfileName};
 use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid};
 
 use crate::carve::{self, Carved, Input, Run, is_of};
 use crate::counters::{Budget, RESOURCES, amounts, set_name};
 use crate::whole::{Builder, describe};
-use crate::{Capacity, CounterSet, CounterUse, Device, Feature, Note, Pool, ServerFeatures, Taint};
+use crate::{
+    Capacity, CounterSet, CounterUse, Device, Feature, GpuRules, Modes, Note, OfferedMode, PlacementOrder,
+    Pool, Rules, ServerFeatures, Taint,
+};
 
 /// What a node's GPUs may be cut into, and by which rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,42 +22,10 @@ pub struct Partitioning<'a> {
     /// partitions are withdrawn, but for those that claims hold.
     pub capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>,
     /// Rules by GPU; the default for the others.
-    pub rules: &'a BTreeMap<GpuUuid, PartitionRules>,
+    pub rules: &'a Rules,
     /// Memory slices that are taken by something no claim in the API stands for (an instance of somebody else, one
     /// that lingers): everything that overlaps gets the taint.
     pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
-}
-
-/// How one GPU is offered.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PartitionRules {
-    /// Whole, in partitions, or both.
-    pub offer: Offer,
-    /// Profiles that are left out unless asked for (`+me`, `+me.all`, `-me`, `+gfx`) and are asked for.
-    pub rare: BTreeSet<ProfileVariant>,
-    /// Which placement of a profile the scheduler tries first.
-    pub order: PlacementOrder,
-}
-
-/// Whether a GPU is offered whole or in partitions.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Offer {
-    /// As its MIG mode is now: off, whole; on, in partitions.
-    #[default]
-    AsIs,
-    /// Both; prepare sets the MIG mode. Where that is not possible (before Hopper it needs a reset; the scheduler
-    /// must be recent enough) as [`Offer::AsIs`].
-    Both,
-}
-
-/// Which placement of a profile the scheduler tries first (`field.md` section 8).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum PlacementOrder {
-    /// From the first memory slice up: as NVIDIA's driver; better for 3g.
-    #[default]
-    Ascending,
-    /// From the last memory slice down: keeps the place of a 4g free longer.
-    Descending,
 }
 
 /// Decides what a node publishes when its GPUs are also offered in partitions; otherwise as [`crate::carve`].
@@ -88,18 +57,22 @@ impl Run<'_> {
     }
 
     /// Whether the GPU is offered whole and in partitions at once.
-    fn offers_both(&mut self, uuid: &GpuUuid, gpu: &Gpu, rules: &PartitionRules) -> bool {
+    fn offers_both(&mut self, uuid: &GpuUuid, gpu: &Gpu, rules: &GpuRules) -> bool {
         let recent = self.input.features.lowest() >= Some(ServerFeatures::SEVERAL_MODES);
-        let why = match rules.offer {
-            Offer::AsIs => return false,
-            Offer::Both if !gpu.facts.architecture.toggles_mig_without_reset() => {
-                "its MIG mode changes only with a reset of the GPU"
+        let both = |asked: &BTreeSet<_>| asked.is_superset(&[OfferedMode::Whole, OfferedMode::Mig].into());
+        let why = match &rules.modes {
+            Modes::Only(asked) if both(asked) => {
+                if !gpu.facts.architecture.toggles_mig_without_reset() {
+                    "its MIG mode changes only with a reset of the GPU"
+                } else if !recent {
+                    "several modes of one GPU need Kubernetes 1.36.2 or later"
+                } else if !self.counts() {
+                    "the API server drops counters (feature gate DRAPartitionableDevices)"
+                } else {
+                    return true;
+                }
             }
-            Offer::Both if !recent => "several modes of one GPU need Kubernetes 1.36.2 or later",
-            Offer::Both if !self.counts() => {
-                "the API server drops counters (feature gate DRAPartitionableDevices)"
-            }
-            Offer::Both => return true,
+            Modes::AsIs | Modes::Only(_) => return false,
         };
         self.notes.push(Note::OneMode { gpu: uuid.clone(), why });
         false
@@ -111,7 +84,7 @@ impl Run<'_> {
         let Some(partitioning) = self.partitioning else {
             return WholePlan { offers_whole: !on, ..WholePlan::default() };
         };
-        let no_rules = PartitionRules::default();
+        let no_rules = GpuRules::default();
         let rules = partitioning.rules.get(uuid).unwrap_or(&no_rules);
         let occupied = partitioning.occupied.get(uuid).map_or(&[][..], Vec::as_slice);
         let caps = partitioning.capabilities.get(uuid);
@@ -204,12 +177,15 @@ impl Run<'_> {
 
     fn publish_profiles(&mut self, from: &Source<'_>, template: &Device, taints: &[Taint]) {
         for profile in from.caps.profiles() {
-            let rare = profile.variant().is_rare() && !from.rules.rare.contains(&profile.variant());
-            let offered = from.offers && !rare;
+            let name = from.caps.name(profile);
+            let asked_for = match &from.rules.profiles {
+                Some(asked) => name.as_ref().is_some_and(|name| asked.contains(&name.to_string())),
+                None => !profile.variant().is_rare() || from.rules.rare.contains(&profile.variant()),
+            };
+            let offered = from.offers && asked_for;
             if !offered && from.held.is_empty() {
                 continue;
             }
-            let name = from.caps.name(profile);
             if name.is_none() && offered {
                 self.notes.push(Note::UnknownProfile { gpu: from.uuid.clone(), profile: profile.id.0 });
             }
@@ -356,7 +332,7 @@ struct Source<'a> {
     uuid: &'a GpuUuid,
     caps: &'a MigCapabilities,
     budget: &'a Budget,
-    rules: &'a PartitionRules,
+    rules: &'a GpuRules,
     occupied: &'a [(Placement, Taint)],
     held: &'a [PartitionName],
     offers: bool,

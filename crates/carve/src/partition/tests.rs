@@ -1,4 +1,5 @@
 use divvy_gpu_sim::{Engine, mig_capabilities};
+use divvy_model::mig::ProfileVariant;
 use divvy_model::{Inventory, MigMode, Ordinals};
 
 use super::*;
@@ -14,7 +15,7 @@ struct Node {
     held: BTreeSet<DeviceName>,
     features: ServerFeatures,
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
-    rules: BTreeMap<GpuUuid, PartitionRules>,
+    rules: Rules,
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
 }
 
@@ -44,11 +45,11 @@ impl Node {
     /// Every GPU whole and in partitions, where that can be.
     fn both(spec: &str) -> Self {
         let mut node = Self::new(spec);
-        node.rule(|rules| rules.offer = Offer::Both);
+        node.rule(|rules| rules.modes = Modes::everything());
         node
     }
 
-    fn rule(&mut self, change: impl Fn(&mut PartitionRules)) {
+    fn rule(&mut self, change: impl Fn(&mut GpuRules)) {
         for uuid in self.inventory.gpus.keys() {
             change(self.rules.entry(uuid.clone()).or_default());
         }
