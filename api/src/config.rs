@@ -10,9 +10,10 @@ use crate::{ConfigError, names};
 
 const GPU: &str = "GpuConfig";
 const MIG: &str = "MigConfig";
+const SHARE: &str = "ShareConfig";
 
 /// The kinds that [`decode`] reads.
-pub const KINDS: [&str; 2] = [GPU, MIG];
+pub const KINDS: [&str; 3] = [GPU, MIG, SHARE];
 
 /// A config for whole GPUs. There is nothing to set yet: it exists so that a claim which carries one keeps working
 /// when there is. [`GpuConfig::default`] is what a claim without a config gets.
@@ -24,6 +25,10 @@ pub struct GpuConfig {}
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigConfig {}
 
+/// A config for shares of a GPU. [`ShareConfig::default`] is what a claim without a config gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareConfig {}
+
 /// A decoded and validated config, by the kind of device it is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -32,6 +37,8 @@ pub enum DeviceConfig {
     Gpu(GpuConfig),
     /// For partitions.
     Mig(MigConfig),
+    /// For shares.
+    Share(ShareConfig),
 }
 
 impl DeviceConfig {
@@ -40,13 +47,14 @@ impl DeviceConfig {
         match self {
             Self::Gpu(_) => GPU,
             Self::Mig(_) => MIG,
+            Self::Share(_) => SHARE,
         }
     }
 
     /// The config as a user would write it, with all defaults filled in.
     pub fn to_value(&self) -> Value {
         match self {
-            Self::Gpu(GpuConfig {}) | Self::Mig(MigConfig {}) => {
+            Self::Gpu(GpuConfig {}) | Self::Mig(MigConfig {}) | Self::Share(ShareConfig {}) => {
                 serde_json::json!({ "apiVersion": API_VERSION, "kind": self.kind() })
             }
         }
@@ -79,6 +87,10 @@ fn decode_tree(tree: Tree) -> Result<DeviceConfig, ConfigError> {
         MIG => {
             fields.finish(MIG)?;
             Ok(DeviceConfig::Mig(MigConfig::default()))
+        }
+        SHARE => {
+            fields.finish(SHARE)?;
+            Ok(DeviceConfig::Share(ShareConfig::default()))
         }
         _ => Err(ConfigError::Kind { near: near(&kind, &KINDS), found: kind, known: KINDS.to_vec() }),
     }

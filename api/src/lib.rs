@@ -10,5 +10,5 @@ mod fields;
 pub mod names;
 mod tree;
 
-pub use config::{DeviceConfig, GpuConfig, KINDS, MigConfig, decode, decode_slice};
+pub use config::{DeviceConfig, GpuConfig, KINDS, MigConfig, ShareConfig, decode, decode_slice};
 pub use error::ConfigError;

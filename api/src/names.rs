@@ -26,6 +26,8 @@ pub const CLASS_MIG: &str = "mig.divvy.dev";
 pub const CLASS_SHARE: &str = "share.divvy.dev";
 /// DeviceClass of MPS shares.
 pub const CLASS_MPS: &str = "mps.divvy.dev";
+/// DeviceClass of GPUs for admin access beside whoever holds them.
+pub const CLASS_ADMIN: &str = "admin.divvy.dev";
 
 /// Field manager of the conditions that the node plugin applies to claims.
 pub const FIELD_MANAGER: &str = "divvy-kubelet-plugin";
@@ -38,7 +40,7 @@ pub const NODE_LABEL: &str = "divvy.dev/gpu";
 /// Attribute names (`ResourceSlice.spec.devices[].attributes`). Without a domain they live in the driver's.
 /// Names and types are those of NVIDIA's driver wherever it has one, so that existing CEL keeps working.
 pub mod attributes {
-    /// `gpu`, `mig`; shares: `gpu-share`, `mig-share`.
+    /// `gpu`, `mig`; shares: `gpu-share`, `mig-share`; for admin access: `gpu-admin`.
     pub const TYPE: &str = "type";
     /// UUID of the device itself.
     pub const UUID: &str = "uuid";
@@ -94,6 +96,10 @@ pub mod capacity {
     pub const JPEG_ENGINES: &str = "jpegEngines";
     /// Optical-flow engines.
     pub const OFA_ENGINES: &str = "ofaEngines";
+    /// Of a share: percent of the GPU's compute. Accounted, not enforced.
+    pub const CORES: &str = "cores";
+    /// Of a share: places; each share takes one unless it asks for more.
+    pub const SLOTS: &str = "slots";
 }
 
 /// Counter names (`ResourceSlice.spec.sharedCounters[].counters`): the capacities, as DNS labels, and the memory
@@ -131,6 +137,8 @@ pub mod taints {
     pub const LINGERING: &str = "gpu.divvy.dev/lingering";
     /// Processes or MIG instances that no claim of ours accounts for are on the GPU.
     pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
+    /// The GPU is used in another mode, and the scheduler is not trusted to know.
+    pub const MODE: &str = "gpu.divvy.dev/mode";
 }
 
 /// Conditions in `ResourceClaim.status.devices[].conditions`.
@@ -147,7 +155,24 @@ pub mod env {
 
     /// UUID of a MIG partition: `DIVVY_MIG_UUID_`, and the device's name in capitals with underscores.
     pub fn mig_uuid(device: &str) -> String {
-        format!("DIVVY_MIG_UUID_{}", device.replace('-', "_").to_ascii_uppercase())
+        format!("DIVVY_MIG_UUID_{}", in_capitals(device))
+    }
+
+    /// Memory that the shares of a device were granted, in bytes: `DIVVY_MEMORY_`, and the device's name in capitals
+    /// with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one request are added up. Nobody enforces
+    /// it: a program that keeps to it gets along with its neighbours.
+    pub fn share_memory(device: &str) -> String {
+        format!("DIVVY_MEMORY_{}", in_capitals(device))
+    }
+
+    /// Percent of the GPU's compute that the shares of a device were granted: `DIVVY_CORES_`, and the device's name as
+    /// for the memory. Added up and enforced as little as that.
+    pub fn share_cores(device: &str) -> String {
+        format!("DIVVY_CORES_{}", in_capitals(device))
+    }
+
+    fn in_capitals(device: &str) -> String {
+        device.replace('-', "_").to_ascii_uppercase()
     }
 }
 
@@ -159,6 +184,8 @@ mod tests {
     fn composed_names_are_made_of_their_parts() {
         assert_eq!(API_VERSION, format!("{GROUP}/{VERSION}"));
         assert_eq!(CDI_KIND, format!("{CDI_VENDOR}/{CDI_CLASS}"));
+        assert_eq!(env::share_memory("gpu-0-ts"), "DIVVY_MEMORY_GPU_0_TS");
+        assert_eq!(env::share_cores("gpu-0-ts"), "DIVVY_CORES_GPU_0_TS");
         for key in [taints::LOST, taints::WITHDRAWN, taints::FENCED, taints::LINGERING, taints::FOREIGN] {
             assert!(key.starts_with(DRIVER), "{key}");
         }

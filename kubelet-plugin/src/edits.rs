@@ -136,7 +136,7 @@ impl DeviceEdits for HostEdits {
         let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, facts.pci_address)
             .map_err(|e| edits_error(&format!("the device nodes of {} are not known", facts.uuid), e))?;
         match device.kind {
-            HoldKind::Whole | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
+            HoldKind::Whole | HoldKind::Share | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
             HoldKind::Partition { .. } => self.partition(&nodes, minor, device, steps),
         }
     }

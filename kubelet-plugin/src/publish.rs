@@ -281,7 +281,7 @@ impl Carver {
                     HoldKind::Partition { placement, .. } => {
                         occupied.add(&record.hold.gpu, placement, keys::LINGERING);
                     }
-                    HoldKind::Whole | HoldKind::Admin => {
+                    HoldKind::Whole | HoldKind::Share | HoldKind::Admin => {
                         taint(&mut taints, &record.hold.gpu, keys::LINGERING);
                     }
                 }
@@ -373,7 +373,7 @@ fn offers_less_than_it_may(
         .devices()
         .filter_map(|device| match DeviceKind::parse(&device.name).ok()? {
             DeviceKind::Partition(name) => Some(name.ordinal),
-            DeviceKind::Whole { .. } => None,
+            DeviceKind::Whole { .. } | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => None,
         })
         .collect();
     ordinals.iter().any(|(gpu, ordinal)| {

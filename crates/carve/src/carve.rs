@@ -206,7 +206,7 @@ impl Run<'_> {
                 .ok()
                 .and_then(|kind| match kind {
                     DeviceKind::Whole { ordinal } => Some(ordinal),
-                    DeviceKind::Partition(_) => None,
+                    DeviceKind::Partition(_) | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => None,
                 })
                 .and_then(|ordinal| Some((ordinal, input.ordinals.gpu(ordinal)?)));
             let Some((ordinal, uuid)) = known else {

@@ -21,8 +21,9 @@ impl ConfigKind {
     /// The kind a device takes.
     pub fn of_device(device: &DeviceKind) -> Self {
         match device {
-            DeviceKind::Whole { .. } => Self::Gpu,
+            DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => Self::Gpu,
             DeviceKind::Partition(_) => Self::Mig,
+            DeviceKind::Share { .. } => Self::Share,
         }
     }
 
@@ -30,6 +31,7 @@ impl ConfigKind {
         match config {
             DeviceConfig::Gpu(_) => Self::Gpu,
             DeviceConfig::Mig(_) => Self::Mig,
+            DeviceConfig::Share(_) => Self::Share,
         }
     }
 
@@ -106,9 +108,10 @@ pub fn resolve(
     })?;
     Ok(match chosen.and_then(|i| candidates.into_iter().nth(i)) {
         Some((_, _, _, config)) => config,
-        None => match device {
-            DeviceKind::Whole { .. } => DeviceConfig::Gpu(divvy_api::GpuConfig::default()),
-            DeviceKind::Partition(_) => DeviceConfig::Mig(divvy_api::MigConfig::default()),
+        None => match wanted {
+            ConfigKind::Gpu => DeviceConfig::Gpu(divvy_api::GpuConfig::default()),
+            ConfigKind::Mig => DeviceConfig::Mig(divvy_api::MigConfig::default()),
+            ConfigKind::Share => DeviceConfig::Share(divvy_api::ShareConfig::default()),
         },
     })
 }

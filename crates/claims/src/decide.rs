@@ -137,14 +137,25 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         })?;
         let gpu = find(claim, &result.device, uuid, seen)?;
         let hold = match (&kind, result.admin_access) {
-            (DeviceKind::Whole { .. }, true) => HoldKind::Admin,
+            (DeviceKind::Whole { .. } | DeviceKind::Admin { .. }, true) => HoldKind::Admin,
+            (DeviceKind::Admin { .. }, false) => {
+                return Err(Refusal::AdminOnly { claim: claim.reference(), device: device() });
+            }
+            (DeviceKind::Share { .. }, false) => HoldKind::Share,
+            (DeviceKind::Share { .. }, true) => {
+                return Err(Refusal::AdminShare { claim: claim.reference(), device: device() });
+            }
             (DeviceKind::Whole { .. }, false) => HoldKind::Whole,
             (DeviceKind::Partition(_), true) => {
                 return Err(Refusal::AdminPartition { claim: claim.reference(), device: device() });
             }
             (DeviceKind::Partition(name), false) => partition(claim, name, gpu)?,
         };
-        let taken = devices.iter().find(|d| d.gpu == *uuid && !may_share(d.kind, hold));
+        let same = |d: &RecordedDevice| {
+            let (a, b) = (&d.allocated, result);
+            (&a.pool, &a.device, &a.share_id) == (&b.pool, &b.device, &b.share_id) && hold == HoldKind::Share
+        };
+        let taken = devices.iter().find(|d| d.gpu == *uuid && (!may_share(d.kind, hold) || same(d)));
         if let Some(taken) = taken {
             let (claim, other) = (claim.reference(), taken.allocated.device.clone());
             return Err(if other == result.device {
@@ -153,7 +164,12 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
                 Refusal::Overlap { claim, device: device(), other, gpu: uuid.clone() }
             });
         }
-        devices.push(RecordedDevice { allocated: result.clone(), gpu: uuid.clone(), kind: hold });
+        devices.push(RecordedDevice {
+            allocated: result.clone(),
+            gpu: uuid.clone(),
+            kind: hold,
+            time_slice: None,
+        });
     }
     Ok(devices)
 }
@@ -184,7 +200,7 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
     for wanted in devices {
         let on = match wanted.kind {
             HoldKind::Admin => continue,
-            HoldKind::Whole => false,
+            HoldKind::Whole | HoldKind::Share => false,
             HoldKind::Partition { .. } => true,
         };
         makes.extend(wanted.step());
@@ -295,14 +311,15 @@ fn conflicts(
     Ok(None)
 }
 
-/// Whether two holds fit on one GPU: by the mode lock (DESIGN section 1), only partitions beside each other.
+/// Whether two holds fit on one GPU: by the mode lock (DESIGN section 1), only partitions beside each other, and shares.
 fn may_share(a: HoldKind, b: HoldKind) -> bool {
     match (a, b) {
         (HoldKind::Admin, _) | (_, HoldKind::Admin) => true,
         (HoldKind::Partition { placement: a, .. }, HoldKind::Partition { placement: b, .. }) => {
             !a.overlaps(b)
         }
-        (HoldKind::Whole, _) | (_, HoldKind::Whole) => false,
+        (HoldKind::Share, HoldKind::Share) => true,
+        (HoldKind::Whole | HoldKind::Share, _) | (_, HoldKind::Whole | HoldKind::Share) => false,
     }
 }
 

@@ -40,7 +40,7 @@ pub struct GpuState {
 }
 
 /// What a GPU should be, derived from its live holds and from nothing else. Letting go is recomputing this without
-/// the hold. Shares add their variants.
+/// the hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
     /// Nobody holds it: what we applied may be reset.
@@ -49,6 +49,8 @@ pub enum Goal {
     Whole,
     /// Claims hold partitions of it: MIG mode must be on.
     Partitioned,
+    /// Claims hold time-sliced shares of it.
+    TimeSliced,
 }
 
 /// The goal for a GPU's live holds. Admin access does not count.
@@ -56,6 +58,7 @@ pub fn goal<'a>(holds: impl IntoIterator<Item = &'a Hold>) -> Goal {
     holds.into_iter().fold(Goal::Idle, |so_far, hold| match hold.kind {
         HoldKind::Whole => Goal::Whole,
         HoldKind::Partition { .. } => Goal::Partitioned,
+        HoldKind::Share => Goal::TimeSliced,
         HoldKind::Admin => so_far,
     })
 }
@@ -133,13 +136,17 @@ mod tests {
 
     fn hold(kind: HoldKind) -> Hold {
         let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
-        Hold { claim: "c".parse().unwrap(), gpu, device: "gpu-0".parse().unwrap(), kind }
+        Hold { claim: "c".parse().unwrap(), gpu, device: "gpu-0".parse().unwrap(), kind, time_slice: None }
     }
 
     #[test]
     fn the_goal_follows_from_the_live_holds_and_admin_access_is_not_one() {
         assert_eq!(goal([]), Goal::Idle);
         assert_eq!(goal([&hold(HoldKind::Admin)]), Goal::Idle);
+        assert_eq!(
+            goal([&hold(HoldKind::Share), &hold(HoldKind::Admin), &hold(HoldKind::Share)]),
+            Goal::TimeSliced
+        );
         assert_eq!(goal([&hold(HoldKind::Whole), &hold(HoldKind::Admin)]), Goal::Whole);
         let profile = divvy_model::mig::GpuInstanceProfileId(19);
         let placement = divvy_model::mig::Placement { start: 0, size: 1 };

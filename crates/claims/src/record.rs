@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
-use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind, MigUuid};
+use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind, MigUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 use crate::stored::{self, Head, Stored, Versions};
@@ -20,6 +20,9 @@ pub struct RecordedDevice {
     pub gpu: GpuUuid,
     /// How it is used.
     pub kind: HoldKind,
+    /// The time slice its config asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_slice: Option<TimeSlice>,
 }
 
 /// A partition that a claim's step made, as it lives on the GPU.
@@ -40,7 +43,7 @@ impl RecordedDevice {
             HoldKind::Partition { profile, placement } => {
                 Some(Step::create_partition(self.gpu.clone(), profile, placement))
             }
-            HoldKind::Whole | HoldKind::Admin => None,
+            HoldKind::Whole | HoldKind::Share | HoldKind::Admin => None,
         }
     }
 
@@ -161,6 +164,7 @@ impl Record {
             gpu: d.gpu.clone(),
             device: d.allocated.device.clone(),
             kind: d.kind,
+            time_slice: d.time_slice,
         })
     }
 
@@ -181,13 +185,13 @@ impl Record {
     }
 }
 
-/// Version 2 of the body, and version 1: the fields are the same, but since version 2 there are partitions among the
-/// devices' kinds and steps that have begun, for which a reader of version 1 would call a record corrupt rather than
-/// newer. Frozen once released: a change makes a version 3 beside it, with its upgrade in [`VERSIONS`]. The claim's
-/// names are in the head.
+/// Version 3 of the body, and the versions before it, whose records have fields less and nothing else: since version 2
+/// there are partitions among the devices' kinds and steps that have begun, since version 3 shares and time slices; an
+/// older reader would call such a record corrupt rather than newer. Frozen once released: a change makes a version 4
+/// beside it, with its upgrade in [`VERSIONS`]. The claim's names are in the head.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RecordV2 {
+struct RecordV3 {
     uid: ClaimUid,
     namespace: String,
     name: String,
@@ -205,9 +209,9 @@ struct RecordV2 {
 }
 
 const VERSIONS: Versions<Record> = Versions {
-    current: 2,
+    current: 3,
     encode: |r| {
-        serde_json::to_value(RecordV2 {
+        serde_json::to_value(RecordV3 {
             uid: r.uid.clone(),
             namespace: r.namespace.clone(),
             name: r.name.clone(),
@@ -220,11 +224,11 @@ const VERSIONS: Versions<Record> = Versions {
             steps: r.steps.clone(),
         })
     },
-    decode: &[(2, decode_v2), (1, decode_v2)],
+    decode: &[(3, decode_v3), (2, decode_v3), (1, decode_v3)],
 };
 
-fn decode_v2(text: &str) -> Result<Record, serde_json::Error> {
-    let v: RecordV2 = serde_json::from_str(text)?;
+fn decode_v3(text: &str) -> Result<Record, serde_json::Error> {
+    let v: RecordV3 = serde_json::from_str(text)?;
     Ok(Record {
         uid: v.uid,
         namespace: v.namespace,

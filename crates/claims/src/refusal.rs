@@ -188,6 +188,26 @@ pub enum Refusal {
         /// The device.
         device: DeviceName,
     },
+    /// Admin access to a share.
+    #[error(
+        "device {device} of claim {claim} is a share, which admin access cannot have (ask for the whole GPU: it shows what all its shares do)"
+    )]
+    AdminShare {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+    },
+    /// A device for admin access was allocated to a request without it.
+    #[error(
+        "device {device} of claim {claim} is for requests with adminAccess: true only, since nothing of it is held for anybody (ask for a GPU, a partition or a share)"
+    )]
+    AdminOnly {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+    },
     /// One claim got two devices that need the same part of a GPU.
     #[error(
         "claim {claim} has devices {other} and {device} allocated, which need the same part of {gpu} (this is a fault of the scheduler: delete the pod and the claim)"
@@ -327,6 +347,8 @@ impl Refusal {
             Self::MigModeOn { .. } | Self::MigModeOff { .. } => "wrong-mode",
             Self::PartitionsUnknown { .. } => "partitions-unknown",
             Self::AdminPartition { .. } => "admin-partition",
+            Self::AdminShare { .. } => "admin-share",
+            Self::AdminOnly { .. } => "admin-only",
             Self::AllocatedTwice { .. } | Self::Overlap { .. } => "allocated-twice",
             Self::Fenced { .. } => "fenced",
             Self::GpuStateNewer { .. } | Self::RecordNewer { .. } | Self::HeldByNewer { .. } => "newer-state",
@@ -353,6 +375,8 @@ impl Refusal {
             | Self::UnknownOrdinal { .. }
             | Self::NoSuchPartition { .. }
             | Self::AdminPartition { .. }
+            | Self::AdminShare { .. }
+            | Self::AdminOnly { .. }
             | Self::Overlap { .. }
             | Self::AllocatedTwice { .. }
             | Self::GpuStateNewer { .. }

@@ -89,10 +89,10 @@ impl Executor {
                 HoldKind::Partition { .. } => {
                     modes.insert(&device.gpu, true);
                 }
-                HoldKind::Whole if self.gpu_state(&device.gpu)?.turned_mig_on() => {
+                HoldKind::Whole | HoldKind::Share if self.gpu_state(&device.gpu)?.turned_mig_on() => {
                     modes.insert(&device.gpu, false);
                 }
-                HoldKind::Whole | HoldKind::Admin => {}
+                HoldKind::Whole | HoldKind::Share | HoldKind::Admin => {}
             }
         }
         Ok(modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect())

@@ -29,6 +29,6 @@ pub use gpu::{
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
 pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
 pub use mig_conformance::mig_conformance;
-pub use mode::{Hold, HoldKind, Mode};
+pub use mode::{Hold, HoldKind, Mode, TimeSlice};
 pub use ordinals::Ordinals;
 pub use version::normalise_version;

@@ -1,5 +1,7 @@
 //! What a GPU is used for now, and the uses themselves.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::mig::{GpuInstanceProfileId, Placement};
@@ -47,6 +49,8 @@ pub enum HoldKind {
         /// Its memory slices.
         placement: Placement,
     },
+    /// A time-sliced share of the whole GPU: beside other shares, and nothing else.
+    Share,
     /// Admin access: sees the GPU, never changes its mode, conflicts with nobody (KEP-5018).
     Admin,
 }
@@ -57,8 +61,60 @@ impl HoldKind {
         match self {
             Self::Whole => Some(Mode::Whole),
             Self::Partition { .. } => Some(Mode::Partitioned),
+            Self::Share => Some(Mode::TimeSliced),
             Self::Admin => None,
         }
+    }
+}
+
+/// How long the contexts of a time-shared GPU run in turn, as `nvidia-smi compute-policy` counts it. The lengths
+/// themselves are the driver's secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TimeSlice {
+    /// What the driver chooses.
+    Default,
+    /// Short: others come soon.
+    Short,
+    /// In between.
+    Medium,
+    /// Long: fewer switches.
+    Long,
+}
+
+impl TimeSlice {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Default, Self::Short, Self::Medium, Self::Long];
+
+    /// The number that `nvidia-smi compute-policy --set-timeslice` takes.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Default => 0,
+            Self::Short => 1,
+            Self::Medium => 2,
+            Self::Long => 3,
+        }
+    }
+
+    /// As people write and read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "Default",
+            Self::Short => "Short",
+            Self::Medium => "Medium",
+            Self::Long => "Long",
+        }
+    }
+
+    /// Reads a name back.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|slice| slice.name() == name)
+    }
+}
+
+impl fmt::Display for TimeSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -73,4 +129,7 @@ pub struct Hold {
     pub device: DeviceName,
     /// How.
     pub kind: HoldKind,
+    /// The time slice it asked for; `None` is content with any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_slice: Option<TimeSlice>,
 }

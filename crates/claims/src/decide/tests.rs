@@ -160,8 +160,12 @@ fn holders(decision: Decision) -> Vec<Holder> {
 fn a_new_claim_is_one_cdi_file_and_no_hardware_step() {
     let world = World::new();
     let c = claim("a", vec![result("main/big", "gpu-1")]);
-    let devices =
-        vec![RecordedDevice { allocated: result("main/big", "gpu-1"), gpu: gpu(1), kind: HoldKind::Whole }];
+    let devices = vec![RecordedDevice {
+        allocated: result("main/big", "gpu-1"),
+        gpu: gpu(1),
+        kind: HoldKind::Whole,
+        time_slice: None,
+    }];
     let expected = Plan { undo_first: false, set_aside: false, devices, steps: vec![Step::WriteCdi] };
     assert_eq!(plan(world.decide(&c)), expected);
 }
@@ -485,3 +489,5 @@ fn a_partition_that_cannot_be_is_refused_with_the_reason() {
     world.inventory.gpus.get_mut(&gpu(2)).unwrap().facts.mig_mode = MigMode::Unsupported;
     assert_eq!(refused(&world, SMALL).0, "unknown-device");
 }
+
+mod shares;

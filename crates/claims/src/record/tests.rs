@@ -25,6 +25,7 @@ fn expected() -> Record {
                 },
                 gpu: gpu.clone(),
                 kind: HoldKind::Whole,
+                time_slice: None,
             },
             RecordedDevice {
                 allocated: AllocatedDevice {
@@ -37,6 +38,7 @@ fn expected() -> Record {
                 },
                 gpu: "GPU-12345678-1234-1234-1234-123456780002".parse().unwrap(),
                 kind: HoldKind::Admin,
+                time_slice: None,
             },
         ],
         pods: vec![PodRef { name: "train-0".to_owned(), uid: "p0d".to_owned() }],
@@ -60,6 +62,14 @@ fn expected_v2() -> Record {
     record
 }
 
+/// What version 3 can say beyond version 2.
+fn expected_v3() -> Record {
+    let mut record = expected_v2();
+    record.devices[0].kind = HoldKind::Share;
+    record.devices[0].time_slice = Some(TimeSlice::Long);
+    record
+}
+
 #[test]
 fn a_device_finds_what_its_own_step_has_made() {
     let record = expected_v2();
@@ -78,6 +88,7 @@ fn every_version_of_a_record_has_a_captured_file_that_still_reads() {
     let fixtures = [
         (include_bytes!("../../fixtures/record-v1.json").as_slice(), expected()),
         (include_bytes!("../../fixtures/record-v2.json").as_slice(), expected_v2()),
+        (include_bytes!("../../fixtures/record-v3.json").as_slice(), expected_v3()),
     ];
     assert_eq!(fixtures.len(), usize::try_from(VERSIONS.current).unwrap(), "one fixture per version");
     let (newest, live) = fixtures.last().unwrap().clone();

@@ -56,7 +56,9 @@ fn slices(world: &World, device: &str) -> (GpuUuid, Placement) {
     let kind = DeviceKind::parse(&device.parse().unwrap()).unwrap();
     let gpu = world.gpu(usize::try_from(kind.ordinal()).unwrap());
     let placement = match kind {
-        DeviceKind::Whole { .. } => Placement { start: 0, size: 8 },
+        DeviceKind::Whole { .. } | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => {
+            Placement { start: 0, size: 8 }
+        }
         DeviceKind::Partition(name) => {
             let inventory = world.lock().inventory.clone().unwrap();
             inventory.gpus[&gpu]
