@@ -314,11 +314,10 @@ fn conflicts(
 /// Whether two holds fit on one GPU: by the mode lock (DESIGN section 1), only partitions beside each other, and shares.
 fn may_share(a: HoldKind, b: HoldKind) -> bool {
     match (a, b) {
-        (HoldKind::Admin, _) | (_, HoldKind::Admin) => true,
+        (HoldKind::Admin, _) | (_, HoldKind::Admin) | (HoldKind::Share, HoldKind::Share) => true,
         (HoldKind::Partition { placement: a, .. }, HoldKind::Partition { placement: b, .. }) => {
             !a.overlaps(b)
         }
-        (HoldKind::Share, HoldKind::Share) => true,
         (HoldKind::Whole | HoldKind::Share, _) | (_, HoldKind::Whole | HoldKind::Share) => false,
     }
 }
