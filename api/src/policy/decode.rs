@@ -1,0 +1,165 @@
+//! From an object of the API to a policy. Strict: an older schema in the cluster, or none, may have let anything pass.
+
+use std::collections::BTreeSet;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{GpuPolicy, GpuPolicySpec, KIND, NodeMatch, OfferedMode, PolicyRule};
+use crate::names::API_VERSION;
+
+/// Most rules of one policy.
+pub(crate) const MOST_RULES: usize = 64;
+/// Most shares of one GPU.
+pub(crate) const MOST_SLOTS: u32 = 1024;
+
+/// A policy that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {problem}")]
+pub struct PolicyError {
+    /// Where in the object: `spec.rules[2]`.
+    pub path: String,
+    /// What is wrong there, and what is expected.
+    pub problem: String,
+}
+
+fn wrong(path: impl Into<String>, problem: impl Into<String>) -> PolicyError {
+    PolicyError { path: path.into(), problem: problem.into() }
+}
+
+/// Reads a `GpuPolicy`, as the API has it or as a manifest has it.
+pub fn decode_policy(object: &Value) -> Result<GpuPolicy, PolicyError> {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let version = text("/apiVersion").unwrap_or_default();
+    if version != API_VERSION {
+        return Err(wrong("apiVersion", format!("{version:?} is not read (expected {API_VERSION:?})")));
+    }
+    let kind = text("/kind").unwrap_or_default();
+    if kind != KIND {
+        return Err(wrong("kind", format!("{kind:?} is no policy (expected {KIND:?})")));
+    }
+    let name = text("/metadata/name").ok_or_else(|| wrong("metadata.name", "is missing"))?;
+    let spec = object.get("spec").ok_or_else(|| wrong("spec", "is missing"))?;
+    Ok(GpuPolicy {
+        name: name.to_owned(),
+        uid: text("/metadata/uid").map(str::to_owned),
+        generation: object.pointer("/metadata/generation").and_then(Value::as_i64),
+        spec: decode_spec(spec)?,
+    })
+}
+
+fn decode_spec(spec: &Value) -> Result<GpuPolicySpec, PolicyError> {
+    // The rules one by one, so that an error says which.
+    let mut rest = spec.clone();
+    let rules = rest.as_object_mut().and_then(|fields| fields.remove("rules"));
+    let mut spec: GpuPolicySpec = part("spec", rest)?;
+    let rules = match rules {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(rules)) => rules,
+        Some(_) => return Err(wrong("spec.rules", "must be a list")),
+    };
+    if rules.len() > MOST_RULES {
+        return Err(wrong("spec.rules", format!("has {} entries, {MOST_RULES} are allowed", rules.len())));
+    }
+    check_nodes("spec.nodes", spec.nodes.as_ref())?;
+    let mut names = BTreeSet::new();
+    for (number, rule) in rules.into_iter().enumerate() {
+        let path = format!("spec.rules[{number}]");
+        let rule: PolicyRule = part(&path, rule)?;
+        check_rule(&path, &rule)?;
+        if let Some(name) = rule.name.as_ref().filter(|name| !names.insert((*name).clone())) {
+            return Err(wrong(
+                format!("{path}.name"),
+                format!("{name:?} is the name of an earlier rule, too"),
+            ));
+        }
+        spec.rules.push(rule);
+    }
+    Ok(spec)
+}
+
+fn part<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, PolicyError> {
+    serde_json::from_value(value).map_err(|error| wrong(path, error.to_string()))
+}
+
+fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
+    check_nodes(&format!("{path}.nodes"), rule.nodes.as_ref())?;
+    if let Some(gpus) = &rule.gpus
+        && gpus.uuids.is_empty()
+        && gpus.ordinals.is_empty()
+        && gpus.products.is_empty()
+        && gpus.pci_addresses.is_empty()
+    {
+        return Err(wrong(format!("{path}.gpus"), "fits nothing (leave it out to mean all GPUs)"));
+    }
+    if let Some(modes) = &rule.modes {
+        if modes.is_empty() {
+            return Err(wrong(
+                format!("{path}.modes"),
+                "is empty (name a mode, or leave it out for the default)",
+            ));
+        }
+        for (field, given, mode) in [
+            ("mig", rule.mig.is_some(), OfferedMode::Mig),
+            ("shares", rule.shares.is_some(), OfferedMode::TimeSlicing),
+        ] {
+            if given && !modes.contains(&mode) {
+                return Err(wrong(
+                    format!("{path}.{field}"),
+                    format!("says nothing unless modes has {mode:?}"),
+                ));
+            }
+        }
+    } else if rule.shares.is_some() {
+        return Err(wrong(format!("{path}.shares"), "says nothing unless modes has TimeSlicing"));
+    }
+    if let Some(profiles) = rule.mig.as_ref().and_then(|mig| mig.profiles.as_ref()) {
+        let path = format!("{path}.mig.profiles");
+        if profiles.is_empty() {
+            return Err(wrong(path, "is empty (name a profile, or leave it out for all)"));
+        }
+        if let Some(bad) = profiles.iter().find(|profile| !is_profile(profile)) {
+            return Err(wrong(
+                path,
+                format!("{bad:?} is no MIG profile (such as \"1g.10gb\" or \"1g.10gb+me\")"),
+            ));
+        }
+    }
+    if let Some(shares) = &rule.shares {
+        if shares.slots.is_some_and(|slots| !(1..=MOST_SLOTS).contains(&slots)) {
+            return Err(wrong(format!("{path}.shares.slots"), format!("must be 1 to {MOST_SLOTS}")));
+        }
+        if shares.min_cores.is_some_and(|cores| cores > 100) {
+            return Err(wrong(format!("{path}.shares.minCores"), "must be 0 to 100 (percent)"));
+        }
+    }
+    Ok(())
+}
+
+fn check_nodes(path: &str, nodes: Option<&NodeMatch>) -> Result<(), PolicyError> {
+    let Some(nodes) = nodes else { return Ok(()) };
+    if nodes.names.is_empty() && nodes.selector.is_none() {
+        return Err(wrong(path, "fits nothing (leave it out to mean all nodes)"));
+    }
+    let expressions = nodes.selector.iter().flat_map(|selector| &selector.match_expressions);
+    for expression in expressions.filter(|expression| !expression.is_complete()) {
+        let problem = format!(
+            "values of {:?} do not go with its operator (In and NotIn need some, Exists and DoesNotExist have none)",
+            expression.key
+        );
+        return Err(wrong(format!("{path}.selector"), problem));
+    }
+    Ok(())
+}
+
+/// `3g.40gb`, `1g.10gb+me`: the pattern of the schema.
+fn is_profile(text: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit());
+    let Some((slices, rest)) = text.split_once("g.") else { return false };
+    let Some((memory, suffix)) = rest.split_once("gb") else { return false };
+    let suffix_is_fine = suffix.is_empty()
+        || suffix
+            .strip_prefix(['+', '-'])
+            .is_some_and(|s| !s.is_empty() && s.bytes().all(|b| b.is_ascii_lowercase() || b == b'.'));
+    number(slices) && number(memory) && suffix_is_fine
+}

@@ -1,0 +1,123 @@
+//! Amounts of memory as people write them: `100Mi`, `10Gi`, `1073741824`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{Deserializer, Error, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+
+const UNITS: [(&str, u64); 8] = [
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+    ("k", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+];
+
+/// An amount of memory in bytes. Written with a unit of 1024 (`Mi`) or of 1000 (`M`), without fractions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemorySize {
+    /// In bytes.
+    pub bytes: u64,
+}
+
+/// Not an amount of memory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no amount of memory (write a whole number with Ki, Mi, Gi or Ti, such as \"100Mi\")")]
+pub struct MemoryError(String);
+
+impl MemorySize {
+    /// So many MiB.
+    pub const fn mebibytes(mib: u64) -> Self {
+        Self { bytes: mib.saturating_mul(1 << 20) }
+    }
+
+    /// In MiB, rounded up.
+    pub fn mib(self) -> u64 {
+        self.bytes.div_ceil(1 << 20)
+    }
+}
+
+impl FromStr for MemorySize {
+    type Err = MemoryError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryError> {
+        let refused = || MemoryError(text.to_owned());
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at_checked(end).ok_or_else(refused)?;
+        let factor = match unit {
+            "" => 1,
+            unit => {
+                UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor).ok_or_else(refused)?
+            }
+        };
+        let number: u64 = number.parse().map_err(|_| refused())?;
+        Ok(Self { bytes: number.checked_mul(factor).ok_or_else(refused)? })
+    }
+}
+
+impl fmt::Display for MemorySize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |(_, factor): &&(&str, u64)| self.bytes >= *factor && self.bytes % factor == 0;
+        match UNITS.iter().take(4).rev().find(fits) {
+            Some((unit, factor)) => write!(f, "{}{unit}", self.bytes / factor),
+            None => write!(f, "{}", self.bytes),
+        }
+    }
+}
+
+impl Serialize for MemorySize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for MemorySize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Amount;
+        impl Visitor<'_> for Amount {
+            type Value = MemorySize;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an amount of memory, such as \"100Mi\"")
+            }
+            fn visit_u64<E: Error>(self, bytes: u64) -> Result<MemorySize, E> {
+                Ok(MemorySize { bytes })
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<MemorySize, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Amount)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_with_their_unit_and_written_with_the_largest_that_fits() {
+        for (text, bytes, written) in [
+            ("0", 0, "0"),
+            ("1023", 1023, "1023"),
+            ("1024", 1024, "1Ki"),
+            ("1536Mi", 1536 << 20, "1536Mi"),
+            ("2048Mi", 2 << 30, "2Gi"),
+            ("1G", 1_000_000_000, "1000000000"),
+        ] {
+            let size: MemorySize = text.parse().unwrap();
+            assert_eq!((size.bytes, size.to_string().as_str()), (bytes, written), "{text}");
+        }
+        for bad in
+            ["", "Mi", "1.5Gi", "-1", "1e3", "1 Mi", "10mi", "99999999999999999999", "18446744073709551615Ki"]
+        {
+            assert!(bad.parse::<MemorySize>().is_err(), "{bad}");
+        }
+        assert_eq!("1".parse::<MemorySize>().unwrap().mib(), 1);
+        assert_eq!(MemorySize::mebibytes(5).mib(), 5);
+    }
+}
