@@ -91,6 +91,9 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         check_sources(package, root, &mut findings)?;
     }
     check_links(root, &mut findings)?;
+    for path in crate::crds::stale(root)? {
+        findings.push(format!("{}: not what the types say (run `cargo xtask crds`)", path.display()));
+    }
     for finding in &findings {
         crate::say(finding);
     }

@@ -11,6 +11,7 @@ mod bench;
 mod check;
 mod ci;
 mod cluster;
+mod crds;
 mod e2e;
 mod image;
 
@@ -28,6 +29,8 @@ enum Command {
     Ci(ci::Args),
     /// Only the structure: pure crates, one-way dependencies, forgotten files, links
     Check,
+    /// Write the chart's CustomResourceDefinitions from the types
+    Crds,
     /// A real Kubernetes on this machine
     Cluster(cluster::Args),
     /// The end-to-end cases, on a cluster of their own
@@ -54,6 +57,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Ci(args) => ci::run(&root, &args),
         Command::Check => check::run(&root),
+        Command::Crds => crds::run(&root),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Bench(args) => bench::run(&root, &args),

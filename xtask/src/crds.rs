@@ -1,0 +1,49 @@
+//! `cargo xtask crds`: writes the chart's CustomResourceDefinitions from `divvy_api::crd`. `cargo xtask check` and a
+//! test say when they are not what the types say.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+const FOLDER: &str = "deploy/chart/divvy/files/crds";
+
+/// Writes the files.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    for (path, text) in wanted(root)? {
+        fs_err::write(&path, text)?;
+        crate::say(&path.display().to_string());
+    }
+    Ok(())
+}
+
+/// Files that are not as they should be.
+pub(crate) fn stale(root: &Path) -> Result<Vec<PathBuf>> {
+    let differs = |(path, text): (PathBuf, String)| {
+        (fs_err::read_to_string(&path).ok().as_deref() != Some(&text)).then_some(path)
+    };
+    Ok(wanted(root)?.into_iter().filter_map(differs).collect())
+}
+
+fn wanted(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let files = divvy_api::crd::all().into_iter().map(|(name, definition)| {
+        let text = serde_saphyr::to_string(&definition).with_context(|| format!("{name} as YAML"))?;
+        let text = format!("# Written by `cargo xtask crds` from api/src/crd.\n{}\n", text.trim_end());
+        Ok((root.join(FOLDER).join(name), text))
+    });
+    files.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_charts_definitions_are_what_the_types_say() {
+        let stale = super::stale(&crate::root()).unwrap();
+        assert!(stale.is_empty(), "run `cargo xtask crds`: {stale:?}");
+        for (path, text) in super::wanted(&crate::root()).unwrap() {
+            let read: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+            let (_, value) =
+                divvy_api::crd::all().into_iter().find(|(name, _)| path.ends_with(name)).unwrap();
+            assert_eq!(read, value, "{}", path.display());
+        }
+    }
+}
