@@ -13,6 +13,7 @@ mod features;
 mod layout;
 mod note;
 mod partition;
+mod policy;
 mod pool;
 mod rules;
 mod validate;
@@ -22,6 +23,7 @@ pub use carve::{Carved, Input, carve, pool_name};
 pub use features::{Feature, KubeVersion, ServerFeatures};
 pub use note::Note;
 pub use partition::{Partitioning, carve_partitions};
+pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{
     Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice,
     Taint, TaintEffect,

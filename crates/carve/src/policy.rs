@@ -1,0 +1,240 @@
+//! Which rule of which policy decides about a GPU. Pure: the node plugin calls it whenever policies, the node's labels
+//! or its GPUs change, `divvy inventory` and `divvy demo` with policies from files. Told to users in `docs/policy.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use divvy_api::policy::{self as api, GpuMatch, GpuPolicy, NodeMatch, PolicyRule};
+use divvy_model::{Gpu, GpuUuid, Inventory, Ordinals, PciAddress};
+use serde::Serialize;
+
+use crate::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules};
+
+/// What rules ask about a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeFacts<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its labels.
+    pub labels: &'a BTreeMap<String, String>,
+}
+
+/// What the policies make of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resolved {
+    /// The rules of every GPU that is known: those of its rule, or the node's defaults.
+    pub rules: Rules,
+    /// Which rule decided; nothing for GPUs that none matches.
+    pub by: BTreeMap<GpuUuid, RuleRef>,
+    /// Whether one GPU may be published in several modes, if a policy says so, and which.
+    pub mode_lock: Option<(ModeLock, String)>,
+    /// What a person should look at.
+    pub problems: Vec<PolicyProblem>,
+}
+
+/// A rule of a policy.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleRef {
+    /// Name of the policy.
+    pub policy: String,
+    /// Which of its rules, from 0.
+    pub index: usize,
+    /// The rule's name, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl fmt::Display for RuleRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "{}/{name}", self.policy),
+            None => write!(f, "{}/rules[{}]", self.policy, self.index),
+        }
+    }
+}
+
+/// A rule that matches a GPU and does not do what was probably meant.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyProblem {
+    /// The rule.
+    pub rule: RuleRef,
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// What is the matter, and what there is to choose from.
+    pub problem: String,
+}
+
+impl fmt::Display for PolicyProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}: {}", self.rule, self.gpu, self.problem)
+    }
+}
+
+/// Finds the rule of every GPU: policies by priority (higher first), then by name; their rules in order; the first that
+/// matches node and GPU decides. What it does not say is as in `defaults`, which are also the rules of the other GPUs.
+pub fn resolve(
+    policies: &[GpuPolicy],
+    node: &NodeFacts<'_>,
+    inventory: &Inventory,
+    ordinals: &Ordinals,
+    defaults: &GpuRules,
+) -> Resolved {
+    let mut policies: Vec<&GpuPolicy> =
+        policies.iter().filter(|policy| fits_node(policy.spec.nodes.as_ref(), node)).collect();
+    policies.sort_by(|a, b| (b.spec.priority, &a.name).cmp(&(a.spec.priority, &b.name)));
+    let rules: Vec<(RuleRef, &PolicyRule)> = policies
+        .iter()
+        .flat_map(|policy| {
+            let rules = policy.spec.rules.iter().enumerate();
+            rules.filter(|(_, rule)| fits_node(rule.nodes.as_ref(), node)).map(|(index, rule)| {
+                (RuleRef { policy: policy.name.clone(), index, name: rule.name.clone() }, rule)
+            })
+        })
+        .collect();
+    let mut resolved = Resolved {
+        mode_lock: policies.iter().find_map(|policy| {
+            let lock = match policy.spec.mode_lock? {
+                api::ModeLock::Auto => ModeLock::Auto,
+                api::ModeLock::Enabled => ModeLock::On,
+                api::ModeLock::Disabled => ModeLock::Off,
+            };
+            Some((lock, policy.name.clone()))
+        }),
+        ..Resolved::default()
+    };
+    let known: BTreeSet<&GpuUuid> =
+        inventory.gpus.keys().chain(ordinals.iter().map(|(uuid, _)| uuid)).collect();
+    for uuid in known {
+        let gpu = inventory.gpus.get(uuid);
+        let found = rules.iter().find(|(_, rule)| fits_gpu(rule.gpus.as_ref(), uuid, ordinals.of(uuid), gpu));
+        let rules = match found {
+            None => defaults.clone(),
+            Some((by, rule)) => {
+                let problem = gpu.and_then(|gpu| problem(rule, gpu));
+                resolved.problems.extend(problem.map(|problem| PolicyProblem {
+                    rule: by.clone(),
+                    gpu: uuid.clone(),
+                    problem,
+                }));
+                resolved.by.insert(uuid.clone(), by.clone());
+                apply(rule, defaults)
+            }
+        };
+        resolved.rules.insert(uuid.clone(), rules);
+    }
+    resolved
+}
+
+impl Resolved {
+    /// Keeps what was decided before about GPUs that cannot be read now: a rule that names their product does not match
+    /// them while nobody knows it.
+    pub fn keep_unread(&mut self, before: &Self, inventory: &Inventory) {
+        let unread: Vec<GpuUuid> =
+            self.rules.keys().filter(|uuid| !inventory.gpus.contains_key(*uuid)).cloned().collect();
+        for uuid in unread {
+            let Some(rules) = before.rules.get(&uuid) else { continue };
+            self.rules.insert(uuid.clone(), rules.clone());
+            match before.by.get(&uuid) {
+                Some(by) => self.by.insert(uuid, by.clone()),
+                None => self.by.remove(&uuid),
+            };
+        }
+    }
+}
+
+fn fits_node(wanted: Option<&NodeMatch>, node: &NodeFacts<'_>) -> bool {
+    wanted.is_none_or(|wanted| {
+        wanted.names.contains(node.name)
+            || wanted.selector.as_ref().is_some_and(|selector| selector.matches(node.labels))
+    })
+}
+
+fn fits_gpu(wanted: Option<&GpuMatch>, uuid: &GpuUuid, ordinal: Option<u32>, gpu: Option<&Gpu>) -> bool {
+    let Some(wanted) = wanted else { return true };
+    wanted.uuids.iter().any(|text| text.eq_ignore_ascii_case(uuid.as_str()))
+        || ordinal.is_some_and(|ordinal| wanted.ordinals.contains(&ordinal))
+        || gpu.is_some_and(|gpu| {
+            let at = |text: &String| text.parse::<PciAddress>().is_ok_and(|a| a == gpu.facts.pci_address);
+            wanted.products.iter().any(|pattern| is_like(&gpu.facts.product_name, pattern))
+                || wanted.pci_addresses.iter().any(at)
+        })
+}
+
+/// `*` stands for any text; letter case does not matter.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let (text, pattern) = (text.to_lowercase(), pattern.to_lowercase());
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else { return rest.is_empty() };
+    for part in parts {
+        let Some((_, after)) = rest.split_once(part) else { return false };
+        rest = after;
+    }
+    rest.ends_with(last)
+}
+
+fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
+    let mut rules = defaults.clone();
+    if let Some(modes) = &rule.modes {
+        rules.modes = Modes::Only(modes.iter().copied().map(mode).collect());
+    }
+    if let Some(mig) = &rule.mig {
+        if mig.profiles.is_some() {
+            rules.profiles.clone_from(&mig.profiles);
+        }
+        if let Some(order) = mig.placement_order {
+            rules.order = match order {
+                api::PlacementOrder::Ascending => PlacementOrder::Ascending,
+                api::PlacementOrder::Descending => PlacementOrder::Descending,
+            };
+        }
+        if let Some(instances) = mig.instances {
+            rules.instances = match instances {
+                api::Instances::OnDemand => Instances::Ours,
+                api::Instances::Static => Instances::Static,
+            };
+        }
+    }
+    if let Some(shares) = &rule.shares {
+        rules.shares.slots = shares.slots.unwrap_or(rules.shares.slots);
+        rules.shares.smallest_mib =
+            shares.min_memory.map_or(rules.shares.smallest_mib, |memory| memory.mib().max(1));
+        rules.shares.smallest_cores = shares.min_cores.unwrap_or(rules.shares.smallest_cores);
+        rules.held_back_mib = shares.reserved_memory.map_or(rules.held_back_mib, api::MemorySize::mib);
+    }
+    if let Some(evict) = rule.health.as_ref().and_then(|health| health.evict) {
+        rules.no_execute = evict;
+    }
+    rules
+}
+
+fn mode(mode: api::OfferedMode) -> OfferedMode {
+    match mode {
+        api::OfferedMode::Whole => OfferedMode::Whole,
+        api::OfferedMode::Mig => OfferedMode::Mig,
+        api::OfferedMode::TimeSlicing => OfferedMode::TimeSlicing,
+    }
+}
+
+/// Profiles that no such GPU has are most likely a slip.
+fn problem(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
+    let wanted = rule.mig.as_ref()?.profiles.as_ref()?;
+    let capabilities = &gpu.mig.as_ref()?.capabilities;
+    let has: BTreeSet<String> =
+        capabilities.profiles().iter().filter_map(|p| Some(capabilities.name(p)?.to_string())).collect();
+    (!has.is_empty() && wanted.is_disjoint(&has)).then(|| {
+        format!(
+            "it has none of the MIG profiles {} (it has {})",
+            Vec::from_iter(wanted.iter().cloned()).join(", "),
+            Vec::from_iter(has).join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

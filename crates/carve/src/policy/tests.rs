@@ -1,0 +1,200 @@
+use divvy_gpu_sim::Engine;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn node_of(spec: &str) -> (Inventory, Ordinals) {
+    let inventory = Engine::new(&spec.parse().unwrap()).inventory();
+    let mut ordinals = Ordinals::default();
+    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    (inventory, ordinals)
+}
+
+fn policy(name: &str, spec: &Value) -> GpuPolicy {
+    let object = json!({
+        "apiVersion": "divvy.dev/v1beta1", "kind": "GpuPolicy", "metadata": { "name": name }, "spec": spec,
+    });
+    divvy_api::policy::decode_policy(&object).unwrap()
+}
+
+/// Which rule decides about each GPU, by ordinal.
+fn deciders(policies: &[GpuPolicy], gpus: &str, labels: &[(&str, &str)]) -> Vec<Option<String>> {
+    let (inventory, ordinals) = node_of(gpus);
+    let labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let node = NodeFacts { name: "n1", labels: &labels };
+    let resolved = resolve(policies, &node, &inventory, &ordinals, &GpuRules::default());
+    let count = u32::try_from(inventory.gpus.len()).unwrap();
+    (0..count).map(|n| resolved.by.get(ordinals.gpu(n).unwrap()).map(ToString::to_string)).collect()
+}
+
+fn by(names: &[&str]) -> Vec<Option<String>> {
+    names.iter().map(|name| (!name.is_empty()).then(|| (*name).to_owned())).collect()
+}
+
+#[test]
+fn without_a_policy_every_gpu_has_the_nodes_defaults() {
+    let (inventory, ordinals) = node_of("h100x2");
+    let defaults = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
+    let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
+    let resolved = resolve(&[], &node, &inventory, &ordinals, &defaults);
+    let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), defaults.clone())).collect();
+    assert_eq!(resolved, Resolved { rules, ..Resolved::default() });
+}
+
+#[test]
+fn the_first_rule_that_matches_decides_and_each_gpu_may_have_its_own() {
+    let (inventory, ordinals) = node_of("h100x4");
+    let (first, second) = (ordinals.gpu(0).unwrap(), &inventory.gpus[ordinals.gpu(1).unwrap()]);
+    let policy = policy(
+        "p",
+        &json!({ "rules": [
+            { "name": "uuid", "gpus": { "uuids": [first.to_string().to_lowercase().replace("gpu-", "GPU-")] } },
+            { "name": "pci", "gpus": { "pciAddresses": [second.facts.pci_address.to_string().to_uppercase()] } },
+            { "name": "ordinal", "gpus": { "ordinals": [0, 1, 2] } },
+            { "name": "h100", "gpus": { "products": ["nvidia*h100*"] } },
+            { "name": "rest" },
+            { "name": "never" },
+        ] }),
+    );
+    let policies = [policy];
+    assert_eq!(deciders(&policies, "h100x4", &[]), by(&["p/uuid", "p/pci", "p/ordinal", "p/h100"]));
+    assert_eq!(deciders(&policies, "l4x4", &[])[3], Some("p/rest".to_owned()));
+}
+
+#[test]
+fn policies_are_tried_by_priority_and_then_by_name() {
+    let of = |name: &str, priority: i32, gpus: &Value| {
+        policy(name, &json!({ "priority": priority, "rules": [{ "gpus": gpus }] }))
+    };
+    let all = json!({ "products": ["*"] });
+    let policies = [
+        of("c", 0, &all),
+        of("b", 0, &json!({ "ordinals": [1, 2] })),
+        of("z", 5, &json!({ "ordinals": [2] })),
+        of("a", -1, &all),
+    ];
+    let expected = by(&["c/rules[0]", "b/rules[0]", "z/rules[0]"]);
+    assert_eq!(deciders(&policies, "h100x3", &[]), expected);
+    let backwards: Vec<_> = policies.into_iter().rev().collect();
+    assert_eq!(deciders(&backwards, "h100x3", &[]), expected, "the order of the list does not matter");
+}
+
+#[test]
+fn nodes_are_matched_by_name_or_by_labels_in_the_policy_and_in_the_rule() {
+    let of =
+        |nodes: &Value, rule: &Value| policy("p", &json!({ "nodes": nodes, "rules": [{ "nodes": rule }] }));
+    let zone_a = json!({ "selector": { "matchLabels": { "zone": "a" } } });
+    let (here, there) = (json!({ "names": ["n1"] }), json!({ "names": ["n2"] }));
+    let matches = |nodes: &Value, rule: &Value, labels: &[(&str, &str)]| {
+        deciders(&[of(nodes, rule)], "l4x1", labels) == by(&["p/rules[0]"])
+    };
+    assert!(matches(&here, &here, &[]));
+    assert!(!matches(&there, &here, &[]) && !matches(&here, &there, &[]));
+    assert!(matches(&zone_a, &here, &[("zone", "a")]) && !matches(&zone_a, &here, &[("zone", "b")]));
+    assert!(!matches(&here, &zone_a, &[]));
+    let named_or_selected = json!({ "names": ["n2"], "selector": { "matchLabels": { "zone": "a" } } });
+    assert!(matches(&named_or_selected, &here, &[("zone", "a")]));
+}
+
+#[test]
+fn a_rule_changes_what_it_says_and_leaves_the_rest_as_the_defaults_have_it() {
+    let (inventory, ordinals) = node_of("h100x1");
+    let uuid = ordinals.gpu(0).unwrap();
+    let defaults = GpuRules { held_back_mib: 7, ..GpuRules::default() };
+    let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
+    let rules = |rule: &Value| {
+        let policies = [policy("p", &json!({ "rules": [rule] }))];
+        let resolved = resolve(&policies, &node, &inventory, &ordinals, &defaults);
+        assert_eq!(resolved.problems, []);
+        resolved.rules[uuid].clone()
+    };
+    assert_eq!(rules(&json!({})), defaults);
+    let full = rules(&json!({
+        "modes": ["Mig", "TimeSlicing"],
+        "mig": { "profiles": ["1g.10gb"], "placementOrder": "Descending", "instances": "Static" },
+        "shares": { "slots": 4, "minMemory": 1, "minCores": 10, "reservedMemory": "2Gi" },
+        "health": { "evict": true },
+    }));
+    let expected = GpuRules {
+        modes: Modes::Only([OfferedMode::Mig, OfferedMode::TimeSlicing].into()),
+        profiles: Some(["1g.10gb".to_owned()].into()),
+        rare: BTreeSet::new(),
+        order: PlacementOrder::Descending,
+        shares: crate::ShareRules { slots: 4, smallest_mib: 1, smallest_cores: 10 },
+        held_back_mib: 2048,
+        instances: Instances::Static,
+        no_execute: true,
+    };
+    assert_eq!(full, expected);
+}
+
+#[test]
+fn the_first_policy_for_the_node_that_speaks_of_the_mode_lock_decides_it() {
+    let (inventory, ordinals) = node_of("l4x1");
+    let of = |name: &str, spec: &Value| policy(name, spec);
+    let policies = [
+        of("a", &json!({})),
+        of("b", &json!({ "nodes": { "names": ["n2"] }, "modeLock": "Enabled", "priority": 9 })),
+        of("c", &json!({ "modeLock": "Disabled" })),
+        of("d", &json!({ "modeLock": "Auto" })),
+    ];
+    let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
+    let resolved = resolve(&policies, &node, &inventory, &ordinals, &GpuRules::default());
+    assert_eq!(resolved.mode_lock, Some((ModeLock::Off, "c".to_owned())));
+}
+
+#[test]
+fn profiles_that_a_gpu_does_not_have_are_told_if_it_has_none_of_them() {
+    let (mut inventory, ordinals) = node_of("h100x1,l4x1");
+    let engine = Engine::new(&"h100x1,l4x1".parse().unwrap());
+    let mut capable = 0;
+    for gpu in engine.gpus() {
+        let Some(capabilities) = divvy_gpu_sim::mig_capabilities(&gpu.model) else { continue };
+        capable += 1;
+        let known = inventory.gpus.get_mut(&gpu.facts.uuid).unwrap();
+        known.mig = Some(divvy_model::GpuMig { capabilities, instances: Vec::new() });
+    }
+    assert_eq!(capable, 1);
+    let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
+    let problems = |profiles: &[&str]| {
+        let policies = [policy("p", &json!({ "rules": [{ "mig": { "profiles": profiles } }] }))];
+        let resolved = resolve(&policies, &node, &inventory, &ordinals, &GpuRules::default());
+        resolved.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(problems(&["1g.10gb", "1g.5gb"]), Vec::<String>::new());
+    let told = problems(&["1g.5gb", "1g.6gb"]);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("none of the MIG profiles 1g.5gb, 1g.6gb (it has 1g.10gb"), "{told:?}");
+}
+
+#[test]
+fn a_gpu_that_cannot_be_read_keeps_the_rule_it_had() {
+    let (mut inventory, ordinals) = node_of("h100x2");
+    let policies = [policy("p", &json!({ "rules": [{ "gpus": { "products": ["*"] }, "modes": ["Mig"] }] }))];
+    let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
+    let look = |inventory: &Inventory| resolve(&policies, &node, inventory, &ordinals, &GpuRules::default());
+    let before = look(&inventory);
+    let lost = ordinals.gpu(0).unwrap();
+    inventory.gpus.remove(lost);
+    let mut after = look(&inventory);
+    assert_eq!(after.by.get(lost), None);
+    after.keep_unread(&before, &inventory);
+    assert_eq!(after, before);
+}
+
+#[test]
+fn patterns_match_the_whole_name() {
+    for (pattern, text, expected) in [
+        ("nvidia l4", "NVIDIA L4", true),
+        ("NVIDIA L4", "NVIDIA L40S", false),
+        ("*L4*", "NVIDIA L40S", true),
+        ("*h100*hbm3", "NVIDIA H100 80GB HBM3", true),
+        ("*H100*PCIe", "NVIDIA H100 80GB HBM3", false),
+        ("*", "", true),
+        ("", "", true),
+        ("a*a", "a", false),
+        ("a**b", "axb", true),
+    ] {
+        assert_eq!(is_like(text, pattern), expected, "{pattern} of {text}");
+    }
+}
