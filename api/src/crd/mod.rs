@@ -3,7 +3,7 @@
 
 mod policy;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::names::{GROUP, VERSION};
 
@@ -67,7 +67,8 @@ fn with(mut schema: Value, more: Value) -> Value {
 }
 
 fn object(description: &str, properties: Value) -> Value {
-    json!({ "type": "object", "description": description, "properties": properties })
+    let properties = Value::Object(Map::from_iter([("properties".to_owned(), properties)]));
+    with(json!({ "type": "object", "description": description }), properties)
 }
 
 fn text(description: &str) -> Value {

@@ -141,8 +141,8 @@ fn check_nodes(path: &str, nodes: Option<&NodeMatch>) -> Result<(), PolicyError>
     if nodes.names.is_empty() && nodes.selector.is_none() {
         return Err(wrong(path, "fits nothing (leave it out to mean all nodes)"));
     }
-    let expressions = nodes.selector.iter().flat_map(|selector| &selector.match_expressions);
-    for expression in expressions.filter(|expression| !expression.is_complete()) {
+    let mut expressions = nodes.selector.iter().flat_map(|selector| &selector.match_expressions);
+    if let Some(expression) = expressions.find(|expression| !expression.is_complete()) {
         let problem = format!(
             "values of {:?} do not go with its operator (In and NotIn need some, Exists and DoesNotExist have none)",
             expression.key

@@ -61,7 +61,7 @@ impl FromStr for MemorySize {
 
 impl fmt::Display for MemorySize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = |(_, factor): &&(&str, u64)| self.bytes >= *factor && self.bytes % factor == 0;
+        let fits = |(_, factor): &&(&str, u64)| self.bytes >= *factor && self.bytes.is_multiple_of(*factor);
         match UNITS.iter().take(4).rev().find(fits) {
             Some((unit, factor)) => write!(f, "{}{unit}", self.bytes / factor),
             None => write!(f, "{}", self.bytes),
