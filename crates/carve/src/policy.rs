@@ -230,8 +230,8 @@ fn problem(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
     (!has.is_empty() && wanted.is_disjoint(&has)).then(|| {
         format!(
             "it has none of the MIG profiles {} (it has {})",
-            Vec::from_iter(wanted.iter().cloned()).join(", "),
-            Vec::from_iter(has).join(", ")
+            wanted.iter().cloned().collect::<Vec<_>>().join(", "),
+            has.into_iter().collect::<Vec<_>>().join(", ")
         )
     })
 }
