@@ -105,6 +105,32 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
             Err(error) => check(false, format!("mig_mode() answers: {error}")),
         }
     }
+    for f in &facts {
+        match driver.vitals(&f.uuid) {
+            Ok(vitals) => check(
+                !matches!(vitals.recovery, Some(crate::health::RecoveryAction::Unknown(_))),
+                format!("{}: the recovery action is a known one, got {:?}", f.uuid, vitals.recovery),
+            ),
+            Err(error) => check(
+                error.code == GpuErrorCode::NOT_SUPPORTED,
+                format!("vitals() answers, or is not supported: {error}"),
+            ),
+        }
+    }
+    for wait in [0, 10] {
+        match driver.wait_events(std::time::Duration::from_millis(wait)) {
+            Ok(events) => {
+                let named = events.events.iter().filter_map(|event| event.gpu.as_ref());
+                let strange: Vec<_> =
+                    named.chain(events.unmonitored.keys()).filter(|gpu| !uuids.contains(gpu)).collect();
+                check(strange.is_empty(), format!("events are of GPUs that are there, got {strange:?}"));
+            }
+            Err(error) => check(
+                matches!(error.code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND),
+                format!("wait_events() answers, or is not supported: {error}"),
+            ),
+        }
+    }
     let mut seen = facts.iter().map(|f| f.pci_address).collect::<Vec<_>>();
     check(seen.is_sorted(), "list() is in order of PCI address".to_owned());
     seen.dedup();
@@ -131,6 +157,7 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
         }
         Ok(_) => check(false, "facts() of a GPU that is not there is an error".to_owned()),
     }
+    check(driver.vitals(&nobody).is_err(), "vitals() of a GPU that is not there is an error".to_owned());
     bad.extend(about_mig);
     bad
 }

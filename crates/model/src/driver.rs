@@ -2,6 +2,9 @@
 //! retries, raw codes kept. Deadlines, retries and sessions sit above it, once, for all implementations
 //! (`divvy_nvml::Session`). Implemented by `divvy-nvml` (the real library) and `divvy-gpu-sim` (simulated GPUs).
 
+use std::time::Duration;
+
+use crate::health::{GpuEvents, GpuVitals};
 use crate::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
@@ -43,23 +46,37 @@ pub trait GpuDriver: Send + Sync {
         Vec::new()
     }
 
+    /// How the GPU is: the recovery action that is due, replaced memory, ECC errors. What the driver cannot tell is
+    /// left out of the answer; `NOT_FOUND` and `GPU_IS_LOST` as for [`GpuDriver::facts`].
+    fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
+        cannot(GpuOp::Vitals, gpu)
+    }
+
+    /// Waits for events of all GPUs, at most so long, and returns those that came since the last call (of this
+    /// session; the first call starts the watch). Empty after a wait in which nothing happened. One caller at a time:
+    /// each event is told once.
+    fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
+        let _ = at_most;
+        Err(GpuError::global(GpuOp::Events, GpuErrorCode::NOT_SUPPORTED))
+    }
+
     /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library can (from R550
     /// on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG ([`GpuDriver::mig_mode`] tells which). The
     /// answer stays the same while the driver stays loaded: keep it.
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
-        no_mig(GpuOp::MigCapabilities, gpu)
+        cannot(GpuOp::MigCapabilities, gpu)
     }
 
     /// Asks for MIG mode on or off. May change the GPU's minor number. Success does not mean that it came about:
     /// see [`MigActivation`].
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         let _ = on;
-        no_mig(GpuOp::SetMigMode, gpu)
+        cannot(GpuOp::SetMigMode, gpu)
     }
 
     /// GPU instances that live now, by id. `NOT_SUPPORTED` while MIG mode is off.
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
-        no_mig(GpuOp::GpuInstances, gpu)
+        cannot(GpuOp::GpuInstances, gpu)
     }
 
     /// Creates a GPU instance at exactly this placement. `INVALID_ARGUMENT` where the profile may not be placed
@@ -72,13 +89,13 @@ pub trait GpuDriver: Send + Sync {
         placement: Placement,
     ) -> Result<GpuInstance, GpuError> {
         let _ = (profile, placement);
-        no_mig(GpuOp::CreateGpuInstance, gpu)
+        cannot(GpuOp::CreateGpuInstance, gpu)
     }
 
     /// Destroys a GPU instance. `IN_USE` while it has compute instances or processes, `NOT_FOUND` if it is gone.
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
         let _ = id;
-        no_mig(GpuOp::DestroyGpuInstance, gpu)
+        cannot(GpuOp::DestroyGpuInstance, gpu)
     }
 
     /// The compute instances that a GPU instance can be cut into, by index; one takes it whole
@@ -89,7 +106,7 @@ pub trait GpuDriver: Send + Sync {
         gpu_instance: GpuInstanceId,
     ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
         let _ = gpu_instance;
-        no_mig(GpuOp::ComputeProfiles, gpu)
+        cannot(GpuOp::ComputeProfiles, gpu)
     }
 
     /// Compute instances that live in a GPU instance now, by id, with the UUIDs of their MIG devices.
@@ -99,7 +116,7 @@ pub trait GpuDriver: Send + Sync {
         gpu_instance: GpuInstanceId,
     ) -> Result<Vec<ComputeInstance>, GpuError> {
         let _ = gpu_instance;
-        no_mig(GpuOp::ComputeInstances, gpu)
+        cannot(GpuOp::ComputeInstances, gpu)
     }
 
     /// Creates a compute instance, with a UUID that no other had. `INSUFFICIENT_RESOURCES` where the GPU instance
@@ -111,7 +128,7 @@ pub trait GpuDriver: Send + Sync {
         profile: ComputeInstanceProfileId,
     ) -> Result<ComputeInstance, GpuError> {
         let _ = (gpu_instance, profile);
-        no_mig(GpuOp::CreateComputeInstance, gpu)
+        cannot(GpuOp::CreateComputeInstance, gpu)
     }
 
     /// Destroys a compute instance. `IN_USE` while processes run in it, `NOT_FOUND` if it is gone.
@@ -122,12 +139,12 @@ pub trait GpuDriver: Send + Sync {
         id: ComputeInstanceId,
     ) -> Result<(), GpuError> {
         let _ = (gpu_instance, id);
-        no_mig(GpuOp::DestroyComputeInstance, gpu)
+        cannot(GpuOp::DestroyComputeInstance, gpu)
     }
 }
 
-/// The answer of a driver that cannot do MIG (fakes that need none).
-fn no_mig<T>(op: GpuOp, gpu: &GpuUuid) -> Result<T, GpuError> {
+/// The answer of a driver that cannot do it (fakes that need not).
+fn cannot<T>(op: GpuOp, gpu: &GpuUuid) -> Result<T, GpuError> {
     Err(GpuError::on_gpu(op, GpuErrorCode::NOT_SUPPORTED, gpu))
 }
 
@@ -149,6 +166,12 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     }
     fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
         (**self).changes_in_flight(gpu)
+    }
+    fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
+        (**self).vitals(gpu)
+    }
+    fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
+        (**self).wait_events(at_most)
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         (**self).mig_capabilities(gpu)

@@ -40,11 +40,15 @@ pub enum GpuOp {
     CreateComputeInstance,
     /// `nvmlComputeInstanceDestroy`.
     DestroyComputeInstance,
+    /// Recovery action, row remapping and ECC counters.
+    Vitals,
+    /// `nvmlEventSetWait_v2`, and what it needs.
+    Events,
 }
 
 impl GpuOp {
     /// Every operation.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Init,
         Self::System,
         Self::List,
@@ -60,6 +64,8 @@ impl GpuOp {
         Self::ComputeInstances,
         Self::CreateComputeInstance,
         Self::DestroyComputeInstance,
+        Self::Vitals,
+        Self::Events,
     ];
 
     /// Whether the operation changes the GPU, so that a call whose answer got lost may have had its effect.
@@ -79,7 +85,9 @@ impl GpuOp {
             | Self::MigCapabilities
             | Self::GpuInstances
             | Self::ComputeProfiles
-            | Self::ComputeInstances => false,
+            | Self::ComputeInstances
+            | Self::Vitals
+            | Self::Events => false,
         }
     }
 
@@ -101,6 +109,8 @@ impl GpuOp {
             Self::ComputeInstances => "compute_instances",
             Self::CreateComputeInstance => "create_compute_instance",
             Self::DestroyComputeInstance => "destroy_compute_instance",
+            Self::Vitals => "vitals",
+            Self::Events => "events",
         }
     }
 }

@@ -10,6 +10,7 @@ mod device;
 mod driver;
 mod driver_error;
 mod gpu;
+pub mod health;
 mod ids;
 mod inventory;
 pub mod mig;

@@ -1,0 +1,286 @@
+//! [`HealthBook`]: from events and polls to what is wrong with each GPU, now.
+//!
+//! Sick at once, well with patience: an ailment is over after [`HealthRules::good_polls`] polls in a row without it
+//! and [`HealthRules::recover_after`] since it was seen last. An Xid is seen once; it is over when the driver says
+//! so often enough that no recovery action is due. A driver that cannot say (before R560 or so) leaves it until the
+//! GPU was away and is back, as it is after a reset.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{Ailment, GpuEvent, GpuEventKind, GpuVitals, RecoveryAction, XidClass};
+use crate::mig::GpuInstanceId;
+use crate::{GpuErrorCode, GpuUuid};
+
+/// By which rules GPUs are judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthRules {
+    /// Xids that count for nothing, besides those of [`XidClass::is_harmless`].
+    pub ignored_xids: BTreeSet<u32>,
+    /// So many polls in a row without an ailment end it.
+    pub good_polls: u32,
+    /// So long after it was seen last, at the earliest.
+    pub recover_after: Duration,
+    /// So many polls in a row without an answer make a GPU [`Ailment::Silent`].
+    pub bad_polls: u32,
+}
+
+impl Default for HealthRules {
+    fn default() -> Self {
+        Self {
+            ignored_xids: BTreeSet::new(),
+            good_polls: 3,
+            recover_after: Duration::from_mins(1),
+            bad_polls: 3,
+        }
+    }
+}
+
+/// How long an ailment has lasted. Times are those that the book was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Illness {
+    /// When it was seen first.
+    pub since: Duration,
+    /// When it was seen last.
+    pub seen: Duration,
+    /// Polls without it since then.
+    pub good_polls: u32,
+}
+
+/// What is wrong, the gravest first.
+pub type Ailments = BTreeMap<Ailment, Illness>;
+
+/// One GPU in the book.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct GpuHealth {
+    /// Of the whole GPU.
+    pub ailments: Ailments,
+    /// Of single GPU instances.
+    pub partitions: BTreeMap<GpuInstanceId, Ailments>,
+    /// Its last vitals.
+    pub vitals: Option<GpuVitals>,
+    /// Polls in a row that failed.
+    pub bad_polls: u32,
+    /// It was away since its last Xid: what that Xid was about is over as soon as it answers.
+    was_away: bool,
+}
+
+impl GpuHealth {
+    /// Whether nothing is wrong, with any part of it.
+    pub fn is_well(&self) -> bool {
+        self.ailments.is_empty() && self.partitions.is_empty()
+    }
+}
+
+/// Something became so, or is no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthChange {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// The GPU instance; `None` is the whole GPU.
+    pub partition: Option<GpuInstanceId>,
+    /// What.
+    pub ailment: Ailment,
+    /// Whether it is over.
+    pub over: bool,
+}
+
+/// What is known of each GPU's health.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HealthBook {
+    gpus: BTreeMap<GpuUuid, GpuHealth>,
+}
+
+impl HealthBook {
+    /// Every GPU that was heard of, by UUID.
+    pub fn gpus(&self) -> &BTreeMap<GpuUuid, GpuHealth> {
+        &self.gpus
+    }
+
+    /// Whether any GPU is not well, or did not answer last time.
+    pub fn has_patients(&self) -> bool {
+        self.gpus.values().any(|gpu| !gpu.is_well() || gpu.bad_polls > 0)
+    }
+
+    /// Whether an event would change anything or calls for a poll now.
+    pub fn is_of_interest(rules: &HealthRules, event: &GpuEvent) -> bool {
+        match event.kind {
+            GpuEventKind::Xid(xid) => !rules.ignored_xids.contains(&xid) && !XidClass::of(xid).is_harmless(),
+            GpuEventKind::UncorrectedEcc | GpuEventKind::RetirementFailure | GpuEventKind::LookAgain => true,
+            GpuEventKind::Other(_) => false,
+        }
+    }
+
+    /// Takes an event in.
+    pub fn event(&mut self, rules: &HealthRules, now: Duration, event: &GpuEvent) -> Vec<HealthChange> {
+        let Some(uuid) = event.gpu.as_ref().filter(|_| Self::is_of_interest(rules, event)) else {
+            return Vec::new();
+        };
+        let gpu = self.gpus.entry(uuid.clone()).or_default();
+        let (ailment, partition) = match event.kind {
+            GpuEventKind::Xid(xid) => match XidClass::of(xid) {
+                // The poll that follows tells, if the driver can.
+                XidClass::FollowUp if gpu.vitals.is_some_and(|v| v.recovery.is_some()) => return Vec::new(),
+                XidClass::Node => (Ailment::Xid(xid), None),
+                _ => (Ailment::Xid(xid), event.gpu_instance),
+            },
+            GpuEventKind::UncorrectedEcc => (Ailment::Ecc, event.gpu_instance),
+            GpuEventKind::RetirementFailure => (Ailment::RemapFailed, None),
+            GpuEventKind::LookAgain | GpuEventKind::Other(_) => return Vec::new(),
+        };
+        gpu.was_away = false;
+        let ailments = match partition {
+            None => &mut gpu.ailments,
+            Some(id) => gpu.partitions.entry(id).or_default(),
+        };
+        let new = see(ailments, ailment, now);
+        let change = HealthChange { gpu: uuid.clone(), partition, ailment, over: false };
+        if new { vec![change] } else { Vec::new() }
+    }
+
+    /// Takes a poll in: the GPU's vitals, or why there are none.
+    pub fn poll(
+        &mut self,
+        rules: &HealthRules,
+        now: Duration,
+        uuid: &GpuUuid,
+        answer: Result<GpuVitals, GpuErrorCode>,
+    ) -> Vec<HealthChange> {
+        let gpu = self.gpus.entry(uuid.clone()).or_default();
+        let mut changes = Changes { gpu: uuid, all: Vec::new() };
+        match answer {
+            Ok(vitals) => {
+                let present = present(&vitals, gpu.vitals.as_ref());
+                gpu.bad_polls = 0;
+                gpu.vitals = Some(vitals);
+                for ailment in &present {
+                    if see(&mut gpu.ailments, *ailment, now) {
+                        changes.add(None, *ailment, false);
+                    }
+                }
+                let fit = vitals.recovery == Some(RecoveryAction::Nothing) || gpu.was_away;
+                let over = good_poll(&mut gpu.ailments, rules, now, |a| {
+                    !present.contains(&a) && (fit || !a.is_of_a_moment())
+                });
+                over.into_iter().for_each(|ailment| changes.add(None, ailment, true));
+                for (id, ailments) in &mut gpu.partitions {
+                    let over = good_poll(ailments, rules, now, |_| fit);
+                    over.into_iter().for_each(|ailment| changes.add(Some(*id), ailment, true));
+                }
+                gpu.partitions.retain(|_, ailments| !ailments.is_empty());
+                gpu.was_away &= !gpu.is_well();
+            }
+            Err(GpuErrorCode::GPU_IS_LOST) => {
+                gpu.was_away = true;
+                gpu.bad_polls = 0;
+                if see(&mut gpu.ailments, Ailment::Lost, now) {
+                    changes.add(None, Ailment::Lost, false);
+                }
+            }
+            // It says nothing of the GPU, but with the driver the GPU's state goes.
+            Err(GpuErrorCode::DRIVER_NOT_LOADED) => gpu.was_away = true,
+            Err(
+                GpuErrorCode::UNINITIALIZED
+                | GpuErrorCode::LIBRARY_NOT_FOUND
+                | GpuErrorCode::FUNCTION_NOT_FOUND
+                | GpuErrorCode::LIB_RM_VERSION_MISMATCH
+                | GpuErrorCode::NOT_SUPPORTED,
+            ) => {}
+            Err(_) => {
+                gpu.bad_polls = gpu.bad_polls.saturating_add(1);
+                if gpu.bad_polls >= rules.bad_polls && see(&mut gpu.ailments, Ailment::Silent, now) {
+                    changes.add(None, Ailment::Silent, false);
+                }
+            }
+        }
+        changes.all
+    }
+
+    /// A GPU was taken out for good.
+    pub fn remove(&mut self, gpu: &GpuUuid) {
+        self.gpus.remove(gpu);
+    }
+
+    /// Only these GPU instances live: what was wrong with others went with them.
+    pub fn living(&mut self, uuid: &GpuUuid, living: &BTreeSet<GpuInstanceId>) -> Vec<HealthChange> {
+        let mut changes = Changes { gpu: uuid, all: Vec::new() };
+        if let Some(gpu) = self.gpus.get_mut(uuid) {
+            gpu.partitions.retain(|id, ailments| {
+                let lives = living.contains(id);
+                if !lives {
+                    ailments.keys().for_each(|ailment| changes.add(Some(*id), *ailment, true));
+                }
+                lives
+            });
+        }
+        changes.all
+    }
+}
+
+struct Changes<'a> {
+    gpu: &'a GpuUuid,
+    all: Vec<HealthChange>,
+}
+
+impl Changes<'_> {
+    fn add(&mut self, partition: Option<GpuInstanceId>, ailment: Ailment, over: bool) {
+        self.all.push(HealthChange { gpu: self.gpu.clone(), partition, ailment, over });
+    }
+}
+
+/// What the vitals say is wrong.
+fn present(now: &GpuVitals, before: Option<&GpuVitals>) -> BTreeSet<Ailment> {
+    let mut present = BTreeSet::new();
+    if let Some(action) = now.recovery.filter(|action| *action != RecoveryAction::Nothing) {
+        present.insert(Ailment::Recovery(action));
+    }
+    if let Some(remap) = now.remap {
+        if remap.failed {
+            present.insert(Ailment::RemapFailed);
+        }
+        if remap.pending {
+            present.insert(Ailment::RemapPending);
+        }
+    }
+    // What was counted before we came is old news.
+    if let (Some(now), Some(before)) = (now.uncorrected_ecc, before.and_then(|b| b.uncorrected_ecc))
+        && now > before
+    {
+        present.insert(Ailment::Ecc);
+    }
+    present
+}
+
+/// Notes an ailment; whether it is new.
+fn see(ailments: &mut Ailments, ailment: Ailment, now: Duration) -> bool {
+    let new = !ailments.contains_key(&ailment);
+    let illness = ailments.entry(ailment).or_insert(Illness { since: now, seen: now, good_polls: 0 });
+    illness.seen = now;
+    illness.good_polls = 0;
+    new
+}
+
+/// Counts a good poll for the ailments that it counts for; those that are over.
+fn good_poll(
+    ailments: &mut Ailments,
+    rules: &HealthRules,
+    now: Duration,
+    counts: impl Fn(Ailment) -> bool,
+) -> Vec<Ailment> {
+    let mut over = Vec::new();
+    ailments.retain(|ailment, illness| {
+        if !counts(*ailment) {
+            return true;
+        }
+        illness.good_polls = illness.good_polls.saturating_add(1);
+        let well =
+            illness.good_polls >= rules.good_polls && now >= illness.seen.saturating_add(rules.recover_after);
+        if well {
+            over.push(*ailment);
+        }
+        !well
+    });
+    over
+}

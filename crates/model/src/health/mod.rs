@@ -1,0 +1,197 @@
+//! Health of GPUs: what the driver tells ([`GpuEvent`], [`GpuVitals`]), what an Xid means ([`XidClass`]), and the
+//! conclusion ([`HealthBook`]). Pure: time is a parameter. The node plugin feeds the book and turns what it says into
+//! taints, Events, metrics and answers for the kubelet.
+//!
+//! Facts: `nvmlDeviceGetFieldValues` field 230 (recovery action), `nvmlDeviceGetRemappedRows`,
+//! `nvmlDeviceGetTotalEccErrors`, `nvmlEventSetWait_v2`, and NVIDIA's Xid catalog of October 2025.
+
+mod book;
+#[cfg(test)]
+mod tests;
+mod xid;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::mig::{ComputeInstanceId, GpuInstanceId};
+use crate::{GpuErrorCode, GpuUuid};
+
+pub use book::{Ailments, GpuHealth, HealthBook, HealthChange, HealthRules, Illness};
+pub use xid::XidClass;
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuEventKind {
+    /// An Xid error.
+    Xid(u32),
+    /// An ECC error that could not be corrected.
+    UncorrectedEcc,
+    /// A memory row or page could not be replaced.
+    RetirementFailure,
+    /// The GPU says that it is not available, or that another recovery action is due: its vitals tell.
+    LookAgain,
+    /// Anything else, by its bit in NVML.
+    Other(u64),
+}
+
+/// Something a GPU reported of its own accord.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuEvent {
+    /// Which; `None` where the driver does not say.
+    pub gpu: Option<GpuUuid>,
+    /// What.
+    pub kind: GpuEventKind,
+    /// The GPU instance concerned; `None` is the whole GPU.
+    pub gpu_instance: Option<GpuInstanceId>,
+    /// The compute instance in it.
+    pub compute_instance: Option<ComputeInstanceId>,
+}
+
+/// What came in one wait for events.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuEvents {
+    /// In the order in which they came.
+    pub events: Vec<GpuEvent>,
+    /// GPUs that are there and whose events cannot be had, and why.
+    pub unmonitored: BTreeMap<GpuUuid, GpuErrorCode>,
+}
+
+/// What has to be done before the GPU is fit again (`nvmlDeviceGpuRecoveryAction_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecoveryAction {
+    /// Nothing.
+    Nothing,
+    /// Reset the GPU.
+    Reset,
+    /// Reboot the node.
+    Reboot,
+    /// Let everything that talks to other GPUs over NVLink end.
+    DrainPeers,
+    /// Let everything on the GPU end, then reset it.
+    DrainAndReset,
+    /// One that we don't know.
+    Unknown(u32),
+}
+
+impl RecoveryAction {
+    /// From NVML's number.
+    pub fn from_nvml(raw: u32) -> Self {
+        match raw {
+            0 => Self::Nothing,
+            1 => Self::Reset,
+            2 => Self::Reboot,
+            3 => Self::DrainPeers,
+            4 => Self::DrainAndReset,
+            other => Self::Unknown(other),
+        }
+    }
+
+    /// A short stable name: the value of the taint.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Reset => "reset",
+            Self::Reboot => "reboot",
+            Self::DrainPeers => "drain-peers",
+            Self::DrainAndReset => "drain-and-reset",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+}
+
+/// Replacement of bad memory, of rows (Ampere and later) or pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowRemap {
+    /// Takes effect with the next reset.
+    pub pending: bool,
+    /// It was not possible once: the board has to be replaced.
+    pub failed: bool,
+}
+
+/// What a poll says about a GPU's health. What the driver cannot tell is left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuVitals {
+    /// What is to be done; `None` with drivers that do not say.
+    pub recovery: Option<RecoveryAction>,
+    /// Bad memory.
+    pub remap: Option<RowRemap>,
+    /// ECC errors since the last reset that were not corrected.
+    pub uncorrected_ecc: Option<u64>,
+}
+
+/// What is wrong with a GPU or a partition. Ordered by gravity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ailment {
+    /// It fell off the bus.
+    Lost,
+    /// A recovery action is due.
+    Recovery(RecoveryAction),
+    /// Bad memory could not be replaced.
+    RemapFailed,
+    /// An Xid that the GPU does not get over by itself.
+    Xid(u32),
+    /// ECC errors that could not be corrected.
+    Ecc,
+    /// Replaced memory rows wait for a reset.
+    RemapPending,
+    /// It does not answer, again and again.
+    Silent,
+}
+
+impl Ailment {
+    /// One of each name.
+    pub const NAMES: [&str; 7] =
+        ["lost", "recovery", "row-remap-failed", "xid", "ecc", "row-remap-pending", "silent"];
+
+    /// A short stable name, for metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Recovery(_) => "recovery",
+            Self::RemapFailed => "row-remap-failed",
+            Self::Xid(_) => "xid",
+            Self::Ecc => "ecc",
+            Self::RemapPending => "row-remap-pending",
+            Self::Silent => "silent",
+        }
+    }
+
+    /// What helps.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::Lost => "reset the GPU or reboot the node; if it stays away, look at the board",
+            Self::Recovery(RecoveryAction::Reboot) => "drain and reboot the node",
+            Self::Recovery(RecoveryAction::DrainPeers) => "let the pods that use its NVLink peers end",
+            Self::RemapFailed => "have the board replaced",
+            Self::Silent => "look for a hanging driver (`dmesg`), then reset the GPU or reboot the node",
+            Self::Recovery(_) | Self::Xid(_) | Self::Ecc | Self::RemapPending => {
+                "let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node"
+            }
+        }
+    }
+
+    /// Told by an event and not by a state that can be read: whether it is over has to be concluded.
+    pub(crate) fn is_of_a_moment(self) -> bool {
+        matches!(self, Self::Xid(_) | Self::Ecc)
+    }
+}
+
+impl fmt::Display for Ailment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost => f.write_str("fell off the bus"),
+            Self::Recovery(RecoveryAction::Unknown(raw)) => write!(f, "needs recovery action {raw}"),
+            Self::Recovery(action) => write!(f, "needs recovery: {}", action.name()),
+            Self::RemapFailed => f.write_str("could not replace bad memory rows"),
+            Self::Xid(number) => write!(f, "reported Xid {number} ({})", XidClass::of(*number).name()),
+            Self::Ecc => f.write_str("had ECC errors that could not be corrected"),
+            Self::RemapPending => f.write_str("has replaced memory rows that wait for a reset"),
+            Self::Silent => f.write_str("does not answer"),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::*;
+
+fn gpu() -> GpuUuid {
+    "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap()
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn event(kind: GpuEventKind, gpu_instance: Option<u32>) -> GpuEvent {
+    let gpu_instance = gpu_instance.map(GpuInstanceId);
+    GpuEvent { gpu: Some(gpu()), kind, gpu_instance, compute_instance: None }
+}
+
+fn vitals(recovery: Option<u32>) -> GpuVitals {
+    GpuVitals { recovery: recovery.map(RecoveryAction::from_nvml), ..GpuVitals::default() }
+}
+
+fn sick(book: &HealthBook) -> Vec<Ailment> {
+    book.gpus().get(&gpu()).map(|g| g.ailments.keys().copied().collect()).unwrap_or_default()
+}
+
+fn sick_partitions(book: &HealthBook) -> Vec<(u32, Ailment)> {
+    let gpu = &book.gpus()[&gpu()];
+    gpu.partitions.iter().flat_map(|(id, all)| all.keys().map(|a| (id.0, *a))).collect()
+}
+
+/// Polls every 30 s from `from` on with these vitals until the GPU is well; when that is.
+fn well_at(book: &mut HealthBook, from: u64, answer: GpuVitals) -> Option<u64> {
+    let rules = HealthRules::default();
+    (0..20).map(|n| from + n * 30).find(|now| {
+        book.poll(&rules, at(*now), &gpu(), Ok(answer));
+        book.gpus()[&gpu()].is_well()
+    })
+}
+
+#[test]
+fn each_xid_has_the_effect_of_its_class() {
+    // Xid, class, what becomes of a GPU whose driver tells recovery actions, and of one whose driver does not.
+    let table = [
+        (13, XidClass::Application, false, false),
+        (31, XidClass::Application, false, false),
+        (43, XidClass::Application, false, false),
+        (45, XidClass::Application, false, false),
+        (68, XidClass::Application, false, false),
+        (94, XidClass::Application, false, false),
+        (63, XidClass::Information, false, false),
+        (48, XidClass::Reset, true, true),
+        (64, XidClass::Reset, true, true),
+        (95, XidClass::Reset, true, true),
+        (109, XidClass::Reset, true, true),
+        (119, XidClass::Reset, true, true),
+        (79, XidClass::Node, true, true),
+        (151, XidClass::Node, true, true),
+        (74, XidClass::FollowUp, false, true),
+        (154, XidClass::FollowUp, false, true),
+        (167, XidClass::Unknown, true, true),
+        (999, XidClass::Unknown, true, true),
+    ];
+    let rules = HealthRules::default();
+    for (xid, class, with, without) in table {
+        assert_eq!(XidClass::of(xid), class, "{xid}");
+        for (recovery, expected) in [(Some(0), with), (None, without)] {
+            let mut book = HealthBook::default();
+            book.poll(&rules, at(0), &gpu(), Ok(vitals(recovery)));
+            book.event(&rules, at(1), &event(GpuEventKind::Xid(xid), None));
+            let expected: &[Ailment] = if expected { &[Ailment::Xid(xid)] } else { &[] };
+            assert_eq!(sick(&book), expected, "Xid {xid}, recovery {recovery:?}");
+        }
+    }
+}
+
+#[test]
+fn ignored_xids_count_for_nothing() {
+    let rules = HealthRules { ignored_xids: BTreeSet::from([109]), ..HealthRules::default() };
+    let mut book = HealthBook::default();
+    assert_eq!(book.event(&rules, at(0), &event(GpuEventKind::Xid(109), None)), []);
+    assert_eq!(book, HealthBook::default());
+}
+
+#[test]
+fn an_xid_is_over_after_enough_good_polls_and_time_and_a_new_one_starts_again() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(vitals(Some(0))));
+    let change = |over| HealthChange { gpu: gpu(), partition: None, ailment: Ailment::Xid(48), over };
+    assert_eq!(book.event(&rules, at(10), &event(GpuEventKind::Xid(48), None)), [change(false)]);
+    assert_eq!(book.event(&rules, at(12), &event(GpuEventKind::Xid(48), None)), []);
+    for now in [13, 14, 15, 16] {
+        assert_eq!(book.poll(&rules, at(now), &gpu(), Ok(vitals(Some(0)))), [], "too soon");
+    }
+    book.event(&rules, at(70), &event(GpuEventKind::Xid(48), None));
+    assert_eq!(book.poll(&rules, at(129), &gpu(), Ok(vitals(Some(0)))), []);
+    assert_eq!(book.poll(&rules, at(131), &gpu(), Ok(vitals(Some(0)))), [], "only two polls");
+    assert_eq!(book.poll(&rules, at(132), &gpu(), Ok(vitals(Some(0)))), [change(true)]);
+    assert!(!book.has_patients());
+}
+
+#[test]
+fn without_recovery_actions_an_xid_stays_until_the_gpu_was_away() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    book.event(&rules, at(0), &event(GpuEventKind::Xid(79), Some(3)));
+    assert_eq!(sick(&book), [Ailment::Xid(79)], "off the bus is the whole GPU's affair");
+    assert_eq!(well_at(&mut book, 100, vitals(None)), None);
+    for gone in [GpuErrorCode::GPU_IS_LOST, GpuErrorCode::DRIVER_NOT_LOADED] {
+        book.event(&rules, at(900), &event(GpuEventKind::Xid(79), None));
+        book.poll(&rules, at(1000), &gpu(), Err(gone));
+        assert_eq!(well_at(&mut book, 1001, vitals(None)), Some(1061), "{gone}");
+    }
+}
+
+#[test]
+fn a_recovery_action_lasts_as_long_as_the_driver_says() {
+    for (raw, action) in [
+        (1, RecoveryAction::Reset),
+        (2, RecoveryAction::Reboot),
+        (3, RecoveryAction::DrainPeers),
+        (4, RecoveryAction::DrainAndReset),
+        (5, RecoveryAction::Unknown(5)),
+    ] {
+        let mut book = HealthBook::default();
+        assert_eq!(well_at(&mut book, 0, vitals(Some(raw))), None);
+        assert_eq!(sick(&book), [Ailment::Recovery(action)]);
+        assert_eq!(well_at(&mut book, 600, vitals(Some(0))), Some(660));
+    }
+}
+
+#[test]
+fn bad_memory_and_a_lost_or_silent_gpu_are_told_apart() {
+    let rules = HealthRules::default();
+    let remap = |pending, failed| GpuVitals { remap: Some(RowRemap { pending, failed }), ..vitals(Some(0)) };
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(remap(true, true)));
+    assert_eq!(sick(&book), [Ailment::RemapFailed, Ailment::RemapPending]);
+    assert_eq!(well_at(&mut book, 30, remap(false, false)), Some(90));
+
+    book.poll(&rules, at(200), &gpu(), Err(GpuErrorCode::GPU_IS_LOST));
+    assert_eq!(sick(&book), [Ailment::Lost]);
+    assert_eq!(well_at(&mut book, 210, vitals(None)), Some(270));
+
+    for now in [300, 330] {
+        book.poll(&rules, at(now), &gpu(), Err(GpuErrorCode::TIMEOUT));
+    }
+    assert_eq!((sick(&book), book.has_patients()), (vec![], true), "a bad minute is no illness");
+    book.poll(&rules, at(360), &gpu(), Err(GpuErrorCode::TIMEOUT));
+    assert_eq!(sick(&book), [Ailment::Silent]);
+    assert_eq!(well_at(&mut book, 390, vitals(None)), Some(450));
+}
+
+#[test]
+fn ecc_errors_count_from_the_first_look_on() {
+    let rules = HealthRules::default();
+    let ecc = |count| GpuVitals { uncorrected_ecc: Some(count), ..vitals(Some(0)) };
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(ecc(7)));
+    assert_eq!(sick(&book), [], "old news");
+    book.poll(&rules, at(30), &gpu(), Ok(ecc(8)));
+    assert_eq!(sick(&book), [Ailment::Ecc]);
+    assert_eq!(well_at(&mut book, 60, ecc(8)), Some(120));
+    book.event(&rules, at(200), &event(GpuEventKind::UncorrectedEcc, None));
+    book.event(&rules, at(200), &event(GpuEventKind::RetirementFailure, None));
+    assert_eq!(sick(&book), [Ailment::RemapFailed, Ailment::Ecc]);
+}
+
+#[test]
+fn what_is_wrong_with_a_partition_is_not_the_gpus_and_ends_with_the_partition() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(vitals(Some(0))));
+    book.event(&rules, at(1), &event(GpuEventKind::Xid(95), Some(9)));
+    book.event(&rules, at(1), &event(GpuEventKind::Xid(95), Some(11)));
+    assert_eq!(sick(&book), []);
+    assert_eq!(sick_partitions(&book), [(9, Ailment::Xid(95)), (11, Ailment::Xid(95))]);
+    let over = book.living(&gpu(), &BTreeSet::from([GpuInstanceId(11)]));
+    let partition = Some(GpuInstanceId(9));
+    assert_eq!(over, [HealthChange { gpu: gpu(), partition, ailment: Ailment::Xid(95), over: true }]);
+    assert_eq!(well_at(&mut book, 30, vitals(Some(0))), Some(90));
+    book.remove(&gpu());
+    assert_eq!(book, HealthBook::default());
+}
+
+#[test]
+fn an_ailment_says_what_it_is_and_what_helps() {
+    let reset = Ailment::Recovery(RecoveryAction::Reset);
+    assert_eq!(reset.to_string(), "needs recovery: reset");
+    assert!(reset.remedy().contains("nvidia-smi --gpu-reset"));
+    assert_eq!(Ailment::Xid(79).to_string(), "reported Xid 79 (node)");
+    let all = [
+        Ailment::Lost,
+        reset,
+        Ailment::RemapFailed,
+        Ailment::Xid(1),
+        Ailment::Ecc,
+        Ailment::RemapPending,
+        Ailment::Silent,
+    ];
+    assert_eq!(all.map(Ailment::name), Ailment::NAMES);
+}

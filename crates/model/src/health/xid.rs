@@ -1,0 +1,77 @@
+//! What an Xid means, by the immediate action of NVIDIA's catalog (October 2025, Ampere and later).
+
+use serde::{Deserialize, Serialize};
+
+/// What an Xid asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum XidClass {
+    /// The application's own affair: it has to be started again, the GPU is fine.
+    Application,
+    /// Nothing.
+    Information,
+    /// The GPU has to be reset, or looked at by its maker.
+    Reset,
+    /// The node has to be rebooted.
+    Node,
+    /// The GPU's vitals tell what has to be done.
+    FollowUp,
+    /// Not in the catalog, or without an action there.
+    Unknown,
+}
+
+impl XidClass {
+    /// Every class.
+    pub const ALL: [Self; 6] =
+        [Self::Application, Self::Information, Self::Reset, Self::Node, Self::FollowUp, Self::Unknown];
+
+    /// The class of an Xid. 109 is a reset by the catalog, although NVIDIA's own Kubernetes components ignore it.
+    pub fn of(xid: u32) -> Self {
+        match xid {
+            8
+            | 11
+            | 13
+            | 25
+            | 31
+            | 32
+            | 39..=41
+            | 43
+            | 45
+            | 60
+            | 68..=72
+            | 75..=77
+            | 80
+            | 82..=86
+            | 88
+            | 89
+            | 94
+            | 96..=105
+            | 126..=135
+            | 139 => Self::Application,
+            14 | 37 | 38 | 44 | 63 | 66 | 67 | 92 | 93 | 106 | 107 | 121 | 137 | 141 | 152 | 153 | 157
+            | 160 | 161 => Self::Information,
+            46 | 48 | 54 | 62 | 64 | 78 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 155 | 156 | 158
+            | 159 => Self::Reset,
+            79 | 151 => Self::Node,
+            74 | 144..=150 | 154 => Self::FollowUp,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// A short stable name, for metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Application => "application",
+            Self::Information => "information",
+            Self::Reset => "reset",
+            Self::Node => "node",
+            Self::FollowUp => "follow-up",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Whether the GPU is fit although it reported this.
+    pub fn is_harmless(self) -> bool {
+        matches!(self, Self::Application | Self::Information)
+    }
+}
