@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_model::health::GpuVitals;
 use divvy_model::{
     BootId, CudaVersion, Gpu, GpuError, GpuErrorCode, GpuFacts, GpuMig, GpuOp, GpuProcess, GpuUuid,
     HostTopology, Inventory, MigMode, NvLinkPeer, PciAddress, SystemFacts,
@@ -9,6 +10,7 @@ use divvy_model::{
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Begin, Fault, FaultId, Faults};
+use crate::health::{SimEvent, well};
 use crate::mig::{MigLatency, SimInstance};
 use crate::profile::{NvLinkPort, NvLinkShape, Profile, cores_per_multiprocessor};
 use crate::spec::{MAX_GPUS, SimSpec};
@@ -36,6 +38,9 @@ pub struct SimGpu {
     /// GPU instances that live, by id.
     #[serde(default)]
     pub instances: Vec<SimInstance>,
+    /// How it is.
+    #[serde(default = "well")]
+    pub vitals: GpuVitals,
 }
 
 impl SimGpu {
@@ -63,6 +68,11 @@ pub struct Engine {
     /// Compute instances ever made: each has a UUID of its own.
     #[serde(default)]
     pub(crate) compute_instances_made: u64,
+    /// The last ones.
+    #[serde(default)]
+    pub(crate) events: Vec<SimEvent>,
+    #[serde(default)]
+    pub(crate) events_sent: u64,
 }
 
 impl Engine {
@@ -78,6 +88,8 @@ impl Engine {
             faults: Faults::default(),
             latency: MigLatency::default(),
             compute_instances_made: 0,
+            events: Vec::new(),
+            events_sent: 0,
         };
         for (profile, count) in spec.groups() {
             let baseboard = match profile.nvlink {
@@ -123,6 +135,7 @@ impl Engine {
             gpu.lost = false;
             gpu.processes.clear();
             gpu.clients.clear();
+            gpu.heal();
             gpu.unload();
         }
     }
@@ -339,6 +352,7 @@ impl Engine {
             processes: BTreeSet::new(),
             clients: BTreeSet::new(),
             instances: Vec::new(),
+            vitals: well(),
         };
         self.insert_gpu(gpu);
         uuid

@@ -6,6 +6,7 @@
 
 mod engine;
 mod fault;
+mod health;
 mod mig;
 mod mig_tables;
 mod node;
@@ -19,6 +20,7 @@ mod tests;
 
 pub use engine::{Engine, SimGpu};
 pub use fault::{After, Begin, Fault, FaultEffect, FaultId};
+pub use health::SimEvent;
 pub use mig::{MigLatency, SimInstance};
 pub use mig_tables::{MIG_BOARDS, compute_profiles, mig_capabilities};
 pub use node::SimNode;

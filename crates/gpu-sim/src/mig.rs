@@ -208,7 +208,8 @@ impl Engine {
         self.change(GpuOp::SetMigMode, gpu, |g| g.set_mode(on))
     }
 
-    /// What `nvidia-smi --gpu-reset` does: a pending MIG mode takes effect, instances are gone. Refused while somebody
+    /// What `nvidia-smi --gpu-reset` does: a pending MIG mode takes effect, instances are gone, and so is what a reset
+    /// cures. Refused while somebody
     /// uses the GPU.
     pub fn reset_gpu(&mut self, gpu: &GpuUuid) -> Result<(), GpuError> {
         self.change(GpuOp::SetMigMode, gpu, |g| {
@@ -219,6 +220,7 @@ impl Engine {
             if let MigMode::Supported { current, pending } = &mut g.facts.mig_mode {
                 *current = *pending;
             }
+            g.heal();
             Ok(())
         })
     }

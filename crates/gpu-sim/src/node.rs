@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use divvy_model::health::{GpuEventKind, GpuEvents, GpuVitals};
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
@@ -16,13 +18,22 @@ use divvy_model::{
 
 use crate::engine::{Engine, SimGpu};
 use crate::fault::{After, Begin, Fault, FaultId};
+use crate::health::SimEvent;
 use crate::profile::Profile;
 use crate::spec::{SimSpec, SpecError};
 
-/// A simulated node. A clone is the same node.
-#[derive(Clone)]
+/// A simulated node. A clone is the same node, as a session of its own: it is told the events from then on.
 pub struct SimNode {
     shared: Arc<Shared>,
+    /// The number of the next event to be told.
+    next_event: AtomicU64,
+}
+
+impl Clone for SimNode {
+    fn clone(&self) -> Self {
+        let next_event = self.lock().engine.events_sent().into();
+        Self { shared: self.shared.clone(), next_event }
+    }
 }
 
 struct Shared {
@@ -49,8 +60,9 @@ impl SimNode {
 
     /// A node that goes on where `engine` is.
     pub fn from_engine(engine: Engine) -> Self {
+        let next_event = engine.events_sent().into();
         let state = State { engine, hanging: 0, calls: BTreeMap::new() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }) }
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }), next_event }
     }
 
     /// Opens a session: the node itself, unless `Init` has a fault or the driver is not loaded.
@@ -109,6 +121,11 @@ impl SimNode {
     /// A lost GPU comes back. Whether there is such a GPU.
     pub fn restore_gpu(&self, uuid: &GpuUuid) -> bool {
         self.edit(|e| e.gpu(uuid).map(|g| g.lost = false).is_some())
+    }
+
+    /// A GPU sends an event. Whether there is such a GPU.
+    pub fn send_event(&self, uuid: &GpuUuid, kind: GpuEventKind, gpu_instance: Option<u32>) -> bool {
+        self.edit(|e| e.send_event(uuid, kind, gpu_instance))
     }
 
     /// Adds a GPU while running; `None` when the node is full.
@@ -246,6 +263,25 @@ impl GpuDriver for SimNode {
     }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         self.call(GpuOp::Processes, Some(gpu), |e| e.processes(gpu))
+    }
+    fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
+        self.call(GpuOp::Vitals, Some(gpu), |e| e.vitals(gpu))
+    }
+    fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
+        self.call(GpuOp::Events, None, |e| e.watchable())?;
+        let until = Instant::now() + at_most;
+        let mut state = self.lock();
+        loop {
+            let from = self.next_event.load(Ordering::Relaxed);
+            let events: Vec<_> = state.engine.events_from(from).map(SimEvent::to_model).collect();
+            let left = until.saturating_duration_since(Instant::now());
+            if !events.is_empty() || left.is_zero() {
+                self.next_event.store(state.engine.events_sent(), Ordering::Relaxed);
+                return Ok(GpuEvents { events, ..GpuEvents::default() });
+            }
+            state.engine.watchable()?;
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         self.call(GpuOp::MigCapabilities, Some(gpu), |e| e.mig_capabilities(gpu))

@@ -1,11 +1,12 @@
 //! The safe half of the bridge: sessions, handles and faults. `abi` is only pointers.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use divvy_gpu_sim::{After, Begin, Engine, FaultId, SimGpu};
+use divvy_gpu_sim::{After, Begin, Engine, FaultId, SimEvent, SimGpu};
 use divvy_model::mig::{ComputeInstance, ComputeInstanceId, GpuInstanceId};
 use divvy_model::{GpuError, GpuErrorCode, GpuOp, GpuUuid, MigUuid};
 
@@ -14,7 +15,16 @@ use crate::state::MockState;
 /// How often a hanging call looks whether it may go on.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-static SESSION: Mutex<Session> = Mutex::new(Session { users: 0, state: None, handles: Vec::new() });
+/// How often a wait for events looks whether there are any.
+const LOOK_FOR_EVENTS: Duration = Duration::from_millis(50);
+
+static SESSION: Mutex<Session> = Mutex::new(Session {
+    users: 0,
+    state: None,
+    handles: Vec::new(),
+    event_sets: BTreeMap::new(),
+    sets_made: 0,
+});
 
 struct Session {
     /// `nvmlInit` less `nvmlShutdown`.
@@ -22,7 +32,13 @@ struct Session {
     state: Option<Arc<MockState>>,
     /// The handle of a thing is its place here plus one: the same for the life of the process.
     handles: Vec<Thing>,
+    /// By number: who is in it, and from which event on, in order of number.
+    event_sets: BTreeMap<u64, EventSet>,
+    sets_made: u64,
 }
+
+/// Who is in an event set, and the number of the next event to be told of each.
+type EventSet = BTreeMap<GpuUuid, u64>;
 
 /// What a handle stands for, whether or not it is there. Handles of one kind do for no other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +48,8 @@ pub(crate) enum Thing {
     ComputeInstance(GpuUuid, GpuInstanceId, ComputeInstanceId),
     /// The MIG device of one compute instance: ends with it, whatever gets its ids afterwards.
     MigDevice(GpuUuid, MigUuid),
+    /// An event set, by its number.
+    EventSet(u64),
 }
 
 fn session() -> MutexGuard<'static, Session> {
@@ -60,6 +78,7 @@ pub(crate) fn shutdown() -> Result<(), GpuErrorCode> {
     session.users = session.users.checked_sub(1).ok_or(GpuErrorCode::UNINITIALIZED)?;
     if session.users == 0 {
         session.state = None;
+        session.event_sets.clear();
     }
     Ok(())
 }
@@ -184,6 +203,63 @@ pub(crate) fn mig_device(handle: usize) -> Result<(GpuUuid, ComputeInstance), Gp
     };
     let found = mig_devices(&gpu)?.into_iter().find(|c| c.uuid == uuid);
     Ok((gpu, found.ok_or(GpuErrorCode::INVALID_ARGUMENT)?))
+}
+
+/// A new event set's handle.
+pub(crate) fn make_event_set() -> Result<usize, GpuErrorCode> {
+    engine()?;
+    let mut session = session();
+    session.sets_made += 1;
+    let number = session.sets_made;
+    session.event_sets.insert(number, EventSet::new());
+    drop(session);
+    Ok(handle_to(Thing::EventSet(number)))
+}
+
+fn event_set(handle: usize) -> Result<u64, GpuErrorCode> {
+    match thing(handle)? {
+        Thing::EventSet(number) => Ok(number),
+        _ => Err(GpuErrorCode::INVALID_ARGUMENT),
+    }
+}
+
+pub(crate) fn free_event_set(handle: usize) -> Result<(), GpuErrorCode> {
+    let number = event_set(handle)?;
+    session().event_sets.remove(&number).map(|_| ()).ok_or(GpuErrorCode::INVALID_ARGUMENT)
+}
+
+/// Events of a GPU are recorded in the set from now on.
+pub(crate) fn register_events(gpu: &GpuUuid, set: usize) -> Result<(), GpuErrorCode> {
+    let next = engine()?.events_sent();
+    let number = event_set(set)?;
+    let mut session = session();
+    let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    set.entry(gpu.clone()).or_insert(next);
+    Ok(())
+}
+
+/// The next event of a set, or `TIMEOUT`.
+pub(crate) fn wait_event(set: usize, at_most: Duration) -> Result<SimEvent, GpuErrorCode> {
+    meeting_faults(&state()?, GpuOp::Events, None, || {
+        let number = event_set(set)?;
+        let until = Instant::now() + at_most;
+        loop {
+            let engine = engine()?;
+            let mut session = session();
+            let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+            let recorded = |event: &&SimEvent| set.get(&event.gpu).is_some_and(|next| event.number >= *next);
+            if let Some(event) = engine.events_from(0).find(recorded).cloned() {
+                set.insert(event.gpu.clone(), event.number + 1);
+                return Ok(event);
+            }
+            drop(session);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(GpuErrorCode::TIMEOUT);
+            }
+            thread::sleep(left.min(LOOK_FOR_EVENTS));
+        }
+    })
 }
 
 fn state() -> Result<Arc<MockState>, GpuErrorCode> {

@@ -56,6 +56,20 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
         GpuOp::DestroyComputeInstance => {
             &["nvmlComputeInstanceDestroy", "nvmlGpuInstanceGetComputeInstanceById"]
         }
+        GpuOp::Vitals => &[
+            // Only when it is asked for field 230.
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetRemappedRows",
+            "nvmlDeviceGetRetiredPagesPendingStatus",
+            "nvmlDeviceGetTotalEccErrors",
+        ],
+        GpuOp::Events => &[
+            "nvmlEventSetWait_v2",
+            "nvmlEventSetCreate",
+            "nvmlEventSetFree",
+            "nvmlDeviceGetSupportedEventTypes",
+            "nvmlDeviceRegisterEvents",
+        ],
     }
 }
 

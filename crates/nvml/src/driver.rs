@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use divvy_model::health::{GpuEvents, GpuVitals};
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
@@ -15,7 +18,8 @@ use divvy_model::{
 };
 
 use crate::ffi::{Failure, Handle, Library, optional};
-use crate::{facts, mig};
+use crate::health::Watch;
+use crate::{facts, health, mig};
 
 /// What the loader is asked for when no path is given.
 pub const DEFAULT_LIBRARY: &str = "libnvidia-ml.so.1";
@@ -30,6 +34,19 @@ pub struct NvmlDriver {
     profiles: Mutex<BTreeMap<GpuUuid, BTreeSet<GpuInstanceProfileId>>>,
     /// GPUs left out of [`GpuDriver::list`] that were logged already, by index and code.
     left_out: Mutex<BTreeSet<(u32, u32)>>,
+    /// Events are waited for under this lock; nobody else needs it.
+    watch: Mutex<Option<Watch>>,
+    /// A GPU may have been unbound since the watch began: it has to begin anew.
+    rebound: AtomicBool,
+}
+
+impl Drop for NvmlDriver {
+    fn drop(&mut self) {
+        // Before the library shuts down.
+        if let Some(watch) = lock(&self.watch).take() {
+            watch.end(&self.library);
+        }
+    }
 }
 
 impl NvmlDriver {
@@ -43,6 +60,8 @@ impl NvmlDriver {
             handles: Mutex::new(BTreeMap::new()),
             profiles: Mutex::new(BTreeMap::new()),
             left_out: Mutex::new(BTreeSet::new()),
+            watch: Mutex::new(None),
+            rebound: AtomicBool::new(false),
         })
     }
 
@@ -166,6 +185,30 @@ impl GpuDriver for NvmlDriver {
         Ok(all.into_iter().collect())
     }
 
+    fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
+        self.on(GpuOp::Vitals, gpu, health::vitals)
+    }
+
+    fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
+        let fail = |f| error(GpuOp::Events, None, f);
+        let mut kept = lock(&self.watch);
+        if self.rebound.swap(false, Ordering::Relaxed)
+            && let Some(old) = kept.take()
+        {
+            old.end(&self.library);
+        }
+        let watch = match &mut *kept {
+            Some(watch) => watch,
+            none => none.insert(Watch::begin(&self.library).map_err(fail)?),
+        };
+        if watch.is_due() {
+            let listed = self.list()?.into_iter();
+            let handles = listed.filter_map(|uuid| Some((self.handle(GpuOp::Events, &uuid).ok()?, uuid)));
+            watch.join(&self.library, handles);
+        }
+        watch.wait(&self.library, at_most).map_err(fail)
+    }
+
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         self.on(GpuOp::MigCapabilities, gpu, mig::capabilities)
     }
@@ -174,6 +217,7 @@ impl GpuDriver for NvmlDriver {
         let result = self.on(GpuOp::SetMigMode, gpu, |library, handle| mig::set_mode(library, handle, on));
         // The GPU may have been unbound or reset on the way, even if that failed.
         lock(&self.handles).remove(gpu);
+        self.rebound.store(true, Ordering::Relaxed);
         result
     }
 

@@ -63,6 +63,13 @@ unsafe impl Send for Handle {}
 // SAFETY: as above; nothing is read through the pointer here.
 unsafe impl Sync for Handle {}
 
+impl Handle {
+    /// Whether it is the same handle.
+    pub(crate) fn is(self, other: Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
 /// What `nvmlDeviceGetGpuFabricInfo…` says, whichever version answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fabric {
@@ -111,8 +118,10 @@ macro_rules! call {
     };
 }
 
+mod health;
 mod mig;
 
+pub(crate) use health::{EventData, EventSet};
 pub(crate) use mig::{ComputeInstanceHandle, GpuInstanceHandle};
 
 fn check(code: nvmlReturn_t) -> Result<(), Failure> {

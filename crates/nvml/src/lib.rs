@@ -8,12 +8,15 @@
 mod driver;
 mod facts;
 mod ffi;
+mod health;
 mod inventory;
 mod mig;
 mod session;
 mod wait;
 mod workers;
 
+#[cfg(test)]
+mod health_tests;
 #[cfg(test)]
 mod mig_tests;
 #[cfg(test)]

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use divvy_model::health::{GpuEvents, GpuVitals};
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
@@ -35,6 +36,9 @@ impl Default for SessionConfig {
         Self { deadline: Duration::from_secs(15), reopen_after: Duration::from_secs(30), max_threads: 128 }
     }
 }
+
+/// How long calls on a session that is given up are waited for before the next one is opened.
+const LEAVING: Duration = Duration::from_secs(2);
 
 /// A call that is past its deadline and has not come back.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +70,8 @@ struct Inner<D> {
     current: Mutex<Option<Opened<D>>>,
     /// Held while opening, so that it is done once; never while `current` is held.
     opening: Mutex<()>,
+    /// Drivers that were forgotten and may still be used by a call.
+    left: Mutex<Vec<Weak<D>>>,
     overdue: Mutex<Overdue>,
     /// GPUs that were listed once.
     known: Mutex<BTreeSet<GpuUuid>>,
@@ -110,7 +116,7 @@ impl<D> Session<D> {
     /// still using it ends.
     pub fn reset(&self) {
         let old = lock(&self.inner.current).take();
-        drop(old);
+        lock(&self.inner.left).extend(old.map(|old| Arc::downgrade(&old.driver)));
     }
 }
 
@@ -126,6 +132,7 @@ impl<D: GpuDriver + 'static> Session<D> {
                 config,
                 current: Mutex::new(None),
                 opening: Mutex::new(()),
+                left: Mutex::default(),
                 overdue: Mutex::default(),
                 known: Mutex::default(),
                 workers: Workers::new(config.max_threads),
@@ -232,9 +239,23 @@ impl<D: GpuDriver + 'static> Inner<D> {
         if let Some(driver) = open_one() {
             return Ok(driver);
         }
+        self.wait_until_left();
         let driver = Arc::new((self.open)()?);
         *lock(&self.current) = Some(Opened { driver: Arc::clone(&driver), at: Instant::now() });
         Ok(driver)
+    }
+
+    /// NVML initialises itself anew only when nobody holds the old session, and somebody waits for events most of the
+    /// time. Calls that hang are not waited for.
+    fn wait_until_left(&self) {
+        let left = std::mem::take(&mut *lock(&self.left));
+        let until = Instant::now() + LEAVING.min(self.config.deadline / 2);
+        while left.iter().any(|driver| driver.strong_count() > 0)
+            && lock(&self.overdue).calls.is_empty()
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Whether the call is worth repeating on a fresh session; forgets `driver` if it is still the current one.
@@ -256,7 +277,7 @@ impl<D: GpuDriver + 'static> Inner<D> {
         if dead {
             let old = current.take();
             drop(current);
-            drop(old);
+            lock(&self.left).extend(old.map(|old| Arc::downgrade(&old.driver)));
         }
         dead
     }
@@ -299,6 +320,16 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
     fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
         let hanging = self.hanging().into_iter();
         hanging.filter(|h| h.gpu.as_ref() == Some(gpu) && h.op.changes_gpu()).map(|h| h.op).collect()
+    }
+    fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::Vitals, Some(gpu), move |d| d.vitals(&uuid))
+    }
+    /// Not longer than a second at once: while it waits, the session cannot be shut down. The driver remembers what comes
+    /// between two waits.
+    fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
+        let at_most = at_most.min(self.inner.config.deadline / 2).min(LEAVING / 2);
+        self.call(GpuOp::Events, None, move |d| d.wait_events(at_most))
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         let uuid = gpu.clone();

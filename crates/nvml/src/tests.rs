@@ -1,5 +1,7 @@
 //! The driver against the mock library, through NVML's C ABI. Sessions: `session_tests.rs`.
 
+use std::time::Duration;
+
 use divvy_gpu_sim::Fault;
 use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{
@@ -189,6 +191,8 @@ fn each_fault_meets_its_operation_once_a_call() {
             GpuOp::DestroyComputeInstance => {
                 driver.destroy_compute_instance(gpu, living.gpu_instance, living.id).is_err()
             }
+            GpuOp::Vitals => driver.vitals(gpu).is_err(),
+            GpuOp::Events => driver.wait_events(Duration::ZERO).is_err(),
         });
         failed.collect()
     };

@@ -274,7 +274,9 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
                 MIG_QUERY_WITHOUT_MIG if engine.tells_profiles_without_mig() => {
                     Ok(u32::from(g.facts.mig_mode != MigMode::Unsupported))
                 }
-                RECOVERY_ACTION => Ok(0),
+                RECOVERY_ACTION => {
+                    g.vitals.recovery.map(super::health::raw_action).ok_or(GpuErrorCode::NOT_SUPPORTED)
+                }
                 _ => Err(GpuErrorCode::NOT_SUPPORTED),
             };
             value.nvmlReturn = code(answer.map(|number| {
@@ -286,6 +288,8 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
     };
     code(if asked(MIG_QUERY_WITHOUT_MIG) {
         bridge::gpu_for(GpuOp::MigCapabilities, device.addr(), answer)
+    } else if asked(RECOVERY_ACTION) {
+        bridge::gpu_for(GpuOp::Vitals, device.addr(), answer)
     } else {
         bridge::gpu(device.addr(), answer)
     })

@@ -6,6 +6,7 @@
 
 mod compute;
 mod device;
+mod health;
 mod links;
 mod mig;
 mod mig_devices;

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use divvy_gpu_sim::{Engine, Fault, MigLatency, SimInstance, profile, profiles};
+use divvy_model::health::{GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
 use divvy_model::mig::{GpuInstance, GpuInstanceProfileId};
 use divvy_model::{GpuProcess, GpuUuid, MigActivation};
 use nvidia_ml::MockState;
@@ -22,6 +23,10 @@ const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
   end PID                  a process ends
   instances                MIG: index of the GPU, GPU instance, profile, placement, UUIDs of compute instances
   mig GPU on|off           MIG: ask for the mode, as an admin; says what became of it
+  xid GPU NUMBER [GI]      a GPU sends an Xid, of a GPU instance
+  recovery GPU ACTION      none, reset, reboot, drain-peers, drain-and-reset: what the GPU says has to be done; untold: as older drivers
+  remap GPU STATE          none, pending, failed: replacement of memory rows
+  ecc GPU COUNT            uncorrected ECC errors since the last reset
   reset GPU                reset a GPU: a pending MIG mode takes effect
   foreign GPU PROFILE START  MIG: an admin makes an instance, by profile id; says its UUID
   client GPU NAME          something opens the GPU, so that MIG mode cannot change
@@ -168,10 +173,42 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
                 mode_ms: millis(mode)?,
             };
         }
+        ("xid", [gpu, xid, inside @ ..]) => {
+            let gpu_instance = match inside {
+                [] => None,
+                [id] => Some(number(id)?),
+                _ => return Err(USAGE.to_owned()),
+            };
+            let uuid = find(engine, gpu)?;
+            engine.send_event(&uuid, GpuEventKind::Xid(number(xid)?), gpu_instance);
+        }
+        ("recovery" | "remap" | "ecc", [gpu, what]) => {
+            let uuid = find(engine, gpu)?;
+            if let Some(gpu) = engine.gpu(&uuid) {
+                ail(&mut gpu.vitals, command, what)?;
+            }
+        }
         ("reboot", []) => engine.reboot(),
         _ => return Err(USAGE.to_owned()),
     }
     Ok(said)
+}
+
+fn ail(vitals: &mut GpuVitals, command: &str, what: &str) -> Result<(), String> {
+    match (command, what) {
+        ("recovery", "untold") => vitals.recovery = None,
+        ("recovery", "none") => vitals.recovery = Some(RecoveryAction::Nothing),
+        ("recovery", name) => {
+            let action = (1..=4).map(RecoveryAction::from_nvml).find(|action| action.name() == name);
+            vitals.recovery = Some(action.ok_or_else(|| USAGE.to_owned())?);
+        }
+        ("remap", "none") => vitals.remap = Some(RowRemap::default()),
+        ("remap", "pending") => vitals.remap = Some(RowRemap { pending: true, failed: false }),
+        ("remap", "failed") => vitals.remap = Some(RowRemap { pending: false, failed: true }),
+        ("ecc", count) => vitals.uncorrected_ecc = Some(number(count)?.into()),
+        _ => return Err(USAGE.to_owned()),
+    }
+    Ok(())
 }
 
 fn number(text: &str) -> Result<u32, String> {

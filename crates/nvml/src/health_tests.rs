@@ -1,0 +1,161 @@
+//! Vitals and events through NVML's C ABI, against the mock library.
+
+use std::time::{Duration, Instant};
+
+use divvy_gpu_sim::{Fault, SimNode};
+use divvy_model::health::{GpuEvent, GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
+use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
+use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, GpuUuid};
+
+use crate::test_library::TestLibrary;
+use crate::{NvmlDriver, Session, SessionConfig};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn xid(gpu: &GpuUuid, number: u32, gpu_instance: Option<u32>) -> GpuEvent {
+    GpuEvent {
+        gpu: Some(gpu.clone()),
+        kind: GpuEventKind::Xid(number),
+        gpu_instance: gpu_instance.map(GpuInstanceId),
+        compute_instance: gpu_instance.map(|_| ComputeInstanceId(0)),
+    }
+}
+
+fn send(library: &TestLibrary, gpu: &GpuUuid, number: u32, gpu_instance: Option<u32>) {
+    let sent = library.state.edit(|e| e.send_event(gpu, GpuEventKind::Xid(number), gpu_instance));
+    assert!(sent.unwrap());
+}
+
+fn events(driver: &dyn GpuDriver, at_most: Duration) -> Vec<GpuEvent> {
+    driver.wait_events(at_most).unwrap().events
+}
+
+#[test]
+fn vitals_are_what_the_driver_can_tell() {
+    let library = TestLibrary::new("h100x1,t4x1");
+    let [h100, t4] = library.uuids().try_into().unwrap();
+    let driver = library.open();
+    let well = GpuVitals {
+        recovery: Some(RecoveryAction::Nothing),
+        remap: Some(RowRemap::default()),
+        uncorrected_ecc: Some(0),
+    };
+    assert_eq!((driver.vitals(&h100), driver.vitals(&t4)), (Ok(well), Ok(well)));
+    let sick = GpuVitals {
+        recovery: Some(RecoveryAction::DrainAndReset),
+        remap: Some(RowRemap { pending: true, failed: true }),
+        uncorrected_ecc: Some(3),
+    };
+    library.state.edit(|e| [&h100, &t4].map(|gpu| e.gpu(gpu).unwrap().vitals = sick)).unwrap();
+    assert_eq!(driver.vitals(&h100), Ok(sick));
+    // Before Ampere pages were retired; whether that failed is not told.
+    let pages = GpuVitals { remap: Some(RowRemap { pending: true, failed: false }), ..sick };
+    assert_eq!(driver.vitals(&t4), Ok(pages));
+    library.state.edit(|e| e.gpu(&h100).unwrap().vitals = GpuVitals::default()).unwrap();
+    assert_eq!(driver.vitals(&h100), Ok(GpuVitals::default()));
+    library.state.edit(|e| e.gpu(&h100).unwrap().lost = true).unwrap();
+    assert_eq!(driver.vitals(&h100).unwrap_err().code, GpuErrorCode::GPU_IS_LOST);
+}
+
+#[test]
+fn old_libraries_leave_out_what_they_cannot_tell() {
+    let old = ["nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlEventSetFree"];
+    let library = TestLibrary::without("h100x1", &old);
+    let driver = library.open();
+    let gpu = library.uuids().remove(0);
+    let told = GpuVitals { recovery: None, remap: Some(RowRemap::default()), uncorrected_ecc: Some(0) };
+    assert_eq!(driver.vitals(&gpu), Ok(told));
+    assert_eq!(driver.wait_events(SOON).unwrap_err().code, GpuErrorCode::FUNCTION_NOT_FOUND);
+}
+
+#[test]
+fn each_event_since_the_first_wait_is_told_once_with_its_gpu_and_instance() {
+    let library = TestLibrary::new("h100x2");
+    let [one, two] = library.uuids().try_into().unwrap();
+    let driver = library.open();
+    send(&library, &one, 48, None);
+    assert_eq!(events(&driver, Duration::ZERO), [], "before anybody watched");
+    send(&library, &one, 79, None);
+    send(&library, &two, 95, Some(9));
+    assert_eq!(events(&driver, SOON), [xid(&one, 79, None), xid(&two, 95, Some(9))]);
+    assert_eq!(events(&driver, Duration::from_millis(20)), []);
+    // Also of a GPU that tells nothing any more.
+    library.state.edit(|e| e.gpu(&one).unwrap().lost = true).unwrap();
+    send(&library, &one, 79, None);
+    assert_eq!(events(&driver, SOON), [xid(&one, 79, None)]);
+}
+
+#[test]
+fn events_are_watched_anew_after_a_change_of_mig_mode_and_by_each_session() {
+    let library = TestLibrary::new("h100x1");
+    let gpu = library.uuids().remove(0);
+    let driver = library.open();
+    let other = library.open();
+    assert_eq!(events(&driver, Duration::ZERO), []);
+    assert_eq!(events(&other, Duration::ZERO), []);
+    driver.set_mig_mode(&gpu, true).unwrap();
+    assert_eq!(events(&driver, Duration::ZERO), []);
+    send(&library, &gpu, 31, None);
+    assert_eq!(events(&driver, SOON), [xid(&gpu, 31, None)]);
+    drop(driver);
+    assert_eq!(events(&other, SOON), [xid(&gpu, 31, None)]);
+}
+
+#[test]
+fn a_failed_wait_loses_no_event_and_other_calls_are_served_meanwhile() {
+    let library = TestLibrary::new("h100x1");
+    let gpu = library.uuids().remove(0);
+    let path = library.path();
+    let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&path)));
+    assert_eq!(events(&session, Duration::ZERO), []);
+    send(&library, &gpu, 48, None);
+    let fault = Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::Events).times(1);
+    library.state.edit(|e| e.set_fault(fault)).unwrap();
+    assert_eq!(session.wait_events(SOON).unwrap_err().code, GpuErrorCode::UNKNOWN);
+    assert_eq!(events(&session, SOON), [xid(&gpu, 48, None)]);
+
+    let waiter = session.clone();
+    let waiting = std::thread::spawn(move || waiter.wait_events(SOON));
+    let began = Instant::now();
+    while !waiting.is_finished() {
+        session.facts(&gpu).unwrap();
+    }
+    assert!(began.elapsed() < SOON, "a session is not held by one wait");
+    assert_eq!(waiting.join().unwrap().unwrap().events, []);
+}
+
+#[test]
+fn a_session_is_not_opened_again_while_somebody_still_waits_for_events_on_the_old_one() {
+    let library = TestLibrary::new("h100x1");
+    let path = library.path();
+    let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&path)));
+    let gpu = library.uuids().remove(0);
+    session.facts(&gpu).unwrap();
+    let waiter = session.clone();
+    let waiting = std::thread::spawn(move || waiter.wait_events(SOON));
+    // Most of its second is still to come.
+    std::thread::sleep(Duration::from_millis(200));
+    session.reset();
+    session.facts(&gpu).unwrap();
+    assert!(waiting.is_finished(), "the library was shut down in between");
+    assert_eq!(waiting.join().unwrap().unwrap().events, []);
+}
+
+#[test]
+fn simulated_gpus_tell_each_session_what_happens_from_its_beginning_on() {
+    let sim = SimNode::parse("h100x1").unwrap();
+    let gpu = sim.uuids().remove(0);
+    let early = sim.clone();
+    sim.send_event(&gpu, GpuEventKind::Xid(13), None);
+    let late = sim.clone();
+    assert_eq!(events(&early, SOON), [xid(&gpu, 13, None)]);
+    assert_eq!((events(&early, Duration::ZERO), events(&late, Duration::ZERO)), (vec![], vec![]));
+    let sender = sim.clone();
+    let to = gpu.clone();
+    let sending = std::thread::spawn(move || sender.send_event(&to, GpuEventKind::Xid(43), Some(7)));
+    let began = Instant::now();
+    assert_eq!(events(&late, SOON), [xid(&gpu, 43, Some(7))]);
+    assert!(sending.join().unwrap() && began.elapsed() < SOON, "a wait ends with the first event");
+    sim.edit(|e| e.set_driver_loaded(false));
+    assert_eq!(late.wait_events(SOON).unwrap_err().code, GpuErrorCode::DRIVER_NOT_LOADED);
+}
