@@ -8,10 +8,10 @@ use divvy_model::GpuOp;
 use nvidia_ml::{ALSO, symbols};
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstanceInfo_t, nvmlComputeInstancePlacement_t, nvmlComputeInstanceProfileInfo_t,
-    nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t,
-    nvmlGpuFabricInfo_v3_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t,
-    nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t, nvmlMemory_t, nvmlMemory_v2_t,
-    nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlDeviceAddressingMode_t, nvmlEventData_t, nvmlFieldValue_t, nvmlGpuFabricInfo_t,
+    nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t,
+    nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
 };
 
 fn library() -> PathBuf {
@@ -58,6 +58,14 @@ fn each_c_struct_is_laid_out_as_nvml_h_says() {
     );
     assert_eq!(size_of::<nvmlDeviceAddressingMode_t>(), 8);
     assert_eq!((size_of::<nvmlFieldValue_t>(), offset_of!(nvmlFieldValue_t, value)), (40, 32));
+    assert_eq!(
+        (
+            size_of::<nvmlEventData_t>(),
+            offset_of!(nvmlEventData_t, eventData),
+            offset_of!(nvmlEventData_t, gpuInstanceId)
+        ),
+        (32, 16, 24)
+    );
 }
 
 #[test]
