@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::{env, error::Error};
 
-const PROTOCOLS: [&str; 4] = ["registration", "dra_v1", "dra_v1beta1", "podresources_v1"];
+const PROTOCOLS: [&str; 6] =
+    ["registration", "dra_v1", "dra_v1beta1", "dra_health_v1", "dra_health_v1alpha1", "podresources_v1"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=protos");

@@ -49,6 +49,36 @@ pub mod dra {
     pub const SERVICES: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
 }
 
+/// How devices are, in the versions that kubelets know; served beside the DRA service.
+pub mod health {
+    /// Kubernetes 1.37 and later (`v1.DRAResourceHealth`).
+    #[allow(missing_docs, unreachable_pub, reason = "generated code")]
+    #[allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated code"
+    )]
+    pub mod v1 {
+        generated!("dra_health_v1", "v1");
+    }
+
+    /// Kubernetes 1.34 and later (`v1alpha1.DRAResourceHealth`); goes with 1.40.
+    #[allow(missing_docs, unreachable_pub, reason = "generated code")]
+    #[allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated code"
+    )]
+    pub mod v1alpha1 {
+        generated!("dra_health_v1alpha1", "v1alpha1");
+    }
+
+    /// Short names of the services for `supported_versions`, to be told after those of [`dra`](crate::dra).
+    pub const SERVICES: [&str; 2] = ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+}
+
 /// What running pods hold, as the kubelet tells it.
 pub mod podresources {
     /// Version 1 (`v1.PodResourcesLister`).

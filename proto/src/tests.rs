@@ -46,6 +46,13 @@ async fn service_paths_are_those_of_the_kubelet() {
     pods.list(podresources::v1::ListPodResourcesRequest {}).await.unwrap_err();
     pods.get(podresources::v1::GetPodResourcesRequest::default()).await.unwrap_err();
 
+    let mut health =
+        crate::health::v1::dra_resource_health_client::DraResourceHealthClient::new(paths.clone());
+    health.node_watch_resources(crate::health::v1::NodeWatchResourcesRequest {}).await.unwrap_err();
+    let mut alpha =
+        crate::health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(paths.clone());
+    alpha.node_watch_resources(crate::health::v1alpha1::NodeWatchResourcesRequest {}).await.unwrap_err();
+
     let seen = paths.0.lock().unwrap().clone();
     assert_eq!(
         seen,
@@ -58,6 +65,8 @@ async fn service_paths_are_those_of_the_kubelet() {
             "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
             "/v1.PodResourcesLister/List",
             "/v1.PodResourcesLister/Get",
+            "/v1.DRAResourceHealth/NodeWatchResources",
+            "/v1alpha1.DRAResourceHealth/NodeWatchResources",
         ]
     );
 }
@@ -121,4 +130,20 @@ fn plugin_info_and_pod_resources_use_the_kubelets_field_numbers() {
         share_id: None,
     };
     assert_eq!(strings(&used.encode_to_vec()), [(2, "d".into()), (3, "p".into()), (4, "g".into())]);
+}
+
+#[test]
+fn the_health_of_a_device_uses_the_kubelets_field_numbers() {
+    use crate::health::v1::{DeviceHealth, DeviceIdentifier, HealthStatus};
+    let health = DeviceHealth {
+        device: Some(DeviceIdentifier { pool_name: "p".into(), device_name: "d".into() }),
+        health: HealthStatus::Unhealthy.into(),
+        last_updated_time: 7,
+        health_check_timeout_seconds: 30,
+        message: "m".into(),
+    };
+    let expected = b"\x0a\x06\x0a\x01p\x12\x01d\x10\x02\x18\x07\x20\x1e\x2a\x01m";
+    assert_eq!(health.encode_to_vec(), expected);
+    let alpha = crate::health::v1alpha1::DeviceHealth::decode(&expected[..]).unwrap();
+    assert_eq!(alpha.encode_to_vec(), expected);
 }
