@@ -25,6 +25,8 @@ pub struct HealthRules {
     pub recover_after: Duration,
     /// So many polls in a row without an answer make a GPU [`Ailment::Silent`].
     pub bad_polls: u32,
+    /// A lost GPU that the driver no longer knows was taken out, after so long.
+    pub lost_for_good: Duration,
 }
 
 impl Default for HealthRules {
@@ -34,6 +36,7 @@ impl Default for HealthRules {
             good_polls: 3,
             recover_after: Duration::from_mins(1),
             bad_polls: 3,
+            lost_for_good: Duration::from_mins(10),
         }
     }
 }
@@ -91,12 +94,18 @@ pub struct HealthChange {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthBook {
     gpus: BTreeMap<GpuUuid, GpuHealth>,
+    removed: BTreeSet<GpuUuid>,
 }
 
 impl HealthBook {
     /// Every GPU that was heard of, by UUID.
     pub fn gpus(&self) -> &BTreeMap<GpuUuid, GpuHealth> {
         &self.gpus
+    }
+
+    /// GPUs that the driver knew, or that have a number, and that are not in the machine any more.
+    pub fn removed(&self) -> &BTreeSet<GpuUuid> {
+        &self.removed
     }
 
     /// Whether any GPU is not well, or did not answer last time.
@@ -148,10 +157,15 @@ impl HealthBook {
         uuid: &GpuUuid,
         answer: Result<GpuVitals, GpuErrorCode>,
     ) -> Vec<HealthChange> {
-        let gpu = self.gpus.entry(uuid.clone()).or_default();
         let mut changes = Changes { gpu: uuid, all: Vec::new() };
+        if let Err(GpuErrorCode::NOT_FOUND | GpuErrorCode::GPU_NOT_FOUND) = answer {
+            self.not_found(rules, now, &mut changes);
+            return changes.all;
+        }
+        let gpu = self.gpus.entry(uuid.clone()).or_default();
         match answer {
             Ok(vitals) => {
+                self.removed.remove(uuid);
                 let present = present(&vitals, gpu.vitals.as_ref());
                 gpu.bad_polls = 0;
                 gpu.vitals = Some(vitals);
@@ -164,15 +178,20 @@ impl HealthBook {
                 let over = good_poll(&mut gpu.ailments, rules, now, |a| {
                     !present.contains(&a) && (fit || !a.is_of_a_moment())
                 });
-                over.into_iter().for_each(|ailment| changes.add(None, ailment, true));
+                for ailment in over {
+                    changes.add(None, ailment, true);
+                }
                 for (id, ailments) in &mut gpu.partitions {
                     let over = good_poll(ailments, rules, now, |_| fit);
-                    over.into_iter().for_each(|ailment| changes.add(Some(*id), ailment, true));
+                    for ailment in over {
+                        changes.add(Some(*id), ailment, true);
+                    }
                 }
                 gpu.partitions.retain(|_, ailments| !ailments.is_empty());
                 gpu.was_away &= !gpu.is_well();
             }
             Err(GpuErrorCode::GPU_IS_LOST) => {
+                self.removed.remove(uuid);
                 gpu.was_away = true;
                 gpu.bad_polls = 0;
                 if see(&mut gpu.ailments, Ailment::Lost, now) {
@@ -198,9 +217,16 @@ impl HealthBook {
         changes.all
     }
 
-    /// A GPU was taken out for good.
-    pub fn remove(&mut self, gpu: &GpuUuid) {
-        self.gpus.remove(gpu);
+    /// The driver does not know the GPU. One that was lost before may come back after a reset; any other was taken out.
+    fn not_found(&mut self, rules: &HealthRules, now: Duration, changes: &mut Changes<'_>) {
+        let lost = self.gpus.get(changes.gpu).and_then(|gpu| gpu.ailments.get(&Ailment::Lost));
+        if lost.is_some_and(|lost| now < lost.seen.saturating_add(rules.lost_for_good)) {
+            return;
+        }
+        self.removed.insert(changes.gpu.clone());
+        for ailment in self.gpus.remove(changes.gpu).unwrap_or_default().ailments.into_keys() {
+            changes.add(None, ailment, true);
+        }
     }
 
     /// Only these GPU instances live: what was wrong with others went with them.
@@ -210,7 +236,9 @@ impl HealthBook {
             gpu.partitions.retain(|id, ailments| {
                 let lives = living.contains(id);
                 if !lives {
-                    ailments.keys().for_each(|ailment| changes.add(Some(*id), *ailment, true));
+                    for ailment in ailments.keys() {
+                        changes.add(Some(*id), *ailment, true);
+                    }
                 }
                 lives
             });

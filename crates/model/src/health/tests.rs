@@ -180,8 +180,26 @@ fn what_is_wrong_with_a_partition_is_not_the_gpus_and_ends_with_the_partition() 
     let partition = Some(GpuInstanceId(9));
     assert_eq!(over, [HealthChange { gpu: gpu(), partition, ailment: Ailment::Xid(95), over: true }]);
     assert_eq!(well_at(&mut book, 30, vitals(Some(0))), Some(90));
-    book.remove(&gpu());
-    assert_eq!(book, HealthBook::default());
+}
+
+#[test]
+fn a_gpu_that_was_taken_out_is_forgotten_and_a_lost_one_only_after_a_while() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    let gone = Err(GpuErrorCode::NOT_FOUND);
+    book.poll(&rules, at(0), &gpu(), Ok(vitals(Some(1))));
+    let ailment = Ailment::Recovery(RecoveryAction::Reset);
+    let over = |ailment| HealthChange { gpu: gpu(), partition: None, ailment, over: true };
+    assert_eq!(book.poll(&rules, at(30), &gpu(), gone), [over(ailment)]);
+    assert_eq!((book.gpus().len(), book.removed()), (0, &BTreeSet::from([gpu()])));
+    assert_eq!(book.poll(&rules, at(60), &gpu(), gone), []);
+
+    book.poll(&rules, at(90), &gpu(), Err(GpuErrorCode::GPU_IS_LOST));
+    book.poll(&rules, at(120), &gpu(), gone);
+    assert_eq!(sick(&book), [Ailment::Lost], "a fresh session finds no lost GPUs");
+    assert_eq!(book.poll(&rules, at(690), &gpu(), gone), [over(Ailment::Lost)]);
+    book.poll(&rules, at(700), &gpu(), Ok(vitals(Some(0))));
+    assert_eq!(book.removed().len(), 0);
 }
 
 #[test]
