@@ -76,6 +76,7 @@ impl Library {
         Ok(EventSet(set))
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "it is gone afterwards")]
     pub(crate) fn free_event_set(&self, set: EventSet) -> Result<(), Failure> {
         call!(self.nvmlEventSetFree(set.0))
     }
