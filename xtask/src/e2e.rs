@@ -10,7 +10,7 @@ use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::programs::Programs;
 use divvy_e2e::runner::{Plan, run as run_cases};
-use divvy_e2e::{Cluster, Options};
+use divvy_e2e::{Cluster, Extent, Options};
 
 /// Arguments of `cargo xtask e2e`.
 #[derive(Debug, clap::Args)]
@@ -62,8 +62,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let start = Instant::now();
     Cluster::down("e2e")?;
-    let cluster =
-        Cluster::up(&Options { name: "e2e".to_owned(), version: args.version.clone(), owned: !args.keep })?;
+    let cluster = Cluster::up(&Options {
+        name: "e2e".to_owned(),
+        version: args.version.clone(),
+        owned: !args.keep,
+        extent: Extent::Whole,
+    })?;
     writeln!(out, "Kubernetes {} is up after {:.1} s", args.version, start.elapsed().as_secs_f32())?;
     let driver = Driver::install(&cluster, &programs, GPUS).inspect_err(|_| {
         // The error that counts is the one being returned.

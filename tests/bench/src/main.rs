@@ -4,10 +4,12 @@
 mod binary;
 mod latency;
 mod life;
+mod offered;
 mod pods;
 mod process;
 mod pure;
 mod rig;
+mod scheduler;
 mod stats;
 mod table;
 
@@ -18,7 +20,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use divvy_e2e::parts::version_setting;
 use fs_err as fs;
 
@@ -27,7 +29,23 @@ use crate::table::Report;
 
 /// Measures the released plugin.
 #[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    released: Released,
+}
+
+/// What is measured without the plugin.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What published devices cost the scheduler: a real one, simulated nodes
+    Scheduler(scheduler::Args),
+}
+
+#[derive(Debug, clap::Args)]
+struct Released {
     /// The plugin's binary
     #[arg(long)]
     plugin: PathBuf,
@@ -80,7 +98,10 @@ fn main() -> ExitCode {
         (Some(flag), Some(kubeconfig)) if flag == "--bare-client" => {
             life::bare_client(Path::new(&kubeconfig))
         }
-        _ => run(&Args::parse()),
+        _ => match Args::parse() {
+            Args { command: Some(Command::Scheduler(args)), .. } => scheduling(&args),
+            Args { released, .. } => run(&released),
+        },
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -91,7 +112,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<()> {
+fn scheduling(args: &scheduler::Args) -> Result<()> {
+    let mut report = Report { machine: vec![load()?], sections: Vec::new() };
+    scheduler::measure(args, &mut report)?;
+    finish(&report, args.json.as_deref())
+}
+
+fn run(args: &Released) -> Result<()> {
     let programs = Programs { plugin: args.plugin.clone(), mock: args.mock.clone() };
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let wanted = |part| args.only.is_empty() || args.only.contains(&part);
@@ -101,7 +128,7 @@ fn run(args: &Args) -> Result<()> {
         let filesystem = rig::filesystem(&dir)?;
         let rows = latency::measure(&programs, &dir, calls, Some(kubeconfig))?;
         report.add(format!("Claims for whole GPUs, real API server over TLS; records on {filesystem}"), rows);
-        return finish(&report, args);
+        return finish(&report, args.json.as_deref());
     }
     if wanted(Part::Claims) {
         for parent in [dir.as_path(), Path::new(rig::MEMORY)] {
@@ -148,27 +175,23 @@ fn run(args: &Args) -> Result<()> {
         report.add(format!("Pods on Kubernetes {}", version_setting()), rows);
         report.sections.extend(claims.sections);
     }
-    finish(&report, args)
+    finish(&report, args.json.as_deref())
 }
 
-fn finish(report: &Report, args: &Args) -> Result<()> {
+fn finish(report: &Report, json: Option<&Path>) -> Result<()> {
     write!(std::io::stdout(), "{report}")?;
-    if let Some(path) = &args.json {
-        let mut json = serde_json::to_vec_pretty(report)?;
-        json.push(b'\n');
-        fs::write(path, json).context("the report cannot be written (--json)")?;
+    if let Some(path) = json {
+        let mut bytes = serde_json::to_vec_pretty(report)?;
+        bytes.push(b'\n');
+        fs::write(path, bytes).context("the report cannot be written (--json)")?;
     }
     Ok(())
 }
 
 /// What the figures depend on.
 fn machine(quick: bool) -> Result<Vec<String>> {
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let load = fs::read_to_string("/proc/loadavg")?;
-    let load = load.split(' ').take(3).collect::<Vec<_>>().join(" ");
-    let cores = available_parallelism()?;
     let mut lines = vec![
-        format!("Linux {}, {cores} cores, load {load} when this began", kernel.trim()),
+        load()?,
         "API server: the fake one, HTTP on loopback, without TLS; GPUs: mock NVML library; plugin logs at info"
             .to_owned(),
     ];
@@ -176,6 +199,14 @@ fn machine(quick: bool) -> Result<Vec<String>> {
         lines.push("--quick: few rounds, so that p99 is the slowest".to_owned());
     }
     Ok(lines)
+}
+
+fn load() -> Result<String> {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let load = load.split(' ').take(3).collect::<Vec<_>>().join(" ");
+    let cores = available_parallelism()?;
+    Ok(format!("Linux {}, {cores} cores, load {load} when this began", kernel.trim()))
 }
 
 /// For whoever waits.

@@ -34,12 +34,36 @@ pub struct Options {
     pub version: String,
     /// Whether it ends with the value returned and with this process; else `Cluster::down` ends it.
     pub owned: bool,
+    /// How much of it.
+    pub extent: Extent,
+}
+
+/// How much of a cluster is brought up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it, with a node that runs pods.
+    #[default]
+    Whole,
+    /// API server and scheduler: nodes are what somebody writes, and no pod ever runs.
+    Scheduling,
+}
+
+impl Extent {
+    /// What runs, in the order it is started.
+    fn components(self) -> &'static [Component] {
+        match self {
+            Self::Whole => &Component::ALL,
+            Self::Scheduling => {
+                &[Component::Etcd, Component::ApiServer, Component::ApiProxy, Component::Scheduler]
+            }
+        }
+    }
 }
 
 impl Options {
     /// A cluster for a test: of the version set, ending with the test.
     pub fn for_test(name: &str) -> Self {
-        Self { name: name.to_owned(), version: parts::version_setting(), owned: true }
+        Self { name: name.to_owned(), version: parts::version_setting(), owned: true, extent: Extent::Whole }
     }
 }
 
@@ -70,7 +94,7 @@ impl Cluster {
         let namespaces = Namespaces::create(&state, layout.address(), options.owned)?;
         let mut cluster =
             Self { name: options.name.clone(), parts, layout, namespaces, owned: options.owned };
-        if let Err(error) = cluster.start() {
+        if let Err(error) = cluster.start(options.extent) {
             let logs = cluster.component_tails();
             // Kept for whoever wants to look, unless it could not be ended with us.
             if cluster.owned {
@@ -109,21 +133,23 @@ impl Cluster {
         Ok(names)
     }
 
-    fn start(&mut self) -> Result<()> {
+    fn start(&mut self, extent: Extent) -> Result<()> {
         self.layout.write(&self.parts)?;
-        for component in Component::ALL {
+        for &component in extent.components() {
             let path = self.parts.path_env().to_string_lossy().into_owned();
             let env = [("PATH".to_owned(), path), ("HOME".to_owned(), "/root".to_owned())];
             self.component(component).define(&component.args(&self.parts, &self.layout)?, &env)?;
         }
-        for component in [Component::Etcd, Component::ApiServer, Component::Containerd] {
-            self.component(component).start()?;
-        }
-        // Meanwhile: the API server starts.
-        let socket = self.node_path("/run/containerd/containerd.sock");
-        self.alive_until(Component::Containerd, "containerd's socket", || Ok(socket.exists()))?;
-        for image in images::common(&self.parts)? {
-            self.import(&image)?;
+        self.component(Component::Etcd).start()?;
+        self.component(Component::ApiServer).start()?;
+        if extent == Extent::Whole {
+            // Meanwhile: the API server starts.
+            self.component(Component::Containerd).start()?;
+            let socket = self.node_path("/run/containerd/containerd.sock");
+            self.alive_until(Component::Containerd, "containerd's socket", || Ok(socket.exists()))?;
+            for image in images::common(&self.parts)? {
+                self.import(&image)?;
+            }
         }
         // The API server makes the certificate that every client wants to see.
         let ca = PathBuf::from(self.layout.ca());
@@ -131,8 +157,11 @@ impl Cluster {
         self.component(Component::ApiProxy).start()?;
         self.wait_for_api()?;
         self.let_nodes_read_claims()?;
-        for component in Component::ALL {
+        for &component in extent.components() {
             self.component(component).start()?;
+        }
+        if extent == Extent::Scheduling {
+            return Ok(());
         }
         let node = format!("/api/v1/nodes/{}", Layout::NODE);
         self.alive_until(Component::Kubelet, "ready node", || {

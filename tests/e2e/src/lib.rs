@@ -28,6 +28,6 @@ pub mod programs;
 pub mod runner;
 mod wait;
 
-pub use cluster::{Cluster, Options};
+pub use cluster::{Cluster, Extent, Options};
 pub use components::Component;
 pub use wait::{poll, wait_for};

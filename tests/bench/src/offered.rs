@@ -1,0 +1,83 @@
+//! What a node of simulated GPUs publishes under given rules: carved as the plugin carves it, turned into
+//! ResourceSlices as the publisher does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use divvy_api::names::DRIVER;
+use divvy_carve::{
+    Carved, Input, KubeVersion, PartitionRules, Partitioning, Pool, ServerFeatures, carve_partitions,
+};
+use divvy_controller::{Accepted, Target, Write, plan_sync};
+use divvy_gpu_sim::SimNode;
+use divvy_model::mig::MigCapabilities;
+use divvy_model::{GpuUuid, Inventory, Ordinals};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+/// GPUs and what may be done with them.
+pub(crate) struct Offered {
+    inventory: Inventory,
+    ordinals: Ordinals,
+    capabilities: BTreeMap<GpuUuid, MigCapabilities>,
+    rules: BTreeMap<GpuUuid, PartitionRules>,
+    features: ServerFeatures,
+}
+
+impl Offered {
+    /// GPUs of a text as `h100x8`, all under the same rules, for a server of this version.
+    pub(crate) fn new(gpus: &str, rules: &PartitionRules, version: &str) -> Result<Self> {
+        let inventory = SimNode::parse(gpus)?.inventory();
+        let version = KubeVersion::parse(version).with_context(|| format!("no version: {version}"))?;
+        let mut ordinals = Ordinals::default();
+        ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+        let of = |(uuid, gpu): (&GpuUuid, &divvy_model::Gpu)| {
+            gpu.mig.as_ref().map(|mig| (uuid.clone(), mig.capabilities.clone()))
+        };
+        Ok(Self {
+            ordinals,
+            capabilities: inventory.gpus.iter().filter_map(of).collect(),
+            rules: inventory.gpus.keys().map(|uuid| (uuid.clone(), rules.clone())).collect(),
+            features: ServerFeatures::default().observe(version),
+            inventory,
+        })
+    }
+
+    /// Decides what a node of this name publishes.
+    pub(crate) fn carve(&self, node: &str) -> Carved {
+        let (nothing, nobody, nowhere) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        let input = Input {
+            node,
+            inventory: &self.inventory,
+            ordinals: &self.ordinals,
+            taints: &nothing,
+            held: &nobody,
+            previous: None,
+            features: &self.features,
+        };
+        let partitioning =
+            Partitioning { capabilities: &self.capabilities, rules: &self.rules, occupied: &nowhere };
+        carve_partitions(&input, &partitioning)
+    }
+}
+
+/// The slices of a node's pool, as the publisher first writes them.
+pub(crate) fn slices(pool: &Pool, node: &str, node_uid: &str) -> Vec<ResourceSlice> {
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.to_owned(),
+        uid: node_uid.to_owned(),
+        controller: Some(true),
+        ..OwnerReference::default()
+    };
+    let accepted = Accepted::default();
+    let target = Target { driver: DRIVER, node, owner: &owner, pool, accepted: &accepted };
+    let writes = plan_sync(&[], &target).writes.into_iter();
+    writes
+        .filter_map(|write| match write {
+            Write::Create(slice) | Write::Update(slice) => Some(*slice),
+            Write::Delete { .. } => None,
+        })
+        .collect()
+}

@@ -1,0 +1,124 @@
+//! `cargo xtask bench scheduler`: what published devices cost the scheduler of the whole cluster (DESIGN section 9).
+//!
+//! The real API server and the real kube-scheduler, its client limit lifted; nodes that are only Node objects, with the
+//! slices that the plugin would publish. Layouts are measured in turn, round by round, so that whatever else the
+//! machine does falls on all of them.
+
+mod layout;
+mod world;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use divvy_e2e::parts::version_setting;
+use serde::{Deserialize, Serialize};
+
+use self::layout::Layout;
+use self::world::{Asked, Counts, World};
+use crate::table::{Budget, Report, Row, Value};
+
+/// Measures the scheduler.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How many nodes
+    #[arg(long, default_value_t = 100)]
+    nodes: usize,
+    /// GPUs of each node
+    #[arg(long, default_value = "h100x8")]
+    gpus: String,
+    /// Pods with one claim each, of each kind
+    #[arg(long, default_value_t = 300)]
+    pods: usize,
+    /// How often every layout is measured
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Only these layouts, by name; the first is the reference
+    #[arg(long, value_delimiter = ',')]
+    layouts: Vec<String>,
+    /// One layout for each profile beside the whole GPU: what publishing it costs
+    #[arg(long)]
+    profiles: bool,
+    /// Also write the report to this file, as JSON
+    #[arg(long)]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// What was measured of one layout.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Measured {
+    layout: Layout,
+    counts: Counts,
+    /// Claims per second of each round, by what was asked for.
+    rates: Vec<(Asked, Vec<f64>)>,
+}
+
+impl Measured {
+    /// The median of the rounds; `None` where nothing of the kind is published.
+    fn rate(&self, asked: Asked) -> Option<f64> {
+        let (_, rates) = self.rates.iter().find(|(of, _)| *of == asked)?;
+        let mut sorted = rates.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied()
+    }
+}
+
+/// Measures all layouts.
+pub(crate) fn measure(args: &Args, report: &mut Report) -> Result<()> {
+    let layouts = if args.profiles { layout::profiles(&args.gpus)? } else { layout::standard() };
+    let wanted = |layout: &Layout| args.layouts.is_empty() || args.layouts.contains(&layout.name);
+    let mut all: Vec<Measured> = layouts
+        .into_iter()
+        .filter(wanted)
+        .map(|layout| Measured { layout, counts: Counts::default(), rates: Vec::new() })
+        .collect();
+    ensure!(!all.is_empty(), "no layout is named like {:?}", args.layouts);
+    let version = version_setting();
+    for round in 1..=args.rounds {
+        for measured in &mut all {
+            let name = &measured.layout.name;
+            crate::progress(&format!("scheduler, round {round} of {}: {name}", args.rounds));
+            let offered = measured.layout.offered(&args.gpus, &version)?;
+            let world = World::new(&version, &offered, args.nodes)?;
+            measured.counts = world.counts();
+            for asked in measured.layout.asked() {
+                let rate = world.rate(asked, args.pods).with_context(|| format!("layout {name}"))?;
+                match measured.rates.iter_mut().find(|(of, _)| *of == asked) {
+                    Some((_, rates)) => rates.push(rate),
+                    None => measured.rates.push((asked, vec![rate])),
+                }
+            }
+        }
+    }
+    let what = format!(
+        "{} nodes × {}, {} pods a figure, median of {}",
+        args.nodes, args.gpus, args.pods, args.rounds
+    );
+    report.add(format!("Scheduler of Kubernetes {version}: {what}"), rows(&all));
+    Ok(())
+}
+
+/// Every figure beside whole GPUs of the first layout.
+fn rows(all: &[Measured]) -> Vec<Row> {
+    let Some(reference) = all.first().and_then(|first| first.rate(Asked::Whole)) else { return Vec::new() };
+    let mut rows = Vec::new();
+    for (index, measured) in all.iter().enumerate() {
+        let (name, Counts { devices, slices, .. }) = (&measured.layout.name, measured.counts);
+        rows.push(Row::new(format!("{name}: devices of all nodes"), Value::Count(devices)));
+        rows.push(Row::new(format!("{name}: slices of all nodes"), Value::Count(slices)));
+        for (asked, _) in &measured.rates {
+            let Some(rate) = measured.rate(*asked) else { continue };
+            let row = Row::new(format!("{name}: {}", asked.name()), Value::PerSecond(rate));
+            if index == 0 && *asked == Asked::Whole {
+                rows.push(row);
+                continue;
+            }
+            let row = row.beside("whole GPUs, first layout", Value::PerSecond(reference));
+            rows.push(match (measured.layout.judged, *asked) {
+                (true, Asked::Whole) => row.budget(Budget::AtLeastPart(5.0)),
+                (true, Asked::Partition | Asked::Share) => row.budget(Budget::AtLeastPart(7.0)),
+                _ => row,
+            });
+        }
+    }
+    rows
+}
