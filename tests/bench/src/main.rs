@@ -34,7 +34,7 @@ struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    released: Released,
+    released: Option<Released>,
 }
 
 /// What is measured without the plugin.
@@ -100,7 +100,8 @@ fn main() -> ExitCode {
         }
         _ => match Args::parse() {
             Args { command: Some(Command::Scheduler(args)), .. } => scheduling(&args),
-            Args { released, .. } => run(&released),
+            Args { released: Some(released), .. } => run(&released),
+            Args { .. } => Err(anyhow::anyhow!("--plugin and --mock are needed")),
         },
     };
     match outcome {

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use divvy_api::names::DRIVER;
 use divvy_carve::{
-    Carved, Input, KubeVersion, PartitionRules, Partitioning, Pool, ServerFeatures, carve_partitions,
+    Carved, GpuRules, Input, KubeVersion, Partitioning, Pool, Rules, ServerFeatures, carve_partitions,
 };
 use divvy_controller::{Accepted, Target, Write, plan_sync};
-use divvy_gpu_sim::SimNode;
+use divvy_gpu_sim::Engine;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{GpuUuid, Inventory, Ordinals};
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -20,15 +20,29 @@ pub(crate) struct Offered {
     inventory: Inventory,
     ordinals: Ordinals,
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
-    rules: BTreeMap<GpuUuid, PartitionRules>,
+    rules: Rules,
     features: ServerFeatures,
 }
 
 impl Offered {
     /// GPUs of a text as `h100x8`, all under the same rules, for a server of this version.
-    pub(crate) fn new(gpus: &str, rules: &PartitionRules, version: &str) -> Result<Self> {
-        let inventory = SimNode::parse(gpus)?.inventory();
-        let version = KubeVersion::parse(version).with_context(|| format!("no version: {version}"))?;
+    pub(crate) fn new(gpus: &str, rules: &GpuRules, version: &str) -> Result<Self> {
+        Self::with_mig_mode(gpus, rules, version, false)
+    }
+
+    /// The same with MIG mode on or off.
+    pub(crate) fn with_mig_mode(gpus: &str, rules: &GpuRules, version: &str, on: bool) -> Result<Self> {
+        let mut engine = Engine::new(&gpus.parse()?);
+        for uuid in engine.list()? {
+            if on {
+                // Where that takes a reset, there is one.
+                engine.set_mig_mode(&uuid, true)?;
+                engine.reset_gpu(&uuid)?;
+            }
+        }
+        let inventory = engine.inventory();
+        let version =
+            KubeVersion::parse(&format!("v{version}")).with_context(|| format!("no version: {version}"))?;
         let mut ordinals = Ordinals::default();
         ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
         let of = |(uuid, gpu): (&GpuUuid, &divvy_model::Gpu)| {

@@ -1,47 +1,42 @@
 //! What is decided in this process: carving a node, and allocating a claim on a hundred of them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 
 use anyhow::{Context, Result, ensure};
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
 use divvy_api::names::DRIVER;
-use divvy_carve::{Input, KubeVersion, ServerFeatures, carve};
+use divvy_carve::{GpuRules, Modes};
 use divvy_fake_cluster::build::{mk_claim, mk_class, mk_node};
-use divvy_gpu_sim::SimNode;
-use divvy_model::Ordinals;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, CELDeviceSelector, Device, DeviceAllocationResult, DeviceRequestAllocationResult,
     DeviceSelector, ResourceClaim, ResourceClaimStatus, ResourceSlice,
 };
 
+use crate::offered::Offered;
 use crate::rig::NODE;
 use crate::stats::median;
 use crate::table::{Budget, Row, Value};
 
-/// Deciding what 16 GPUs publish, beside a copy of the decision.
+/// Deciding what a node publishes that offers everything, beside a copy of the decision.
 pub(crate) fn carving(rounds: usize) -> Result<Vec<Row>> {
-    let inventory = SimNode::parse("h100x16")?.inventory();
-    let mut ordinals = Ordinals::default();
-    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
-    let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1));
-    let input = Input {
-        node: NODE,
-        inventory: &inventory,
-        ordinals: &ordinals,
-        taints: &BTreeMap::new(),
-        held: &BTreeSet::new(),
-        previous: None,
-        features: &features,
-    };
-    let pool = carve(&input).pool;
-    let devices = pool.devices().count();
-    ensure!(devices > 0, "nothing was carved");
-    let carving = median(rounds, || drop(black_box(carve(black_box(&input)))));
-    let copying = median(rounds, || drop(black_box(black_box(&pool).clone())));
-    let row = Row::new(format!("carve 16 GPUs, {devices} devices"), carving);
-    Ok(vec![row.beside("clone of the pool", copying).budget(Budget::AtMost(Value::Seconds(0.002)))])
+    let mut rows = Vec::new();
+    for (gpus, mig) in [("h100x8", false), ("h100x16", false), ("a100-40x16", true)] {
+        let rules = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
+        let offered = Offered::with_mig_mode(gpus, &rules, "1.37.1", mig)?;
+        let pool = offered.carve(NODE).pool;
+        let (devices, slices) = (pool.devices().count(), pool.slices.len());
+        ensure!(devices > 0, "nothing was carved");
+        let carving = median(rounds, || drop(black_box(offered.carve(black_box(NODE)))));
+        let copying = median(rounds, || drop(black_box(black_box(&pool).clone())));
+        let row = Row::new(
+            format!("carve {gpus} offered as everything: {devices} devices, {slices} slices"),
+            carving,
+        );
+        let row = row.beside("clone of the pool", copying);
+        rows.push(row.budget(Budget::AtMost(Value::Seconds(0.002))));
+    }
+    Ok(rows)
 }
 
 const NODES: usize = 100;

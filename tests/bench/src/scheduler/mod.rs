@@ -11,10 +11,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use divvy_e2e::parts::version_setting;
-use serde::{Deserialize, Serialize};
 
-use self::layout::Layout;
-use self::world::{Asked, Counts, World};
+use self::layout::{Asked, Layout};
+use self::world::{Counts, World};
+use crate::offered::Offered;
 use crate::table::{Budget, Report, Row, Value};
 
 /// Measures the scheduler.
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 }
 
 /// What was measured of one layout.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug)]
 struct Measured {
     layout: Layout,
     counts: Counts,
@@ -54,8 +54,8 @@ struct Measured {
 
 impl Measured {
     /// The median of the rounds; `None` where nothing of the kind is published.
-    fn rate(&self, asked: Asked) -> Option<f64> {
-        let (_, rates) = self.rates.iter().find(|(of, _)| *of == asked)?;
+    fn rate(&self, asked: &Asked) -> Option<f64> {
+        let (_, rates) = self.rates.iter().find(|(of, _)| of == asked)?;
         let mut sorted = rates.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied()
@@ -64,7 +64,8 @@ impl Measured {
 
 /// Measures all layouts.
 pub(crate) fn measure(args: &Args, report: &mut Report) -> Result<()> {
-    let layouts = if args.profiles { layout::profiles(&args.gpus)? } else { layout::standard() };
+    let version = version_setting();
+    let layouts = if args.profiles { layout::profiles(&args.gpus, &version)? } else { layout::standard() };
     let wanted = |layout: &Layout| args.layouts.is_empty() || args.layouts.contains(&layout.name);
     let mut all: Vec<Measured> = layouts
         .into_iter()
@@ -72,16 +73,15 @@ pub(crate) fn measure(args: &Args, report: &mut Report) -> Result<()> {
         .map(|layout| Measured { layout, counts: Counts::default(), rates: Vec::new() })
         .collect();
     ensure!(!all.is_empty(), "no layout is named like {:?}", args.layouts);
-    let version = version_setting();
     for round in 1..=args.rounds {
         for measured in &mut all {
             let name = &measured.layout.name;
             crate::progress(&format!("scheduler, round {round} of {}: {name}", args.rounds));
-            let offered = measured.layout.offered(&args.gpus, &version)?;
+            let offered = Offered::new(&args.gpus, &measured.layout.rules, &version)?;
             let world = World::new(&version, &offered, args.nodes)?;
             measured.counts = world.counts();
-            for asked in measured.layout.asked() {
-                let rate = world.rate(asked, args.pods).with_context(|| format!("layout {name}"))?;
+            for asked in Asked::of(&offered.carve("any").pool) {
+                let rate = world.rate(&asked, args.pods).with_context(|| format!("layout {name}"))?;
                 match measured.rates.iter_mut().find(|(of, _)| *of == asked) {
                     Some((_, rates)) => rates.push(rate),
                     None => measured.rates.push((asked, vec![rate])),
@@ -99,23 +99,23 @@ pub(crate) fn measure(args: &Args, report: &mut Report) -> Result<()> {
 
 /// Every figure beside whole GPUs of the first layout.
 fn rows(all: &[Measured]) -> Vec<Row> {
-    let Some(reference) = all.first().and_then(|first| first.rate(Asked::Whole)) else { return Vec::new() };
+    let Some(reference) = all.first().and_then(|first| first.rate(&Asked::Whole)) else { return Vec::new() };
     let mut rows = Vec::new();
     for (index, measured) in all.iter().enumerate() {
         let (name, Counts { devices, slices, .. }) = (&measured.layout.name, measured.counts);
         rows.push(Row::new(format!("{name}: devices of all nodes"), Value::Count(devices)));
         rows.push(Row::new(format!("{name}: slices of all nodes"), Value::Count(slices)));
         for (asked, _) in &measured.rates {
-            let Some(rate) = measured.rate(*asked) else { continue };
+            let Some(rate) = measured.rate(asked) else { continue };
             let row = Row::new(format!("{name}: {}", asked.name()), Value::PerSecond(rate));
             if index == 0 && *asked == Asked::Whole {
                 rows.push(row);
                 continue;
             }
             let row = row.beside("whole GPUs, first layout", Value::PerSecond(reference));
-            rows.push(match (measured.layout.judged, *asked) {
+            rows.push(match (measured.layout.judged, asked) {
                 (true, Asked::Whole) => row.budget(Budget::AtLeastPart(5.0)),
-                (true, Asked::Partition | Asked::Share) => row.budget(Budget::AtLeastPart(7.0)),
+                (true, Asked::Partition(_) | Asked::Share) => row.budget(Budget::AtLeastPart(7.0)),
                 _ => row,
             });
         }

@@ -3,15 +3,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::names;
 use divvy_e2e::api::{Api, at};
 use divvy_e2e::driver::{chart, helm};
 use divvy_e2e::objects::{claim_for, collection};
 use divvy_e2e::process::Signal;
 use divvy_e2e::{Cluster, Component, Extent, Options, poll};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::layout::Asked;
 use crate::offered::{Offered, slices};
 
 const NAME: &str = "scheduler-bench";
@@ -21,44 +20,8 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// How long nothing may be bound before that is an error.
 const STUCK: Duration = Duration::from_mins(1);
 
-/// What claims ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) enum Asked {
-    /// A whole GPU.
-    Whole,
-    /// The smallest partition.
-    Partition,
-    /// A share.
-    Share,
-}
-
-impl Asked {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Whole => "whole-GPU claims",
-            Self::Partition => "1g claims",
-            Self::Share => "share claims",
-        }
-    }
-
-    /// The request, as users write it.
-    fn request(self) -> Value {
-        let driver = names::DRIVER;
-        let exactly = match self {
-            Self::Whole => json!({"deviceClassName": names::CLASS_GPU}),
-            Self::Partition => {
-                let one = format!("device.attributes['{driver}'].profile.startsWith('1g.')");
-                json!({"deviceClassName": names::CLASS_MIG, "selectors": [{"cel": {"expression": one}}]})
-            }
-            Self::Share => json!({"deviceClassName": names::CLASS_SHARE}),
-        };
-        json!({"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}})
-    }
-}
-
 /// How much is published, on all nodes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) devices: u64,
     pub(crate) slices: u64,
@@ -107,13 +70,13 @@ impl World {
 
     /// Lets the scheduler bind so many pods with a claim each, and says how many it did per second. Everything is
     /// free before, and again afterwards.
-    pub(crate) fn rate(&self, asked: Asked, pods: usize) -> Result<f64> {
+    pub(crate) fn rate(&self, asked: &Asked, pods: usize) -> Result<f64> {
         let (api, scheduler) = (self.cluster.api(), self.cluster.component(Component::Scheduler));
         // Stopped, so that it finds all pods waiting: how fast this program creates them is not measured.
         scheduler.stop(Signal::Term)?;
         let names: Vec<String> = (0..pods).map(|number| format!("pod-{number:04}")).collect();
         for name in &names {
-            api.create(&all("ResourceClaim")?, &claim_for(name, &asked.request()))?;
+            api.create(&all("ResourceClaim")?, &claim_for(name, &asked.spec()))?;
             api.create(&all("Pod")?, &pod(name))?;
         }
         scheduler.start()?;
