@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use divvy_e2e::parts::version_setting;
 
 use self::layout::{Asked, Layout};
-use self::world::{Counts, World};
+use self::world::{Counts, Pace, World};
 use crate::offered::Offered;
 use crate::table::{Budget, Report, Row, Value};
 
@@ -48,17 +48,20 @@ pub(crate) struct Args {
 struct Measured {
     layout: Layout,
     counts: Counts,
-    /// Claims per second of each round, by what was asked for.
-    rates: Vec<(Asked, Vec<f64>)>,
+    /// The pace of each round, by what was asked for.
+    paces: Vec<(Asked, Vec<Pace>)>,
 }
 
 impl Measured {
     /// The median of the rounds; `None` where nothing of the kind is published.
-    fn rate(&self, asked: &Asked) -> Option<f64> {
-        let (_, rates) = self.rates.iter().find(|(of, _)| of == asked)?;
-        let mut sorted = rates.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied()
+    fn pace(&self, asked: &Asked) -> Option<Pace> {
+        let (_, paces) = self.paces.iter().find(|(of, _)| of == asked)?;
+        let median = |of: fn(&Pace) -> f64| {
+            let mut sorted: Vec<f64> = paces.iter().map(of).collect();
+            sorted.sort_by(f64::total_cmp);
+            sorted.get(sorted.len() / 2).copied()
+        };
+        Some(Pace { rate: median(|pace| pace.rate)?, cpu: median(|pace| pace.cpu)? })
     }
 }
 
@@ -70,7 +73,7 @@ pub(crate) fn measure(args: &Args, report: &mut Report) -> Result<()> {
     let mut all: Vec<Measured> = layouts
         .into_iter()
         .filter(wanted)
-        .map(|layout| Measured { layout, counts: Counts::default(), rates: Vec::new() })
+        .map(|layout| Measured { layout, counts: Counts::default(), paces: Vec::new() })
         .collect();
     ensure!(!all.is_empty(), "no layout is named like {:?}", args.layouts);
     for round in 1..=args.rounds {
@@ -81,10 +84,10 @@ pub(crate) fn measure(args: &Args, report: &mut Report) -> Result<()> {
             let world = World::new(&version, &offered, args.nodes)?;
             measured.counts = world.counts();
             for asked in Asked::of(&offered.carve("any").pool) {
-                let rate = world.rate(&asked, args.pods).with_context(|| format!("layout {name}"))?;
-                match measured.rates.iter_mut().find(|(of, _)| *of == asked) {
-                    Some((_, rates)) => rates.push(rate),
-                    None => measured.rates.push((asked, vec![rate])),
+                let pace = world.bind(&asked, args.pods).with_context(|| format!("layout {name}"))?;
+                match measured.paces.iter_mut().find(|(of, _)| *of == asked) {
+                    Some((_, paces)) => paces.push(pace),
+                    None => measured.paces.push((asked, vec![pace])),
                 }
             }
         }
@@ -99,25 +102,27 @@ pub(crate) fn measure(args: &Args, report: &mut Report) -> Result<()> {
 
 /// Every figure beside whole GPUs of the first layout.
 fn rows(all: &[Measured]) -> Vec<Row> {
-    let Some(reference) = all.first().and_then(|first| first.rate(&Asked::Whole)) else { return Vec::new() };
+    let Some(reference) = all.first().and_then(|first| first.pace(&Asked::Whole)) else { return Vec::new() };
     let mut rows = Vec::new();
     for (index, measured) in all.iter().enumerate() {
-        let (name, Counts { devices, slices, .. }) = (&measured.layout.name, measured.counts);
+        let (name, Counts { devices, slices }) = (&measured.layout.name, measured.counts);
         rows.push(Row::new(format!("{name}: devices of all nodes"), Value::Count(devices)));
         rows.push(Row::new(format!("{name}: slices of all nodes"), Value::Count(slices)));
-        for (asked, _) in &measured.rates {
-            let Some(rate) = measured.rate(asked) else { continue };
-            let row = Row::new(format!("{name}: {}", asked.name()), Value::PerSecond(rate));
+        for (asked, _) in &measured.paces {
+            let Some(pace) = measured.pace(asked) else { continue };
+            let rate = Row::new(format!("{name}: {}", asked.name()), Value::PerSecond(pace.rate));
+            let cpu = Row::new(format!("{name}: processor time of one of them"), Value::Seconds(pace.cpu));
             if index == 0 && *asked == Asked::Whole {
-                rows.push(row);
+                rows.extend([rate, cpu]);
                 continue;
             }
-            let row = row.beside("whole GPUs, first layout", Value::PerSecond(reference));
+            let rate = rate.beside("whole GPUs, first layout", Value::PerSecond(reference.rate));
             rows.push(match (measured.layout.judged, asked) {
-                (true, Asked::Whole) => row.budget(Budget::AtLeastPart(5.0)),
-                (true, Asked::Partition(_) | Asked::Share) => row.budget(Budget::AtLeastPart(7.0)),
-                _ => row,
+                (true, Asked::Whole) => rate.budget(Budget::AtLeastPart(5.0)),
+                (true, Asked::Partition(_) | Asked::Share) => rate.budget(Budget::AtLeastPart(7.0)),
+                _ => rate,
             });
+            rows.push(cpu.beside("whole GPUs, first layout", Value::Seconds(reference.cpu)));
         }
     }
     rows

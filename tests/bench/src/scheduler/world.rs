@@ -17,8 +17,19 @@ const NAME: &str = "scheduler-bench";
 const NAMESPACE: &str = "default";
 /// For what takes seconds.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// Ticks of a second in `/proc/PID/stat`, whatever the kernel's own are.
+const TICKS: f64 = 100.0;
 /// How long nothing may be bound before that is an error.
 const STUCK: Duration = Duration::from_mins(1);
+
+/// What binding took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    /// Bindings per second.
+    pub(crate) rate: f64,
+    /// Processor time of the scheduler for one, in seconds: what else the machine does falls on the rate, not on it.
+    pub(crate) cpu: f64,
+}
 
 /// How much is published, on all nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -68,9 +79,9 @@ impl World {
         self.counts
     }
 
-    /// Lets the scheduler bind so many pods with a claim each, and says how many it did per second. Everything is
-    /// free before, and again afterwards.
-    pub(crate) fn rate(&self, asked: &Asked, pods: usize) -> Result<f64> {
+    /// Lets the scheduler bind so many pods with a claim each, and says what that took. Everything is free before, and
+    /// again afterwards.
+    pub(crate) fn bind(&self, asked: &Asked, pods: usize) -> Result<Pace> {
         let (api, scheduler) = (self.cluster.api(), self.cluster.component(Component::Scheduler));
         // Stopped, so that it finds all pods waiting: how fast this program creates them is not measured.
         scheduler.stop(Signal::Term)?;
@@ -80,16 +91,19 @@ impl World {
             api.create(&all("Pod")?, &pod(name))?;
         }
         scheduler.start()?;
-        self.wait_until_bound(&api, pods)?;
+        let cpu = self.wait_until_bound(&api, pods)?;
         let rate = self.bindings(&api, pods)?;
         self.forget(&api, &names)?;
-        Ok(rate)
+        Ok(Pace { rate, cpu })
     }
 
-    fn wait_until_bound(&self, api: &Api, pods: usize) -> Result<()> {
+    /// Returns the processor time of the scheduler for one of them, in seconds.
+    fn wait_until_bound(&self, api: &Api, pods: usize) -> Result<f64> {
         // One of those that wait, and how many more: cheap for the API server, which has an index of it.
         let waiting = format!("{}?fieldSelector=spec.nodeName%3D&limit=1", all("Pod")?);
         let (mut left, mut since) = (pods, Instant::now());
+        // From the first look at which it binds: until then it reads what there is.
+        let mut begun = None;
         while left > 0 {
             let list = api.get(&waiting)?.context("no list of pods")?;
             let some = at(&list, "items").as_array().map_or(0, Vec::len);
@@ -97,12 +111,26 @@ impl World {
             let now = some + usize::try_from(more)?;
             if now != left {
                 (left, since) = (now, Instant::now());
+                begun.get_or_insert((now, self.cpu()?));
             }
             let tail = || self.cluster.component(Component::Scheduler).log_tail();
             ensure!(since.elapsed() < STUCK, "{left} of {pods} pods are not bound\n{}", tail());
             std::thread::sleep(Duration::from_millis(100));
         }
-        Ok(())
+        let (rest, before) =
+            begun.filter(|(rest, _)| *rest > 0).context("all pods were bound at one look")?;
+        Ok((self.cpu()? - before) / rest as f64)
+    }
+
+    /// Processor time that the scheduler has used, in seconds.
+    fn cpu(&self) -> Result<f64> {
+        let pid = self.cluster.component(Component::Scheduler).pid().context("the scheduler does not run")?;
+        let stat = fs_err::read_to_string(self.cluster.node_path(format!("/proc/{pid}/stat")))?;
+        let fields: Vec<&str> = stat.rsplit_once(") ").context("no stat")?.1.split(' ').collect();
+        let ticks = |at: usize| Some(fields.get(at)?.parse::<u32>().ok()?);
+        let ticks =
+            ticks(11).zip(ticks(12)).map(|(user, system)| user + system).context("no processor time")?;
+        Ok(f64::from(ticks) / TICKS)
     }
 
     /// Bindings per second, by the scheduler's own clock: the time it wrote into its Events.
