@@ -1,10 +1,12 @@
 //! What the released plugin costs, each figure beside a reference of the same run and its budget (DESIGN section 9).
 //! Called by `cargo xtask bench`, which builds what is measured. Nothing here fails because something is slow.
 
+mod allocator;
 mod binary;
 mod latency;
 mod life;
 mod offered;
+mod partitions;
 mod pods;
 mod process;
 mod pure;
@@ -80,12 +82,16 @@ struct Released {
 enum Part {
     /// Prepare, unprepare, hand-over
     Claims,
+    /// Prepare and unprepare of partitions
+    Partitions,
     /// Start to first slices; then the allocator, on those slices
     Start,
     /// Memory, CPU and API calls without work
     Idle,
     /// Carving a node
     Carve,
+    /// The allocator, on GPUs offered as everything
+    Allocator,
     /// Size of the binary
     Size,
 }
@@ -142,6 +148,12 @@ fn run(args: &Released) -> Result<()> {
             );
         }
     }
+    if wanted(Part::Partitions) {
+        progress("partitions");
+        let filesystem = rig::filesystem(&dir)?;
+        let rows = partitions::measure(&programs, &dir, calls)?;
+        report.add(format!("Claims for partitions; records on {filesystem}"), rows);
+    }
     if wanted(Part::Start) {
         progress("start");
         let (rows, slices) = life::start(&programs, &dir, starts)?;
@@ -149,11 +161,15 @@ fn run(args: &Released) -> Result<()> {
         let rounds = calls.min(100);
         report.add(
             "Allocator, in this process, on what was published".to_owned(),
-            pure::allocating(&slices, rounds)?,
+            allocator::whole(&slices, rounds)?,
         );
     }
     if wanted(Part::Carve) {
         report.add("Carve, in this process".to_owned(), pure::carving(calls)?);
+    }
+    if wanted(Part::Allocator) {
+        let rows = allocator::everything(calls.min(100))?;
+        report.add("Allocator, in this process, GPUs offered as everything".to_owned(), rows);
     }
     if wanted(Part::Idle) {
         progress("idle");

@@ -18,10 +18,11 @@ use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use fs_err as fs;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use nvidia_ml::MockState;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
@@ -52,6 +53,8 @@ pub(crate) struct Rig {
     programs: Programs,
     gpus: String,
     count: usize,
+    /// More flags of the plugin.
+    flags: Vec<&'static str>,
     /// The API server, unless a real one is used.
     pub(crate) api: FakeApi,
     kubelet: FakeKubelet,
@@ -105,6 +108,7 @@ impl Rig {
             programs,
             gpus,
             count,
+            flags: Vec::new(),
             api,
             kubelet,
             _server: server,
@@ -113,6 +117,17 @@ impl Rig {
             here,
             _servers: servers,
         })
+    }
+
+    /// The plugin is to offer GPUs as everything that they can become.
+    pub(crate) fn offering_everything(mut self) -> Self {
+        self.flags.extend(["--offer", "everything"]);
+        self
+    }
+
+    /// The simulated GPUs, to be changed.
+    pub(crate) fn mock(&self) -> Result<MockState> {
+        Ok(MockState::open_or_create(self.memory.path().join("gpus.json"), &self.gpus.parse()?)?)
     }
 
     /// Runs on this thread.
@@ -160,6 +175,7 @@ impl Rig {
         command
             .args(["--node-name", NODE, "--driver-name", DRIVER, "--http", "127.0.0.1:0"])
             .args(["--log-format", "json", "--log-level", "info"])
+            .args(&self.flags)
             .env("DIVVY_MOCK_STATE", root.join("gpus.json"))
             .env("DIVVY_MOCK_GPUS", &self.gpus)
             .stdin(Stdio::null())
@@ -193,8 +209,9 @@ impl Rig {
     /// Waits until every GPU is published, and says when that was.
     pub(crate) fn wait_until_published(&self, plugin: &mut Plugin) -> Result<Instant> {
         let all = |slices: &[ResourceSlice]| {
-            let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).count();
-            (devices == self.count).then(Instant::now)
+            let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+            let gpus = devices.filter(|device| is_gpu(device)).count();
+            (gpus == self.count).then(Instant::now)
         };
         if !self.real {
             let published = self.run(self.api.wait_for(|view| all(&view.list()), PATIENCE));
@@ -267,6 +284,12 @@ pub(crate) async fn client(kubeconfig: &Path) -> Result<kube::Client> {
     Ok(kube::Client::try_from(config)?)
 }
 
+/// Whether a published device is the whole of a GPU.
+fn is_gpu(device: &Device) -> bool {
+    let kind = device.attributes.as_ref().and_then(|all| all.get("type"));
+    kind.is_some_and(|kind| kind.string.as_deref() == Some("gpu"))
+}
+
 /// The host's files, for GPUs as the mock library will make them; how many there are.
 fn host(root: &Path, gpus: &str, mock: &Path) -> Result<usize> {
     let inventory = SimNode::parse(gpus)?.inventory();
@@ -284,7 +307,10 @@ fn host(root: &Path, gpus: &str, mock: &Path) -> Result<usize> {
     let mut fixture = Fixture::new(fixture_gpus);
     fixture.driver_version.clone_from(&inventory.system.driver_version);
     fixture.nvml = Some(mock.to_owned());
-    fixture.build(root)?;
+    let host = fixture.build(root)?;
+    for gpu in &fixture.gpus {
+        divvy_e2e::gpus::capabilities(&host, gpu.minor)?;
+    }
     Ok(count)
 }
 

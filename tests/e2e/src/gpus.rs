@@ -138,7 +138,7 @@ impl Gpus {
 }
 
 /// What the kernel module would write into proc as instances are made: here for all that there can be, beforehand.
-fn capabilities(host: &FixtureHost, gpu: u32) -> Result<()> {
+pub fn capabilities(host: &FixtureHost, gpu: u32) -> Result<()> {
     const INSTANCES: u32 = 15;
     let first = ComputeInstanceId(0);
     for id in 0..INSTANCES {

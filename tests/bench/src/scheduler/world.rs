@@ -92,8 +92,8 @@ impl World {
         }
         scheduler.start()?;
         let cpu = self.wait_until_bound(&api, pods)?;
-        let rate = self.bindings(&api, pods)?;
-        self.forget(&api, &names)?;
+        let rate = bindings(&api, pods)?;
+        forget(&api, &names)?;
         Ok(Pace { rate, cpu })
     }
 
@@ -119,7 +119,7 @@ impl World {
         }
         let (rest, before) =
             begun.filter(|(rest, _)| *rest > 0).context("all pods were bound at one look")?;
-        Ok((self.cpu()? - before) / rest as f64)
+        Ok((self.cpu()? - before) / f64::from(u32::try_from(rest)?))
     }
 
     /// Processor time that the scheduler has used, in seconds.
@@ -127,47 +127,47 @@ impl World {
         let pid = self.cluster.component(Component::Scheduler).pid().context("the scheduler does not run")?;
         let stat = fs_err::read_to_string(self.cluster.node_path(format!("/proc/{pid}/stat")))?;
         let fields: Vec<&str> = stat.rsplit_once(") ").context("no stat")?.1.split(' ').collect();
-        let ticks = |at: usize| Some(fields.get(at)?.parse::<u32>().ok()?);
+        let ticks = |at: usize| fields.get(at)?.parse::<u32>().ok();
         let ticks =
             ticks(11).zip(ticks(12)).map(|(user, system)| user + system).context("no processor time")?;
         Ok(f64::from(ticks) / TICKS)
     }
+}
 
-    /// Bindings per second, by the scheduler's own clock: the time it wrote into its Events.
-    fn bindings(&self, api: &Api, pods: usize) -> Result<f64> {
-        let path =
-            format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events?fieldSelector=reason%3DScheduled");
-        let mut times = Vec::new();
-        poll("events of all bindings", PATIENCE, || {
-            let events = api.list(&path)?;
-            times = events.iter().filter_map(|event| at(event, "eventTime").as_str()?.parse().ok()).collect();
-            Ok(times.len() == pods)
-        })?;
-        times.sort_unstable();
-        let (first, last): (jiff::Timestamp, jiff::Timestamp) =
-            times.first().copied().zip(times.last().copied()).context("no pod was bound")?;
-        let seconds = (last.as_nanosecond() - first.as_nanosecond()) as f64 / 1e9;
-        ensure!(seconds > 0.0, "all pods were bound at once");
-        Ok((pods - 1) as f64 / seconds)
-    }
+/// Bindings per second, by the scheduler's own clock: the time it wrote into its Events.
+fn bindings(api: &Api, pods: usize) -> Result<f64> {
+    let path =
+        format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events?fieldSelector=reason%3DScheduled");
+    let mut times = Vec::new();
+    poll("events of all bindings", PATIENCE, || {
+        let events = api.list(&path)?;
+        times = events.iter().filter_map(|event| at(event, "eventTime").as_str()?.parse().ok()).collect();
+        Ok(times.len() == pods)
+    })?;
+    times.sort_unstable();
+    let (first, last): (jiff::Timestamp, jiff::Timestamp) =
+        times.first().copied().zip(times.last().copied()).context("no pod was bound")?;
+    let seconds = last.duration_since(first).as_secs_f64();
+    ensure!(seconds > 0.0, "all pods were bound at once");
+    Ok(f64::from(u32::try_from(pods - 1)?) / seconds)
+}
 
-    /// Removes pods, claims and events.
-    fn forget(&self, api: &Api, names: &[String]) -> Result<()> {
-        let now = json!({"gracePeriodSeconds": 0});
-        api.delete(&all("Pod")?, &now)?;
-        for name in names {
-            // What the controller of claims would do: there is none here.
-            let path = format!("{}/{name}", all("ResourceClaim")?);
-            api.patch(&path, &json!({"metadata": {"finalizers": null}}))?;
-        }
-        api.delete(&all("ResourceClaim")?, &now)?;
-        api.delete(&format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"), &now)?;
-        for kind in ["Pod", "ResourceClaim"] {
-            let path = all(kind)?;
-            poll("end of all pods and claims", PATIENCE, || Ok(api.list(&path)?.is_empty()))?;
-        }
-        Ok(())
+/// Removes pods, claims and events.
+fn forget(api: &Api, names: &[String]) -> Result<()> {
+    let now = json!({"gracePeriodSeconds": 0});
+    api.delete(&all("Pod")?, &now)?;
+    for name in names {
+        // What the controller of claims would do: there is none here.
+        let path = format!("{}/{name}", all("ResourceClaim")?);
+        api.patch(&path, &json!({"metadata": {"finalizers": null}}))?;
     }
+    api.delete(&all("ResourceClaim")?, &now)?;
+    api.delete(&format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"), &now)?;
+    for kind in ["Pod", "ResourceClaim"] {
+        let path = all(kind)?;
+        poll("end of all pods and claims", PATIENCE, || Ok(api.list(&path)?.is_empty()))?;
+    }
+    Ok(())
 }
 
 fn all(kind: &str) -> Result<String> {

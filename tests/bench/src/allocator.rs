@@ -1,0 +1,205 @@
+//! Our allocator, in this process: a claim on each of a hundred nodes, beside a bare loop over the devices that it has
+//! to look at.
+
+use std::hint::black_box;
+
+use anyhow::{Context, Result, ensure};
+use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
+use divvy_api::names::{CLASS_GPU, CLASS_MIG, CLASS_SHARE, DRIVER};
+use divvy_carve::{GpuRules, Modes};
+use divvy_fake_cluster::build::{mk_claim, mk_class, mk_node};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, CELDeviceSelector, Device, DeviceAllocationResult, DeviceClass,
+    DeviceRequestAllocationResult, DeviceSelector, ResourceClaim, ResourceClaimStatus, ResourceSlice,
+};
+
+use crate::offered::{Offered, slices};
+use crate::rig::NODE;
+use crate::stats::median;
+use crate::table::{Budget, Row, Value};
+
+const NODES: usize = 100;
+
+/// What the class asks for, and the claim; [`by_hand`] asks the same.
+const OF_CLASS: &str =
+    r#"device.driver == "gpu.divvy.dev" && device.attributes["gpu.divvy.dev"].type == "gpu""#;
+const OF_CLAIM: &str = r#"device.attributes["gpu.divvy.dev"].productName.lowerAscii().matches("h100.*hbm") &&
+    device.capacity["gpu.divvy.dev"].memory.compareTo(quantity("40Gi")) >= 0"#;
+
+/// A hundred nodes that publish the same.
+struct Cluster {
+    nodes: Vec<Node>,
+    published: Vec<ResourceSlice>,
+    classes: Vec<DeviceClass>,
+}
+
+impl Cluster {
+    fn new(of_one: &[ResourceSlice]) -> Self {
+        let of_type = |class: &str, kind: &str| {
+            let expression = OF_CLASS.replace("\"gpu\"", &format!("\"{kind}\""));
+            let mut class = mk_class(class, DRIVER);
+            class.spec.get_or_insert_default().selectors = Some(vec![selector(&expression)]);
+            class
+        };
+        Self {
+            nodes: (0..NODES).map(|node| mk_node(&node_name(node))).collect(),
+            published: (0..NODES).flat_map(|node| on_node(of_one, node)).collect(),
+            classes: vec![
+                of_type(CLASS_GPU, "gpu"),
+                of_type(CLASS_MIG, "mig"),
+                of_type(CLASS_SHARE, "gpu-share"),
+            ],
+        }
+    }
+
+    /// On how many nodes a claim fits while these devices of every node are held; and the time that finding this out
+    /// takes, for the first node and for all.
+    fn allocate(
+        &self,
+        slices: &Slices,
+        claim: &ResourceClaim,
+        held: &[String],
+        rounds: usize,
+    ) -> Result<Took> {
+        let allocator = Allocator::new(Features::ALL);
+        let allocated = AllocatedState::from_claims([&holding(&self.published, held)]);
+        let fits = |node: &Node| {
+            let inputs = Inputs { slices, classes: &self.classes, allocated: &allocated, node };
+            matches!(allocator.allocate_one(&inputs, claim), Ok(Outcome::Fits(_)))
+        };
+        let first = self.nodes.first().context("no node")?;
+        let one = median(rounds, || {
+            black_box(fits(black_box(first)));
+        });
+        let all = median(rounds.div_ceil(10), || {
+            black_box(self.nodes.iter().filter(|node| fits(node)).count());
+        });
+        Ok(Took { fitting: self.nodes.iter().filter(|node| fits(node)).count(), one, all })
+    }
+}
+
+struct Took {
+    fitting: usize,
+    one: std::time::Duration,
+    all: std::time::Duration,
+}
+
+/// Whole GPUs as they were published, beside a bare loop over the same devices.
+pub(crate) fn whole(of_one_node: &[ResourceSlice], rounds: usize) -> Result<Vec<Row>> {
+    let cluster = Cluster::new(of_one_node);
+    let names: Vec<String> = devices(of_one_node).map(|device| device.name.clone()).collect();
+    let gpus = names.len();
+    ensure!(gpus > 0, "the plugin published no device");
+    let (claim, slices) = (claim_for(CLASS_GPU, OF_CLAIM), Slices::new(&cluster.published));
+    let mut rows = Vec::new();
+    for (what, held) in [("all GPUs free", 0), ("one GPU of each free", gpus - 1)] {
+        let took = cluster.allocate(&slices, &claim, names.get(..held).unwrap_or_default(), rounds)?;
+        ensure!(took.fitting == NODES, "the claim fits on {} of {NODES} nodes ({what})", took.fitting);
+        // First fit looks at every device up to the first free one.
+        let bare = median(rounds, || {
+            let visited =
+                cluster.published.iter().flat_map(|s| s.spec.devices.iter().flatten().take(held + 1));
+            black_box(visited.filter(|device| by_hand(black_box(device))).count());
+        });
+        let title = format!("one claim on each of {NODES} nodes × {gpus} GPUs, {what}");
+        let row = Row::new(title, took.all).beside("bare loop over the devices visited", bare);
+        rows.push(row.budget(Budget::AtMost(Value::Seconds(0.001))));
+        rows.push(Row::new(format!("the same claim on one node, {what}"), took.one));
+    }
+    Ok(rows)
+}
+
+/// Everything that eight H100 can become.
+pub(crate) fn everything(rounds: usize) -> Result<Vec<Row>> {
+    let rules = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
+    let pool = Offered::new("h100x8", &rules, "1.37.1")?.carve(NODE).pool;
+    let count = pool.devices().count();
+    let cluster = Cluster::new(&slices(&pool, NODE, "bench"));
+    let mut rows = Vec::new();
+    let index = median(rounds.div_ceil(20), || drop(black_box(Slices::new(&cluster.published))));
+    rows.push(Row::new(format!("index and check the slices of {NODES} nodes, {count} devices each"), index));
+    let one_g = |number: usize| format!("mig-1g10gb-19-{number}");
+    let partitions: Vec<String> =
+        (0..8).flat_map(|gpu| (0..3).map(move |number| format!("gpu-{gpu}-{}", one_g(number)))).collect();
+    let full: Vec<String> = (0..8).map(|gpu| format!("gpu-{gpu}-mig-7g80gb-0-0")).collect();
+    let one = format!(r#"device.attributes["{DRIVER}"].profile == "1g.10gb""#);
+    let whole = ("whole GPU", claim_for(CLASS_GPU, OF_CLAIM));
+    let partition = ("1g.10gb", claim_for(CLASS_MIG, &one));
+    let slices = Slices::new(&cluster.published);
+    for (state, held) in [("all free", &[][..]), ("three 1g on each GPU", &partitions), ("full", &full)] {
+        for (what, claim) in [&whole, &partition] {
+            let took = cluster.allocate(&slices, claim, held, rounds)?;
+            let answer = match took.fitting {
+                0 => "does not fit",
+                NODES => "fits",
+                _ => "fits on some",
+            };
+            rows.push(Row::new(format!("{what} on each of {NODES} nodes, {state}: {answer}"), took.all));
+            rows.push(Row::new(format!("{what} on one node, {state}"), took.one));
+        }
+    }
+    Ok(rows)
+}
+
+fn node_name(node: usize) -> String {
+    format!("node-{node:03}")
+}
+
+/// The slices of one node as another would publish them.
+fn on_node(slices: &[ResourceSlice], node: usize) -> impl Iterator<Item = ResourceSlice> {
+    let name = node_name(node);
+    slices.iter().cloned().map(move |mut slice| {
+        let spec = &mut slice.spec;
+        slice.metadata.name = slice.metadata.name.map(|old| format!("{old}-{name}"));
+        spec.pool.name = spec.pool.name.replace(NODE, &name);
+        spec.node_name = Some(name.clone());
+        slice
+    })
+}
+
+fn devices(slices: &[ResourceSlice]) -> impl Iterator<Item = &Device> {
+    slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten())
+}
+
+fn selector(expression: &str) -> DeviceSelector {
+    DeviceSelector { cel: Some(CELDeviceSelector { expression: expression.to_owned() }) }
+}
+
+fn claim_for(class: &str, expression: &str) -> ResourceClaim {
+    let mut claim = mk_claim("bench", "train", class, 1);
+    let requests =
+        claim.spec.iter_mut().flat_map(|s| s.devices.iter_mut().flat_map(|d| d.requests.iter_mut()));
+    for exact in requests.flatten().filter_map(|request| request.exactly.as_mut()) {
+        exact.selectors = Some(vec![selector(expression)]);
+    }
+    claim
+}
+
+/// A claim that holds these devices of every node.
+fn holding(slices: &[ResourceSlice], names: &[String]) -> ResourceClaim {
+    let held = slices.iter().flat_map(|slice| {
+        let devices = slice.spec.devices.iter().flatten().filter(|device| names.contains(&device.name));
+        devices.map(|device| DeviceRequestAllocationResult {
+            driver: slice.spec.driver.clone(),
+            pool: slice.spec.pool.name.clone(),
+            device: device.name.clone(),
+            ..DeviceRequestAllocationResult::default()
+        })
+    });
+    let devices = DeviceAllocationResult { results: Some(held.collect()), config: None };
+    let allocation = AllocationResult { devices: Some(devices), ..AllocationResult::default() };
+    let status = ResourceClaimStatus { allocation: Some(allocation), ..ResourceClaimStatus::default() };
+    ResourceClaim { status: Some(status), ..ResourceClaim::default() }
+}
+
+/// The conditions of class and claim without CEL.
+fn by_hand(device: &Device) -> bool {
+    let text =
+        |name: &str| device.attributes.as_ref().and_then(|a| a.get(name)).and_then(|a| a.string.as_deref());
+    let memory = device.capacity.as_ref().and_then(|c| c.get("memory"));
+    let enough = memory.and_then(|m| m.value.0.strip_suffix("Mi")).and_then(|m| m.parse::<u64>().ok());
+    text("type") == Some("gpu")
+        && text("productName").is_some_and(|p| p.to_ascii_lowercase().contains("h100"))
+        && enough.is_some_and(|m| m >= 40 * 1024)
+}
