@@ -1,16 +1,17 @@
 //! What containers need, as CDI edits: the driver's files and control nodes (the same for all, found once and looked
 //! at again now and then), and the nodes of one GPU.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_api::names;
-use divvy_cdi::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
+use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
 use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
-use divvy_model::{Gpu, HoldKind};
+use divvy_model::{Gpu, HoldKind, PciAddress};
 
 /// Where the driver's files are looked for.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +42,9 @@ pub(crate) struct HostEdits {
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
     common: Mutex<Option<Common>>,
+    /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding them takes a dozen
+    /// looks into sysfs.
+    gpu_nodes: Mutex<BTreeMap<(u32, PciAddress), GpuNodes>>,
     /// Held while files are listed for a claim; when that last failed, and why.
     failed: Mutex<Option<(Instant, String)>>,
 }
@@ -50,17 +54,19 @@ const LIST_AGAIN: Duration = Duration::from_secs(1);
 
 struct Common {
     driver: Driver,
-    edits: Arc<ContainerEdits>,
+    edits: CommonEdits,
 }
 
 impl HostEdits {
     pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
-        Self { host, at, nodes, delivery, common: Mutex::new(None), failed: Mutex::new(None) }
+        let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { host, at, nodes, delivery, common, gpu_nodes, failed }
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
     /// Whether anything that containers get has changed; the first time does not count.
     pub(crate) fn refresh(&self, thorough: bool) -> Result<bool, EditsError> {
+        self.known_nodes().clear();
         let driver = self.at.find(&self.host).map_err(|e| {
             // Mounts of files that are gone would only fail later, at container creation.
             *self.lock() = None;
@@ -69,9 +75,10 @@ impl HostEdits {
         if !thorough && self.lock().as_ref().is_some_and(|common| common.driver == driver) {
             return Ok(false);
         }
-        let edits = Arc::new(self.list(&driver)?);
+        let edits = CommonEdits::new(self.list(&driver)?)
+            .map_err(|e| edits_error("what the NVIDIA driver brings cannot be written as CDI", e))?;
         let before = self.lock().replace(Common { driver, edits: edits.clone() });
-        Ok(before.is_some_and(|before| before.edits != edits))
+        Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
     }
 
     fn list(&self, driver: &Driver) -> Result<ContainerEdits, EditsError> {
@@ -92,17 +99,34 @@ impl HostEdits {
     fn lock(&self) -> MutexGuard<'_, Option<Common>> {
         self.common.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn known_nodes(&self) -> MutexGuard<'_, BTreeMap<(u32, PciAddress), GpuNodes>> {
+        self.gpu_nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn nodes_of(&self, gpu: &Gpu, minor: u32) -> Result<GpuNodes, EditsError> {
+        let pci = gpu.facts.pci_address;
+        // Held while they are looked for, so that what was seen before a refresh is not kept after it.
+        let mut known = self.known_nodes();
+        if let Some(nodes) = known.get(&(minor, pci)) {
+            return Ok(nodes.clone());
+        }
+        let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, pci)
+            .map_err(|e| edits_error(&format!("the device nodes of {} are not known", gpu.facts.uuid), e))?;
+        known.insert((minor, pci), nodes.clone());
+        Ok(nodes)
+    }
 }
 
 impl DeviceEdits for HostEdits {
-    fn common(&self) -> Result<ContainerEdits, EditsError> {
+    fn common(&self) -> Result<CommonEdits, EditsError> {
         if let Some(common) = self.lock().as_ref() {
-            return Ok(ContainerEdits::clone(&common.edits));
+            return Ok(common.edits.clone());
         }
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         // Another claim's thread has listed them meanwhile, or the keeper has.
         if let Some(common) = self.lock().as_ref() {
-            return Ok(ContainerEdits::clone(&common.edits));
+            return Ok(common.edits.clone());
         }
         if let Some((_, what)) = failed.as_ref().filter(|(at, _)| at.elapsed() < LIST_AGAIN) {
             return Err(EditsError { what: what.clone(), source: None });
@@ -111,7 +135,7 @@ impl DeviceEdits for HostEdits {
         *failed = listed.as_ref().err().map(|error| (Instant::now(), crate::chain(error)));
         listed?;
         match self.lock().as_ref() {
-            Some(common) => Ok(ContainerEdits::clone(&common.edits)),
+            Some(common) => Ok(common.edits.clone()),
             // Another thread found the driver gone just now.
             None => {
                 Err(EditsError { what: "the NVIDIA driver's files are not there".to_owned(), source: None })
@@ -133,8 +157,7 @@ impl DeviceEdits for HostEdits {
             ),
             source: None,
         })?;
-        let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, facts.pci_address)
-            .map_err(|e| edits_error(&format!("the device nodes of {} are not known", facts.uuid), e))?;
+        let nodes = self.nodes_of(gpu, minor)?;
         match device.kind {
             HoldKind::Whole | HoldKind::Share | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
             HoldKind::Partition { .. } => self.partition(&nodes, minor, device, steps),
@@ -228,8 +251,10 @@ mod tests {
         let at = DriverAt { seen: None, host: Some("/run/nvidia/driver".into()) };
         let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
         let common = edits.common().unwrap();
-        assert!(common.env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
-        assert!(common.device_nodes.iter().any(|n| n.path == "/dev/nvidiactl" && n.major == Some(195)));
+        assert!(common.edits().env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
+        assert!(
+            common.edits().device_nodes.iter().any(|n| n.path == "/dev/nvidiactl" && n.major == Some(195))
+        );
         assert!(!edits.refresh(false).unwrap() && !edits.refresh(true).unwrap(), "nothing has changed");
 
         let root = dir.path().join("run/nvidia/driver");
@@ -243,6 +268,14 @@ mod tests {
         let again = crate::chain(&edits.common().unwrap_err());
         assert_eq!(again, told, "not looked for again within a second");
         edits.refresh(false).unwrap();
-        assert!(edits.common().unwrap().mounts.iter().any(|m| m.host_path.ends_with("libcuda.so.590.10.01")));
+        assert!(
+            edits
+                .common()
+                .unwrap()
+                .edits()
+                .mounts
+                .iter()
+                .any(|m| m.host_path.ends_with("libcuda.so.590.10.01"))
+        );
     }
 }

@@ -186,9 +186,7 @@ impl One {
         match outcome {
             Ok(devices) => {
                 timer.done(metrics::OK);
-                let names: Vec<&str> = devices.iter().map(|d| d.device.as_str()).collect();
-                tracing::info!(device = names.join(","), "claim prepared");
-                self.tell_prepared(seen);
+                self.tell_prepared(seen, &devices);
                 Ok(devices)
             }
             Err(failure) => {
@@ -235,7 +233,10 @@ impl One {
 
     /// A claim that was refused before shows that it no longer is, and one with partitions which they are: nobody
     /// could know their UUIDs before.
-    fn tell_prepared(self: &Arc<Self>, seen: Option<(Claim, Option<Condition>)>) {
+    fn tell_prepared(self: &Arc<Self>, seen: Option<(Claim, Option<Condition>)>, devices: &[PreparedDevice]) {
+        let names = devices.iter().map(|d| d.device.as_str()).collect::<Vec<_>>().join(",");
+        // After the answer: whoever reads the log can wait, the pod cannot.
+        self.after.spawn(async move { tracing::info!(device = names, "claim prepared") }.in_current_span());
         let Some((claim, condition)) = seen else { return };
         let was_refused = condition.as_ref().is_some_and(|condition| condition.status != "True");
         let has_partitions = claim

@@ -14,7 +14,7 @@ mod types;
 mod validate;
 mod version;
 
-pub use claim::{ClaimSpec, claim_device_name, claim_file_name, claim_kind};
+pub use claim::{ClaimSpec, CommonEdits, claim_device_name, claim_file_name, claim_kind};
 pub use names::{Kind, NameError, check_device_name};
 pub use types::{ContainerEdits, Device, DeviceNode, Hook, HookName, IntelRdt, Mount, NetDevice, Spec};
 pub use validate::SpecError;
@@ -33,16 +33,18 @@ impl Spec {
     /// the same content.
     ///
     /// ```
-    /// use divvy_cdi::{ClaimSpec, ContainerEdits, Spec};
-    /// let mut claim = ClaimSpec::new("gpu.divvy.dev", "0f3c", ContainerEdits::default());
+    /// use divvy_cdi::{ClaimSpec, CommonEdits, ContainerEdits, Spec};
+    /// let common = CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap();
+    /// let mut claim = ClaimSpec::new("gpu.divvy.dev", "0f3c", common);
     /// claim.add("gpu-0", None, ContainerEdits::env(["A=b"]));
-    /// let bytes = claim.into_spec().to_json_bytes().unwrap();
+    /// let bytes = claim.clone().into_json_bytes().unwrap();
+    /// assert_eq!(bytes, claim.into_spec().to_json_bytes().unwrap());
     /// assert_eq!(Spec::from_json_bytes(&bytes).unwrap().devices[0].name, "0f3c-gpu-0");
     /// ```
     pub fn to_json_bytes(&self) -> Result<Vec<u8>, SpecError> {
         self.validate()?;
         let versioned = Spec { cdi_version: self.minimum_version().to_string(), ..self.clone() };
-        let mut bytes = serde_json::to_vec_pretty(&versioned).map_err(SpecError::Json)?;
+        let mut bytes = serde_json::to_vec(&versioned).map_err(SpecError::Json)?;
         bytes.push(b'\n');
         Ok(bytes)
     }

@@ -7,7 +7,7 @@ fn node(path: &str, minor: u32) -> DeviceNode {
     DeviceNode::character(path, 195, minor, 0o666, 0)
 }
 
-fn good() -> Spec {
+fn good_claim() -> ClaimSpec {
     let common = ContainerEdits {
         env: vec!["NVIDIA_VISIBLE_DEVICES=void".into()],
         device_nodes: vec![node("/dev/nvidiactl", 255)],
@@ -26,7 +26,7 @@ fn good() -> Spec {
         }],
         ..ContainerEdits::default()
     };
-    let mut claim = ClaimSpec::new(DRIVER, UID, common);
+    let mut claim = ClaimSpec::new(DRIVER, UID, CommonEdits::new(common).unwrap());
     claim.add(
         "gpu-1",
         None,
@@ -37,7 +37,15 @@ fn good() -> Spec {
         Some("s1"),
         ContainerEdits { device_nodes: vec![node("/dev/nvidia0", 0)], ..Default::default() },
     );
-    claim.into_spec()
+    claim
+}
+
+fn good() -> Spec {
+    good_claim().into_spec()
+}
+
+fn no_common() -> CommonEdits {
+    CommonEdits::new(ContainerEdits::default()).unwrap()
 }
 
 fn message(change: impl FnOnce(&mut Spec)) -> String {
@@ -53,34 +61,37 @@ fn message(change: impl FnOnce(&mut Spec)) -> String {
 #[test]
 fn a_claims_document_is_exactly_this() {
     let text = String::from_utf8(good().to_json_bytes().unwrap()).unwrap();
-    let expected = r#"{
-  "cdiVersion": "0.5.0",
-  "kind": "gpu.divvy.dev/claim",
-  "devices": [
-    {
-      "name": "8a3f0b6e-2a57-4ac3-9d4b-0f6a3f1f9c11-gpu-0-ts-s1",
-      "containerEdits": {
-        "deviceNodes": [
-          {
-            "path": "/dev/nvidia0",
-            "type": "c",
-            "major": 195,
-            "minor": 0,
-            "fileMode": 438,
-            "permissions": "rwm"
-          }
-        ]
-      }
-    },
-"#;
+    let expected = concat!(
+        r#"{"cdiVersion":"0.5.0","kind":"gpu.divvy.dev/claim","devices":[{"#,
+        r#""name":"8a3f0b6e-2a57-4ac3-9d4b-0f6a3f1f9c11-gpu-0-ts-s1","containerEdits":{"deviceNodes":[{"#,
+        r#""path":"/dev/nvidia0","type":"c","major":195,"minor":0,"fileMode":438,"permissions":"rwm"}]}},"#,
+    );
     assert!(text.starts_with(expected), "{text}");
-    assert!(text.contains(r#""hookName": "createContainer""#), "{text}");
+    assert!(text.contains(r#""hookName":"createContainer""#), "{text}");
+}
+
+#[test]
+fn a_claims_bytes_are_those_of_its_document_with_and_without_a_common_part() {
+    let mut bare = ClaimSpec::new(DRIVER, UID, no_common());
+    bare.add("gpu-0", None, ContainerEdits::env(["A=b"]));
+    let mut newer = ContainerEdits::env(["A=b"]);
+    newer.additional_gids = vec![44];
+    let mut newest = ClaimSpec::new(DRIVER, UID, CommonEdits::new(newer).unwrap());
+    newest.add("gpu-0", None, ContainerEdits::env(["A=b"]));
+    for claim in [good_claim(), bare, newest] {
+        let bytes = claim.clone().into_json_bytes().unwrap();
+        assert_eq!(bytes, claim.into_spec().to_json_bytes().unwrap());
+    }
+    let empty = ClaimSpec::new(DRIVER, UID, no_common());
+    assert_eq!(empty.into_json_bytes().unwrap_err().to_string(), "the document lists no device");
+    let wrong = CommonEdits::new(ContainerEdits::env(["NO_VALUE"])).unwrap_err();
+    assert_eq!(wrong.to_string(), "containerEdits: env \"NO_VALUE\" is not of the form NAME=value");
 }
 
 #[test]
 fn names_follow_from_driver_and_claim_alone() {
     assert_eq!(claim_file_name(DRIVER, UID), format!("gpu.divvy.dev-claim_{UID}.json"));
-    let mut claim = ClaimSpec::new(DRIVER, UID, ContainerEdits::default());
+    let mut claim = ClaimSpec::new(DRIVER, UID, no_common());
     assert_eq!(
         claim.add("gpu-0", None, ContainerEdits::env(["A=b"])),
         format!("gpu.divvy.dev/claim={UID}-gpu-0")
@@ -124,7 +135,7 @@ fn a_cut_off_file_says_what_to_do_with_it() {
 #[test]
 fn the_version_is_the_lowest_that_the_content_needs() {
     let with = |change: &dyn Fn(&mut Spec)| {
-        let mut claim = ClaimSpec::new(DRIVER, "a", ContainerEdits::default());
+        let mut claim = ClaimSpec::new(DRIVER, "a", no_common());
         claim.add("gpu-0", None, ContainerEdits::env(["A=b"]));
         let mut spec = claim.into_spec();
         change(&mut spec);

@@ -110,13 +110,16 @@ pub enum SpecError {
 }
 
 impl Spec {
+    /// Where an error in the common edits is said to be.
+    pub(crate) const COMMON: &str = "containerEdits";
+
     /// Checks everything that runtimes check, and duplicates that they resolve silently.
     pub fn validate(&self) -> Result<(), SpecError> {
         self.kind.parse::<Kind>().map_err(SpecError::Kind)?;
         if self.devices.is_empty() {
             return Err(SpecError::NoDevices);
         }
-        check_edits("containerEdits", &self.container_edits)?;
+        check_edits(Self::COMMON, &self.container_edits)?;
         let mut seen = BTreeSet::new();
         for device in &self.devices {
             check_device_name(&device.name).map_err(SpecError::DeviceName)?;
@@ -132,7 +135,7 @@ impl Spec {
     }
 }
 
-fn check_edits(place: &str, edits: &ContainerEdits) -> Result<(), SpecError> {
+pub(crate) fn check_edits(place: &str, edits: &ContainerEdits) -> Result<(), SpecError> {
     for env in &edits.env {
         check_env(place, env)?;
     }

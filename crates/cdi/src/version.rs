@@ -56,7 +56,7 @@ impl Spec {
     }
 }
 
-fn of_edits(edits: &ContainerEdits) -> CdiVersion {
+pub(crate) fn of_edits(edits: &ContainerEdits) -> CdiVersion {
     let mut least = CdiVersion::V0_3_0;
     if edits.mounts.iter().any(|m| m.mount_type.is_some()) {
         least = least.max(CdiVersion::V0_4_0);

@@ -36,7 +36,7 @@ impl Executor {
             let content = edits.device(gpu, device, &record.steps).map_err(failed(name.as_str()))?;
             spec.add(name.as_str(), share, content);
         }
-        spec.into_spec().to_json_bytes().map_err(|error| CdiError::Document(Box::new(error)))
+        spec.into_json_bytes().map_err(|error| CdiError::Document(Box::new(error)))
     }
 
     pub(crate) fn cdi_name(&self, claim: &ClaimUid) -> String {

@@ -53,6 +53,13 @@ pub struct StoreError {
     pub source: io::Error,
 }
 
+impl StoreError {
+    /// Whether the disk is full: files can still be removed.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+}
+
 /// A lock could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
@@ -257,6 +264,17 @@ pub enum UnprepareError {
         #[source]
         source: StoreError,
     },
+    /// Something still uses its devices, and its record could not be made to say so. It holds them all the same.
+    #[error("claim UID {claim} cannot be unprepared yet: {reason}")]
+    CannotLinger {
+        /// The claim.
+        claim: ClaimUid,
+        /// What is in the way.
+        reason: String,
+        /// Why it could not be written.
+        #[source]
+        source: StoreError,
+    },
     /// Its CDI file could not be removed.
     #[error("claim UID {claim} cannot be unprepared")]
     Cdi {
@@ -273,7 +291,7 @@ impl UnprepareError {
     pub fn category(&self) -> &'static str {
         match self {
             Self::Lock { .. } => "lock",
-            Self::Store { .. } => "store",
+            Self::Store { .. } | Self::CannotLinger { .. } => "store",
             Self::Cdi { .. } => "cdi",
         }
     }

@@ -29,6 +29,7 @@ mod run;
 mod seams;
 mod state;
 mod store;
+mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};
 pub use clock::{Call, Cancel, Clock, SystemClock};
@@ -46,3 +47,4 @@ pub use seams::{
     ProcessSource, Steps,
 };
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
+pub use watch::Watch;

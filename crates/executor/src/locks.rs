@@ -1,9 +1,10 @@
 //! Locks on claims and GPUs: between the threads of a process, and between the two plugin instances of a rolling update.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +29,10 @@ pub enum LockName {
 /// lock, so there are not many more than claims on a full node.
 const CLAIM_FILES: u64 = 256;
 
+fn claim_file(number: u64) -> String {
+    format!("claims-{number:02x}.lock")
+}
+
 impl LockName {
     /// The lock file's name.
     pub fn file_name(&self) -> String {
@@ -37,7 +42,7 @@ impl LockName {
                 let hash = uid.as_str().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
                     (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
                 });
-                format!("claims-{:02x}.lock", (hash ^ (hash >> 32)) % CLAIM_FILES)
+                claim_file((hash ^ (hash >> 32)) % CLAIM_FILES)
             }
             Self::Gpu(uuid) => format!("{uuid}.lock"),
             Self::Ordinals => "ordinals.lock".to_owned(),
@@ -78,10 +83,16 @@ pub struct FileLocks {
 }
 
 impl FileLocks {
-    /// Makes the folder where it is missing.
+    /// Makes the folder where it is missing, and the files that claims share: no prepare should be the one to do it.
     pub fn open(dir: impl Into<PathBuf>, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let dir = dir.into();
         fs::create_dir_all(&dir)?;
+        let there: BTreeSet<_> = fs::read_dir(&dir)?.filter_map(|e| Some(e.ok()?.file_name())).collect();
+        for name in (0..CLAIM_FILES).map(claim_file) {
+            if !there.contains(OsStr::new(&name)) {
+                drop(open_file(&dir.join(name))?);
+            }
+        }
         Ok(Self { dir, clock, busy: Arc::default() })
     }
 
@@ -97,6 +108,10 @@ impl FileLocks {
         names.insert(file.to_owned());
         Ok(Reserved { busy: self.busy.clone(), file: file.to_owned() })
     }
+}
+
+fn open_file(path: &Path) -> io::Result<fs::File> {
+    fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
 /// A lock as this process sees it.
@@ -124,13 +139,7 @@ impl Locks for FileLocks {
         let reserved = self.wait_in_process(name, &file_name, until)?;
         let io = |source| LockError::Io { lock: name.to_string(), source };
         let path = self.dir.join(&file_name);
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(io)?;
+        let file = open_file(&path).map_err(io)?;
         let mut pause = Duration::from_millis(1);
         loop {
             match file.file().try_lock() {

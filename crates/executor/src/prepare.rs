@@ -10,11 +10,17 @@ use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Ordinals};
 
 use crate::release::Release;
 use crate::run::Left;
-use crate::state::Records;
-use crate::{Call, CdiError, Executor, LockError, LockGuard, LockName, Lookup, PrepareError, StoreError};
+use crate::state::{Records, Trace, Traced};
+use crate::{
+    Call, CdiError, Executor, Folder, LockError, LockGuard, LockName, Lookup, PrepareError, Stamp,
+    StoreError, Watch,
+};
 
 /// How often a holder is asked for at the API while it is waited for.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Least time from one attempt to the next.
+const BREATH: Duration = Duration::from_millis(2);
 
 /// One attempt, made under the locks.
 enum Attempt {
@@ -25,14 +31,71 @@ enum Attempt {
     Again(PrepareError, Option<ClaimUid>),
 }
 
+/// Waiting without any lock: for a change of the records (the unprepare that is waited for may reach the other plugin
+/// instance: it shows in the folder), and every now and then for everything else.
+struct Waiting<'a> {
+    executor: &'a Executor,
+    call: &'a Call,
+    give_up: Duration,
+    /// Made when it is first needed: most prepares never wait. The inner one is missing where nothing can be watched.
+    watch: Option<Option<Box<dyn Watch>>>,
+}
+
+impl Waiting<'_> {
+    /// What has changed up to now is no reason to look again; the stamp of the records now.
+    fn forget(&mut self) -> Option<Stamp> {
+        if let Some(Some(watch)) = &mut self.watch {
+            watch.forget();
+        }
+        self.executor.state.records_stamp()
+    }
+
+    /// Waits until the attempt that began at `begun`, when the records had the stamp `seen`, may go better. Fails with
+    /// `why` when there is no more time for that.
+    fn until_worth_another_look(
+        &mut self,
+        claim: &Claim,
+        begun: Duration,
+        seen: Option<Stamp>,
+        why: PrepareError,
+    ) -> Result<(), PrepareError> {
+        let Executor { parts, config, state, .. } = self.executor;
+        let watch = self.watch.get_or_insert_with(|| parts.store.watch(Folder::Claims));
+        let look_again = parts.clock.now() + config.timing.look_again;
+        let mut changed = false;
+        loop {
+            if self.call.cancel.is_cancelled() {
+                return Err(PrepareError::Cancelled { claim: claim.reference() });
+            }
+            let now = parts.clock.now();
+            if now >= self.give_up {
+                return Err(why);
+            }
+            // Also what happened before the watch was there.
+            changed |= state.records_stamp() != seen;
+            if now >= look_again || (changed && now >= begun + BREATH) {
+                return Ok(());
+            }
+            match watch {
+                // A crowd that waits for each other must not wake at each of its own changes.
+                Some(_) if changed => parts.clock.sleep(BREATH),
+                Some(watch) => changed = watch.wait(&self.call.cancel, look_again.min(self.give_up) - now),
+                None => parts.clock.sleep(config.timing.poll),
+            }
+        }
+    }
+}
+
 impl Executor {
     /// Prepares a claim and tells what the kubelet is to be answered. Blocks: everything that can pass within seconds
     /// is tried again inside the call. Calls for one claim may come at once; they take turns.
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
         let give_up = call.until.min(call.received + self.config.timing.hand_over);
         let mut asked = BTreeMap::new();
+        let mut waiting = Waiting { executor: self, call, give_up, watch: None };
         loop {
             let mut seen = self.state.records_stamp();
+            let begun = self.parts.clock.now();
             let why = match self.attempt(claim, call)? {
                 Attempt::Done(prepared) => return Ok(prepared),
                 Attempt::Wait(holders) => self.press(claim, &holders, &mut asked, give_up)?.into(),
@@ -41,26 +104,12 @@ impl Executor {
                     match fenced_by {
                         Some(uid) => drop(self.finish(&uid)),
                         // What the attempt itself wrote and took back is no reason to try again at once.
-                        None => seen = self.state.records_stamp(),
+                        None => seen = waiting.forget(),
                     }
                     why
                 }
             };
-            let look_again = self.parts.clock.now() + self.config.timing.look_again;
-            loop {
-                if call.cancel.is_cancelled() {
-                    return Err(PrepareError::Cancelled { claim: claim.reference() });
-                }
-                let now = self.parts.clock.now();
-                if now >= give_up {
-                    return Err(why);
-                }
-                self.parts.clock.sleep(self.config.timing.poll);
-                // The unprepare that is waited for may reach the other plugin instance: it shows in the folder.
-                if now >= look_again || self.state.records_stamp() != seen {
-                    break;
-                }
-            }
+            waiting.until_worth_another_look(claim, begun, seen, why)?;
         }
     }
 
@@ -68,7 +117,7 @@ impl Executor {
         let locked = |source| PrepareError::Lock { claim: claim.reference(), source };
         let stored = |source| PrepareError::Store { claim: claim.reference(), source };
         let _claim_lock = self.lock_claim(&claim.uid, call.until).map_err(locked)?;
-        if let Some(tombstone) = self.state.tombstone(&claim.uid).map_err(stored)?
+        if let Some(tombstone) = self.state.trace(Traced::Unprepare, &claim.uid).map_err(stored)?
             && tombstone.boot == self.config.boot
             && tombstone.at >= call.received
         {
@@ -105,7 +154,10 @@ impl Executor {
                 Ok(Attempt::Again(PrepareError::Gone { claim: claim.reference() }, None))
             }
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
-                Ok(_) => Ok(Attempt::Done(prepared)),
+                Ok(_) => {
+                    self.note_repeat(&claim.uid, call);
+                    Ok(Attempt::Done(prepared))
+                }
                 Err(source) => again_if_transient(PrepareError::Cdi { claim: claim.reference(), source }),
             },
             Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
@@ -132,6 +184,19 @@ impl Executor {
                     Err(error) => again_if_transient(error),
                 }
             }
+        }
+    }
+
+    /// Keeps unprepares that arrived before from undoing the claim: its record tells of its first prepare only. A full
+    /// disk must not keep a claim from its next pod.
+    fn note_repeat(&self, uid: &ClaimUid, call: &Call) {
+        let trace = Trace { boot: self.config.boot.clone(), at: call.received };
+        if let Err(error) = self.state.write_trace(Traced::RepeatedPrepare, uid, &trace) {
+            tracing::warn!(
+                claim.uid = %uid,
+                error = crate::chain(&error),
+                "prepared again without a trace: an unprepare of it that is still under way may come after"
+            );
         }
     }
 

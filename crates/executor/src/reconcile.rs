@@ -13,7 +13,7 @@ use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Ordinals};
 
 use crate::prepare::gpus_of;
 use crate::release::{Release, gpus_of_record, nothing_is_known_to_run};
-use crate::state::Records;
+use crate::state::{Records, Traced};
 use crate::{Event, Executor, LockError, Refresh, Report, StoreError, chain};
 
 /// A device that a running container has, as the kubelet's PodResources tells.
@@ -89,7 +89,7 @@ impl Executor {
         self.retry_modes(&records);
         report.foreign = self.foreign();
         let old = self.parts.clock.now().saturating_sub(self.config.timing.tombstones);
-        let pruned = self.state.prune_tombstones(&self.config.boot, old);
+        let pruned = self.state.prune_traces(&self.config.boot, old);
         if let Err(error) = pruned.and_then(|()| self.state.prune_corrupt(CORRUPT_KEPT)) {
             report.push(Event::Failed { claim: None, error: chain(&error) });
         }
@@ -170,9 +170,9 @@ impl Executor {
         self.rebuild(uid, None)
     }
 
-    /// Processes on GPUs that an unreadable record may be about: those its CDI file names; without that, all that no
-    /// other record holds.
-    fn unaccounted_processes(&self, uid: &ClaimUid) -> Result<Option<String>, StoreError> {
+    /// Processes on GPUs that an unreadable record may be about, by GPU: those its CDI file names; without that, all that
+    /// no other record holds.
+    fn unaccounted_processes(&self, uid: &ClaimUid) -> Result<BTreeMap<GpuUuid, String>, StoreError> {
         let (records, ordinals) = (self.state.records()?, self.state.ordinals()?);
         let named = self.gpus_of_cdi_file(uid, &ordinals);
         let held: BTreeSet<_> = Self::others(&records, uid)
@@ -183,19 +183,55 @@ impl Executor {
         let pods: BTreeSet<_> =
             Self::others(&records, uid).flat_map(|r| &r.pods).map(|pod| pod.uid.as_str()).collect();
         let all = || ordinals.iter().map(|(gpu, _)| gpu.clone()).collect();
+        let mut unaccounted = BTreeMap::new();
         for gpu in named.unwrap_or_else(all).into_iter().filter(|gpu| !held.contains(gpu)) {
-            let found = match self.parts.processes.on_gpu(&gpu) {
-                Ok(found) => found,
-                Err(error) if nothing_is_known_to_run(&error) => continue,
-                Err(error) => return Ok(Some(format!("the processes on {gpu} cannot be told: {error}"))),
+            let why = match self.parts.processes.on_gpu(&gpu) {
+                Ok(found) => {
+                    let theirs = |pod: Option<&str>| pod.is_some_and(|pod| pods.contains(pod));
+                    let stranger = found.iter().find(|process| !theirs(process.pod.as_deref()));
+                    stranger.map(|process| format!("process {} still uses {gpu}", process.pid))
+                }
+                Err(error) if nothing_is_known_to_run(&error) => None,
+                Err(error) => Some(format!("the processes on {gpu} cannot be told: {error}")),
             };
-            if let Some(process) =
-                found.iter().find(|p| !p.pod.as_deref().is_some_and(|pod| pods.contains(pod)))
-            {
-                return Ok(Some(format!("process {} still uses {gpu}", process.pid)));
-            }
+            unaccounted.extend(why.map(|why| (gpu, why)));
         }
-        Ok(None)
+        Ok(unaccounted)
+    }
+
+    /// Puts a record in the place of one that cannot be read, of a claim that is gone while processes may still use what
+    /// it was given: it holds the GPUs with such processes until they are gone, and no others.
+    fn stand_in(&self, uid: &ClaimUid, in_the_way: BTreeMap<GpuUuid, String>) -> Result<String, String> {
+        let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
+        let reasons: Vec<_> = in_the_way.values().cloned().collect();
+        let reason =
+            format!("its record could not be read and its claim is gone, but {}", reasons.join("; "));
+        let device = |gpu: GpuUuid| {
+            let device = DeviceKind::Whole { ordinal: ordinals.of(&gpu)? }.name().ok()?;
+            let allocated = AllocatedDevice {
+                request: String::new(),
+                pool: String::new(),
+                device,
+                share_id: None,
+                admin_access: false,
+                consumed_capacity: BTreeMap::new(),
+            };
+            Some(RecordedDevice { allocated, gpu, kind: HoldKind::Whole })
+        };
+        let devices = in_the_way.into_keys().filter_map(device).collect();
+        let unknown = || "unknown".to_owned();
+        let claim = Claim {
+            uid: uid.clone(),
+            namespace: unknown(),
+            name: unknown(),
+            allocation: Allocation::default(),
+            configs: Vec::new(),
+            pods: Vec::new(),
+        };
+        let phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: false });
+        let record = Record::new(&claim, &self.config.boot, devices, phase);
+        self.state.write_record(&record).map_err(|e| chain(&e))?;
+        Ok(reason)
     }
 
     fn gpus_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Option<BTreeSet<GpuUuid>> {
@@ -283,17 +319,19 @@ impl Executor {
             None => Ok(()),
         };
         let Some(claim) = claim.filter(|c| !c.allocation.results.is_empty()) else {
-            match self.unaccounted_processes(uid) {
-                Ok(None) => {}
-                Ok(Some(why)) => {
-                    let why = format!("its record cannot be read and its claim is gone, but {why}");
-                    return Some(Event::Kept { claim: uid.clone(), why });
-                }
+            let in_the_way = match self.unaccounted_processes(uid) {
+                Ok(in_the_way) => in_the_way,
                 Err(error) => return failed(chain(&error)),
-            }
+            };
             // Letting go must work on a full disk too.
             if let Err(error) = set_aside() {
                 tracing::warn!(claim.uid = %uid, error = chain(&error), "no copy kept of an unreadable record");
+            }
+            if !in_the_way.is_empty() {
+                return match self.stand_in(uid, in_the_way) {
+                    Ok(why) => Some(Event::Kept { claim: uid.clone(), why }),
+                    Err(error) => failed(error),
+                };
             }
             let gone = self.remove_abandoned(uid);
             let gone = gone.and_then(|()| self.remove_cdi(uid).map_err(|e| chain(&e)));
@@ -373,7 +411,7 @@ impl Executor {
     }
 
     fn unprepared_in_this_boot(&self, uid: &ClaimUid) -> Result<bool, StoreError> {
-        let tombstone = self.state.tombstone(uid)?;
+        let tombstone = self.state.trace(Traced::Unprepare, uid)?;
         Ok(tombstone.is_some_and(|tombstone| tombstone.boot == self.config.boot))
     }
 

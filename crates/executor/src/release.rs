@@ -7,7 +7,7 @@ use divvy_claims::{Leaving, Phase, Record, Stored};
 use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid};
 
 use crate::run::Left;
-use crate::state::Tombstone;
+use crate::state::{Trace, Traced};
 use crate::{Call, Event, Executor, LockError, Lookup, StoreError, UnprepareError};
 
 /// How an unprepare ended. All of these are a success towards the kubelet: an error would leave the pod terminating.
@@ -48,6 +48,8 @@ impl Executor {
         let locked = |source| UnprepareError::Lock { claim: uid.clone(), source };
         let wait_until = call.until.min(call.received + self.config.timing.process_wait);
         let mut waited = false;
+        // The claim lingers, and that could not be written: its record still says that it is prepared.
+        let mut unwritten = None;
         loop {
             let outcome = {
                 let _claim_lock = self.lock_claim(uid, call.until).map_err(locked)?;
@@ -55,8 +57,11 @@ impl Executor {
                     self.bury(uid, call);
                 }
                 let record = self.state.record(uid).map_err(stored)?;
-                if Self::is_prepared(&record) && (waited || self.came_later(&record, call)) {
-                    return Ok(Unprepared::PreparedAgain);
+                if Self::is_prepared(&record) {
+                    let taken_up_again = waited && unwritten.is_none();
+                    if taken_up_again || self.came_later(&record, call).map_err(stored)? {
+                        return Ok(Unprepared::PreparedAgain);
+                    }
                 }
                 match record {
                     Stored::Absent => {
@@ -69,7 +74,10 @@ impl Executor {
                     Stored::Fine(record) => {
                         let _gpu_locks =
                             self.lock_gpus(&gpus_of_record(&record), call.until).map_err(locked)?;
-                        Ok(self.release_or_linger(record).map_err(|left| failed(uid, left))?)
+                        let (release, problem) =
+                            self.release_or_linger(record).map_err(|left| failed(uid, left))?;
+                        unwritten = problem;
+                        Ok(release)
                     }
                 }
             };
@@ -88,7 +96,12 @@ impl Executor {
             };
             waited = true;
             if self.parts.clock.now() >= wait_until || call.cancel.is_cancelled() {
-                return Ok(Unprepared::Lingering(reason));
+                return match unwritten {
+                    None => Ok(Unprepared::Lingering(reason)),
+                    Some(source) => {
+                        Err(UnprepareError::CannotLinger { claim: uid.clone(), reason, source })
+                    }
+                };
             }
             self.parts.clock.sleep(PROCESS_PAUSE);
         }
@@ -97,13 +110,13 @@ impl Executor {
     /// Keeps prepares that arrived before from bringing the claim back. Letting go must not fail for want of it: on a
     /// full disk nothing can be written, but everything can be removed.
     fn bury(&self, uid: &ClaimUid, call: &Call) {
-        let known = self.state.tombstone(uid).ok().flatten();
+        let known = self.state.trace(Traced::Unprepare, uid).ok().flatten();
         // A later unprepare, of the other instance, had the lock first.
         if known.is_some_and(|known| known.boot == self.config.boot && known.at >= call.received) {
             return;
         }
-        let tombstone = Tombstone { boot: self.config.boot.clone(), at: call.received };
-        if let Err(error) = self.state.write_tombstone(uid, &tombstone) {
+        let tombstone = Trace { boot: self.config.boot.clone(), at: call.received };
+        if let Err(error) = self.state.write_trace(Traced::Unprepare, uid, &tombstone) {
             tracing::warn!(
                 claim.uid = %uid,
                 error = crate::chain(&error),
@@ -112,11 +125,16 @@ impl Executor {
         }
     }
 
-    /// Whether a prepare that arrived after this unprepare, at the other plugin instance, has had the lock first.
-    fn came_later(&self, record: &Stored<Record>, call: &Call) -> bool {
-        record.fine().is_some_and(|record| {
-            record.boot == self.config.boot && record.received.is_some_and(|at| at > call.received)
-        })
+    /// Whether a prepare that arrived after this unprepare, at the other plugin instance, has had the lock first: it made
+    /// the record, or found it ready.
+    fn came_later(&self, record: &Stored<Record>, call: &Call) -> Result<bool, StoreError> {
+        let Some(record) = record.fine() else { return Ok(false) };
+        let made_later =
+            record.boot == self.config.boot && record.received.is_some_and(|at| at > call.received);
+        let repeat = self.state.trace(Traced::RepeatedPrepare, &record.uid)?;
+        let repeated_later =
+            repeat.is_some_and(|repeat| repeat.boot == self.config.boot && repeat.at > call.received);
+        Ok(made_later || repeated_later)
     }
 
     fn read_again_from_api(&self, uid: &ClaimUid, until: Duration) -> Option<Event> {
@@ -127,20 +145,23 @@ impl Executor {
         }
     }
 
-    /// Lets go if nothing is in the way; else makes the record say that the claim lingers, and why.
-    fn release_or_linger(&self, record: Record) -> Result<Release, Left> {
+    /// Lets go if nothing is in the way; else makes the record say that the claim lingers, and why. What kept that from
+    /// being written comes back beside: whoever answers for the claim must not say that it is done with then, since
+    /// nobody would come back to a claim whose record says that it is prepared.
+    fn release_or_linger(&self, record: Record) -> Result<(Release, Option<StoreError>), Left> {
         match self.release(&record) {
             Ok(Release::Blocked(reason)) => {
                 self.remove_cdi(&record.uid)?;
                 let undoing = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
                 let phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing });
+                let mut problem = None;
                 if record.phase != phase {
-                    self.state.write_record(&Record { phase, ..record })?;
+                    problem = self.state.write_record(&Record { phase, ..record }).err();
                 }
-                Ok(Release::Blocked(reason))
+                Ok((Release::Blocked(reason), problem))
             }
-            Err(Left::Steps(reason)) => Ok(Release::Blocked(reason)),
-            other => other,
+            Err(Left::Steps(reason)) => Ok((Release::Blocked(reason), None)),
+            other => other.map(|release| (release, None)),
         }
     }
 
@@ -222,9 +243,10 @@ impl Executor {
         };
         let cut_short = record.phase == Phase::Preparing;
         match self.release_or_linger(record) {
-            Ok(Release::Released) if cut_short => Some(Event::TakenBack { claim: uid.clone() }),
-            Ok(Release::Released) => Some(Event::Released { claim: uid.clone() }),
-            Ok(Release::Blocked(why)) => Some(Event::Kept { claim: uid.clone(), why }),
+            Ok((Release::Released, _)) if cut_short => Some(Event::TakenBack { claim: uid.clone() }),
+            Ok((Release::Released, _)) => Some(Event::Released { claim: uid.clone() }),
+            // Here the record says already that it is not prepared; only the reason may be an old one.
+            Ok((Release::Blocked(why), _)) => Some(Event::Kept { claim: uid.clone(), why }),
             Err(left) => failed(left.to_string()),
         }
     }

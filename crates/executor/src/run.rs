@@ -260,7 +260,16 @@ impl Executor {
             if !begun {
                 let reason = "its partitions are being removed".to_owned();
                 record.phase = Phase::Leaving(Leaving { reason, undoing: true });
-                self.state.write_record(&record)?;
+                match self.state.write_record(&record) {
+                    // Everything can be removed from a full disk. Should a crash leave a record that says "prepared",
+                    // then its partitions are seen to be gone, and whoever removes them again finds nothing to do.
+                    Err(error) if error.is_full() => tracing::warn!(
+                        claim.uid = %record.uid,
+                        error = chain(&error),
+                        "partitions are removed without a trace of having begun"
+                    ),
+                    written => written?,
+                }
             }
             let mut steps = std::mem::take(&mut record.steps);
             let mut stuck = None;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_cdi::ContainerEdits;
+use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
     Cause, Claim, ClaimRef, InstanceId, Observed, Outcome, RecordedDevice, Step, StepError, StepState,
 };
@@ -81,7 +81,7 @@ impl Steps for NoHardwareSteps {
 /// What a container needs for a device.
 pub trait DeviceEdits: Send + Sync {
     /// What every container of a claim gets: driver files, control nodes, environment.
-    fn common(&self) -> Result<ContainerEdits, EditsError>;
+    fn common(&self) -> Result<CommonEdits, EditsError>;
     /// What a container that asks for this device gets. `steps` tells what the claim's hardware steps made.
     fn device(
         &self,

@@ -21,13 +21,40 @@ type Parsed = (Stamp, Arc<Stored<Record>>);
 
 const ORDINALS: &str = "ordinals.json";
 
-/// Says that a claim was unprepared: a prepare that arrived before must not bring it back. Not synced: after a loss
-/// of power there is no call left that could come late.
+/// When a call for a claim arrived, for calls that overtake each other on their way through two plugin instances. The
+/// newest unprepare (a *tombstone*): a prepare that arrived before must not bring the claim back. The newest prepare
+/// that found its claim prepared: an unprepare that arrived before must not undo it. Not synced: after a loss of power
+/// there is no call left that could come late.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tombstone {
+pub(crate) struct Trace {
     pub(crate) boot: BootId,
     /// Time since boot.
     pub(crate) at: Duration,
+}
+
+/// Whose trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Traced {
+    Unprepare,
+    RepeatedPrepare,
+}
+
+impl Traced {
+    const ALL: [Self; 2] = [Self::Unprepare, Self::RepeatedPrepare];
+
+    fn folder(self) -> Folder {
+        match self {
+            Self::Unprepare => Folder::Tombstones,
+            Self::RepeatedPrepare => Folder::Repeats,
+        }
+    }
+
+    fn of(self, uid: &ClaimUid) -> String {
+        match self {
+            Self::Unprepare => format!("the tombstone of claim UID {uid}"),
+            Self::RepeatedPrepare => format!("the trace of a repeated prepare of claim UID {uid}"),
+        }
+    }
 }
 
 pub(crate) struct State {
@@ -200,32 +227,33 @@ impl State {
         }
     }
 
-    /// The newest unprepare of a claim. One that cannot be read was of another time: it never lasts.
-    pub(crate) fn tombstone(&self, uid: &ClaimUid) -> Result<Option<Tombstone>, StoreError> {
-        let read = self.store.read(Folder::Tombstones, &file_of(uid));
-        let bytes = read.map_err(cannot("read", format!("the tombstone of claim UID {uid}")))?;
+    /// The newest such call for a claim. A trace that cannot be read was of another time: it never lasts.
+    pub(crate) fn trace(&self, of: Traced, uid: &ClaimUid) -> Result<Option<Trace>, StoreError> {
+        let read = self.store.read(of.folder(), &file_of(uid));
+        let bytes = read.map_err(cannot("read", of.of(uid)))?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
-    pub(crate) fn write_tombstone(&self, uid: &ClaimUid, tombstone: &Tombstone) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec(tombstone).unwrap_or_default();
+    pub(crate) fn write_trace(&self, of: Traced, uid: &ClaimUid, trace: &Trace) -> Result<(), StoreError> {
+        let bytes = serde_json::to_vec(trace).unwrap_or_default();
         self.store
-            .write(Folder::Tombstones, &file_of(uid), &bytes, Durability::Lazy)
-            .map_err(cannot("written", format!("the tombstone of claim UID {uid}")))
+            .write(of.folder(), &file_of(uid), &bytes, Durability::Lazy)
+            .map_err(cannot("written", of.of(uid)))
     }
 
-    /// Removes tombstones of another boot, and those made before `before`.
-    pub(crate) fn prune_tombstones(&self, boot: &BootId, before: Duration) -> Result<(), StoreError> {
-        let listed =
-            self.store.list(Folder::Tombstones).map_err(cannot("read", "the folder of tombstones"))?;
-        for entry in listed {
-            let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
-                continue;
-            };
-            if self.tombstone(&uid)?.is_none_or(|t| t.boot != *boot || t.at < before) {
-                self.store
-                    .remove(Folder::Tombstones, &entry.name, Durability::Lazy)
-                    .map_err(cannot("removed", format!("the tombstone of claim UID {uid}")))?;
+    /// Removes traces of another boot, and those made before `before`.
+    pub(crate) fn prune_traces(&self, boot: &BootId, before: Duration) -> Result<(), StoreError> {
+        for of in Traced::ALL {
+            let listed = self.store.list(of.folder()).map_err(cannot("read", "a folder of traces"))?;
+            for entry in listed {
+                let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
+                    continue;
+                };
+                if self.trace(of, &uid)?.is_none_or(|t| t.boot != *boot || t.at < before) {
+                    self.store
+                        .remove(of.folder(), &entry.name, Durability::Lazy)
+                        .map_err(cannot("removed", of.of(&uid)))?;
+                }
             }
         }
         Ok(())
@@ -233,8 +261,8 @@ impl State {
 
     pub(crate) fn ordinals(&self) -> Result<Arc<Ordinals>, StoreError> {
         let what = "the file of GPU numbers";
-        let listed = self.store.list(Folder::Node).map_err(cannot("read", what))?;
-        let stamp = listed.into_iter().find(|e| e.name == ORDINALS).map(|e| e.stamp).unwrap_or_default();
+        let stamp = self.store.file_stamp(Folder::Node, ORDINALS).map_err(cannot("read", what))?;
+        let stamp = stamp.unwrap_or_default();
         if let Some((known, numbers)) = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
             && *known == stamp
         {

@@ -9,6 +9,8 @@ use std::time::Duration;
 use fs_err as fs;
 
 use super::{Durability, Entry, Folder, Stamp, Store};
+use crate::Watch;
+use crate::watch::FolderWatch;
 
 /// Suffix of files that are being written; a crash may leave some.
 const TEMP: &str = ".tmp";
@@ -113,6 +115,21 @@ impl Store for FileStore {
 
     fn stamp(&self, folder: Folder) -> io::Result<Stamp> {
         fs::metadata(self.dir(folder)).map(|meta| stamp_of(&meta))
+    }
+
+    fn watch(&self, folder: Folder) -> Option<Box<dyn Watch>> {
+        let watch = FolderWatch::new(&self.dir(folder)).inspect_err(
+            |error| tracing::debug!(folder = folder.name(), %error, "cannot be watched: looked at now and then"),
+        );
+        Some(Box::new(watch.ok()?))
+    }
+
+    fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>> {
+        match fs::metadata(self.dir(folder).join(name)) {
+            Ok(meta) => Ok(Some(stamp_of(&meta))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {

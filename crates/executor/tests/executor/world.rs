@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use divvy_cdi::ContainerEdits;
+use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
     AllocatedDevice, Allocation, Cause, Claim, ClaimRef, Decision, InstanceId, Observed, Outcome, Phase,
     PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
@@ -602,6 +602,14 @@ impl Store for World {
     fn stamp(&self, _folder: Folder) -> io::Result<Stamp> {
         Ok(Stamp(self.lock().writes, 0, 0))
     }
+    fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>> {
+        let m = self.lock();
+        if m.dead {
+            return Err(Dead.into());
+        }
+        let file = m.disk.get(&(folder, name.to_owned()));
+        Ok(file.and_then(|file| Some(Stamp(file.seen.as_ref()?.1, 0, 0))))
+    }
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut m = self.lock();
         Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| m.file(folder, name))?)
@@ -785,13 +793,13 @@ impl World {
 }
 
 impl DeviceEdits for World {
-    fn common(&self) -> Result<ContainerEdits, EditsError> {
+    fn common(&self) -> Result<CommonEdits, EditsError> {
         if self.lock().edits_missing {
             let what = "libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
                 .to_owned();
             return Err(EditsError { what, source: None });
         }
-        Ok(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"]))
+        Ok(CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap())
     }
     fn device(
         &self,
