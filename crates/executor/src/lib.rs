@@ -8,7 +8,7 @@
 //!
 //! How a prepare reads: `prepare.rs` takes the locks and a snapshot and calls `decide`; `run.rs` carries a plan out and
 //! unwinds it; `release.rs` lets a claim go (unprepare, and whoever finishes a lingering claim); `reconcile.rs` does
-//! the rest of a claim's life. `state.rs` turns typed values into files of the [`Store`].
+//! the rest of a claim's life, `lost.rs` where its record was lost. `state.rs` turns typed values into files of the [`Store`].
 
 #![expect(clippy::result_large_err, reason = "refusals are rare and made once; boxes would only hide them")]
 
@@ -18,6 +18,7 @@ mod document;
 mod error;
 mod executor;
 mod locks;
+mod lost;
 mod mig;
 mod partitions;
 mod prepare;

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use divvy_claims::{Cause, Outcome, Progress, Record, Step, StepError, StepState, Stored};
+use divvy_claims::{
+    AllocatedDevice, Cause, Outcome, Progress, Record, RecordedDevice, Step, StepError, StepState, Stored,
+};
 use divvy_model::mig::{GpuInstance, GpuInstanceId, PartitionName};
 use divvy_model::{ClaimUid, GpuUuid, HoldKind, MigMode, Ordinals};
 
@@ -171,7 +173,8 @@ impl Executor {
     /// only a prepare of ours writes. Under the claim's lock.
     pub(crate) fn remove_abandoned(&self, uid: &ClaimUid) -> Result<(), String> {
         let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
-        let steps = self.steps_of_cdi_file(uid, &ordinals);
+        let devices = self.partitions_of_cdi_file(uid, &ordinals);
+        let steps: Vec<_> = devices.iter().filter_map(RecordedDevice::step).collect();
         let gpus = steps.iter().filter_map(|step| step.gpu().cloned()).collect();
         let until = self.parts.clock.now() + BRIEFLY;
         let _locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
@@ -185,20 +188,34 @@ impl Executor {
         Ok(())
     }
 
-    fn steps_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Vec<Step> {
+    /// The partitions that a claim's CDI file names.
+    pub(crate) fn partitions_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Vec<RecordedDevice> {
         let read = self.parts.cdi.read(&self.cdi_name(uid)).ok().flatten();
         let spec = read.and_then(|bytes| divvy_cdi::Spec::from_json_bytes(&bytes).ok());
         let inventory = self.parts.inventory.inventory();
         let (Some(spec), Some(inventory)) = (spec, inventory) else { return Vec::new() };
-        let step = |name: &str| {
+        let partition = |name: &str| {
             let device = name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
-            let partition = PartitionName::parse(&device).ok()?;
-            let gpu = ordinals.gpu(partition.ordinal)?;
-            let mig = inventory.gpus.get(gpu)?.mig.as_ref()?;
-            let placement = mig.capabilities.placement(partition.profile, partition.start)?;
-            Some(Step::create_partition(gpu.clone(), partition.profile, placement))
+            let PartitionName { ordinal, profile, start, .. } = PartitionName::parse(&device).ok()?;
+            let gpu = ordinals.gpu(ordinal)?.clone();
+            let mig = inventory.gpus.get(&gpu)?.mig.as_ref()?;
+            let placement = mig.capabilities.placement(profile, start)?;
+            let allocated = AllocatedDevice {
+                request: String::new(),
+                pool: String::new(),
+                device,
+                share_id: None,
+                admin_access: false,
+                consumed_capacity: BTreeMap::new(),
+            };
+            Some(RecordedDevice {
+                allocated,
+                gpu,
+                kind: HoldKind::Partition { profile, placement },
+                time_slice: None,
+            })
         };
-        spec.devices.iter().filter_map(|device| step(&device.name)).collect()
+        spec.devices.iter().filter_map(|device| partition(&device.name)).collect()
     }
 
     /// Whether the partitions a record says it made still live: a reload of the driver or somebody else may have

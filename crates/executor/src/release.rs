@@ -98,9 +98,7 @@ impl Executor {
             if self.parts.clock.now() >= wait_until || call.cancel.is_cancelled() {
                 return match unwritten {
                     None => Ok(Unprepared::Lingering(reason)),
-                    Some(source) => {
-                        Err(UnprepareError::CannotLinger { claim: uid.clone(), reason, source })
-                    }
+                    Some(source) => Err(UnprepareError::CannotLinger { claim: uid.clone(), reason, source }),
                 };
             }
             self.parts.clock.sleep(PROCESS_PAUSE);

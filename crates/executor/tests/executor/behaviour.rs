@@ -18,7 +18,7 @@ fn process(pid: u32, pod: &str) -> ProcessOnGpu {
 }
 
 #[test]
-fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_same_answer_and_writes_nothing()
+fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_same_answer_and_syncs_nothing()
 {
     let world = World::new("h100x2", 1);
     let executor = world.start();
@@ -37,6 +37,7 @@ fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_sa
     assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
     assert_eq!(world.prepare(&world.start(), &a).unwrap(), answer, "after a restart");
     assert_eq!(final_state(&world), first);
+    assert_eq!(world.lock().syncs - synced, 1);
     let synced = world.lock().syncs;
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
     assert_eq!(world.lock().syncs - synced, 1, "the record's removal");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use divvy_claims::Record;
 use divvy_executor::{
     CdiDir, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, NoHardwareSteps,
-    Parts, Store, SystemClock, Unprepared, chain,
+    Parts, Store, SystemClock, Timing, Unprepared, chain,
 };
 use fs_err as fs;
 
@@ -24,10 +24,10 @@ pub(crate) fn sha256(text: &str) -> String {
 
 /// An executor on real files; GPUs, edits and the API are the test machine's.
 fn on_files(root: &std::path::Path, world: &World) -> Executor {
-    with_cdi(root, root.join("cdi"), world)
+    with(root, root.join("cdi"), world, Timing::default())
 }
 
-fn with_cdi(root: &std::path::Path, cdi: std::path::PathBuf, world: &World) -> Executor {
+fn with(root: &std::path::Path, cdi: std::path::PathBuf, world: &World, timing: Timing) -> Executor {
     let seam = Arc::new(world.clone());
     let clock = Arc::new(SystemClock);
     let parts = Parts {
@@ -41,7 +41,8 @@ fn with_cdi(root: &std::path::Path, cdi: std::path::PathBuf, world: &World) -> E
         claims: seam.clone(),
         clock,
     };
-    let executor = Executor::new(ExecutorConfig::new(DRIVER, "boot-1".parse().unwrap()), parts);
+    let config = ExecutorConfig { timing, ..ExecutorConfig::new(DRIVER, "boot-1".parse().unwrap()) };
+    let executor = Executor::new(config, parts);
     let inventory = world.lock().inventory.clone().unwrap();
     let present: Vec<_> =
         inventory.gpus.values().map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect();
@@ -82,6 +83,29 @@ fn two_instances_prepare_and_unprepare_sixteen_claims_on_eight_gpus_at_once_and_
     assert_eq!(names(&dir.path().join("plugin/claims")), expected, "records, and no temporary file");
     let expected: Vec<_> = (0..8).map(|n| format!("{DRIVER}-claim_uid-second-{n}.json")).collect();
     assert_eq!(names(&dir.path().join("cdi")), expected);
+}
+
+#[test]
+fn a_waiting_prepare_is_woken_by_the_unprepare_at_the_other_instance_and_by_its_own_cancellation() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::new("h100x2", 1);
+    let never = Duration::from_secs(30);
+    let timing = Timing { poll: never, look_again: never, ..Timing::default() };
+    let one = with(dir.path(), dir.path().join("cdi"), &world, timing);
+    let other = on_files(dir.path(), &world);
+    let (first, second, third) =
+        (claim("first", &[0], "t1"), claim("second", &[0], "t2"), claim("third", &[0], "t3"));
+    other.prepare(&first, &other.begin(never)).unwrap();
+    let (call, start) = (one.begin(never), std::time::Instant::now());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| one.prepare(&second, &one.begin(never)));
+        other.unprepare(&first.uid, &other.begin(never)).unwrap();
+        waiting.join().unwrap().unwrap();
+        let cancelled = scope.spawn(|| one.prepare(&third, &call));
+        call.cancel.cancel();
+        cancelled.join().unwrap().unwrap_err();
+    });
+    assert!(start.elapsed() < never, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -156,7 +180,7 @@ fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::new("h100x2", 1);
     let folder = dir.path().join("no/such/cdi");
-    let executor = with_cdi(dir.path(), folder.clone(), &world);
+    let executor = with(dir.path(), folder.clone(), &world, Timing::default());
     let error =
         executor.prepare(&claim("a", &[0], "t1"), &executor.begin(Duration::from_secs(45))).unwrap_err();
     assert_eq!(

@@ -9,7 +9,7 @@ use divvy_claims::{Phase, Stored};
 use divvy_executor::{Event, Folder, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
 use divvy_model::ClaimUid;
 
-use crate::world::{Place, World, claim, final_state};
+use crate::world::{Moment, Place, World, claim, final_state};
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -37,6 +37,58 @@ fn a_full_disk_does_not_keep_claims_from_being_unprepared() {
         assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
         assert_eq!(final_state(&world).records.len() + final_state(&world).cdi.len(), 0);
     }
+}
+
+#[test]
+fn a_full_disk_does_not_keep_partitions_from_being_removed_even_if_the_plugin_dies_meanwhile() {
+    for dies in [None, Some(Moment::Before), Some(Moment::During), Some(Moment::After)] {
+        let world = World::new("h100x2", 1);
+        let executor = world.start();
+        let a = claim("hw-a", &[0], "t1");
+        world.prepare(&executor, &a).unwrap();
+        world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+        if let Some(moment) = dies {
+            world.lock().crash_at = Some(("undo", moment));
+            drop(world.unprepare(&executor, &a.uid));
+            assert!(world.lock().dead, "{moment:?}");
+        }
+        // The kubelet, which has no answer, comes again.
+        let executor = world.start();
+        assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+        let left = final_state(&world);
+        assert_eq!(left.records.len() + left.cdi.len() + left.instances.len(), 0, "{dies:?}");
+    }
+}
+
+#[test]
+fn a_claim_that_must_linger_on_a_full_disk_is_answered_with_an_error_goes_on_holding_and_goes_when_its_process_does()
+ {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    busy(&world, 0);
+    world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+    let began = world.lock().now;
+    let error = world.unprepare(&executor, &a.uid).unwrap_err();
+    let gpu = world.gpu(0);
+    assert_eq!(
+        chain(&error),
+        format!(
+            "claim UID uid-a cannot be unprepared yet: process 7 still uses {gpu}: the record of claim UID uid-a cannot be written (the node's disk is full: free some space): no storage space"
+        )
+    );
+    let took = world.lock().now.saturating_sub(began);
+    assert!((secs(10)..secs(11)).contains(&took), "the process might have ended: {took:?}");
+    assert_eq!(phase(&world, &a.uid), Some(Phase::Prepared), "nothing could be written");
+    let held = world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err();
+    assert!(chain(&held).contains("is still held by claim ns/a"), "{}", chain(&held));
+
+    // The kubelet comes again: with the disk still full and the process gone, and once while it goes.
+    let (machine, instance) = (world.clone(), world.gpu(0));
+    world.later(secs(3), move || drop(machine.lock().processes.remove(&instance)));
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert_eq!(final_state(&world).records.len(), 0);
 }
 
 #[test]
@@ -114,11 +166,10 @@ fn an_unreadable_record_of_a_gone_claim_holds_while_a_process_is_on_its_gpu_and_
         if !cdi_file {
             world.lock().cdi.clear();
         }
-        // Of another GPU too: it may be the one that the record is about, and then it would be free for the next.
-        for device in [0, 1] {
-            let error = world.prepare(&executor, &claim("b", &[device], "t2")).unwrap_err();
-            assert!(chain(&error).contains("uid-a"), "{}", chain(&error));
-        }
+        let error = world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err();
+        assert!(chain(&error).contains("uid-a"), "{}", chain(&error));
+        // Nothing runs on the other GPU: whatever the record said, it is free.
+        world.prepare(&executor, &claim("c", &[1], "t2")).unwrap();
         let lingering = world.unprepare(&executor, &a.uid).unwrap();
         assert!(matches!(lingering, Unprepared::Lingering(_)), "{lingering:?}");
         world.lock().processes.clear();
@@ -162,6 +213,13 @@ fn reconcile_treats_an_unreadable_record_of_a_gone_claim_as_it_treats_any_orphan
     assert!(why(world.view()).contains("process 7 still uses"));
     world.lock().processes.clear();
     let events = executor.reconcile(&world.view()).events;
+    assert_eq!(events, [Event::Released { claim: a.uid.clone() }]);
+
+    world.prepare(&executor, &a).unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    executor.reconcile(&world.view());
+    world.pass(secs(300));
+    let events = executor.reconcile(&world.view()).events;
     assert!(matches!(events.last(), Some(Event::SetAside { .. })), "{events:?}");
     assert_eq!(world.lock().records().len(), 0);
 }
@@ -196,6 +254,30 @@ fn an_unprepare_that_came_before_a_prepare_at_the_other_instance_does_not_undo_i
     assert_eq!(executor.unprepare(&a.uid, &early).unwrap(), Unprepared::PreparedAgain);
     assert_eq!(final_state(&world), whole);
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+}
+
+#[test]
+fn an_unprepare_that_came_before_a_prepare_at_the_other_instance_that_found_its_claim_ready_does_not_undo_it()
+{
+    let world = World::new("h100x2", 1);
+    let (executor, other_instance) = (world.start(), world.start());
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    // Arrives, and gets the lock only after a prepare for the claim's next pod.
+    let early = executor.begin(secs(45));
+    let synced = world.lock().syncs;
+    world.prepare(&other_instance, &a).unwrap();
+    assert_eq!(world.lock().syncs, synced, "a trace, and no record");
+    let whole = final_state(&world);
+    assert_eq!(executor.unprepare(&a.uid, &early).unwrap(), Unprepared::PreparedAgain);
+    assert_eq!(final_state(&world), whole);
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+
+    world.prepare(&executor, &a).unwrap();
+    world.prepare(&executor, &a).unwrap();
+    world.pass(secs(600));
+    executor.reconcile(&world.view());
+    assert_eq!(world.lock().files(Folder::Repeats).len(), 0, "no call lasts as long as that");
 }
 
 #[test]

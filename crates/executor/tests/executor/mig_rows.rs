@@ -429,3 +429,19 @@ fn partitions_of_a_claim_that_is_gone_together_with_its_record_are_removed_by_wh
         assert!(m.records().is_empty() && m.cdi.is_empty());
     }
 }
+
+#[test]
+fn an_unreadable_record_of_a_gone_claim_whose_partition_is_in_use_holds_that_partition_and_nothing_else() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let (instance, _) = living(&world, &gpu).remove(0);
+    sim(&world).start_process_in(&gpu, instance.id, 4711);
+    world.lock().api.clear();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
+    let over = world.prepare(&executor, &claim_of("b", &["gpu-0-mig-1g10gb-19-4"], "t2")).unwrap_err();
+    assert_eq!(over.category(), "held");
+    world.prepare(&executor, &claim_of("b", &[SMALL], "t3")).unwrap();
+    sim(&world).end_process(4711);
+    executor.reconcile(&world.view());
+    assert_eq!(shape(&world), [(19, 0, 1)]);
+}
