@@ -37,14 +37,21 @@ struct Waiting<'a> {
     executor: &'a Executor,
     call: &'a Call,
     give_up: Duration,
-    /// Made when it is first needed: most prepares never wait. The inner one is missing where nothing can be watched.
-    watch: Option<Option<Box<dyn Watch>>>,
+    watch: Watched,
+}
+
+/// Most prepares never wait, so that the records are only watched once one does.
+enum Watched {
+    NotYet,
+    By(Box<dyn Watch>),
+    /// Nothing can be watched here.
+    Never,
 }
 
 impl Waiting<'_> {
     /// What has changed up to now is no reason to look again; the stamp of the records now.
     fn forget(&mut self) -> Option<Stamp> {
-        if let Some(Some(watch)) = &mut self.watch {
+        if let Watched::By(watch) = &mut self.watch {
             watch.forget();
         }
         self.executor.state.records_stamp()
@@ -60,7 +67,9 @@ impl Waiting<'_> {
         why: PrepareError,
     ) -> Result<(), PrepareError> {
         let Executor { parts, config, state, .. } = self.executor;
-        let watch = self.watch.get_or_insert_with(|| parts.store.watch(Folder::Claims));
+        if let Watched::NotYet = self.watch {
+            self.watch = parts.store.watch(Folder::Claims).map_or(Watched::Never, Watched::By);
+        }
         let look_again = parts.clock.now() + config.timing.look_again;
         let mut changed = false;
         loop {
@@ -76,11 +85,14 @@ impl Waiting<'_> {
             if now >= look_again || (changed && now >= begun + BREATH) {
                 return Ok(());
             }
-            match watch {
+            match &mut self.watch {
                 // A crowd that waits for each other must not wake at each of its own changes.
-                Some(_) if changed => parts.clock.sleep(BREATH),
-                Some(watch) => changed = watch.wait(&self.call.cancel, look_again.min(self.give_up) - now),
-                None => parts.clock.sleep(config.timing.poll),
+                Watched::By(_) if changed => parts.clock.sleep(BREATH),
+                Watched::By(watch) => {
+                    let time = look_again.min(self.give_up).saturating_sub(now);
+                    changed = watch.wait(&self.call.cancel, time);
+                }
+                Watched::NotYet | Watched::Never => parts.clock.sleep(config.timing.poll),
             }
         }
     }
@@ -92,7 +104,7 @@ impl Executor {
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
         let give_up = call.until.min(call.received + self.config.timing.hand_over);
         let mut asked = BTreeMap::new();
-        let mut waiting = Waiting { executor: self, call, give_up, watch: None };
+        let mut waiting = Waiting { executor: self, call, give_up, watch: Watched::NotYet };
         loop {
             let mut seen = self.state.records_stamp();
             let begun = self.parts.clock.now();

@@ -48,7 +48,7 @@ impl FolderWatch {
             match reader.next() {
                 // Without a name: so much has happened that events were lost.
                 Ok(event) => {
-                    changed |= event.file_name().is_none_or(|name| !name.to_bytes().starts_with(b"."))
+                    changed |= event.file_name().is_none_or(|name| !name.to_bytes().starts_with(b"."));
                 }
                 Err(Errno::INTR) => {}
                 Err(_) => return changed,
