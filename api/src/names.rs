@@ -119,6 +119,8 @@ pub mod counters {
     pub const JPEG_ENGINES: &str = "jpeg-engines";
     /// Optical-flow engines.
     pub const OFA_ENGINES: &str = "ofa-engines";
+    /// The GPU itself, where there is nothing else to count.
+    pub const GPU: &str = "gpu";
     /// One memory slice; its number follows.
     pub const MEMORY_SLICE: &str = "memory-slice-";
 }
@@ -139,6 +141,8 @@ pub mod taints {
     pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
     /// The GPU is used in another mode, and the scheduler is not trusted to know.
     pub const MODE: &str = "gpu.divvy.dev/mode";
+    /// The device needs another MIG mode, and the GPU's driver refuses to change it; see the Event on the node.
+    pub const MIG_MODE_REFUSED: &str = "gpu.divvy.dev/mig-mode-refused";
 }
 
 /// Conditions in `ResourceClaim.status.devices[].conditions`.

@@ -106,9 +106,7 @@ fn shown(inventory: &Inventory, offer: Offer) -> Shown {
         // As on a cluster that has everything divvy uses.
         features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 0)),
     };
-    let partitioning =
-        Partitioning { capabilities: &capabilities, rules: &rules, occupied: &BTreeMap::default() };
-    let carved = carve_partitions(&input, &partitioning);
+    let carved = carve_partitions(&input, &Partitioning::new(&capabilities, &rules));
     let domains = inventory.nvlink_domains();
     let mut gpus: Vec<ShownGpu> = inventory
         .gpus

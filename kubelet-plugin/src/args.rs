@@ -48,9 +48,9 @@ pub struct Args {
     /// NVML library to load. [default: libnvidia-ml.so.1 of the driver found]
     #[arg(long, env = "NVML_LIBRARY", value_parser = path)]
     pub nvml_library: Option<PathBuf>,
-    /// What GPUs that can do MIG are offered as: auto (as their MIG mode is now: off, whole; on, in partitions), or
-    /// everything (whole and in partitions at once: prepare switches MIG mode; Hopper and later, Kubernetes 1.36.2 and
-    /// later).
+    /// What GPUs are offered as: auto (as their MIG mode is now: off, whole; on, in partitions), or
+    /// everything (whole, in partitions and in time-sliced shares at once: whoever comes first decides; prepare switches
+    /// MIG mode where that needs no reset; Kubernetes 1.36.2 and later, below it one of them).
     #[arg(long, env = "OFFER", value_enum, default_value_t)]
     pub offer: Offer,
     /// MIG profiles that are offered besides the plain ones, by suffix, separated by commas: +me, +me.all, -me, +gfx.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use divvy_api::names::taints as keys;
 use divvy_carve::{
-    Carved, GpuRules, Input, Modes, Note, Partitioning, Pool, ServerFeatures, Taint, carve_partitions,
-    pool_name, validate,
+    Carved, GpuRules, Input, Note, Partitioning, Pool, ServerFeatures, Taint, carve_partitions, pool_name,
+    validate,
 };
 use divvy_claims::Phase;
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
@@ -139,10 +139,14 @@ impl Carver {
         let capabilities = memory.capabilities.clone();
         let refused = self.executor.refused_modes();
         self.tell_refused(memory, &refused);
-        let rules =
-            inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules_of(refused.get(uuid)))).collect();
-        let partitioning =
-            Partitioning { capabilities: &capabilities, rules: &rules, occupied: &kept.occupied.0 };
+        let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules.clone())).collect();
+        let stuck = refused.keys().cloned().collect();
+        let partitioning = Partitioning {
+            capabilities: &capabilities,
+            rules: &rules,
+            occupied: &kept.occupied.0,
+            stuck: &stuck,
+        };
         let carve_with = |held: &BTreeSet<DeviceName>| {
             let input = Input {
                 node: &self.node,
@@ -182,14 +186,6 @@ impl Carver {
         again.then_some(self.timing.withdrawn)
     }
 
-    /// A GPU whose MIG mode did not change when a claim needed it is offered as it is until it does.
-    fn rules_of(&self, refused: Option<&RefusedMode>) -> GpuRules {
-        match refused {
-            None => self.rules.clone(),
-            Some(_) => GpuRules { modes: Modes::AsIs, ..self.rules.clone() },
-        }
-    }
-
     fn tell_foreign(&self, memory: &mut Memory, foreign: &[(GpuUuid, Placement)]) {
         let now: BTreeSet<_> = foreign.iter().cloned().collect();
         for (gpu, at) in now.difference(&memory.foreign) {
@@ -219,7 +215,7 @@ impl Carver {
     }
 
     fn publish(&self, memory: &mut Memory, carved: Carved) {
-        let Carved { pool, notes } = carved;
+        let Carved { pool, notes, .. } = carved;
         let notes: BTreeSet<Note> = notes.into_iter().collect();
         for note in notes.difference(&memory.notes) {
             tracing::warn!(%note, "not published as it could be");

@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1));
-        let (taints, held, occupied) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        let (taints, held) = (BTreeMap::new(), BTreeSet::new());
         let input = Input {
             node: "node-1",
             inventory: &inventory,
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             previous: None,
             features: &features,
         };
-        let partitioning = Partitioning { capabilities: &capabilities, rules: &rules, occupied: &occupied };
+        let partitioning = Partitioning::new(&capabilities, &rules);
         let mut times: Vec<(Duration, Duration)> = Vec::new();
         let mut pool = carve_partitions(&input, &partitioning).pool;
         for _ in 0..ROUNDS {

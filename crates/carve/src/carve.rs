@@ -3,14 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::names::{attributes, taints as keys};
-use divvy_model::mig::PartitionName;
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
+use divvy_model::mig::{MigCapabilities, PartitionName};
+use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid, Inventory, Ordinals};
 
-use crate::layout;
-use crate::partition::{Cut, Partitioning};
+use crate::modes::{Choice, fits_mig_mode};
+use crate::partition::{self, Partitioning, Source};
+use crate::settle::Sets;
 use crate::validate::{MAX_POOL_NAME, MAX_TAINTS, is_label_key, is_label_value};
 use crate::whole::{self, Links};
-use crate::{AttributeValue, Device, Feature, Note, Pool, ServerFeatures, Taint};
+use crate::{
+    AttributeValue, CounterSet, Device, Feature, Note, OfferedMode, Pool, Rules, ServerFeatures, Taint,
+    admin, layout, share,
+};
 
 /// Everything the published pool depends on.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +27,8 @@ pub struct Input<'a> {
     pub ordinals: &'a Ordinals,
     /// What health, fences, lingering claims and neighbours say, by GPU.
     pub taints: &'a BTreeMap<GpuUuid, Vec<Taint>>,
-    /// Devices that any ResourceClaim in the API has allocated, prepared or not.
+    /// Devices that claims have, but for those with admin access: as the records say, and where it matters as the
+    /// ResourceClaims in the API do, prepared or not.
     pub held: &'a BTreeSet<DeviceName>,
     /// What was carved last: where a device is taken from when its GPU no longer answers.
     pub previous: Option<&'a Pool>,
@@ -38,6 +43,8 @@ pub struct Carved {
     pub pool: Pool,
     /// What was left out and why; sorted, each once.
     pub notes: Vec<Note>,
+    /// Devices that are published only because claims hold them.
+    pub kept: BTreeSet<DeviceName>,
 }
 
 /// The pool of a node: `<node>/divvy`. Not the bare node name, which most drivers use: schedulers before 1.36.4 keep
@@ -55,59 +62,90 @@ pub fn pool_name(node: &str) -> String {
     format!("{kept}-{hash:016x}{SUFFIX}")
 }
 
-/// Decides what a node publishes. Deterministic; whatever the input, the pool passes [`crate::validate`] as long as
-/// the node's name is a node's name.
+/// Decides what a node publishes whose GPUs have no rules and cannot be cut: see [`carve_partitions`].
 pub fn carve(input: &Input<'_>) -> Carved {
-    run(input, None)
+    static NO_CAPABILITIES: BTreeMap<GpuUuid, MigCapabilities> = BTreeMap::new();
+    static NO_RULES: Rules = BTreeMap::new();
+    carve_partitions(input, &Partitioning::new(&NO_CAPABILITIES, &NO_RULES))
 }
 
-/// [`carve`] and [`crate::carve_partitions`].
-pub(crate) fn run(input: &Input<'_>, partitioning: Option<&Partitioning<'_>>) -> Carved {
+/// Decides what a node publishes. Deterministic; whatever the input, the pool passes [`crate::validate`] as long as
+/// the node's name is a node's name.
+pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> Carved {
     let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
-    if partitioning.is_some() {
-        for name in input.held.iter().filter_map(|name| PartitionName::parse(name).ok()) {
-            held_partitions.entry(name.ordinal).or_default().push(name);
-        }
+    for name in input.held.iter().filter_map(|name| PartitionName::parse(name).ok()) {
+        held_partitions.entry(name.ordinal).or_default().push(name);
     }
     let mut run = Run {
         input,
         partitioning,
         held_partitions,
         notes: Vec::new(),
-        devices: BTreeMap::new(),
-        cuts: BTreeMap::new(),
+        cards: BTreeMap::new(),
+        kept: BTreeSet::new(),
     };
     run.gpus_that_answer();
     run.gpus_that_do_not();
     run.held_without_gpu();
-    run.complete_counter_sets();
-    let Run { mut notes, devices, cuts, .. } = run;
+    run.settle();
+    let Run { mut notes, cards, kept, .. } = run;
     notes.sort();
     notes.dedup();
-    Carved { pool: Pool { name: pool_name(input.node), slices: layout::slices(devices, cuts) }, notes }
+    Carved { pool: Pool { name: pool_name(input.node), slices: layout::slices(cards) }, notes, kept }
 }
 
-/// One run of [`carve`]: what goes in, what has come out so far. The part that knows partitions is in
-/// `partition.rs`.
+/// One run of [`carve_partitions`]: what goes in, what has come out so far. Partitions are in `partition.rs`, what is
+/// only kept in `held.rs`, counters in `settle.rs`.
 pub(crate) struct Run<'a> {
     pub(crate) input: &'a Input<'a>,
-    pub(crate) partitioning: Option<&'a Partitioning<'a>>,
+    pub(crate) partitioning: &'a Partitioning<'a>,
     /// Partitions that claims have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
     pub(crate) notes: Vec<Note>,
-    /// Whole GPUs, by ordinal.
-    pub(crate) devices: BTreeMap<u32, Device>,
-    /// Partitions and counters, by ordinal.
-    pub(crate) cuts: BTreeMap<u32, Cut>,
+    /// By ordinal.
+    pub(crate) cards: BTreeMap<u32, Card>,
+    pub(crate) kept: BTreeSet<DeviceName>,
+}
+
+/// What is published of one GPU.
+#[derive(Debug, Default)]
+pub(crate) struct Card {
+    pub(crate) whole: Option<Device>,
+    pub(crate) share: Option<Device>,
+    pub(crate) partitions: Vec<Device>,
+    pub(crate) admin: Option<Device>,
+    pub(crate) counter_set: Option<CounterSet>,
+    /// The set that the alternatives are to draw on if there are several; known of GPUs that answer.
+    pub(crate) sets: Option<Sets>,
+}
+
+impl Card {
+    /// All devices that claims can hold.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.whole.iter().chain(&self.share).chain(&self.partitions)
+    }
+
+    /// The same, to change.
+    pub(crate) fn devices_mut(&mut self) -> impl Iterator<Item = &mut Device> {
+        self.whole.iter_mut().chain(&mut self.share).chain(&mut self.partitions)
+    }
+
+    pub(crate) fn has(&self, name: &DeviceName) -> bool {
+        self.devices().any(|device| device.name == *name)
+    }
 }
 
 impl Run<'_> {
-    fn is_held(&self, ordinal: u32) -> bool {
-        self.input.held.contains(&DeviceKind::Whole { ordinal }.device_name())
+    pub(crate) fn is_held(&self, device: &DeviceKind) -> bool {
+        self.input.held.contains(&device.device_name())
+    }
+
+    pub(crate) fn card(&mut self, ordinal: u32) -> &mut Card {
+        self.cards.entry(ordinal).or_default()
     }
 
     /// The name's number, unless another GPU has it.
-    fn ordinal(&mut self, gpu: &GpuUuid) -> Option<u32> {
+    pub(crate) fn ordinal(&mut self, gpu: &GpuUuid) -> Option<u32> {
         let Some(ordinal) = self.input.ordinals.of(gpu) else {
             self.notes.push(Note::NoOrdinal { gpu: gpu.clone() });
             return None;
@@ -127,114 +165,109 @@ impl Run<'_> {
         let pairs = input.inventory.nvlink_pairs();
         for (uuid, gpu) in &input.inventory.gpus {
             let Some(ordinal) = self.ordinal(uuid) else { continue };
-            let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
-            let plan = self.cut(ordinal, uuid, gpu, &taints);
-            if !plan.offers_whole {
-                if !self.is_held(ordinal) {
-                    if !plan.offers_partitions {
-                        self.notes.push(Note::MigModeOn { gpu: uuid.clone() });
-                    }
-                    continue;
-                }
-                let device = DeviceKind::Whole { ordinal }.device_name();
-                self.notes.push(Note::HeldAndWithdrawn { device, why: "its MIG mode is on".to_owned() });
-                taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("mig-mode-on")));
-            }
             let links = Links {
                 domain: domains.get(uuid).map(String::as_str),
                 pair: pairs.get(uuid).map(String::as_str),
             };
-            let mut device =
-                whole::device(ordinal, uuid, gpu, &input.inventory.system, &links, &mut self.notes);
-            device.capacity.extend(plan.engines);
-            device.consumes = plan.consumes;
-            taints.extend(plan.taints);
-            self.publish(ordinal, uuid, device, taints);
+            self.gpu(&One { ordinal, uuid, gpu }, &links);
         }
     }
 
-    /// GPUs that NVML lists and cannot read, or that only health still knows: published as they were, tainted, so
-    /// that one bad minute does not withdraw them and people can see what is wrong.
-    fn gpus_that_do_not(&mut self) {
-        let input = self.input;
-        let unreadable = input.inventory.problems.iter().map(|p| (&p.gpu, Some(p.error.to_string())));
-        let lost = input
-            .taints
-            .iter()
-            .filter(|(_, t)| t.iter().any(|t| t.effect.blocks()))
-            .map(|(gpu, _)| (gpu, None));
-        for (uuid, error) in unreadable.chain(lost) {
-            if input.inventory.gpus.contains_key(uuid) {
-                continue;
+    /// Publishes the alternatives of a GPU that answers.
+    fn gpu(&mut self, one: &One<'_>, links: &Links<'_>) {
+        let One { ordinal, uuid, gpu } = *one;
+        let system = &self.input.inventory.system;
+        let rules = self.partitioning.rules_of(uuid);
+        let caps = self.partitioning.capabilities.get(uuid);
+        let budget = caps.and_then(|caps| self.budget(ordinal, uuid, caps));
+        let choice = self.choose(one, rules, budget.is_some());
+        let on = gpu.facts.mig_mode.is_on();
+        let occupied = self.partitioning.occupied.get(uuid).map_or(&[][..], Vec::as_slice);
+
+        let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
+        let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });
+        let stuck = self.partitioning.stuck.contains(uuid);
+        let taints_of = |mode: OfferedMode| {
+            let mut taints = given.to_vec();
+            if let Some(other) = choice.guard.filter(|other| *other != mode) {
+                taints.push(Taint::no_schedule(keys::MODE, Some(mode_label(other))));
             }
-            let ordinal = match error {
-                // An old taint of a GPU that was taken out for good needs no note.
-                None => input.ordinals.of(uuid).filter(|o| input.ordinals.gpu(*o) == Some(uuid)),
-                Some(_) => self.ordinal(uuid),
+            if !lost.is_empty() {
+                // What they occupy is not known, so nothing beside them can be given out.
+                taints.push(Taint::no_schedule(keys::FENCED, Some("unknown-partition-held")));
+            }
+            if stuck && !fits_mig_mode(mode, on) {
+                taints.push(Taint::no_schedule(keys::MIG_MODE_REFUSED, None));
+            }
+            if mode != OfferedMode::Mig {
+                taints.extend(occupied.iter().map(|(_, taint)| taint.clone()));
+            }
+            taints
+        };
+
+        let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut self.notes);
+        let share = share::device(ordinal, &whole, &gpu.facts, rules);
+        if share.is_none() && choice.offers(OfferedMode::TimeSlicing) {
+            self.notes.push(Note::NothingToShare { gpu: uuid.clone() });
+        }
+        let admin = admin::device(ordinal, &whole);
+        if let Some(budget) = &budget {
+            whole.capacity.extend(partition::engines(budget));
+        }
+        if let (Some(caps), Some(budget)) = (caps, &budget) {
+            let offers = choice.offers(OfferedMode::Mig);
+            let source = Source { one, caps, budget, rules, occupied, offers };
+            self.partitions(&source, &taints_of(OfferedMode::Mig));
+        }
+        for name in &lost {
+            self.publish_lost(uuid, name, &taints_of(OfferedMode::Mig));
+        }
+        let (mode, taints) = (OfferedMode::Whole, taints_of(OfferedMode::Whole));
+        if let Some(whole) = self.alternative(one, whole, &choice, mode, taints) {
+            self.card(ordinal).whole = Some(whole);
+        }
+        let (mode, taints) = (OfferedMode::TimeSlicing, taints_of(OfferedMode::TimeSlicing));
+        if let Some(share) = share.and_then(|share| self.alternative(one, share, &choice, mode, taints)) {
+            self.card(ordinal).share = Some(share);
+        }
+        let Some(card) = self.cards.get_mut(&ordinal) else { return };
+        card.sets = Some(Sets::new(ordinal, budget.as_ref()));
+        // A GPU that is there for one claim as a whole can be had with admin access as it is.
+        if card.share.is_some() || !card.partitions.is_empty() {
+            let admin = self.tainted(uuid, admin, admin::taints(given), false);
+            self.card(ordinal).admin = admin;
+        }
+    }
+
+    /// The whole GPU or its shares, if they are offered or held.
+    fn alternative(
+        &mut self,
+        one: &One<'_>,
+        device: Device,
+        choice: &Choice,
+        mode: OfferedMode,
+        mut taints: Vec<Taint>,
+    ) -> Option<Device> {
+        let held = self.input.held.contains(&device.name);
+        if !choice.offers(mode) {
+            if !held {
+                return None;
+            }
+            let on = one.gpu.facts.mig_mode.is_on();
+            let (why, value) = match fits_mig_mode(mode, on) {
+                false => ("its MIG mode is on".to_owned(), "mig-mode-on"),
+                true => (format!("this GPU is not offered in {} now", mode.name()), "not-offered"),
             };
-            let Some(ordinal) = ordinal else { continue };
-            if self.devices.contains_key(&ordinal) || self.cuts.contains_key(&ordinal) {
-                continue;
-            }
-            // What is held and was not published before (a restart) is as unreadable as what was.
-            let bare = || self.is_held(ordinal).then(|| whole::bare(ordinal, uuid));
-            let device = self.previous(ordinal, uuid).or_else(bare);
-            let partitions = self.last_known_partitions(ordinal, uuid);
-            let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
-            if let Some(error) = error {
-                let published = device.is_some() || !partitions.is_empty();
-                self.notes.push(Note::Unreadable { gpu: uuid.clone(), error, published });
-                taints.push(Taint::no_schedule(keys::UNREADABLE, None));
-            }
-            for partition in partitions {
-                self.publish_partition(ordinal, uuid, partition, taints.clone());
-            }
-            if let Some(device) = device {
-                self.publish(ordinal, uuid, device, taints);
-            }
+            self.keep(&device.name, why);
+            taints.push(Taint::no_schedule(keys::WITHDRAWN, Some(value)));
         }
+        self.tainted(one.uuid, device, taints, held)
     }
 
-    /// A device that is allocated is never withdrawn (DESIGN section 1, "withdrawing").
-    fn held_without_gpu(&mut self) {
-        let input = self.input;
-        for name in input.held {
-            if self.held_partition_without_gpu(name) {
-                continue;
-            }
-            let known = DeviceKind::parse(name)
-                .ok()
-                .and_then(|kind| match kind {
-                    DeviceKind::Whole { ordinal } => Some(ordinal),
-                    DeviceKind::Partition(_) | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => None,
-                })
-                .and_then(|ordinal| Some((ordinal, input.ordinals.gpu(ordinal)?)));
-            let Some((ordinal, uuid)) = known else {
-                self.notes.push(Note::HeldUnknown { device: name.clone() });
-                continue;
-            };
-            if self.devices.contains_key(&ordinal) {
-                continue;
-            }
-            self.notes.push(Note::HeldAndGone { device: name.clone() });
-            let device = self.previous(ordinal, uuid).unwrap_or_else(|| whole::bare(ordinal, uuid));
-            let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
-            taints.push(Taint::no_schedule(keys::LOST, None));
-            self.publish(ordinal, uuid, device, taints);
-        }
-    }
-
-    /// The device as it was published last, if it was this GPU's.
-    fn previous(&self, ordinal: u32, uuid: &GpuUuid) -> Option<Device> {
-        let device = self.input.previous?.device(&DeviceKind::Whole { ordinal }.device_name())?;
-        is_of(device, uuid).then(|| device.clone())
-    }
-
-    fn publish(&mut self, ordinal: u32, uuid: &GpuUuid, device: Device, taints: Vec<Taint>) {
-        let held = self.is_held(ordinal);
-        if let Some(device) = self.tainted(uuid, device, taints, held) {
-            self.devices.insert(ordinal, device);
-        }
+    /// Notes that a device is published only because a claim holds it.
+    pub(crate) fn keep(&mut self, device: &DeviceName, why: String) {
+        self.kept.insert(device.clone());
+        self.notes.push(Note::HeldAndWithdrawn { device: device.clone(), why });
     }
 
     /// The device with its taints; `None` if it must not be given out and only a taint could say so.
@@ -285,6 +318,22 @@ impl Run<'_> {
         checked.truncate(MAX_TAINTS);
         checked.sort();
         checked
+    }
+}
+
+/// A GPU that answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct One<'a> {
+    pub(crate) ordinal: u32,
+    pub(crate) uuid: &'a GpuUuid,
+    pub(crate) gpu: &'a Gpu,
+}
+
+fn mode_label(mode: OfferedMode) -> &'static str {
+    match mode {
+        OfferedMode::Whole => "whole-held",
+        OfferedMode::Mig => "partition-held",
+        OfferedMode::TimeSlicing => "share-held",
     }
 }
 

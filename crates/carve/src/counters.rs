@@ -101,11 +101,6 @@ impl Budget {
         CounterSet { name: self.set.clone(), counters: self.everything() }
     }
 
-    /// What the whole GPU takes.
-    pub(crate) fn whole(&self) -> CounterUse {
-        CounterUse { set: self.set.clone(), counters: self.everything() }
-    }
-
     /// What a partition takes.
     pub(crate) fn partition(&self, profile: &GpuInstanceProfile, placement: Placement) -> CounterUse {
         let of_profile = RESOURCES.iter().zip(&self.totals).zip(amounts(profile));

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::{KubeVersion, ModeLock};
+
 /// Fields of a ResourceSlice that come and go with a feature gate of the API server. A server without the gate
 /// drops the fields silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -37,55 +39,63 @@ impl fmt::Display for Feature {
     }
 }
 
-/// A version of Kubernetes. A pre-release counts as the release before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct KubeVersion {
-    /// Major.
-    pub major: u32,
-    /// Minor.
-    pub minor: u32,
-    /// Patch.
-    pub patch: u32,
-}
-
-impl KubeVersion {
-    /// A version by its numbers.
-    pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
-        Self { major, minor, patch }
-    }
-
-    /// From `gitVersion` of `/version`: `v1.37.1`, `v1.36.4-eks-1a2b3c`, `v1.36.2-rc.1`. `None` for anything else.
-    pub fn parse(git_version: &str) -> Option<Self> {
-        let text = git_version.strip_prefix('v')?;
-        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-        let (numbers, rest) = text.split_at_checked(end)?;
-        let mut parts = numbers.split('.').map(str::parse);
-        let mut next = || parts.next()?.ok();
-        let (major, minor, patch) = (next()?, next()?, next()?);
-        let pre = ["-alpha", "-beta", "-rc"].iter().any(|tag| rest.starts_with(tag));
-        Some(match (pre, patch) {
-            (false, _) => Self { major, minor, patch },
-            (true, 1..) => Self { major, minor, patch: patch - 1 },
-            (true, 0) => Self { major, minor: minor.saturating_sub(1), patch: u32::MAX },
-        })
-    }
-}
-
-impl fmt::Display for KubeVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
-
 /// What may be published: the versions seen and the features whose fields came back missing.
 ///
 /// Several API servers of different versions can stand behind one address (an upgrade runs for an hour), so the
 /// lowest of the last [`ServerFeatures::MEMORY`] answers counts. When the lowest rises the upgrade is over, and
-/// dropped features get another try: gates change with versions.
+/// dropped features and several modes get another try: gates and schedulers change with versions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ServerFeatures {
     seen: Vec<KubeVersion>,
     dropped: BTreeSet<Feature>,
+    lock: ModeLock,
+    conflict: bool,
+}
+
+/// Why a GPU may be published in one mode only.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum OneMode {
+    /// The mode lock is off.
+    #[error("the mode lock is turned off (--mode-lock, or modeLock of a GpuPolicy)")]
+    TurnedOff,
+    /// The scheduler has given a GPU out in two modes.
+    #[error(
+        "the scheduler has given a GPU out in two modes at once: it does not count as this needs (one mode until the cluster is upgraded or the node plugin restarts)"
+    )]
+    Conflict,
+    /// The scheduler is too old.
+    #[error("several modes of one GPU need Kubernetes {needed} or later, and the API server is {found}")]
+    TooOld {
+        /// The version that counts.
+        found: KubeVersion,
+        /// The version that is needed.
+        needed: KubeVersion,
+    },
+    /// The version of the API server is not known yet.
+    #[error("the version of the API server is not known yet")]
+    VersionUnknown,
+    /// The server does not store what keeps the modes apart.
+    #[error(
+        "the API server does not store counters (Kubernetes 1.35 or later, feature gate DRAPartitionableDevices)"
+    )]
+    CountersDropped,
+}
+
+impl OneMode {
+    /// As metrics and `/debug/state` name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::TurnedOff => "turned-off",
+            Self::Conflict => "conflict",
+            Self::TooOld { .. } => "version",
+            Self::VersionUnknown => "version-unknown",
+            Self::CountersDropped => "dropped-fields",
+        }
+    }
+
+    /// All names.
+    pub const NAMES: [&str; 5] = ["turned-off", "conflict", "version", "version-unknown", "dropped-fields"];
 }
 
 impl ServerFeatures {
@@ -104,9 +114,11 @@ impl ServerFeatures {
         if seen.len() > Self::MEMORY {
             seen.remove(0);
         }
-        let next = Self { seen, dropped: self.dropped.clone() };
+        let next = Self { seen, ..self.clone() };
         match (self.lowest(), next.lowest()) {
-            (Some(before), Some(after)) if after > before => Self { dropped: BTreeSet::new(), ..next },
+            (Some(before), Some(after)) if after > before => {
+                Self { dropped: BTreeSet::new(), conflict: false, ..next }
+            }
             _ => next,
         }
     }
@@ -117,6 +129,18 @@ impl ServerFeatures {
         let mut next = self.clone();
         next.dropped.extend(features);
         next
+    }
+
+    /// What is known after a claim was given a GPU that a living claim holds in another mode.
+    #[must_use]
+    pub fn after_conflict(&self) -> Self {
+        Self { conflict: true, ..self.clone() }
+    }
+
+    /// The same with this mode lock.
+    #[must_use]
+    pub fn with_mode_lock(&self, lock: ModeLock) -> Self {
+        Self { lock, ..self.clone() }
     }
 
     /// The version that counts: the lowest seen. `None` before the first answer.
@@ -139,11 +163,26 @@ impl ServerFeatures {
         new_enough && !self.dropped.contains(&feature)
     }
 
-    /// Whether one GPU may be published in several modes (the mode lock holds; DESIGN section 1).
+    /// Whether one GPU may be published in several modes: the mode lock holds (DESIGN section 1).
     pub fn several_modes(&self) -> bool {
-        self.lowest().is_some_and(|version| version >= Self::SEVERAL_MODES)
-            && self.supports(Feature::Partitions)
-            && self.supports(Feature::Shares)
+        self.one_mode().is_none()
+    }
+
+    /// Why a GPU may be published in one mode only; `None` if it may be in several.
+    pub fn one_mode(&self) -> Option<OneMode> {
+        if self.lock == ModeLock::Off {
+            return Some(OneMode::TurnedOff);
+        }
+        let Some(found) = self.lowest() else { return Some(OneMode::VersionUnknown) };
+        if self.lock == ModeLock::Auto {
+            if found < Self::SEVERAL_MODES {
+                return Some(OneMode::TooOld { found, needed: Self::SEVERAL_MODES });
+            }
+            if self.conflict {
+                return Some(OneMode::Conflict);
+            }
+        }
+        (!self.supports(Feature::Partitions)).then_some(OneMode::CountersDropped)
     }
 }
 
@@ -152,18 +191,6 @@ mod tests {
     use super::*;
 
     const V: fn(u32, u32, u32) -> KubeVersion = KubeVersion::new;
-
-    #[test]
-    fn versions_are_read_and_a_pre_release_counts_as_the_release_before() {
-        assert_eq!(KubeVersion::parse("v1.37.1"), Some(V(1, 37, 1)));
-        assert_eq!(KubeVersion::parse("v1.36.4-eks-1a2b3c"), Some(V(1, 36, 4)));
-        assert_eq!(KubeVersion::parse("v1.36.2+k3s1"), Some(V(1, 36, 2)));
-        assert_eq!(KubeVersion::parse("v1.36.2-rc.1"), Some(V(1, 36, 1)));
-        assert!(KubeVersion::parse("v1.36.0-beta.0").is_some_and(|v| v > V(1, 35, 9) && v < V(1, 36, 0)));
-        for bad in ["", "1.37.1", "v1.37", "v1..1", "va.b.c", "v1.99999999999.1"] {
-            assert_eq!(KubeVersion::parse(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn the_lowest_version_seen_counts_until_it_is_out_of_memory() {
@@ -192,5 +219,29 @@ mod tests {
         let unknown = ServerFeatures::default();
         assert!(unknown.supports(Feature::Taints));
         assert!(!unknown.supports(Feature::Partitions) && !unknown.several_modes());
+    }
+
+    #[test]
+    fn a_conflict_leaves_one_mode_until_the_version_rises_unless_the_lock_says_otherwise() {
+        let new = ServerFeatures::default().observe(V(1, 36, 2));
+        assert_eq!(new.one_mode(), None);
+        let conflict = new.after_conflict();
+        assert_eq!(conflict.one_mode(), Some(OneMode::Conflict));
+        assert_eq!(conflict.observe(V(1, 36, 2)).one_mode(), Some(OneMode::Conflict));
+        assert_eq!(conflict.with_mode_lock(ModeLock::On).one_mode(), None, "whoever says on means it");
+        let risen = (0..ServerFeatures::MEMORY).fold(conflict, |f, _| f.observe(V(1, 37, 1)));
+        assert_eq!(risen.one_mode(), None);
+        assert_eq!(risen.with_mode_lock(ModeLock::Off).one_mode(), Some(OneMode::TurnedOff));
+    }
+
+    #[test]
+    fn the_lock_overrides_the_version_but_not_what_the_server_drops() {
+        let old = ServerFeatures::default().observe(V(1, 35, 8));
+        let why = OneMode::TooOld { found: V(1, 35, 8), needed: V(1, 36, 2) };
+        assert_eq!(old.one_mode(), Some(why));
+        let on = old.with_mode_lock(ModeLock::On);
+        assert_eq!(on.one_mode(), None);
+        assert_eq!(on.without([Feature::Partitions]).one_mode(), Some(OneMode::CountersDropped));
+        assert!(on.without([Feature::Shares]).several_modes(), "whole GPUs and partitions are left");
     }
 }

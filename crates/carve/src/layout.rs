@@ -6,36 +6,49 @@
 
 use std::collections::BTreeMap;
 
-use crate::partition::Cut;
+use crate::carve::Card;
 use crate::validate::{MAX_COUNTER_SETS, MAX_DEVICES_TAINTED};
 use crate::{Device, Slice};
 
 /// GPUs whose partitions share a slice: as many as fit with every profile that is known on any board (31 devices).
 const GPUS_IN_SLICE: u32 = 2;
+/// GPUs in a slice that has one device of each. The first of these slices has whole GPUs and shares, so it is half
+/// the lower limit; that limit always: else the first taint on a full slice would split it.
+const ONE_EACH: u32 = MAX_DEVICES_TAINTED / 2;
 
-/// Whole GPUs in reverse order, then partitions by ascending ordinal, then counter sets.
-pub(crate) fn slices(whole: BTreeMap<u32, Device>, cuts: BTreeMap<u32, Cut>) -> Vec<Slice> {
-    let mut first: BTreeMap<u32, Slice> = BTreeMap::new();
-    for (ordinal, device) in whole.into_iter().rev() {
-        // The lower limit always: else the first taint on a full slice would split it.
-        first.entry(ordinal / MAX_DEVICES_TAINTED).or_default().devices.push(device);
-    }
-    let mut slices: Vec<Slice> = first.into_values().rev().collect();
-
-    let max_sets = u32::try_from(MAX_COUNTER_SETS).unwrap_or(u32::MAX);
+/// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, what is for admins, and the counter
+/// sets.
+pub(crate) fn slices(cards: BTreeMap<u32, Card>) -> Vec<Slice> {
+    let mut whole: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
+    let mut shares: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
+    let mut cut: BTreeMap<u32, Vec<Vec<Device>>> = BTreeMap::new();
+    let mut admins: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut sets: BTreeMap<u32, Slice> = BTreeMap::new();
-    let mut groups: BTreeMap<u32, Vec<Vec<Device>>> = BTreeMap::new();
-    for (ordinal, cut) in cuts {
-        sets.entry(ordinal / max_sets).or_default().counter_sets.extend(cut.counter_set);
-        groups.entry(ordinal / GPUS_IN_SLICE).or_default().push(cut.devices);
+    let max_sets = u32::try_from(MAX_COUNTER_SETS).unwrap_or(u32::MAX);
+    for (ordinal, card) in cards {
+        let group = ordinal / ONE_EACH;
+        whole.entry(group).or_default().extend(card.whole);
+        shares.entry(group).or_default().extend(card.share);
+        admins.entry(group).or_default().extend(card.admin);
+        cut.entry(ordinal / GPUS_IN_SLICE).or_default().push(card.partitions);
+        sets.entry(ordinal / max_sets).or_default().counter_sets.extend(card.counter_set);
     }
-    slices.extend(groups.into_values().flat_map(device_slices));
-    slices.extend(sets.into_values().filter(|slice| !slice.counter_sets.is_empty()));
-    slices
+    whole.values_mut().for_each(|devices| devices.reverse());
+    // The last of the whole GPUs and the first of the shares are of the same GPUs, and share a slice.
+    let first = whole.entry(0).or_default();
+    first.extend(shares.remove(&0).unwrap_or_default());
+    let few = whole.into_values().rev().chain(shares.into_values());
+    let partitions = cut.into_values().flat_map(split);
+    let devices = few.chain(partitions).chain(admins.into_values());
+    let devices = devices.map(|devices| Slice { devices, counter_sets: Vec::new() });
+    devices
+        .filter(|slice| !slice.devices.is_empty())
+        .chain(sets.into_values().filter(|slice| !slice.counter_sets.is_empty()))
+        .collect()
 }
 
 /// One slice for neighbouring GPUs if it has room for all of them; else at least one for each.
-fn device_slices(gpus: Vec<Vec<Device>>) -> Vec<Slice> {
+fn split(gpus: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
     let max = usize::try_from(MAX_DEVICES_TAINTED).unwrap_or(usize::MAX);
     let parts = if gpus.iter().map(Vec::len).sum::<usize>() <= max {
         vec![gpus.into_iter().flatten().collect()]
@@ -46,7 +59,7 @@ fn device_slices(gpus: Vec<Vec<Device>>) -> Vec<Slice> {
     for part in parts {
         let mut rest = part.into_iter().peekable();
         while rest.peek().is_some() {
-            slices.push(Slice { devices: rest.by_ref().take(max).collect(), counter_sets: Vec::new() });
+            slices.push(rest.by_ref().take(max).collect());
         }
     }
     slices

@@ -4,25 +4,32 @@
 //! and hands the [`Pool`] to the publisher (`divvy-controller`), the only place that turns it into ResourceSlices.
 //! `divvy demo` and `divvy inventory` call it too. No clock, files, async or Kubernetes client.
 //!
-//! [`carve`] gives every GPU one alternative, the whole GPU; [`carve_partitions`] adds what MIG can cut it into. The
-//! types have room for shares: `allow_multiple` and [`RequestPolicy`].
+//! [`carve_partitions`] publishes each GPU as everything that its [`GpuRules`] allow: as a whole, in MIG partitions, in
+//! time-sliced shares, and beside them for admins; all of them draw on one set of counters, so that the first claim
+//! decides what the GPU becomes. [`carve`] knows whole GPUs only.
 
+mod admin;
 mod carve;
 mod counters;
 mod features;
+mod held;
 mod layout;
+mod modes;
 mod note;
 mod partition;
 mod policy;
 mod pool;
 mod rules;
+mod settle;
+mod share;
 mod validate;
+mod version;
 mod whole;
 
-pub use carve::{Carved, Input, carve, pool_name};
-pub use features::{Feature, KubeVersion, ServerFeatures};
+pub use carve::{Carved, Input, carve, carve_partitions, pool_name};
+pub use features::{Feature, OneMode, ServerFeatures};
 pub use note::Note;
-pub use partition::{Partitioning, carve_partitions};
+pub use partition::Partitioning;
 pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{
     Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice,
@@ -30,3 +37,4 @@ pub use pool::{
 };
 pub use rules::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules};
 pub use validate::{Limit, LimitError, validate};
+pub use version::KubeVersion;

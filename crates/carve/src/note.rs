@@ -1,6 +1,9 @@
 //! [`Note`]: what is not published, or not as it could be, and why.
 
+use divvy_model::mig::Placement;
 use divvy_model::{DeviceName, GpuUuid};
+
+use crate::{OfferedMode, OneMode};
 
 /// Something that was left out, with its reason. The caller logs each once, when it first appears.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
@@ -89,13 +92,63 @@ pub enum Note {
         /// Why it is not offered.
         why: String,
     },
-    /// A policy asks for the whole GPU and its partitions, and only one of them can be offered.
-    #[error("{gpu} is offered only as its MIG mode is now, not both as a whole and in partitions: {why}")]
+    /// Several modes are asked for, and only one of them can be offered.
+    #[error("{gpu} is offered only in one of the modes asked for ({}): {why}", .mode.name())]
     OneMode {
         /// The GPU.
         gpu: GpuUuid,
+        /// The mode that is offered.
+        mode: OfferedMode,
         /// Why.
-        why: &'static str,
+        why: OneMode,
+    },
+    /// Its MIG mode would have to change for what is asked for.
+    #[error("{gpu} is offered only as its MIG mode is now: it changes only with a reset of the GPU")]
+    NeedsReset {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Nothing of what its rules ask for can be offered.
+    #[error(
+        "{gpu} is not offered: it cannot be used in any of the modes that its rules ask for (it cannot do MIG, or its MIG instances are not this driver's)"
+    )]
+    NothingOffered {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// The server cannot store what shares need.
+    #[error(
+        "{gpu} is not offered in shares: the API server drops their fields (feature gate DRAConsumableCapacity)"
+    )]
+    NoShares {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// All of its memory is held back.
+    #[error("{gpu} is not offered in shares: its rules hold back as much memory as it has")]
+    NothingToShare {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// A MIG instance that somebody else has made cannot be given out.
+    #[error(
+        "the MIG instance of {gpu} at memory slices {at} is not offered: it must have exactly one compute instance (make one with `nvidia-smi mig -i {gpu} -cci`)"
+    )]
+    NotOneComputeInstance {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Where it is.
+        at: Placement,
+    },
+    /// Claims have devices of one GPU that it cannot be at once.
+    #[error(
+        "claims have been given {devices}, which one GPU cannot be at once: nothing of gpu-{gpu} is given out until one of them is released"
+    )]
+    GivenTwice {
+        /// The number of the GPU.
+        gpu: u32,
+        /// The devices.
+        devices: String,
     },
     /// Its MIG mode is on, and the server cannot store what partitions need.
     #[error(

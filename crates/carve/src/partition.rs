@@ -2,17 +2,21 @@
 //! them drawing on the GPU's counters.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use divvy_api::names::{attributes as attr, taints as keys};
-use divvy_model::mig::{GpuInstanceProfile, MigCapabilities, PartitionName, Placement, ProfileName};
-use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid};
+use divvy_model::mig::{
+    GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement, ProfileName,
+};
+use divvy_model::{DeviceKind, GpuUuid, MigMode, MigUuid};
 
-use crate::carve::{self, Carved, Input, Run, is_of};
-use crate::counters::{Budget, RESOURCES, amounts, set_name};
+use crate::carve::{One, Run};
+use crate::counters::{Budget, RESOURCES, amounts};
+use crate::modes::{self, Choice, Facts, Refused};
 use crate::whole::{Builder, describe};
 use crate::{
-    Capacity, CounterSet, CounterUse, Device, Feature, GpuRules, Modes, Note, OfferedMode, PlacementOrder,
-    Pool, Rules, ServerFeatures, Taint,
+    AttributeValue, Capacity, Device, Feature, GpuRules, Instances, Modes, Note, OfferedMode, PlacementOrder,
+    Rules, Taint,
 };
 
 /// What a node's GPUs may be cut into, and by which rules.
@@ -26,126 +30,90 @@ pub struct Partitioning<'a> {
     /// Memory slices that are taken by something no claim in the API stands for (an instance of somebody else, one
     /// that lingers): everything that overlaps gets the taint.
     pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
+    /// GPUs whose MIG mode could not be changed: what needs the other mode gets a taint.
+    pub stuck: &'a BTreeSet<GpuUuid>,
 }
 
-/// Decides what a node publishes when its GPUs are also offered in partitions; otherwise as [`crate::carve`].
-pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> Carved {
-    carve::run(input, Some(partitioning))
-}
+impl<'a> Partitioning<'a> {
+    /// GPUs that nothing is in the way of.
+    pub fn new(capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>, rules: &'a Rules) -> Self {
+        static NOTHING: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
+        static NONE: BTreeSet<GpuUuid> = BTreeSet::new();
+        Self { capabilities, rules, occupied: &NOTHING, stuck: &NONE }
+    }
 
-/// The partitions of one GPU, and what its devices draw on.
-#[derive(Debug, Default)]
-pub(crate) struct Cut {
-    pub(crate) counter_set: Option<CounterSet>,
-    pub(crate) devices: Vec<Device>,
-}
-
-/// What a GPU's partitions mean for the device that is the whole of it.
-#[derive(Debug, Default)]
-pub(crate) struct WholePlan {
-    pub(crate) offers_whole: bool,
-    pub(crate) offers_partitions: bool,
-    pub(crate) consumes: Vec<CounterUse>,
-    pub(crate) taints: Vec<Taint>,
-    /// Capacities that only the profiles tell.
-    pub(crate) engines: Vec<(String, Capacity)>,
+    pub(crate) fn rules_of(&self, gpu: &GpuUuid) -> &'a GpuRules {
+        static DEFAULT: LazyLock<GpuRules> = LazyLock::new(GpuRules::default);
+        self.rules.get(gpu).unwrap_or(&DEFAULT)
+    }
 }
 
 impl Run<'_> {
-    fn counts(&self) -> bool {
-        self.input.features.supports(Feature::Partitions)
-    }
-
-    /// Whether the GPU is offered whole and in partitions at once.
-    fn offers_both(&mut self, uuid: &GpuUuid, gpu: &Gpu, rules: &GpuRules) -> bool {
-        let recent = self.input.features.lowest() >= Some(ServerFeatures::SEVERAL_MODES);
-        let both = |asked: &BTreeSet<_>| asked.is_superset(&[OfferedMode::Whole, OfferedMode::Mig].into());
-        let why = match &rules.modes {
-            Modes::Only(asked) if both(asked) => {
-                if !gpu.facts.architecture.toggles_mig_without_reset() {
-                    "its MIG mode changes only with a reset of the GPU"
-                } else if !recent {
-                    "several modes of one GPU need Kubernetes 1.36.2 or later"
-                } else if !self.counts() {
-                    "the API server drops counters (feature gate DRAPartitionableDevices)"
-                } else {
-                    return true;
+    /// In which modes a GPU is offered, with notes of those that it could not be.
+    pub(crate) fn choose(&mut self, one: &One<'_>, rules: &GpuRules, cuttable: bool) -> Choice {
+        let facts = &one.gpu.facts;
+        let on = facts.mig_mode.is_on();
+        let mut in_use = BTreeSet::new();
+        let ordinal = one.ordinal;
+        let of_kind = [
+            (OfferedMode::Whole, self.is_held(&DeviceKind::Whole { ordinal })),
+            (OfferedMode::Mig, self.held_partitions.contains_key(&ordinal)),
+            (OfferedMode::TimeSlicing, self.is_held(&DeviceKind::Share { ordinal })),
+        ];
+        in_use.extend(of_kind.into_iter().filter(|(_, held)| *held).map(|(mode, _)| mode));
+        let choice = modes::choose(&Facts {
+            asked: &rules.modes,
+            instances: rules.instances,
+            any_lives: one.gpu.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()),
+            has_mig: facts.mig_mode != MigMode::Unsupported,
+            on,
+            toggles: facts.architecture.toggles_mig_without_reset(),
+            cuttable,
+            features: self.input.features,
+            in_use: &in_use,
+        });
+        let gpu = || one.uuid.clone();
+        let is_whole = in_use.contains(&OfferedMode::Whole);
+        if choice.modes.is_empty() && on && rules.modes == Modes::AsIs && !is_whole {
+            self.notes.push(Note::MigModeOn { gpu: gpu() });
+        }
+        for refused in &choice.refused {
+            match refused {
+                Refused::NoCounters if on || choice.one_mode.is_none() => {
+                    self.notes.push(Note::NoCounters { gpu: gpu() });
                 }
+                Refused::NoShares => self.notes.push(Note::NoShares { gpu: gpu() }),
+                Refused::NeedsReset => self.notes.push(Note::NeedsReset { gpu: gpu() }),
+                Refused::NoMig | Refused::Static if choice.modes.is_empty() && rules.modes != Modes::AsIs => {
+                    self.notes.push(Note::NothingOffered { gpu: gpu() });
+                }
+                Refused::NoCounters | Refused::NoMig | Refused::Static => {}
             }
-            Modes::AsIs | Modes::Only(_) => return false,
-        };
-        self.notes.push(Note::OneMode { gpu: uuid.clone(), why });
-        false
+        }
+        if let (Some(why), Some(mode)) = (&choice.one_mode, choice.modes.first()) {
+            self.notes.push(Note::OneMode { gpu: gpu(), mode: *mode, why: why.clone() });
+        }
+        choice
     }
 
     /// Publishes the partitions of a GPU that answers.
-    pub(crate) fn cut(&mut self, ordinal: u32, uuid: &GpuUuid, gpu: &Gpu, taints: &[Taint]) -> WholePlan {
-        let on = gpu.facts.mig_mode.is_on();
-        let Some(partitioning) = self.partitioning else {
-            return WholePlan { offers_whole: !on, ..WholePlan::default() };
-        };
-        let no_rules = GpuRules::default();
-        let rules = partitioning.rules.get(uuid).unwrap_or(&no_rules);
-        let occupied = partitioning.occupied.get(uuid).map_or(&[][..], Vec::as_slice);
-        let caps = partitioning.capabilities.get(uuid);
-        let budget = caps.and_then(|caps| self.budget(ordinal, uuid, caps));
-        let counts = self.counts();
-
-        let both = budget.is_some() && self.offers_both(uuid, gpu, rules);
-        let offers_partitions = budget.is_some() && counts && (on || both);
-        if on && budget.is_some() && !counts {
-            self.notes.push(Note::NoCounters { gpu: uuid.clone() });
+    pub(crate) fn partitions(&mut self, from: &Source<'_>, taints: &[Taint]) {
+        let template = self.template(from.one);
+        let held = self.held_partitions.get(&from.one.ordinal).cloned().unwrap_or_default();
+        self.publish_profiles(from, &held, &template, taints);
+        if from.rules.instances == Instances::Static
+            && let Some(mig) = &from.one.gpu.mig
+        {
+            let unusable = mig.instances.iter().filter(|instance| !mig.uuids.contains_key(&instance.id));
+            self.notes.extend(unusable.map(|instance| Note::NotOneComputeInstance {
+                gpu: from.one.uuid.clone(),
+                at: instance.placement,
+            }));
         }
-        let mut plan = WholePlan { offers_whole: !on || both, offers_partitions, ..WholePlan::default() };
-        plan.taints.extend(occupied.iter().map(|(_, taint)| taint.clone()));
-
-        let mut taints = taints.to_vec();
-        let held = self.held_partitions.get(&ordinal).cloned().unwrap_or_default();
-        let known = |name: &PartitionName| {
-            budget.is_some() && caps.is_some_and(|caps| caps.placement(name.profile, name.start).is_some())
-        };
-        let lost: Vec<_> = held.iter().filter(|name| !known(name)).collect();
-        if !lost.is_empty() {
-            // What they occupy is not known, so nothing beside them can be given out.
-            taints.push(Taint::no_schedule(keys::FENCED, Some("unknown-partition-held")));
-            plan.taints.push(Taint::no_schedule(keys::FENCED, Some("unknown-partition-held")));
-        } else if !held.is_empty() && !counts {
-            plan.taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("partition-held")));
-        }
-        if let (Some(caps), Some(budget)) = (caps, &budget) {
-            let from = Source {
-                ordinal,
-                uuid,
-                caps,
-                budget,
-                rules,
-                occupied,
-                held: &held,
-                offers: offers_partitions,
-            };
-            let template = self.template(ordinal, uuid, gpu);
-            self.publish_profiles(&from, &template, &taints);
-            let set = self.cuts.get_mut(&ordinal).filter(|_| counts);
-            if let Some(cut) = set {
-                cut.counter_set = Some(budget.counter_set());
-                plan.consumes.push(budget.whole());
-            }
-            plan.engines = engines(budget);
-        }
-        for name in lost {
-            let why = "its profile is not known".to_owned();
-            self.notes.push(Note::HeldAndWithdrawn { device: name.device_name(), why });
-            let mut device = self.previous_or_bare(name, uuid);
-            device.consumes.clear();
-            let mut taints = taints.clone();
-            taints.push(Taint::no_schedule(keys::WITHDRAWN, None));
-            self.publish_partition(ordinal, uuid, device, taints);
-        }
-        plan
     }
 
     /// The GPU's counters, with notes of what was wrong with them.
-    fn budget(&mut self, ordinal: u32, uuid: &GpuUuid, caps: &MigCapabilities) -> Option<Budget> {
+    pub(crate) fn budget(&mut self, ordinal: u32, uuid: &GpuUuid, caps: &MigCapabilities) -> Option<Budget> {
         if caps.profiles().is_empty() {
             return None;
         }
@@ -167,33 +135,45 @@ impl Run<'_> {
 
     /// What all partitions of a GPU say. No `uuid`, which there is only once it lives, and no NVLink, which
     /// partitions cannot use.
-    fn template(&mut self, ordinal: u32, uuid: &GpuUuid, gpu: &Gpu) -> Device {
+    fn template(&mut self, one: &One<'_>) -> Device {
         // Notes of values left out name the whole GPU, once.
-        let mut to = Builder::new(DeviceKind::Whole { ordinal }.device_name(), &mut self.notes);
-        identify(&mut to, uuid);
-        describe(&mut to, gpu, &self.input.inventory.system);
+        let name = DeviceKind::Whole { ordinal: one.ordinal }.device_name();
+        let mut to = Builder::new(name, &mut self.notes);
+        identify(&mut to, one.uuid);
+        describe(&mut to, one.gpu, &self.input.inventory.system);
         to.device
     }
 
-    fn publish_profiles(&mut self, from: &Source<'_>, template: &Device, taints: &[Taint]) {
+    fn publish_profiles(
+        &mut self,
+        from: &Source<'_>,
+        held: &[PartitionName],
+        template: &Device,
+        taints: &[Taint],
+    ) {
+        let is_static = from.rules.instances == Instances::Static;
         for profile in from.caps.profiles() {
             let name = from.caps.name(profile);
             let asked_for = match &from.rules.profiles {
                 Some(asked) => name.as_ref().is_some_and(|name| asked.contains(&name.to_string())),
+                None if is_static => true,
                 None => !profile.variant().is_rare() || from.rules.rare.contains(&profile.variant()),
             };
             let offered = from.offers && asked_for;
-            if !offered && from.held.is_empty() {
+            if !offered && held.is_empty() {
                 continue;
             }
             if name.is_none() && offered {
-                self.notes.push(Note::UnknownProfile { gpu: from.uuid.clone(), profile: profile.id.0 });
+                self.notes.push(Note::UnknownProfile { gpu: from.one.uuid.clone(), profile: profile.id.0 });
             }
-            let offered = offered && name.is_some();
-            let device = of_profile(template, profile, name.as_ref());
-            let label = name.map(|name| name.to_string()).unwrap_or_default();
+            let of_profile = OfProfile {
+                profile,
+                device: of_profile(template, profile, name.as_ref()),
+                offered: offered && name.is_some(),
+                label: name.map(|name| name.to_string()).unwrap_or_default(),
+            };
             let mut publish = |placement: Placement| {
-                self.publish_placement(from, profile, placement, offered, &label, &device, taints);
+                self.publish_placement(from, held, &of_profile, placement, taints);
             };
             match from.rules.order {
                 PlacementOrder::Ascending => profile.placements.iter().copied().for_each(&mut publish),
@@ -202,143 +182,76 @@ impl Run<'_> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the inside of a loop, given a name")]
     fn publish_placement(
         &mut self,
         from: &Source<'_>,
-        profile: &GpuInstanceProfile,
+        held: &[PartitionName],
+        of_profile: &OfProfile<'_>,
         placement: Placement,
-        offered: bool,
-        label: &str,
-        device: &Device,
         taints: &[Taint],
     ) {
-        let name = PartitionName::new(from.ordinal, label, profile.id, placement.start);
+        let profile = of_profile.profile;
+        let name = PartitionName::new(from.one.ordinal, &of_profile.label, profile.id, placement.start);
         // A profile's name changes with the driver. The device keeps the one that a claim was given.
-        let held = from.held.iter().find(|held| held.is_same_partition(&name));
+        let held = held.iter().find(|held| held.is_same_partition(&name));
+        let living = match from.rules.instances {
+            Instances::Ours => None,
+            Instances::Static => from.living(profile.id, placement),
+        };
+        let offered = of_profile.offered && (from.rules.instances == Instances::Ours || living.is_some());
         if !offered && held.is_none() {
             return;
         }
-        let mut device = device.clone();
+        let mut device = of_profile.device.clone();
         device.name = held.unwrap_or(&name).device_name();
-        if self.counts() {
+        if let Some(uuid) = living {
+            let uuid = AttributeValue::String(uuid.to_string());
+            device.attributes.insert(attr::UUID.to_owned(), uuid);
+        }
+        if self.input.features.supports(Feature::Partitions) {
             device.consumes.push(from.budget.partition(profile, placement));
         }
         let overlapping = from.occupied.iter().filter(|(at, _)| at.overlaps(placement));
         let mut taints: Vec<_> = taints.iter().cloned().chain(overlapping.map(|(_, t)| t.clone())).collect();
         if !offered {
-            let why = "this GPU is not offered in such partitions now".to_owned();
-            self.notes.push(Note::HeldAndWithdrawn { device: device.name.clone(), why });
+            self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
             taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("not-offered")));
         }
-        self.publish_partition(from.ordinal, from.uuid, device, taints);
-    }
-
-    pub(crate) fn publish_partition(
-        &mut self,
-        ordinal: u32,
-        uuid: &GpuUuid,
-        device: Device,
-        taints: Vec<Taint>,
-    ) {
-        let held = self.input.held.contains(&device.name);
-        if let Some(device) = self.tainted(uuid, device, taints, held) {
-            self.cuts.entry(ordinal).or_default().devices.push(device);
-        }
-    }
-
-    /// The partitions of a GPU that does not answer: those published last, and those that claims hold.
-    pub(crate) fn last_known_partitions(&self, ordinal: u32, uuid: &GpuUuid) -> Vec<Device> {
-        let Some(_) = self.partitioning else { return Vec::new() };
-        let of_gpu = |name: &DeviceName| PartitionName::parse(name).is_ok_and(|name| name.ordinal == ordinal);
-        let last = self.input.previous.into_iter().flat_map(Pool::devices);
-        let mut devices: Vec<_> =
-            last.filter(|device| of_gpu(&device.name) && is_of(device, uuid)).cloned().collect();
-        for held in self.held_partitions.get(&ordinal).into_iter().flatten() {
-            let name = held.device_name();
-            if !devices.iter().any(|device| device.name == name) {
-                devices.push(self.previous_or_bare(held, uuid));
-            }
-        }
-        devices
-    }
-
-    fn previous_or_bare(&self, name: &PartitionName, uuid: &GpuUuid) -> Device {
-        let name = name.device_name();
-        let previous = self.input.previous.and_then(|previous| previous.device(&name));
-        previous.filter(|device| is_of(device, uuid)).cloned().unwrap_or_else(|| {
-            let mut nothing = Vec::new();
-            let mut to = Builder::new(name, &mut nothing);
-            identify(&mut to, uuid);
-            to.device
-        })
-    }
-
-    /// Keeps a held partition whose GPU is gone. Whether the name is a partition's on a known GPU.
-    pub(crate) fn held_partition_without_gpu(&mut self, name: &DeviceName) -> bool {
-        let input = self.input;
-        let Some(partition) = self.partitioning.and_then(|_| PartitionName::parse(name).ok()) else {
-            return false;
-        };
-        let ordinal = partition.ordinal;
-        let Some(uuid) = input.ordinals.gpu(ordinal) else { return false };
-        let there = self.cuts.get(&ordinal).is_some_and(|cut| cut.devices.iter().any(|d| d.name == *name));
-        if !there {
-            self.notes.push(Note::HeldAndGone { device: name.clone() });
-            let device = self.previous_or_bare(&partition, uuid);
-            let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
-            taints.push(Taint::no_schedule(keys::LOST, None));
-            self.publish_partition(ordinal, uuid, device, taints);
-        }
-        true
-    }
-
-    /// Devices that were taken over from the last pool bring the counter set they draw on; where that is gone too
-    /// they draw on nothing (all of them are tainted).
-    pub(crate) fn complete_counter_sets(&mut self) {
-        let counts = self.counts();
-        let ordinals: BTreeSet<u32> = self.devices.keys().chain(self.cuts.keys()).copied().collect();
-        for ordinal in ordinals {
-            let whole = self.devices.get_mut(&ordinal);
-            let cut = self.cuts.get_mut(&ordinal);
-            if cut.as_ref().is_some_and(|cut| cut.counter_set.is_some()) {
-                continue;
-            }
-            let (devices, mut to) = match cut {
-                Some(Cut { counter_set, devices }) => (devices.as_mut_slice(), Some(counter_set)),
-                None => (&mut [][..], None),
-            };
-            let mut consumers: Vec<&mut Device> =
-                whole.into_iter().chain(devices).filter(|device| !device.consumes.is_empty()).collect();
-            if consumers.is_empty() {
-                continue;
-            }
-            let name = set_name(ordinal);
-            let slices = self.input.previous.into_iter().flat_map(|previous| &previous.slices);
-            let set =
-                slices.flat_map(|slice| &slice.counter_sets).find(|set| set.name == name).filter(|_| counts);
-            match (set, to.take()) {
-                (Some(set), Some(to)) => *to = Some(set.clone()),
-                // The whole GPU alone needs no counters.
-                _ => consumers.iter_mut().for_each(|device| device.consumes.clear()),
-            }
+        if let Some(device) = self.tainted(from.one.uuid, device, taints, held.is_some()) {
+            self.card(from.one.ordinal).partitions.push(device);
         }
     }
 }
 
 /// One GPU, while its partitions are made.
-struct Source<'a> {
-    ordinal: u32,
-    uuid: &'a GpuUuid,
-    caps: &'a MigCapabilities,
-    budget: &'a Budget,
-    rules: &'a GpuRules,
-    occupied: &'a [(Placement, Taint)],
-    held: &'a [PartitionName],
-    offers: bool,
+pub(crate) struct Source<'a> {
+    pub(crate) one: &'a One<'a>,
+    pub(crate) caps: &'a MigCapabilities,
+    pub(crate) budget: &'a Budget,
+    pub(crate) rules: &'a GpuRules,
+    pub(crate) occupied: &'a [(Placement, Taint)],
+    /// Whether any partition is offered.
+    pub(crate) offers: bool,
 }
 
-fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {
+impl Source<'_> {
+    /// The MIG device that lives at exactly this place.
+    fn living(&self, profile: GpuInstanceProfileId, placement: Placement) -> Option<&MigUuid> {
+        let mig = self.one.gpu.mig.as_ref()?;
+        let instance = mig.instances.iter().find(|i| (i.profile, i.placement) == (profile, placement))?;
+        mig.uuids.get(&instance.id)
+    }
+}
+
+/// What all placements of a profile have in common.
+struct OfProfile<'a> {
+    profile: &'a GpuInstanceProfile,
+    device: Device,
+    offered: bool,
+    label: String,
+}
+
+pub(crate) fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {
     to.string(attr::TYPE, Some("mig"));
     to.string(attr::PARENT_UUID, Some(gpu.as_str()));
     to.string(attr::GPU_UUID, Some(gpu.as_str()));
@@ -360,7 +273,7 @@ fn of_profile(template: &Device, profile: &GpuInstanceProfile, name: Option<&Pro
 }
 
 /// The engines of a whole GPU, which NVML tells only of its profiles.
-fn engines(budget: &Budget) -> Vec<(String, Capacity)> {
+pub(crate) fn engines(budget: &Budget) -> Vec<(String, Capacity)> {
     use divvy_api::names::capacity as cap;
     RESOURCES
         .iter()

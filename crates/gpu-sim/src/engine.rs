@@ -265,9 +265,14 @@ impl Engine {
             gpus: gpus
                 .map(|g| {
                     let uuid = g.facts.uuid.clone();
-                    let mig = self.mig_capabilities(&uuid).ok().map(|capabilities| GpuMig {
-                        capabilities,
-                        instances: self.gpu_instances(&uuid).unwrap_or_default(),
+                    let mig = self.mig_capabilities(&uuid).ok().map(|capabilities| {
+                        let instances = self.gpu_instances(&uuid).unwrap_or_default();
+                        let sole = |id| match &self.compute_instances(&uuid, id).ok()?[..] {
+                            [one] => Some((id, one.uuid.clone())),
+                            _ => None,
+                        };
+                        let uuids = instances.iter().filter_map(|instance| sole(instance.id)).collect();
+                        GpuMig { capabilities, instances, uuids }
                     });
                     (uuid, Gpu { facts: self.facts_of(g), topology: g.topology.clone(), mig })
                 })

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mig::{GpuInstance, MigCapabilities};
-use crate::{GpuError, GpuFacts, GpuUuid, SystemFacts};
+use crate::mig::{GpuInstance, GpuInstanceId, MigCapabilities};
+use crate::{GpuError, GpuFacts, GpuUuid, MigUuid, SystemFacts};
 
 /// Where a GPU sits in the host, from sysfs. Unknown is left out, never invented.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub struct GpuMig {
     /// GPU instances that lived when it was last read, by id; none while MIG mode is off. Only a hint: who wants to
     /// change something asks the driver.
     pub instances: Vec<GpuInstance>,
+    /// The MIG devices of those instances that have exactly one compute instance, as old as the list.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub uuids: BTreeMap<GpuInstanceId, MigUuid>,
 }
 
 /// A GPU that NVML lists but that could not be read.

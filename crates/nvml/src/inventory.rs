@@ -60,12 +60,20 @@ fn mig_of(
         None => told(driver.mig_capabilities(&facts.uuid))?,
     };
     let Some(capabilities) = capabilities else { return Ok(None) };
-    let instances = if facts.mig_mode.is_on() {
-        told(driver.gpu_instances(&facts.uuid))?.or_else(|| Some(known?.instances.clone()))
-    } else {
-        None
-    };
-    Ok(Some(GpuMig { capabilities, instances: instances.unwrap_or_default() }))
+    let mut mig = GpuMig { capabilities, instances: Vec::new(), uuids: BTreeMap::new() };
+    if facts.mig_mode.is_on() {
+        match (told(driver.gpu_instances(&facts.uuid))?, known) {
+            (Some(instances), _) => mig.instances = instances,
+            (None, Some(known)) => return Ok(Some(known.clone())),
+            (None, None) => {}
+        }
+        for instance in &mig.instances {
+            if let Some([one]) = told(driver.compute_instances(&facts.uuid, instance.id))?.as_deref() {
+                mig.uuids.insert(instance.id, one.uuid.clone());
+            }
+        }
+    }
+    Ok(Some(mig))
 }
 
 fn told<T>(answer: Result<T, GpuError>) -> Result<Option<T>, GpuError> {

@@ -345,14 +345,14 @@ async fn a_gpu_that_others_have_open_does_not_change_its_mode_and_they_are_told_
     let refused = node.prepare(&claim).await.unwrap_err();
     let why = "cannot be turned on while others use it: no process computes on it, so it is one that has it open (DCGM";
     assert!(refused.contains(why), "{refused}");
-    // Whole it can still be had.
-    wait("no partitions", || {
-        (node.published()
-            == [
-                ("gpu-0".to_owned(), vec![]),
-                ("gpu-0-mig-1g10gb-19-0".to_owned(), vec![format!("{DRIVER}/withdrawn")]),
-            ])
-        .then_some(())
+    // Otherwise it can still be had.
+    wait("taints", || {
+        let published = node.published();
+        let refused = [format!("{DRIVER}/mig-mode-refused")];
+        let right = |(name, taints): &(String, Vec<String>)| {
+            if name.contains("-mig-") { *taints == refused } else { taints.is_empty() }
+        };
+        (published.len() == 1 + 1 + 18 + 1 && published.iter().all(right)).then_some(())
     })
     .await;
     let told = |kind: &str| {
@@ -377,7 +377,7 @@ async fn without_a_policy_a_gpu_is_offered_as_its_mode_is_and_its_mode_is_left_a
     let names: Vec<_> = node.published().into_iter().map(|(name, _)| name).collect();
     assert!(names.contains(&"gpu-0".to_owned()) && !names.contains(&"gpu-1".to_owned()), "{names:?}");
     assert!(names.iter().filter(|n| n.contains("-mig-")).all(|n| n.starts_with("gpu-1-mig-")), "{names:?}");
-    assert_eq!(names.len(), 1 + 7 + 4 + 3 + 2 + 1 + 1);
+    assert_eq!(names.len(), 1 + (7 + 4 + 3 + 2 + 1 + 1) + 1, "the last is for admins");
     let small = node.claim("small", &["gpu-1-mig-1g10gb-19-0"]);
     assert_eq!(node.prepare(&small).await, named(&small, "gpu-1-mig-1g10gb-19-0"));
     let wrong = node.claim("wrong", &["gpu-0-mig-1g10gb-19-0"]);
@@ -393,7 +393,7 @@ async fn without_a_policy_a_gpu_is_offered_as_its_mode_is_and_its_mode_is_left_a
 async fn older_servers_get_what_they_can_hold() {
     for (version, mig_on, expected) in [
         ("1.34.2", false, vec!["gpu-0"]),
-        ("1.34.2", true, vec![]),
+        ("1.34.2", true, vec!["gpu-0"]),
         ("1.35.0", false, vec!["gpu-0"]),
         ("1.36.1", false, vec!["gpu-0"]),
     ] {
@@ -430,8 +430,10 @@ async fn a_pool_with_partitions_has_its_counters_in_slices_of_their_own() {
         .collect();
     assert_eq!(sets, ["gpu-0", "gpu-1"]);
     let all = devices.iter().flat_map(|s| s.spec.devices.iter().flatten());
-    assert!(all.clone().all(|device| device.consumes_counters.as_ref().is_some_and(|c| c.len() == 1)));
-    assert_eq!(all.count(), 2 * (1 + 18));
+    let (counted, admins): (Vec<_>, Vec<_>) =
+        all.partition(|device| device.consumes_counters.as_ref().is_some_and(|c| c.len() == 1));
+    let admins: Vec<_> = admins.into_iter().map(|device| device.name.as_str()).collect();
+    assert_eq!((counted.len(), admins), (2 * (1 + 1 + 18), vec!["gpu-0-admin", "gpu-1-admin"]));
     plugin.stop().await;
 }
 
@@ -449,7 +451,7 @@ async fn boards_whose_mode_needs_a_reset_are_offered_as_they_are_and_smaller_gri
     let plugin = node.start_with_everything().await;
     let names: Vec<_> = wait("all devices", || {
         let names: Vec<_> = node.published().into_iter().map(|(name, _)| name).collect();
-        (names.len() == 1 + (7 + 4 + 3 + 2 + 1 + 1) + (4 + 2 + 1)).then_some(names)
+        (names.len() == 2 + (7 + 4 + 3 + 2 + 1 + 1) + (4 + 2 + 1) + 3).then_some(names)
     })
     .await;
     assert_eq!(names[0], format!("gpu-{off}"));

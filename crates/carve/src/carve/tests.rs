@@ -127,7 +127,10 @@ fn a_whole_gpu_has_the_attributes_of_nvidias_driver_and_ours() {
         .map(|(name, amount)| (name.to_owned(), Capacity::whole(amount)))
         .into();
     let slices = vec![Slice { devices: vec![device], counter_sets: vec![] }];
-    assert_eq!(carved, Carved { pool: Pool { name: "n1/divvy".to_owned(), slices }, notes: vec![] });
+    assert_eq!(
+        carved,
+        Carved { pool: Pool { name: "n1/divvy".to_owned(), slices }, notes: vec![], kept: BTreeSet::new() }
+    );
 }
 
 #[test]
@@ -174,12 +177,12 @@ fn whole_gpus_are_listed_in_reverse_order_in_slices_of_fixed_ranges() {
     let mut node = Node::new(130);
     let before = node.carve(None).pool;
     let sizes = |pool: &Pool| pool.slices.iter().map(|slice| slice.devices.len()).collect::<Vec<_>>();
-    assert_eq!(sizes(&before), [2, 64, 64]);
+    assert_eq!(sizes(&before), [2, 32, 32, 32, 32]);
     assert_eq!(names(&before)[..3], ["gpu-129", "gpu-128", "gpu-127"]);
     node.lose(70);
     let after = node.carve(Some(&before)).pool;
-    let changed: Vec<_> = (0..3).filter(|i| before.slices[*i] != after.slices[*i]).collect();
-    assert_eq!((sizes(&after), changed), (vec![2, 63, 64], vec![1]));
+    let changed: Vec<_> = (0..5).filter(|i| before.slices[*i] != after.slices[*i]).collect();
+    assert_eq!((sizes(&after), changed), (vec![2, 32, 31, 32, 32], vec![2]));
 }
 
 #[test]

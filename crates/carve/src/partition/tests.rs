@@ -1,9 +1,12 @@
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Inventory, MigMode, Ordinals};
 
 use super::*;
-use crate::{Amount, AttributeValue, KubeVersion, carve, validate};
+use crate::{
+    Amount, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, ServerFeatures, carve,
+    carve_partitions, validate,
+};
+use divvy_model::{DeviceName, Inventory, MigMode, Ordinals};
 
 const LATEST: KubeVersion = KubeVersion::new(1, 37, 1);
 
@@ -17,6 +20,7 @@ struct Node {
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     rules: Rules,
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
+    stuck: BTreeSet<GpuUuid>,
 }
 
 impl Node {
@@ -39,13 +43,22 @@ impl Node {
             capabilities,
             rules: BTreeMap::new(),
             occupied: BTreeMap::new(),
+            stuck: BTreeSet::new(),
         }
     }
 
     /// Every GPU whole and in partitions, where that can be.
     fn both(spec: &str) -> Self {
+        Self::only(spec, &[OfferedMode::Whole, OfferedMode::Mig])
+    }
+
+    fn everything(spec: &str) -> Self {
+        Self::only(spec, &OfferedMode::ALL)
+    }
+
+    fn only(spec: &str, modes: &[OfferedMode]) -> Self {
         let mut node = Self::new(spec);
-        node.rule(|rules| rules.modes = Modes::everything());
+        node.rule(|rules| rules.modes = Modes::Only(modes.iter().copied().collect()));
         node
     }
 
@@ -76,9 +89,9 @@ impl Node {
     }
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
-        let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied } = self;
+        let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied, stuck } = self;
         let input = Input { node: "n1", inventory, ordinals, taints, held, previous, features };
-        let carved = carve_partitions(&input, &Partitioning { capabilities, rules, occupied });
+        let carved = carve_partitions(&input, &Partitioning { capabilities, rules, occupied, stuck });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }
@@ -89,8 +102,13 @@ impl Node {
     }
 }
 
+/// All devices but those for admins, which have tests of their own.
+fn alternatives(pool: &Pool) -> impl Iterator<Item = &Device> {
+    pool.devices().filter(|device| !device.name.as_str().ends_with("-admin"))
+}
+
 fn names(pool: &Pool) -> Vec<&str> {
-    pool.devices().map(|device| device.name.as_str()).collect()
+    alternatives(pool).map(|device| device.name.as_str()).collect()
 }
 
 fn notes(carved: &Carved) -> Vec<String> {
@@ -107,7 +125,7 @@ fn sets(pool: &Pool) -> Vec<&CounterSet> {
 
 /// Names of devices with a taint that keeps claims away.
 fn blocked(pool: &Pool) -> Vec<&str> {
-    let blocked = pool.devices().filter(|device| device.taints.iter().any(|taint| taint.effect.blocks()));
+    let blocked = alternatives(pool).filter(|device| device.taints.iter().any(|taint| taint.effect.blocks()));
     blocked.map(|device| device.name.as_str()).collect()
 }
 
@@ -205,7 +223,7 @@ fn what_is_offered_follows_mode_policy_board_and_server() {
     let offered = |node: &Node| {
         let carved = node.carve(None);
         let whole = names(&carved.pool).contains(&"gpu-0");
-        let partitions = carved.pool.devices().filter(|device| device.name.as_str() != "gpu-0").count();
+        let partitions = alternatives(&carved.pool).filter(|device| device.name.as_str() != "gpu-0").count();
         (whole, partitions, sets(&carved.pool).len(), notes(&carved).len())
     };
     // (whole, partitions, counter sets, notes)
@@ -253,7 +271,7 @@ fn few_device_alternatives_come_first_then_partitions_up_then_counters() {
     let second = expected.split(' ').skip(2).map(|name| name.replace("gpu-0", "gpu-1"));
     let all: Vec<String> = expected.split(' ').map(str::to_owned).chain(second).collect();
     assert_eq!(names(&carved.pool), all);
-    assert_eq!(shape(&carved.pool), [(2, 0), (36, 0), (0, 2)]);
+    assert_eq!(shape(&carved.pool), [(2, 0), (36, 0), (2, 0), (0, 2)]);
 
     let mut down = Node::both("h100x1");
     down.rule(|rules| rules.order = PlacementOrder::Descending);
@@ -267,18 +285,18 @@ fn slices_hold_two_gpus_whatever_is_published_of_them() {
     let everything =
         [ProfileVariant::Media, ProfileVariant::AllMedia, ProfileVariant::NoMedia, ProfileVariant::Graphics];
     let eight = Node::both("h100x8").carve(None);
-    assert_eq!(shape(&eight.pool), [(8, 0), (36, 0), (36, 0), (36, 0), (36, 0), (0, 8)]);
+    assert_eq!(shape(&eight.pool), [(8, 0), (36, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)]);
     let mut sixteen = Node::new("a100-40x16").mig_on();
-    assert_eq!(shape(&sixteen.carve(None).pool), [vec![(36, 0); 8], vec![(0, 8); 2]].concat());
+    assert_eq!(shape(&sixteen.carve(None).pool), [vec![(36, 0); 8], vec![(16, 0)], vec![(0, 8); 2]].concat());
     sixteen.rule(|rules| rules.rare.extend(everything));
-    assert_eq!(shape(&sixteen.carve(None).pool), [vec![(50, 0); 8], vec![(0, 8); 2]].concat());
+    assert_eq!(shape(&sixteen.carve(None).pool), [vec![(50, 0); 8], vec![(16, 0)], vec![(0, 8); 2]].concat());
 
     let mut boards = Node::both("h100x3");
     boards.rule(|rules| rules.rare.extend(everything));
     for uuid in boards.inventory.gpus.keys() {
         boards.capabilities.insert(uuid.clone(), mig_capabilities("rtx-pro-6000").unwrap());
     }
-    assert_eq!(shape(&boards.carve(None).pool), [(3, 0), (60, 0), (30, 0), (0, 3)]);
+    assert_eq!(shape(&boards.carve(None).pool), [(3, 0), (60, 0), (30, 0), (3, 0), (0, 3)]);
 }
 
 #[test]
@@ -290,7 +308,7 @@ fn a_board_with_more_partitions_than_a_slice_has_room_for_gets_slices_of_its_own
     let many = (0..10)
         .map(|n| GpuInstanceProfile { id: divvy_model::mig::GpuInstanceProfileId(100 + n), ..first.clone() });
     node.capabilities.insert(uuid, MigCapabilities::new(caps.memory_bytes, many));
-    assert_eq!(shape(&node.carve(None).pool), [(2, 0), (64, 0), (6, 0), (18, 0), (0, 2)]);
+    assert_eq!(shape(&node.carve(None).pool), [(2, 0), (64, 0), (6, 0), (18, 0), (2, 0), (0, 2)]);
 }
 
 #[test]
@@ -302,7 +320,7 @@ fn a_change_of_one_gpu_changes_its_own_slices_only() {
     let changed = |a: &Pool, b: &Pool| -> Vec<usize> {
         a.slices.iter().zip(&b.slices).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i).collect()
     };
-    assert_eq!((after.slices.len(), changed(&before, &after)), (before.slices.len(), vec![0, 3]));
+    assert_eq!((after.slices.len(), changed(&before, &after)), (before.slices.len(), vec![0, 3, 5]));
     assert_eq!(blocked(&after).len(), 19);
 }
 
@@ -346,3 +364,5 @@ fn an_unknown_profile_has_the_drivers_name_or_none() {
 }
 
 mod held;
+mod others;
+mod shares;

@@ -51,7 +51,11 @@ fn mig_of_h100() -> GpuMig {
         profile(9, 2, 3, 4, &[0, 4]),
         profile(0, 4, 7, 8, &[0]),
     ];
-    GpuMig { capabilities: MigCapabilities::new(80 << 30, profiles), instances: Vec::new() }
+    GpuMig {
+        capabilities: MigCapabilities::new(80 << 30, profiles),
+        instances: Vec::new(),
+        uuids: BTreeMap::new(),
+    }
 }
 
 /// A node of three GPUs with the numbers 0 to 2; 3 is known but gone, 4 cannot be read. MIG mode of 2 is on.

@@ -1,0 +1,22 @@
+//! The GPU for those with admin access, beside whoever holds it (ADR 3): a device that draws on no counters, so that
+//! it can be had whatever else is given out.
+
+use divvy_api::names::{attributes as attr, taints as keys};
+use divvy_model::DeviceKind;
+
+use crate::{AttributeValue, Device, Taint};
+
+/// The device beside `whole`. Its type keeps it out of every class but its own.
+pub(crate) fn device(ordinal: u32, whole: &Device) -> Device {
+    let mut device = Device::new(DeviceKind::Admin { ordinal }.device_name());
+    device.attributes.clone_from(&whole.attributes);
+    device.attributes.insert(attr::TYPE.to_owned(), AttributeValue::String("gpu-admin".to_owned()));
+    device.capacity.clone_from(&whole.capacity);
+    device
+}
+
+/// Its taints: those of the GPU that say more than that somebody is on it.
+pub(crate) fn taints(of_gpu: &[Taint]) -> Vec<Taint> {
+    let of_use = [keys::FENCED, keys::FOREIGN, keys::LINGERING, keys::MODE, keys::WITHDRAWN];
+    of_gpu.iter().filter(|taint| !of_use.contains(&taint.key.as_str())).cloned().collect()
+}
