@@ -254,9 +254,10 @@ impl Run<'_> {
                 return None;
             }
             let on = one.gpu.facts.mig_mode.is_on();
-            let (why, value) = match fits_mig_mode(mode, on) {
-                false => ("its MIG mode is on".to_owned(), "mig-mode-on"),
-                true => (format!("this GPU is not offered in {} now", mode.name()), "not-offered"),
+            let (why, value) = if fits_mig_mode(mode, on) {
+                (format!("this GPU is not offered as {} now", mode.name()), "not-offered")
+            } else {
+                ("its MIG mode is on".to_owned(), "mig-mode-on")
             };
             self.keep(&device.name, why);
             taints.push(Taint::no_schedule(keys::WITHDRAWN, Some(value)));

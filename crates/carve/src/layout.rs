@@ -33,7 +33,9 @@ pub(crate) fn slices(cards: BTreeMap<u32, Card>) -> Vec<Slice> {
         cut.entry(ordinal / GPUS_IN_SLICE).or_default().push(card.partitions);
         sets.entry(ordinal / max_sets).or_default().counter_sets.extend(card.counter_set);
     }
-    whole.values_mut().for_each(|devices| devices.reverse());
+    for devices in whole.values_mut() {
+        devices.reverse();
+    }
     // The last of the whole GPUs and the first of the shares are of the same GPUs, and share a slice.
     let first = whole.entry(0).or_default();
     first.extend(shares.remove(&0).unwrap_or_default());

@@ -6,6 +6,7 @@ use crate::{Feature, Instances, Modes, OfferedMode, OneMode, ServerFeatures};
 
 /// What the choice depends on.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "facts of a board, each by itself")]
 pub(crate) struct Facts<'a> {
     pub(crate) asked: &'a Modes,
     pub(crate) instances: Instances,

@@ -152,7 +152,7 @@ fn profiles_that_a_gpu_does_not_have_are_told_if_it_has_none_of_them() {
         let Some(capabilities) = divvy_gpu_sim::mig_capabilities(&gpu.model) else { continue };
         capable += 1;
         let known = inventory.gpus.get_mut(&gpu.facts.uuid).unwrap();
-        known.mig = Some(divvy_model::GpuMig { capabilities, instances: Vec::new() });
+        known.mig = Some(divvy_model::GpuMig { capabilities, instances: Vec::new(), uuids: BTreeMap::new() });
     }
     assert_eq!(capable, 1);
     let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
