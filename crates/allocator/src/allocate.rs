@@ -20,7 +20,7 @@ use crate::cel::{self, CelError, Program};
 use crate::explain::{self, Explanation};
 use crate::features::Features;
 use crate::nodes::NodeSelectorError;
-use crate::pools::{self, Slices};
+use crate::pools::{self, Gathered, Slices};
 
 pub(crate) use capacity::Unfit;
 pub(crate) use constraints::{Constraint, Kind, Value};
@@ -270,22 +270,45 @@ impl Allocator {
         Self { share_ids: ShareIds::new(source), ..self }
     }
 
-    /// Whether the claims of one pod can be satisfied together on the node, and with which devices.
+    /// Whether the claims of one pod can be satisfied together on the node, and with which devices; if not, why.
     ///
     /// Claims that are allocated already belong in [`Inputs::allocated`], not here.
     pub fn allocate(&self, inputs: &Inputs<'_>, claims: &[&ResourceClaim]) -> Result<Outcome, AllocError> {
+        self.search(inputs, claims, |prepared, search, pools| {
+            Outcome::DoesNotFit(explain::explain(prepared, search, pools))
+        })
+        .map(|found| found.map_or_else(|why| why, Outcome::Fits))
+    }
+
+    /// [`Allocator::allocate`] without the reasons: for the many nodes of a cluster, of which one is enough.
+    ///
+    /// Reasons look at every device for every request; a yes or no stops as soon as it is certain.
+    pub fn fit(
+        &self,
+        inputs: &Inputs<'_>,
+        claims: &[&ResourceClaim],
+    ) -> Result<Option<Allocated>, AllocError> {
+        self.search(inputs, claims, |_, _, _| ()).map(Result::ok)
+    }
+
+    fn search<No>(
+        &self,
+        inputs: &Inputs<'_>,
+        claims: &[&ResourceClaim],
+        why: impl for<'a> FnOnce(&Prepared<'a>, &mut Search<'_, 'a>, &[Gathered<'a>]) -> No,
+    ) -> Result<Result<Allocated, No>, AllocError> {
         let pools = pools::gather(inputs.slices, inputs.node, self.features)?;
         let prepared = Prepared::new(self, inputs, &pools, claims)?;
         let mut search = Search::new(&prepared, &pools);
         search.collect_all()?;
         if search.run()? {
             let results = results::assemble(&prepared, &search, &self.share_ids)?;
-            return Ok(Outcome::Fits(Allocated { results, steps: search.steps }));
+            return Ok(Ok(Allocated { results, steps: search.steps }));
         }
         if let Some((pool, problem)) = pools.iter().find_map(|p| Some((p, p.invalid()?))) {
             return Err(AllocError::InvalidPool { pool: pool.id(), problem: problem.to_owned() });
         }
-        Ok(Outcome::DoesNotFit(explain::explain(&prepared, &mut search, &pools)))
+        Ok(Err(why(&prepared, &mut search, &pools)))
     }
 
     /// [`Allocator::allocate`] for a single claim.

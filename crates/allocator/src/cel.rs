@@ -14,9 +14,11 @@ mod collections;
 mod device;
 mod equality;
 mod guard;
+mod known;
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the declaration macros pass arguments by reference")]
 mod library;
 mod macros;
+mod reads;
 mod regexes;
 mod types;
 
@@ -27,9 +29,9 @@ use ::cel::{Context, Env, ExecutionError, IdedExpr, Value};
 use k8s_openapi::api::resource::v1::Device;
 use thiserror::Error;
 
-use self::guard::Depth;
-
 use self::device::DeviceView;
+use self::guard::Depth;
+use self::known::Known;
 
 /// The longest expression that Kubernetes accepts, in bytes.
 pub const MAX_EXPRESSION_LENGTH: usize = 10 * 1024;
@@ -60,6 +62,8 @@ pub struct Program {
     source: String,
     expression: IdedExpr,
     depth: Depth,
+    /// Its answers, where what it reads of a device is known.
+    known: Option<Known>,
 }
 
 impl Program {
@@ -102,7 +106,10 @@ pub fn compile(expression: &str) -> Result<Program, CelError> {
         let text = format!("ERROR: <input>:-1:0: expression recursion limit exceeded: {limit}");
         Err(CelError::Compile(text))
     })?;
-    Ok(Program { source: expression.to_owned(), expression: parsed, depth })
+    // A deep expression is rare, and walking over it needs a deep stack too.
+    let reads = if depth == Depth::Shallow { reads::of(&parsed) } else { None };
+    let known = reads.map(Known::new);
+    Ok(Program { source: expression.to_owned(), expression: parsed, depth, known })
 }
 
 /// Parses and checks.
@@ -115,7 +122,16 @@ fn parse(expression: &str) -> Result<IdedExpr, CelError> {
 }
 
 /// Whether a device of `driver` satisfies the selector.
+///
+/// Evaluated once for all devices that agree in what the selector reads.
 pub fn eval(program: &Program, driver: &str, device: &Device) -> Result<bool, CelError> {
+    match &program.known {
+        Some(known) => known.or_else(driver, device, || eval_now(program, driver, device)),
+        None => eval_now(program, driver, device),
+    }
+}
+
+fn eval_now(program: &Program, driver: &str, device: &Device) -> Result<bool, CelError> {
     if program.depth == Depth::Shallow {
         return evaluate(program, driver, device);
     }

@@ -20,7 +20,7 @@ use crate::features::Features;
 use crate::nodes::{self, NodeSelectorError};
 
 pub(crate) use build::{Pool, PoolProblem};
-pub(crate) use counters::{Charge, Charges};
+pub(crate) use counters::Charge;
 
 /// The published slices, indexed so that looking at one node does not walk over those of all others.
 #[derive(Debug, Default)]

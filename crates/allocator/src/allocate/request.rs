@@ -13,7 +13,7 @@ use super::{AllocError, Allocator, Inputs, MAX_RESULTS, SelectorError};
 use crate::allocated::{DeviceId, Holder};
 use crate::cel::{CelError, Program};
 use crate::features::Features;
-use crate::pools::{Charges, Gathered, PoolProblem};
+use crate::pools::{Charge, Gathered, PoolProblem};
 
 /// Everything that a search reads and never changes.
 pub(crate) struct Prepared<'a> {
@@ -103,7 +103,7 @@ pub(crate) struct Candidate<'a> {
     /// The number of its pool on the node.
     pub(crate) home: usize,
     /// What it consumes of its pool's counters.
-    pub(crate) charges: Option<Charges>,
+    pub(crate) charges: Option<&'a [Charge]>,
     /// Whether several claims can have a share of it.
     pub(crate) shared: bool,
 }
@@ -134,7 +134,7 @@ impl<'a> Prepared<'a> {
     pub(crate) fn new(
         allocator: &Allocator,
         inputs: &'a Inputs<'a>,
-        pools: &[Gathered<'a>],
+        pools: &'a [Gathered<'a>],
         claims: &[&'a ResourceClaim],
     ) -> Result<Self, AllocError> {
         let mut prepared = Self {
@@ -341,18 +341,18 @@ impl Choice<'_> {
     }
 }
 
-fn candidates<'p, 'a>(
+fn candidates<'a>(
     home: usize,
-    pool: &'p Gathered<'a>,
+    pool: &'a Gathered<'a>,
     features: Features,
-) -> impl Iterator<Item = Candidate<'a>> + use<'p, 'a> {
+) -> impl Iterator<Item = Candidate<'a>> {
     pool.devices.iter().map(move |of_pool| Candidate {
         driver: pool.driver,
         pool: pool.name,
         slice: of_pool.slice,
         device: of_pool.device,
         home,
-        charges: of_pool.charges.clone(),
+        charges: of_pool.charges.as_deref(),
         shared: features.consumable_capacity && of_pool.device.allow_multiple_allocations == Some(true),
     })
 }

@@ -297,7 +297,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let prepared = self.prepared;
         let Some(candidate) = prepared.candidates.get(index) else { return false };
         let charged = self.charges(index).is_some();
-        if charged && let Some(charges) = &candidate.charges {
+        if charged && let Some(charges) = candidate.charges {
             self.ledger.charge(candidate.home, charges);
         }
         if candidate.shared {
@@ -336,7 +336,7 @@ impl<'s, 'a> Search<'s, 'a> {
         } else if let Some(claims) = self.taking.get_mut(index) {
             claims.pop();
         }
-        if charged && let Some(charges) = &candidate.charges {
+        if charged && let Some(charges) = candidate.charges {
             self.ledger.give_back(candidate.home, charges);
         }
     }

@@ -188,7 +188,7 @@ impl<'a> Search<'_, 'a> {
     /// The counters that the first pick of the candidate charges.
     pub(super) fn first_charges(&self, index: usize) -> Option<&'_ [crate::pools::Charge]> {
         let candidate = self.prepared.candidates.get(index)?;
-        let charges = candidate.charges.as_deref()?;
+        let charges = candidate.charges?;
         let paid = candidate.shared && self.uses(candidate).is_some_and(Uses::is_shared);
         (!paid).then_some(charges)
     }
