@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use anyhow::{Context, Result, ensure};
-use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
+use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Slices};
 use divvy_api::names::{CLASS_GPU, CLASS_MIG, CLASS_SHARE, DRIVER};
 use divvy_carve::{GpuRules, Modes};
 use divvy_fake_cluster::build::{mk_claim, mk_class, mk_node};
@@ -66,7 +66,7 @@ impl Cluster {
         let allocated = AllocatedState::from_claims([&holding(&self.published, held)]);
         let fits = |node: &Node| {
             let inputs = Inputs { slices, classes: &self.classes, allocated: &allocated, node };
-            matches!(allocator.allocate_one(&inputs, claim), Ok(Outcome::Fits(_)))
+            matches!(allocator.fit(&inputs, &[claim]), Ok(Some(_)))
         };
         let first = self.nodes.first().context("no node")?;
         let one = median(rounds, || {
