@@ -79,7 +79,8 @@ impl Known {
             *answers = Answers::default();
         }
         answers.kept += 1;
-        let answer = Answer { driver: driver.to_owned(), seen: seen.into_iter().map(keep).collect(), selected };
+        let answer =
+            Answer { driver: driver.to_owned(), seen: seen.into_iter().map(keep).collect(), selected };
         answers.by_hash.entry(hash).or_default().push(answer);
         Ok(selected)
     }

@@ -96,20 +96,22 @@ fn walk(expression: &IdedExpr, reads: &mut Vec<Read>) -> Option<()> {
 }
 
 /// What this very expression reads, if it is one of the known forms; the driver's name is no read.
-fn read(expression: &Expr) -> Option<Option<Read>> {
+fn read(expression: &Expr) -> Option<Vec<Read>> {
     if let Expr::Select(select) = expression
         && is_device(&select.operand)
     {
         return match select.field.as_str() {
-            "driver" => Some(None),
-            "allowMultipleAllocations" => Some(Some(Read::Shared)),
+            "driver" => Some(Vec::new()),
+            "allowMultipleAllocations" => Some(vec![Read::Shared]),
             _ => None,
         };
     }
     let (map, id) = match expression {
         Expr::Select(select) => (select.operand.as_ref(), select.field.as_str()),
         Expr::Call(call) => match (call.func_name.as_str(), arguments(call)?) {
-            (operators::INDEX | operators::OPT_INDEX | operators::OPT_SELECT, [map, id]) => (map, literal(id)?),
+            (operators::INDEX | operators::OPT_INDEX | operators::OPT_SELECT, [map, id]) => {
+                (map, literal(id)?)
+            }
             (operators::IN, [id, map]) => (map, literal(id)?),
             _ => return None,
         },
@@ -117,15 +119,17 @@ fn read(expression: &Expr) -> Option<Option<Read>> {
     };
     // `device.attributes["domain"]`, or the same of `device.capacity`.
     let Expr::Call(index) = &map.expr else { return None };
-    let (operators::INDEX, [maps, domain]) = (index.func_name.as_str(), arguments(index)?) else { return None };
+    let (operators::INDEX, [maps, domain]) = (index.func_name.as_str(), arguments(index)?) else {
+        return None;
+    };
     let Expr::Select(select) = &maps.expr else { return None };
     if !is_device(&select.operand) || select.test {
         return None;
     }
     let name = Name::new(literal(domain)?, id);
     match select.field.as_str() {
-        "attributes" => Some(Some(Read::Attribute(name))),
-        "capacity" => Some(Some(Read::Capacity(name))),
+        "attributes" => Some(vec![Read::Attribute(name)]),
+        "capacity" => Some(vec![Read::Capacity(name)]),
         _ => None,
     }
 }
