@@ -59,7 +59,7 @@ impl Offered {
 
     /// Decides what a node of this name publishes.
     pub(crate) fn carve(&self, node: &str) -> Carved {
-        let (nothing, nobody, nowhere) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        let (nothing, nobody) = (BTreeMap::new(), BTreeSet::new());
         let input = Input {
             node,
             inventory: &self.inventory,
@@ -69,8 +69,7 @@ impl Offered {
             previous: None,
             features: &self.features,
         };
-        let partitioning =
-            Partitioning { capabilities: &self.capabilities, rules: &self.rules, occupied: &nowhere };
+        let partitioning = Partitioning::new(&self.capabilities, &self.rules);
         carve_partitions(&input, &partitioning)
     }
 }
