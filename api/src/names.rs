@@ -143,6 +143,10 @@ pub mod taints {
     pub const MODE: &str = "gpu.divvy.dev/mode";
     /// The device needs another MIG mode, and the GPU's driver refuses to change it; see the Event on the node.
     pub const MIG_MODE_REFUSED: &str = "gpu.divvy.dev/mig-mode-refused";
+    /// Another driver or the device plugin has given the GPU, or a part of it, to somebody.
+    pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
+    /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that containers need.
+    pub const DRIVER_DOWN: &str = "gpu.divvy.dev/driver-down";
 }
 
 /// Conditions in `ResourceClaim.status.devices[].conditions`.
@@ -190,7 +194,15 @@ mod tests {
         assert_eq!(CDI_KIND, format!("{CDI_VENDOR}/{CDI_CLASS}"));
         assert_eq!(env::share_memory("gpu-0-ts"), "DIVVY_MEMORY_GPU_0_TS");
         assert_eq!(env::share_cores("gpu-0-ts"), "DIVVY_CORES_GPU_0_TS");
-        for key in [taints::LOST, taints::WITHDRAWN, taints::FENCED, taints::LINGERING, taints::FOREIGN] {
+        for key in [
+            taints::LOST,
+            taints::WITHDRAWN,
+            taints::FENCED,
+            taints::LINGERING,
+            taints::FOREIGN,
+            taints::NEIGHBOUR,
+            taints::DRIVER_DOWN,
+        ] {
             assert!(key.starts_with(DRIVER), "{key}");
         }
     }

@@ -23,10 +23,12 @@ use crate::claim_fetch::ClaimFetcher;
 use crate::config::Config;
 use crate::debug::Debug;
 use crate::dra::DraServer;
+use crate::drain;
 use crate::error::{RunError, io_error};
 use crate::events::Teller;
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
+use crate::node_watch;
 use crate::publish::Carver;
 use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
@@ -103,14 +105,12 @@ async fn run_ready(
     let _stop_parts = parts_stop.clone().drop_guard();
     let mut parts = JoinSet::<&'static str>::new();
     let refresh = Arc::new(Notify::new());
-    let owner = InventoryOwner {
-        gpus,
-        host: host.clone(),
-        timing: config.timing,
-        seen: seen_tx,
-        refresh: refresh.clone(),
-    };
-    part(&mut parts, "the inventory", owner.run(parts_stop.clone()));
+    let (node_tx, node) = watch::channel(None);
+    part(
+        &mut parts,
+        "the node watch",
+        node_watch::run(client.clone(), config.node_name.clone(), node_tx, parts_stop.clone()),
+    );
 
     let (changed, lingers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let teller = Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name));
@@ -125,9 +125,24 @@ async fn run_ready(
         budget: config.timing.call,
         changed: changed.clone(),
         lingers: lingers.clone(),
-        refresh,
+        refresh: refresh.clone(),
         after: told.clone(),
     }));
+    let (holds, works) = (executor.clone(), service.clone());
+    let owner = InventoryOwner {
+        gpus,
+        host: host.clone(),
+        timing: config.timing,
+        seen: seen_tx,
+        refresh,
+        edits: edits.clone(),
+        node,
+        release_file: drain::file_in(plugin_dir),
+        in_use: Arc::new(move || works.running() > 0 || holds.held().map_or(true, |held| !held.is_empty())),
+        teller: teller.clone(),
+        told: told.clone(),
+    };
+    part(&mut parts, "the inventory", owner.run(parts_stop.clone()));
 
     let (registered_tx, registered) = watch::channel(Registered::NotYet);
     let (in_charge_tx, in_charge) = watch::channel(false);
@@ -322,6 +337,7 @@ fn watch_readiness(
         loop {
             match &*seen.borrow_and_update() {
                 Seen { problem: Some(problem), .. } => inventory.waiting(problem.clone()),
+                Seen { down: Some(why), released: None, .. } => inventory.waiting(why.clone()),
                 Seen { inventory: Some(_), .. } => inventory.ready(),
                 Seen { inventory: None, .. } => inventory.waiting("GPUs are being read"),
             }

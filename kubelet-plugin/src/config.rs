@@ -96,6 +96,8 @@ pub struct Timing {
     pub list: Duration,
     /// How often all facts are read again.
     pub refresh: Duration,
+    /// How long a driver may be away before that is told on the node's object: after a boot it comes by itself.
+    pub driver_away: Duration,
     /// Longest pause between attempts to reach a driver that is not there.
     pub driver_retry: Duration,
     /// How often records are compared with the API, the kubelet and the GPUs.
@@ -125,6 +127,7 @@ impl Default for Timing {
             get: Duration::from_secs(10),
             list: Duration::from_secs(5),
             refresh: Duration::from_mins(1),
+            driver_away: Duration::from_mins(1),
             driver_retry: Duration::from_secs(5),
             reconcile: Duration::from_mins(10),
             reconcile_busy: Duration::from_secs(5),

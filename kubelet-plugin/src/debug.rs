@@ -50,6 +50,8 @@ impl Debug {
             "claimsRunning": self.service.running(),
             "inventory": gpus,
             "inventoryProblem": seen.problem,
+            "driverDown": seen.down,
+            "driverReleased": seen.released,
             "executor": self.executor.debug_state(),
             "pool": {
                 "inSync": publish.in_sync,

@@ -81,6 +81,26 @@ impl HostEdits {
         Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
     }
 
+    /// Whether containers can get the driver; cheap while they can.
+    pub(crate) fn check(&self) -> Result<(), EditsError> {
+        if self.lock().is_some() { Ok(()) } else { self.list_once() }
+    }
+
+    /// Lists the driver's files if they are not known; not again within a second after that failed.
+    fn list_once(&self) -> Result<(), EditsError> {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another claim's thread has listed them meanwhile, or the keeper has.
+        if self.lock().is_some() {
+            return Ok(());
+        }
+        if let Some((_, what)) = failed.as_ref().filter(|(at, _)| at.elapsed() < LIST_AGAIN) {
+            return Err(EditsError { what: what.clone(), source: None });
+        }
+        let listed = self.refresh(true);
+        *failed = listed.as_ref().err().map(|error| (Instant::now(), crate::chain(error)));
+        listed.map(drop)
+    }
+
     fn list(&self, driver: &Driver) -> Result<ContainerEdits, EditsError> {
         let files = divvy_host::driver_files(&self.host, driver)
             .map_err(|e| edits_error("the NVIDIA driver's files cannot be listed", e))?;
@@ -123,17 +143,7 @@ impl DeviceEdits for HostEdits {
         if let Some(common) = self.lock().as_ref() {
             return Ok(common.edits.clone());
         }
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another claim's thread has listed them meanwhile, or the keeper has.
-        if let Some(common) = self.lock().as_ref() {
-            return Ok(common.edits.clone());
-        }
-        if let Some((_, what)) = failed.as_ref().filter(|(at, _)| at.elapsed() < LIST_AGAIN) {
-            return Err(EditsError { what: what.clone(), source: None });
-        }
-        let listed = self.refresh(true);
-        *failed = listed.as_ref().err().map(|error| (Instant::now(), crate::chain(error)));
-        listed?;
+        self.list_once()?;
         match self.lock().as_ref() {
             Some(common) => Ok(common.edits.clone()),
             // Another thread found the driver gone just now.

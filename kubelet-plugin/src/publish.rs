@@ -112,8 +112,8 @@ impl Carver {
         // What may be offered depends on the server's version: a first pool made without it would withdraw partitions
         // for the seconds until it is known.
         features.lowest()?;
-        let inventory = self.seen.borrow_and_update().inventory.clone();
-        let kept = match self.kept(inventory.as_ref(), memory).await {
+        let Seen { inventory, down, .. } = self.seen.borrow_and_update().clone();
+        let kept = match self.kept(inventory.as_ref(), down.is_some(), memory).await {
             Ok(kept) => kept,
             Err(problem) => {
                 if memory.problem.as_ref() != Some(&problem) {
@@ -241,7 +241,12 @@ impl Carver {
     }
 
     /// Numbers new GPUs, forgets those long gone, and reads what the records say.
-    async fn kept(&self, inventory: Option<&Arc<Inventory>>, memory: &Memory) -> Result<Kept, String> {
+    async fn kept(
+        &self,
+        inventory: Option<&Arc<Inventory>>,
+        driver_down: bool,
+        memory: &Memory,
+    ) -> Result<Kept, String> {
         let present: Option<Vec<_>> = inventory
             .map(|i| i.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)).collect());
         // A number may be referred to as long as its device may be allocated: a while after it was withdrawn, and
@@ -281,6 +286,9 @@ impl Carver {
                         taint(&mut taints, &record.hold.gpu, keys::LINGERING);
                     }
                 }
+            }
+            for gpu in inventory.iter().flat_map(|inventory| inventory.gpus.keys()).filter(|_| driver_down) {
+                taint(&mut taints, gpu, keys::DRIVER_DOWN);
             }
             let (foreign, stale) = foreign.look(&executor, inventory.as_deref(), &records);
             for (gpu, placement) in &foreign {

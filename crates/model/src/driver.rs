@@ -39,6 +39,10 @@ pub trait GpuDriver: Send + Sync {
     /// Processes with a compute context on the GPU, sorted.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
 
+    /// Lets go of the driver until the next call, so that its kernel module can be unloaded: calls at work are
+    /// finished, and the last of them closes. Nothing for a driver that keeps nothing open.
+    fn release(&self) {}
+
     /// Changes of the GPU that are past their deadline and have not come back: they may still happen. Empty for a
     /// driver whose calls block until they are done.
     fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
@@ -160,6 +164,9 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     }
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
         (**self).mig_mode(gpu)
+    }
+    fn release(&self) {
+        (**self).release();
     }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         (**self).processes(gpu)

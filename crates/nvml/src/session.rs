@@ -317,6 +317,9 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
         let uuid = gpu.clone();
         self.call(GpuOp::Processes, Some(gpu), move |d| d.processes(&uuid))
     }
+    fn release(&self) {
+        self.reset();
+    }
     fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
         let hanging = self.hanging().into_iter();
         hanging.filter(|h| h.gpu.as_ref() == Some(gpu) && h.op.changes_gpu()).map(|h| h.op).collect()

@@ -297,3 +297,61 @@ fn a_call_that_panics_is_an_error_and_the_session_goes_on() {
     );
     assert_eq!(session.list(), Ok(Vec::new()));
 }
+
+/// A driver that counts how many of its kind are open.
+struct Counted {
+    sim: SimNode,
+    open: Arc<AtomicUsize>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl GpuDriver for Counted {
+    fn system(&self) -> Result<SystemFacts, GpuError> {
+        self.sim.system()
+    }
+    fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
+        self.sim.list()
+    }
+    fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
+        self.sim.facts(gpu)
+    }
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        self.sim.mig_mode(gpu)
+    }
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+        self.sim.processes(gpu)
+    }
+}
+
+#[test]
+fn a_driver_that_is_let_go_is_closed_by_the_last_call_at_work_and_opened_by_the_next() {
+    let sim = SimNode::parse("l4x1").unwrap();
+    let uuid = sim.uuids().remove(0);
+    let open = Arc::new(AtomicUsize::new(0));
+    let (behind, count) = (sim.clone(), open.clone());
+    let session = Session::new(config(Duration::from_mins(1)), move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        Ok(Counted { sim: behind.open()?, open: count.clone() })
+    });
+    session.release();
+    assert_eq!(open.load(Ordering::SeqCst), 0, "not opened to be closed");
+    session.list().unwrap();
+    let hang = sim.fault(Fault::hang().of(GpuOp::Facts));
+    thread::scope(|scope| {
+        let call = scope.spawn(|| session.facts(&uuid));
+        assert!(sim.wait_until_hanging(1, SOON));
+        session.release();
+        assert_eq!(open.load(Ordering::SeqCst), 1, "a call is at work");
+        sim.release(hang);
+        assert!(call.join().unwrap().is_ok(), "and is not cut");
+    });
+    until("the driver is closed", || open.load(Ordering::SeqCst) == 0);
+    sim.clear_faults();
+    session.list().unwrap();
+    assert_eq!(open.load(Ordering::SeqCst), 1);
+}

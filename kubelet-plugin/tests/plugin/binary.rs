@@ -8,7 +8,7 @@ use crate::node::{DRIVER, Node, PATIENCE, device, plain, wait};
 const BINARY: &str = env!("CARGO_BIN_EXE_divvy-kubelet-plugin");
 
 /// The mock library, which cargo puts beside this test.
-fn library() -> PathBuf {
+pub(crate) fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libnvidia_ml.so")
 }
 

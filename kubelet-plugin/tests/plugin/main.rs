@@ -9,6 +9,7 @@
 mod bad_input;
 mod binary;
 mod claims;
+mod driver;
 mod kills;
 mod life;
 mod mig;

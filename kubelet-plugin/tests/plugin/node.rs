@@ -11,6 +11,7 @@ use divvy_fake_cluster::{ClaimRef, FakeApi, FakeKubelet, KubeletConfig};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu, FixtureHost};
 use divvy_kubelet_plugin::{Args, Config, Deps, RunError, run};
+use divvy_model::GpuDriver;
 use divvy_proto::dra::v1::Device;
 use divvy_telemetry::{MetricsRegistry, Readiness};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
@@ -63,6 +64,8 @@ pub(crate) struct Node {
     pub(crate) kubelet: FakeKubelet,
     pub(crate) sim: SimNode,
     pub(crate) host: FixtureHost,
+    /// What the host was made of.
+    pub(crate) fixture: Fixture,
     pub(crate) dir: TempDir,
 }
 
@@ -82,13 +85,14 @@ impl Node {
             numa_node: gpu.topology.numa_node,
             pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".into()),
         });
-        let host = Fixture::new(fixture.collect()).build(&dir.path().join("host")).unwrap();
+        let fixture = Fixture::new(fixture.collect());
+        let host = fixture.build(&dir.path().join("host")).unwrap();
         fs_err::create_dir_all(dir.path().join("run/cdi")).unwrap();
         let api = FakeApi::new();
         api.put(&mk_node("n1")).unwrap();
         let config = change(KubeletConfig::new(dir.path().join("k"), "n1", api.clone()));
         let kubelet = FakeKubelet::start(config).unwrap();
-        Self { api, kubelet, sim, host, dir }
+        Self { api, kubelet, sim, host, fixture, dir }
     }
 
     /// A plugin's configuration for this node.
@@ -133,9 +137,13 @@ impl Node {
     }
 
     pub(crate) fn start_with(&self, config: Config) -> Plugin {
+        self.start_on(config, Arc::new(self.sim.clone()))
+    }
+
+    pub(crate) fn start_on(&self, config: Config, gpus: Arc<dyn GpuDriver>) -> Plugin {
         let deps = Deps {
             client: self.api.client(),
-            gpus: Arc::new(self.sim.clone()),
+            gpus,
             metrics: MetricsRegistry::new(),
             readiness: Readiness::new(),
         };
