@@ -72,3 +72,38 @@ impl KubeClaims {
         Ok(Api::<ResourceClaim>::all(self.client.clone()).list(&ListParams::default()).await?.items)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_fake_cluster::FakeApi;
+    use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_claim_that_a_lagging_cache_of_the_server_does_not_have_yet_is_not_gone() {
+        let (api, driver) = (FakeApi::new(), "gpu.divvy.dev");
+        let client = api.client();
+        let claims = Arc::new(KubeClaims {
+            fetcher: Arc::new(ClaimFetcher::new(client.clone(), Duration::from_secs(10))),
+            client,
+            driver: driver.to_owned(),
+            pool: "n1/divvy".to_owned(),
+            runtime: Handle::current(),
+        });
+        api.freeze_cache(true);
+        let results = vec![mk_result("gpu", driver, "n1/divvy", "gpu-0")];
+        let stored = api.put(&allocated(mk_claim("default", "c", driver, 1), results)).unwrap();
+        let uid: ClaimUid = stored.metadata.uid.unwrap().parse().unwrap();
+        let named = ClaimRef { uid: uid.clone(), namespace: "default".to_owned(), name: "c".to_owned() };
+        let look = move |name: Option<ClaimRef>| {
+            let (claims, uid) = (claims.clone(), uid.clone());
+            let until = SystemClock.now() + Duration::from_secs(10);
+            tokio::task::spawn_blocking(move || claims.look_up(&uid, name.as_ref(), until))
+        };
+        for name in [None, Some(named)] {
+            let found = look(name.clone()).await.unwrap();
+            assert!(matches!(found, Lookup::Found(_)), "{name:?}: {found:?}");
+        }
+    }
+}

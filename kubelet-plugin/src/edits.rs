@@ -247,16 +247,41 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let gpu = FixtureGpu {
+    fn gpu() -> FixtureGpu {
+        FixtureGpu {
             minor: 0,
             pci: "0000:3b:00.0".parse().unwrap(),
             numa_node: Some(0),
             pcie_root: "pci0000:00".into(),
-        };
-        let mut fixture = Fixture { driver_root: "/run/nvidia/driver".into(), ..Fixture::new(vec![gpu]) };
+        }
+    }
+
+    #[test]
+    fn claims_that_wait_for_a_driver_have_its_files_listed_once_a_second_however_many_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
+        let at = DriverAt { seen: Some(dir.path().join("absent")), host: None };
+        let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
+        edits.common().unwrap_err();
+        let listed = |at: Instant| edits.failed.lock().unwrap().as_mut().unwrap().0 = at;
+        // Just now, for as long as this test may take.
+        let just_now = Instant::now() + Duration::from_mins(1);
+        listed(just_now);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| drop(edits.common().unwrap_err()));
+            }
+        });
+        assert_eq!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now, "listed again");
+        listed(Instant::now().checked_sub(LIST_AGAIN).unwrap());
+        edits.common().unwrap_err();
+        assert_ne!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now);
+    }
+
+    #[test]
+    fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut fixture = Fixture { driver_root: "/run/nvidia/driver".into(), ..Fixture::new(vec![gpu()]) };
         let made = fixture.build(dir.path()).unwrap();
         let at = DriverAt { seen: None, host: Some("/run/nvidia/driver".into()) };
         let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);

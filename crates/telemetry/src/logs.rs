@@ -3,8 +3,8 @@
 use std::io::{IsTerminal, stderr};
 use std::str::FromStr;
 
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 /// How log lines look.
@@ -51,17 +51,20 @@ pub enum LogError {
 /// Sends logs to stderr. `filter` is a level, or levels by module (`info,kube=warn`).
 pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), LogError> {
     let filter = parse(filter)?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    // What is told is decided by `filter` alone.
+    let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(stderr);
     match format {
-        LogFormat::Plain => builder.with_ansi(stderr().is_terminal()).finish().try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).with_current_span(false).finish().try_init(),
+        LogFormat::Plain => builder.with_ansi(stderr().is_terminal()).finish().with(filter).try_init(),
+        LogFormat::Json => {
+            builder.json().flatten_event(true).with_current_span(false).finish().with(filter).try_init()
+        }
     }
     .map_err(LogError::Twice)
 }
 
-fn parse(filter: &str) -> Result<EnvFilter, LogError> {
-    let wrap = |source| LogError::Filter { filter: filter.to_owned(), source };
-    EnvFilter::builder().parse(filter).map_err(wrap)
+/// Levels by module. Not tracing's `EnvFilter`: its filters by span and field are not worth a regex engine.
+fn parse(filter: &str) -> Result<Targets, LogError> {
+    filter.parse().map_err(|source| LogError::Filter { filter: filter.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -284,6 +284,12 @@ impl FakeApi {
         self.0.wake();
     }
 
+    /// The server's watch cache falls behind, as it may: gets and lists with `resourceVersion=0` are answered with what
+    /// there is now, until it keeps up again. All others stay consistent.
+    pub fn freeze_cache(&self, frozen: bool) {
+        self.0.lock().store.freeze_cache(frozen);
+    }
+
     /// Ends all open watches cleanly, as a server does from time to time.
     pub fn close_watches(&self) {
         self.0.lock().epoch += 1;

@@ -172,11 +172,11 @@ fn objects(
     let selector = Selector::parse(&path.plural, &asked.query, state.minor())?;
     let now = now();
     match verb {
-        "get" => Ok(document(200, &state.store.get(&kind, &key)?)),
+        "get" => Ok(document(200, &state.store.get(&kind, &key, asked.parameter("resourceVersion"))?)),
         "list" => {
             let items: Vec<Value> = state
                 .store
-                .list(&kind.res, &path.namespace)
+                .list_at(&kind.res, &path.namespace, asked.parameter("resourceVersion"))
                 .filter(|o| selector.matches(o))
                 .cloned()
                 .collect();

@@ -62,6 +62,8 @@ pub(crate) struct Store {
     /// Changes after this version are all in `history`.
     complete_after: u64,
     names: u64,
+    /// What reads that are content with any version (`resourceVersion=0`) are answered from, while it lags behind.
+    stale: Option<BTreeMap<Key, Value>>,
     pub(crate) gates_off: BTreeSet<Gate>,
 }
 
@@ -75,6 +77,7 @@ impl Default for Store {
             version: 1,
             complete_after: 1,
             names: 0,
+            stale: None,
             gates_off: BTreeSet::new(),
         }
     }
@@ -93,14 +96,37 @@ impl Store {
         self.objects.get(key)
     }
 
-    pub(crate) fn get(&self, kind: &Kind, key: &Key) -> Result<Value, ApiError> {
-        self.objects.get(key).cloned().ok_or_else(|| ApiError::not_found(&kind.qualified(), &key.name))
+    /// From now on the watch cache is as the objects are now; or, it keeps up again.
+    pub(crate) fn freeze_cache(&mut self, frozen: bool) {
+        self.stale = frozen.then(|| self.objects.clone());
+    }
+
+    /// What a read that asks for this version sees.
+    fn seen_at(&self, version: &str) -> &BTreeMap<Key, Value> {
+        self.stale.as_ref().filter(|_| version == "0").unwrap_or(&self.objects)
+    }
+
+    pub(crate) fn get(&self, kind: &Kind, key: &Key, version: &str) -> Result<Value, ApiError> {
+        self.seen_at(version)
+            .get(key)
+            .cloned()
+            .ok_or_else(|| ApiError::not_found(&kind.qualified(), &key.name))
     }
 
     /// The objects of a resource, in one namespace or ("") in all.
     pub(crate) fn list<'a>(&'a self, res: &'a Res, namespace: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.list_at(res, namespace, "")
+    }
+
+    /// The same, as a read that asks for this version sees them.
+    pub(crate) fn list_at<'a>(
+        &'a self,
+        res: &'a Res,
+        namespace: &'a str,
+        version: &str,
+    ) -> impl Iterator<Item = &'a Value> {
         let first = Key { res: res.clone(), namespace: namespace.into(), name: String::new() };
-        self.objects
+        self.seen_at(version)
             .range(first..)
             .take_while(move |(key, _)| {
                 key.res == *res && (namespace.is_empty() || key.namespace == namespace)

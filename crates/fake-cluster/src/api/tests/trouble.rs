@@ -55,6 +55,18 @@ async fn a_held_request_goes_on_when_released_and_a_hanging_one_only_ends_with_t
 }
 
 #[tokio::test]
+async fn a_cache_that_lags_is_seen_by_those_who_ask_for_any_version_and_by_nobody_else() {
+    let api = FakeApi::new();
+    api.freeze_cache(true);
+    api.put(&slice("a", "n")).unwrap();
+    let any = ListParams::default().match_any();
+    assert_eq!(slices(&api).list(&any).await.unwrap().items.len(), 0);
+    assert_eq!(slices(&api).list(&ListParams::default()).await.unwrap().items.len(), 1);
+    api.freeze_cache(false);
+    assert_eq!(slices(&api).list(&any).await.unwrap().items.len(), 1);
+}
+
+#[tokio::test]
 async fn a_gate_that_is_off_drops_its_fields_and_only_those() {
     let api = FakeApi::new();
     let mut wanted = slice("a", "n");
