@@ -13,7 +13,7 @@ use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use divvy_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use fs_err as fs;
 use futures::future::try_join_all;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::Api;
 use tonic::transport::Channel;
 
@@ -23,15 +23,15 @@ use crate::table::{Budget, Row, Value};
 
 const NAMESPACE: &str = "default";
 /// As many as the largest shape needs.
-const GPUS: &str = "h100x16";
+pub(crate) const GPUS: &str = "h100x16";
 /// A GET of a claim from a real API server on this kind of machine, over TLS (DESIGN section 9).
 const REAL_GET: Duration = Duration::from_micros(950);
 /// Rounds before those that count: connections are opened, caches filled, threads started.
-const WARM_UP: usize = 5;
+pub(crate) const WARM_UP: usize = 5;
 
 /// How claims come to the plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+pub(crate) enum Shape {
     /// So many in one call.
     OneCall(usize),
     /// Each in a call of its own, all at once.
@@ -58,22 +58,30 @@ const SHAPES: [Shape; 4] = [Shape::OneCall(1), Shape::OneCall(8), Shape::OneCall
 
 /// What one shape took.
 #[derive(Default)]
-struct Times {
+pub(crate) struct Times {
     get: Samples,
-    write: Samples,
+    pub(crate) write: Samples,
     /// GET and write of the same round.
-    reference: Samples,
+    pub(crate) reference: Samples,
     remove: Samples,
-    prepare: Samples,
-    unprepare: Samples,
+    pub(crate) prepare: Samples,
+    pub(crate) unprepare: Samples,
+}
+
+/// Names of the devices of the claims of a round, by their position, and their shares' ids where they have such.
+pub(crate) type Devices = fn(usize) -> (String, Option<String>);
+
+fn whole(gpu: usize) -> (String, Option<String>) {
+    (format!("gpu-{gpu}"), None)
 }
 
 /// A plugin to call, and what it is compared with.
-struct Bench {
+pub(crate) struct Bench {
     rig: Rig,
     plugin: Plugin,
     dra: DraPluginClient<Channel>,
     api: Api<ResourceClaim>,
+    devices: Devices,
     /// Where bare files are written, and how long they are.
     bare: PathBuf,
     bytes: Vec<u8>,
@@ -88,16 +96,7 @@ pub(crate) fn measure(
     rounds: usize,
     real: Option<&Path>,
 ) -> Result<Vec<Row>> {
-    let rig = Rig::new(programs, parent, GPUS, real)?;
-    let mut plugin = rig.start()?;
-    rig.wait_until_published(&mut plugin)?;
-    let dra = rig.connect(&mut plugin)?;
-    let api = Api::namespaced(rig.client(), NAMESPACE);
-    // Where the plugin's files are: what makes files slow there makes these slow too.
-    let bare = rig.plugin_dir().join("bare");
-    fs::create_dir(&bare)?;
-    let mut bench = Bench { rig, plugin, dra, api, bare, bytes: Vec::new(), next: 0 };
-    bench.bytes = vec![b' '; bench.record_size()?];
+    let mut bench = Bench::new(Rig::new(programs, parent, GPUS, real)?, whole)?;
 
     let mut empty = Samples::default();
     let mut shapes = SHAPES.map(|shape| (shape, Times::default()));
@@ -195,15 +194,31 @@ fn unprepare_rows(shape: Shape, times: &Times) -> [Row; 2] {
 }
 
 impl Bench {
-    /// New claims, each with the GPU of its position.
-    fn claims(&mut self, count: usize) -> Result<Vec<Claim>> {
-        (0..count).map(|gpu| self.claim(gpu)).collect()
+    /// A plugin that has published its devices.
+    pub(crate) fn new(rig: Rig, devices: Devices) -> Result<Self> {
+        let mut plugin = rig.start()?;
+        rig.wait_until_published(&mut plugin)?;
+        let dra = rig.connect(&mut plugin)?;
+        let api = Api::namespaced(rig.client(), NAMESPACE);
+        // Where the plugin's files are: what makes files slow there makes these slow too.
+        let bare = rig.plugin_dir().join("bare");
+        fs::create_dir(&bare)?;
+        let mut bench = Self { rig, plugin, dra, api, devices, bare, bytes: Vec::new(), next: 0 };
+        bench.bytes = vec![b' '; bench.record_size()?];
+        Ok(bench)
     }
 
-    fn claim(&mut self, gpu: usize) -> Result<Claim> {
+    /// New claims, each with the device of its position.
+    fn claims(&mut self, count: usize) -> Result<Vec<Claim>> {
+        (0..count).map(|position| self.claim(position)).collect()
+    }
+
+    fn claim(&mut self, position: usize) -> Result<Claim> {
         self.next += 1;
         let name = format!("claim-{}", self.next);
-        let result = mk_result("gpu", DRIVER, &pool_name(NODE), &format!("gpu-{gpu}"));
+        let (device, share_id) = (self.devices)(position);
+        let result =
+            DeviceRequestAllocationResult { share_id, ..mk_result("gpu", DRIVER, &pool_name(NODE), &device) };
         let claim = allocated(mk_claim(NAMESPACE, &name, DRIVER, 1), vec![result]);
         let pod = format!("pod-{}", self.next);
         let stored = self.rig.put(&reserved(claim, &pod, &pod))?;
@@ -232,7 +247,8 @@ impl Bench {
         Ok(usize::try_from(record.len())?)
     }
 
-    fn round(&mut self, shape: Shape, times: &mut Times) -> Result<()> {
+    /// New claims in this shape, from the bare reads and writes to the last unprepare.
+    pub(crate) fn round(&mut self, shape: Shape, times: &mut Times) -> Result<()> {
         let claims = self.claims(shape.claims())?;
         let get = self.get(&claims)?;
         let write = self.files(claims.len(), write_synced)?;

@@ -3,6 +3,7 @@
 
 mod allocator;
 mod binary;
+mod burst;
 mod latency;
 mod life;
 mod offered;
@@ -84,6 +85,8 @@ enum Part {
     Claims,
     /// Prepare and unprepare of partitions
     Partitions,
+    /// Prepare and unprepare of shares, one and many at once
+    Shares,
     /// Start to first slices; then the allocator, on those slices
     Start,
     /// Memory, CPU and API calls without work
@@ -153,6 +156,12 @@ fn run(args: &Released) -> Result<()> {
         let filesystem = rig::filesystem(&dir)?;
         let rows = partitions::measure(&programs, &dir, calls)?;
         report.add(format!("Claims for partitions; records on {filesystem}"), rows);
+    }
+    if wanted(Part::Shares) {
+        progress("shares");
+        let filesystem = rig::filesystem(&dir)?;
+        let rows = burst::measure(&programs, &dir, calls.div_ceil(4))?;
+        report.add(format!("Claims for shares; records on {filesystem}"), rows);
     }
     if wanted(Part::Start) {
         progress("start");

@@ -177,6 +177,8 @@ impl Rig {
             .args(["--log-format", "json", "--log-level", "info"])
             .args(&self.flags)
             .env("DIVVY_MOCK_STATE", root.join("gpus.json"))
+            // As the chart sets it.
+            .env("MALLOC_ARENA_MAX", "2")
             .env("DIVVY_MOCK_GPUS", &self.gpus)
             .stdin(Stdio::null())
             .stdout(Stdio::null());

@@ -172,7 +172,7 @@ fn objects(
     let selector = Selector::parse(&path.plural, &asked.query, state.minor())?;
     let now = now();
     match verb {
-        "get" => Ok(document(200, &state.store.get(&kind, &key, asked.parameter("resourceVersion"))?)),
+        "get" => Ok(document(200, &state.store.get_at(&kind, &key, asked.parameter("resourceVersion"))?)),
         "list" => {
             let items: Vec<Value> = state
                 .store

@@ -106,7 +106,12 @@ impl Store {
         self.stale.as_ref().filter(|_| version == "0").unwrap_or(&self.objects)
     }
 
-    pub(crate) fn get(&self, kind: &Kind, key: &Key, version: &str) -> Result<Value, ApiError> {
+    pub(crate) fn get(&self, kind: &Kind, key: &Key) -> Result<Value, ApiError> {
+        self.get_at(kind, key, "")
+    }
+
+    /// The same, as a read that asks for this version sees it.
+    pub(crate) fn get_at(&self, kind: &Kind, key: &Key, version: &str) -> Result<Value, ApiError> {
         self.seen_at(version)
             .get(key)
             .cloned()
