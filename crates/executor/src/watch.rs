@@ -24,7 +24,19 @@ pub trait Watch: Send {
 
 /// A folder on disk.
 pub(crate) struct FolderWatch {
-    inotify: OwnedFd,
+    /// There until this is dropped.
+    inotify: Option<OwnedFd>,
+}
+
+impl Drop for FolderWatch {
+    /// The kernel takes its time to take a watch down (10 ms and more: it waits until nobody looks at it any more), and
+    /// whoever waited has an answer to give.
+    fn drop(&mut self) {
+        if let Some(inotify) = self.inotify.take() {
+            // Without a thread to spare it is done here.
+            drop(std::thread::Builder::new().name("watch-end".to_owned()).spawn(move || drop(inotify)));
+        }
+    }
 }
 
 impl FolderWatch {
@@ -36,14 +48,15 @@ impl FolderWatch {
             | inotify::WatchFlags::DELETE
             | inotify::WatchFlags::ONLYDIR;
         inotify::add_watch(&inotify, dir, changes)?;
-        Ok(Self { inotify })
+        Ok(Self { inotify: Some(inotify) })
     }
 
     /// Reads all that there is to tell; whether it was about more than files being written.
     fn drain(&self) -> bool {
+        let Some(inotify) = &self.inotify else { return false };
         let mut changed = false;
         let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        let mut reader = inotify::Reader::new(inotify, &mut buffer);
         loop {
             match reader.next() {
                 // Without a name: so much has happened that events were lost.
@@ -59,8 +72,8 @@ impl FolderWatch {
 
 impl Watch for FolderWatch {
     fn wait(&mut self, cancel: &Cancel, time: Duration) -> bool {
-        let mut wanted = vec![PollFd::from_borrowed_fd(self.inotify.as_fd(), PollFlags::IN)];
-        wanted.extend(cancel.told().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let fds = self.inotify.as_ref().map(AsFd::as_fd).into_iter().chain(cancel.told());
+        let mut wanted: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // Asked after `told`, so that a cancel in between is not missed.
         if cancel.is_cancelled() {
             return false;
