@@ -57,6 +57,18 @@ pub enum ConfigError {
         /// A field with nearly the same name.
         near: Option<String>,
     },
+    /// A text that is not one of those the field takes.
+    #[error("{} is {found:?}, expected {}{}", field(path), known.join(" or "), nearest(near.as_deref()))]
+    Value {
+        /// Path of the field.
+        path: String,
+        /// What was written.
+        found: String,
+        /// What there is.
+        known: Vec<&'static str>,
+        /// One with nearly the same name.
+        near: Option<String>,
+    },
     /// A field that appears twice.
     #[error("{} appears twice (keep one)", field(path))]
     Duplicate {
@@ -75,6 +87,7 @@ impl ConfigError {
             Self::ApiVersion { .. } => "api-version",
             Self::Kind { .. } => "kind",
             Self::UnknownField { .. } => "unknown-field",
+            Self::Value { .. } => "value",
             Self::Duplicate { .. } => "duplicate-field",
         }
     }

@@ -33,7 +33,7 @@ impl Fields {
     /// Takes a field that must be a string.
     pub(crate) fn string(&mut self, name: &'static str, hint: &str) -> Result<String, ConfigError> {
         self.known.push(name);
-        let path = format!("{}{name}", self.prefix);
+        let path = self.path(name);
         match self.take(name) {
             Some(Tree::String(text)) => Ok(text),
             Some(other) => Err(ConfigError::WrongType { path, expected: "a string", found: other.kind() }),
@@ -46,6 +46,18 @@ impl Fields {
                 Err(ConfigError::Missing { path, hint })
             }
         }
+    }
+
+    /// Takes a field that may be absent and is an object.
+    pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ConfigError> {
+        self.known.push(name);
+        let path = self.path(name);
+        self.take(name).map(|tree| Self::open(&path, tree)).transpose()
+    }
+
+    /// Path of a field of the object.
+    pub(crate) fn path(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     /// Refuses what was not taken, naming the nearest known field.

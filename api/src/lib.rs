@@ -13,5 +13,5 @@ pub mod names;
 pub mod policy;
 mod tree;
 
-pub use config::{DeviceConfig, GpuConfig, KINDS, MigConfig, ShareConfig, decode, decode_slice};
+pub use config::{DeviceConfig, GpuConfig, KINDS, MigConfig, ShareConfig, TimeSlicing, decode, decode_slice};
 pub use error::ConfigError;
