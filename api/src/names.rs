@@ -166,6 +166,12 @@ pub mod env {
         format!("DIVVY_MIG_UUID_{}", in_capitals(device))
     }
 
+    /// `true` where a MIG partition was made by the node's administrator and outlives the claim: `DIVVY_MIG_STATIC_`, and
+    /// the device's name in capitals with underscores.
+    pub fn mig_static(device: &str) -> String {
+        format!("DIVVY_MIG_STATIC_{}", in_capitals(device))
+    }
+
     /// Memory that the shares of a device were granted, in bytes: `DIVVY_MEMORY_`, and the device's name in capitals
     /// with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one request are added up. Nobody enforces
     /// it: a program that keeps to it gets along with its neighbours.

@@ -6,7 +6,7 @@ use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource, MigSteps,
     Parts, SystemClock,
 };
-use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery};
+use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, Inventory};
 use tokio::sync::watch;
 
@@ -16,6 +16,7 @@ use crate::config::{Config, Offer};
 use crate::edits::{DriverAt, HostEdits};
 use crate::error::io_error;
 use crate::inventory::Seen;
+use crate::time_slices::SmiSlices;
 
 /// The latest inventory, for the executor's threads.
 struct Latest(watch::Receiver<Seen>);
@@ -26,8 +27,12 @@ impl InventorySource for Latest {
     }
 }
 
+fn driver_at(config: &Config) -> DriverAt {
+    DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() }
+}
+
 pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, RunError> {
-    let at = DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() };
+    let at = driver_at(config);
     let nodes = match &config.device_nodes {
         None => DeviceNodes::Real,
         Some(table) => {
@@ -62,6 +67,7 @@ pub(crate) fn executor(
     let dir = &config.plugin_dir;
     let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
     let pods_of = host.clone();
+    let inventory = Arc::new(Latest(seen));
     let parts = Parts {
         store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
         locks: Arc::new(
@@ -70,11 +76,19 @@ pub(crate) fn executor(
         cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
         edits,
         steps: Arc::new(MigSteps::new(gpus.clone())),
+        time_slices: Arc::new(SmiSlices {
+            host: host.clone(),
+            at: driver_at(config),
+            // Without the path of this very program, only programs that need no other root can be run.
+            smi: Smi::new(std::env::current_exe().ok()),
+            inventory: inventory.clone(),
+            clock: clock.clone(),
+        }),
         processes: Arc::new(DriverProcesses {
             gpus: gpus.clone(),
             pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids),
         }),
-        inventory: Arc::new(Latest(seen)),
+        inventory,
         claims,
         clock,
     };

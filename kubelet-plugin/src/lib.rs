@@ -35,10 +35,12 @@ mod service;
 mod sockets;
 mod start;
 mod tasks;
+mod time_slices;
 
 pub use app::{Deps, run};
 pub use args::Args;
 pub use config::{Config, ConfigError, Offer, Timing};
+pub use divvy_host::enter_root;
 pub use error::RunError;
 pub use sockets::{SocketNames, TooLong};
 pub use start::{StartError, start};

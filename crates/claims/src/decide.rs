@@ -1,12 +1,13 @@
 //! The prepare decision. Everything it looks at is in the [`Snapshot`]; everything that is to be done is in the
 //! [`Decision`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, HoldKind, Inventory, MigMode, Ordinals,
+    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, Hold, HoldKind, Inventory, MigMode, Ordinals,
+    TimeSlice,
 };
 
 use crate::{
@@ -31,6 +32,33 @@ pub struct Snapshot<'a> {
     pub boot: &'a BootId,
     /// Whether MIG mode may be changed for a claim, where that needs no reset (Hopper and later).
     pub toggle_mig: bool,
+    /// What the node's rules say about single GPUs.
+    pub rights: &'a Rights,
+}
+
+/// What the node's rules let prepare do to single GPUs, beyond what is served without being asked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// GPUs whose MIG mode may be changed for a claim, where that needs no reset.
+    pub toggle_mig: BTreeSet<GpuUuid>,
+    /// GPUs whose instances are made by others: what lives is served; nothing is made or destroyed, and MIG mode stays.
+    pub static_gpus: BTreeSet<GpuUuid>,
+}
+
+/// Why a holder is in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clash {
+    /// It holds what is wanted.
+    Device,
+    /// It holds the GPU in another mode.
+    Mode,
+    /// It has set another time slice.
+    TimeSlice {
+        /// What is wanted.
+        wanted: TimeSlice,
+        /// What it has set.
+        found: TimeSlice,
+    },
 }
 
 /// A claim that is in the way.
@@ -44,6 +72,8 @@ pub enum Holder {
         device: DeviceName,
         /// Whether it has been unprepared and only something left over is in the way, and what.
         leaving: Option<String>,
+        /// Why it is in the way.
+        clash: Clash,
     },
     /// Its record cannot be read, so it may.
     Unreadable {
@@ -128,8 +158,7 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         let device = || result.device.clone();
         let kind = DeviceKind::parse(&result.device)
             .map_err(|source| Refusal::UnknownDevice { claim: claim.reference(), source })?;
-        // Only decoded and checked: there is nothing to set yet.
-        let _config = resolve(claim, seen.driver, &result.request, &kind)?;
+        let config = resolve(claim, seen.driver, &result.request, &kind)?;
         let uuid = seen.ordinals.gpu(kind.ordinal()).ok_or_else(|| match seen.inventory {
             Some(_) => Refusal::UnknownOrdinal { claim: claim.reference(), device: device() },
             // GPUs get their numbers when they are first seen: nobody can say yet that there is none.
@@ -164,14 +193,38 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
                 Refusal::Overlap { claim, device: device(), other, gpu: uuid.clone() }
             });
         }
-        devices.push(RecordedDevice {
+        // Admin access changes nothing, whatever its config says.
+        let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
+        let is_static = matches!(hold, HoldKind::Partition { .. }) && seen.rights.static_gpus.contains(uuid);
+        let new = RecordedDevice {
             allocated: result.clone(),
             gpu: uuid.clone(),
             kind: hold,
-            time_slice: None,
-        });
+            time_slice,
+            is_static,
+        };
+        one_time_slice(claim, &devices, &new)?;
+        devices.push(new);
     }
     Ok(devices)
+}
+
+/// A GPU has one time slice for all.
+fn one_time_slice(claim: &Claim, devices: &[RecordedDevice], new: &RecordedDevice) -> Result<(), Refusal> {
+    let Some(wanted) = new.time_slice else { return Ok(()) };
+    let asked = devices
+        .iter()
+        .filter(|d| d.gpu == new.gpu)
+        .find_map(|d| Some((d, d.time_slice.filter(|other| *other != wanted)?)));
+    let Some((other, other_wanted)) = asked else { return Ok(()) };
+    Err(Refusal::TwoTimeSlices {
+        claim: claim.reference(),
+        device: new.allocated.device.clone(),
+        wanted,
+        other: other.allocated.device.clone(),
+        other_wanted,
+        gpu: new.gpu.clone(),
+    })
 }
 
 /// The exact place of a partition: profile id and start are in its name, the size is the profile's.
@@ -196,7 +249,7 @@ fn partition(claim: &Claim, name: &PartitionName, gpu: &Gpu) -> Result<HoldKind,
 /// Where MIG mode may be changed the step is always planned: the inventory may be older than the last change, and the
 /// step finds out whether there is anything to do.
 fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
-    let (mut modes, mut makes) = (BTreeMap::new(), Vec::new());
+    let (mut modes, mut slices, mut makes) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for wanted in devices {
         let on = match wanted.kind {
             HoldKind::Admin => continue,
@@ -204,13 +257,19 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
             HoldKind::Partition { .. } => true,
         };
         makes.extend(wanted.step());
+        if let Some(to) = wanted.time_slice.filter(|to| !is_in_force(claim, &wanted.gpu, *to, seen)) {
+            slices.insert(&wanted.gpu, to);
+        }
         let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
         let facts = &find(claim, device, gpu, seen)?.facts;
         if facts.mig_mode == MigMode::Unsupported {
             continue;
         }
         let ours = seen.gpus.get(gpu).and_then(Stored::fine).is_some_and(GpuState::turned_mig_on);
-        if ours || (seen.toggle_mig && facts.architecture.toggles_mig_without_reset()) {
+        let ours = ours && !seen.rights.static_gpus.contains(gpu);
+        let may = seen.toggle_mig || seen.rights.toggle_mig.contains(gpu);
+        let may = may && !seen.rights.static_gpus.contains(gpu);
+        if ours || (may && facts.architecture.toggles_mig_without_reset()) {
             modes.insert(gpu, on);
         } else if facts.mig_mode.is_on() != on {
             let (claim, device, gpu) = (claim.reference(), device.clone(), gpu.clone());
@@ -223,11 +282,25 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
     }
     let mut steps: Vec<_> =
         modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect();
+    steps.extend(slices.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to }));
     steps.extend(makes);
     if !devices.is_empty() {
         steps.push(Step::WriteCdi);
     }
     Ok(steps)
+}
+
+/// Whether the GPU has this time slice already: we have set it in this boot, and another claim that asked for it has held
+/// the GPU since. (Without one the driver may have been loaded anew.)
+fn is_in_force(claim: &Claim, gpu: &GpuUuid, to: TimeSlice, seen: &Snapshot<'_>) -> bool {
+    let set = seen.gpus.get(gpu).and_then(Stored::fine).and_then(|state| state.time_slice(seen.boot));
+    let mut others = seen.records.iter().filter(|(uid, _)| **uid != claim.uid);
+    let asks = |record: &Record| {
+        record.phase == Phase::Prepared
+            && record.boot == *seen.boot
+            && record.holds().any(|hold| hold.gpu == *gpu && hold.time_slice == Some(to))
+    };
+    set == Some(to) && others.any(|(_, stored)| stored.fine().is_some_and(asks))
 }
 
 fn find<'a>(
@@ -289,18 +362,18 @@ fn conflicts(
                         return Err(Refusal::HeldByNewer { claim, device, gpu, holder, version: *version });
                     }
                 }
-                Stored::Fine(record) => holders.extend(
-                    record.holds().find(|h| h.gpu == *gpu && !may_share(h.kind, wanted.kind)).map(|hold| {
-                        Holder::Record {
-                            claim: record.reference(),
-                            device: hold.device,
-                            leaving: match &record.phase {
-                                Phase::Leaving(leaving) => Some(leaving.reason.clone()),
-                                Phase::Preparing | Phase::Prepared => None,
-                            },
-                        }
-                    }),
-                ),
+                Stored::Fine(record) => {
+                    let clashing = record.holds().find_map(|hold| Some((clash(&hold, wanted)?, hold.device)));
+                    holders.extend(clashing.map(|(clash, device)| Holder::Record {
+                        claim: record.reference(),
+                        device,
+                        leaving: match &record.phase {
+                            Phase::Leaving(leaving) => Some(leaving.reason.clone()),
+                            Phase::Preparing | Phase::Prepared => None,
+                        },
+                        clash,
+                    }));
+                }
             }
         }
         if !holders.is_empty() {
@@ -309,6 +382,21 @@ fn conflicts(
         }
     }
     Ok(None)
+}
+
+/// Whether a hold is in the way of a device, and why.
+fn clash(hold: &Hold, wanted: &RecordedDevice) -> Option<Clash> {
+    if hold.gpu != wanted.gpu {
+        return None;
+    }
+    if !may_share(hold.kind, wanted.kind) {
+        let same = hold.kind.needs() == wanted.kind.needs();
+        return Some(if same { Clash::Device } else { Clash::Mode });
+    }
+    match (wanted.time_slice, hold.time_slice) {
+        (Some(wanted), Some(found)) if wanted != found => Some(Clash::TimeSlice { wanted, found }),
+        _ => None,
+    }
 }
 
 /// Whether two holds fit on one GPU: by the mode lock (DESIGN section 1), only partitions beside each other, and shares.

@@ -1,6 +1,6 @@
 //! What belongs to a GPU and to no claim: what we changed on it, what it was before, and whether it is fenced.
 
-use divvy_model::{BootId, ClaimUid, Hold, HoldKind};
+use divvy_model::{BootId, ClaimUid, Hold, HoldKind, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 use crate::stored::{self, Stored, Versions};
@@ -13,6 +13,13 @@ pub enum Setting {
     MigMode {
         /// On or off.
         on: bool,
+    },
+    /// How long contexts run in turn. Nothing of it outlasts a boot.
+    TimeSlice {
+        /// How long.
+        slice: TimeSlice,
+        /// In which boot it was found or set.
+        boot: BootId,
     },
 }
 
@@ -31,9 +38,9 @@ pub struct Fence {
 /// What is kept about a GPU (`gpus/<uuid>.json`). No file means the default: never touched, not fenced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuState {
-    /// Settings as they were before we changed them.
+    /// Settings as they were before we changed them. One of each kind at most, MIG mode first.
     pub baseline: Vec<Setting>,
-    /// Settings we changed. Only these are ever reset, to the baseline.
+    /// Settings we changed, in the same order. Only these are ever reset, to the baseline.
     pub applied: Vec<Setting>,
     /// Set while a step's outcome is not known.
     pub fence: Option<Fence>,
@@ -45,27 +52,38 @@ pub struct GpuState {
 pub enum Goal {
     /// Nobody holds it: what we applied may be reset.
     Idle,
-    /// One claim holds all of it.
-    Whole,
+    /// One claim holds all of it, for all its containers.
+    Whole(Option<TimeSlice>),
     /// Claims hold partitions of it: MIG mode must be on.
     Partitioned,
-    /// Claims hold time-sliced shares of it.
-    TimeSliced,
+    /// Claims hold time-sliced shares of it; those that ask for a time slice ask for this one.
+    TimeSliced(Option<TimeSlice>),
+}
+
+impl Goal {
+    /// The time slice that holders ask for.
+    pub fn time_slice(self) -> Option<TimeSlice> {
+        match self {
+            Self::Whole(slice) | Self::TimeSliced(slice) => slice,
+            Self::Idle | Self::Partitioned => None,
+        }
+    }
 }
 
 /// The goal for a GPU's live holds. Admin access does not count.
 pub fn goal<'a>(holds: impl IntoIterator<Item = &'a Hold>) -> Goal {
     holds.into_iter().fold(Goal::Idle, |so_far, hold| match hold.kind {
-        HoldKind::Whole => Goal::Whole,
+        HoldKind::Whole => Goal::Whole(so_far.time_slice().or(hold.time_slice)),
         HoldKind::Partition { .. } => Goal::Partitioned,
-        HoldKind::Share => Goal::TimeSliced,
+        HoldKind::Share => Goal::TimeSliced(so_far.time_slice().or(hold.time_slice)),
         HoldKind::Admin => so_far,
     })
 }
 
-/// Version 1 of the file. Frozen once released: a change makes a version 2 beside it.
+/// Version 2 of the file, and version 1, which has the same fields and no time slices. Frozen once released: a change
+/// makes a version 3 beside it.
 #[derive(Serialize, Deserialize)]
-struct GpuStateV1 {
+struct GpuStateV2 {
     baseline: Vec<Setting>,
     applied: Vec<Setting>,
     fence: Option<Fence>,
@@ -73,19 +91,35 @@ struct GpuStateV1 {
 
 /// Newest first; adding a version breaks the fixture test until there is a fixture for it.
 const VERSIONS: Versions<GpuState> = Versions {
-    current: 1,
+    current: 2,
     encode: |s| {
-        serde_json::to_value(GpuStateV1 {
+        serde_json::to_value(GpuStateV2 {
             baseline: s.baseline.clone(),
             applied: s.applied.clone(),
             fence: s.fence.clone(),
         })
     },
-    decode: &[(1, |text| {
-        let v: GpuStateV1 = serde_json::from_str(text)?;
-        Ok(GpuState { baseline: v.baseline, applied: v.applied, fence: v.fence })
-    })],
+    decode: &[(2, decode_v2), (1, decode_v2)],
 };
+
+fn decode_v2(text: &str) -> Result<GpuState, serde_json::Error> {
+    let v: GpuStateV2 = serde_json::from_str(text)?;
+    Ok(GpuState { baseline: v.baseline, applied: v.applied, fence: v.fence })
+}
+
+fn mig_mode(settings: &[Setting]) -> Option<bool> {
+    settings.iter().find_map(|setting| match setting {
+        Setting::MigMode { on } => Some(*on),
+        Setting::TimeSlice { .. } => None,
+    })
+}
+
+fn time_slice(settings: &[Setting], in_boot: &BootId) -> Option<TimeSlice> {
+    settings.iter().find_map(|setting| match setting {
+        Setting::TimeSlice { slice, boot } if boot == in_boot => Some(*slice),
+        Setting::TimeSlice { .. } | Setting::MigMode { .. } => None,
+    })
+}
 
 impl GpuState {
     /// Whether we turned MIG mode on, so that we may turn it off again.
@@ -96,21 +130,56 @@ impl GpuState {
     /// Notes that MIG mode is to be brought from what it is (`was`) to `on`. What was found the first time is the
     /// baseline; coming back to that leaves nothing applied.
     pub fn note_mig_mode(&mut self, was: bool, on: bool) {
-        let mig = |setting: &Setting| match setting {
-            Setting::MigMode { on } => *on,
-        };
-        let applied = self.applied.first().map(mig);
         // Somebody else (a reboot too) changed it since: what we applied is no longer there.
-        if applied.is_some_and(|applied| applied != was) {
-            *self = Self { fence: self.fence.take(), ..Self::default() };
+        if mig_mode(&self.applied).is_some_and(|applied| applied != was) {
+            self.replace_mig_mode(None);
         }
         if was == on {
             return;
         }
-        let baseline = self.baseline.first().map_or(was, mig);
-        let changed = baseline != on;
-        self.baseline = changed.then_some(Setting::MigMode { on: baseline }).into_iter().collect();
-        self.applied = changed.then_some(Setting::MigMode { on }).into_iter().collect();
+        let baseline = mig_mode(&self.baseline).unwrap_or(was);
+        self.replace_mig_mode((baseline != on).then_some((baseline, on)));
+    }
+
+    fn replace_mig_mode(&mut self, with: Option<(bool, bool)>) {
+        for (settings, on) in [
+            (&mut self.baseline, with.map(|(baseline, _)| baseline)),
+            (&mut self.applied, with.map(|(_, applied)| applied)),
+        ] {
+            settings.retain(|setting| !matches!(setting, Setting::MigMode { .. }));
+            settings.splice(0..0, on.map(|on| Setting::MigMode { on }));
+        }
+    }
+
+    /// Whether a time slice is noted, of whichever boot.
+    pub fn has_time_slice(&self) -> bool {
+        self.applied.iter().chain(&self.baseline).any(|s| matches!(s, Setting::TimeSlice { .. }))
+    }
+
+    /// The time slice that we have set in this boot, or may have: it is noted before it is set.
+    pub fn time_slice(&self, boot: &BootId) -> Option<TimeSlice> {
+        time_slice(&self.applied, boot)
+    }
+
+    /// What the time slice was before we set it in this boot.
+    pub fn time_slice_before(&self, boot: &BootId) -> Option<TimeSlice> {
+        time_slice(&self.baseline, boot)
+    }
+
+    /// Notes that the time slice is to be brought to `to`. `was` is what it is now, which counts as the baseline unless
+    /// one is noted in this boot.
+    pub fn note_time_slice(&mut self, was: TimeSlice, to: TimeSlice, boot: &BootId) {
+        let was = self.time_slice_before(boot).unwrap_or(was);
+        self.forget_time_slice();
+        self.baseline.push(Setting::TimeSlice { slice: was, boot: boot.clone() });
+        self.applied.push(Setting::TimeSlice { slice: to, boot: boot.clone() });
+    }
+
+    /// Nothing of ours is left of the time slice.
+    pub fn forget_time_slice(&mut self) {
+        for settings in [&mut self.baseline, &mut self.applied] {
+            settings.retain(|setting| !matches!(setting, Setting::TimeSlice { .. }));
+        }
     }
 
     /// Whether the state says nothing, so that no file is needed for it.
@@ -143,11 +212,14 @@ mod tests {
     fn the_goal_follows_from_the_live_holds_and_admin_access_is_not_one() {
         assert_eq!(goal([]), Goal::Idle);
         assert_eq!(goal([&hold(HoldKind::Admin)]), Goal::Idle);
-        assert_eq!(
-            goal([&hold(HoldKind::Share), &hold(HoldKind::Admin), &hold(HoldKind::Share)]),
-            Goal::TimeSliced
-        );
-        assert_eq!(goal([&hold(HoldKind::Whole), &hold(HoldKind::Admin)]), Goal::Whole);
+        let asks = |kind, slice| Hold { time_slice: Some(slice), ..hold(kind) };
+        let share = hold(HoldKind::Share);
+        assert_eq!(goal([&share, &hold(HoldKind::Admin), &share]), Goal::TimeSliced(None));
+        let long = asks(HoldKind::Share, TimeSlice::Long);
+        assert_eq!(goal([&share, &long, &share]), Goal::TimeSliced(Some(TimeSlice::Long)));
+        assert_eq!(goal([&hold(HoldKind::Whole), &hold(HoldKind::Admin)]), Goal::Whole(None));
+        let whole = asks(HoldKind::Whole, TimeSlice::Short);
+        assert_eq!(goal([&whole]).time_slice(), Some(TimeSlice::Short));
         let profile = divvy_model::mig::GpuInstanceProfileId(19);
         let placement = divvy_model::mig::Placement { start: 0, size: 1 };
         assert_eq!(
@@ -178,6 +250,25 @@ mod tests {
     }
 
     #[test]
+    fn a_time_slice_is_noted_beside_mig_mode_with_what_was_first_found_and_does_not_outlast_the_boot() {
+        let boot = |n: u32| format!("boot-{n}").parse::<BootId>().unwrap();
+        let mut state = GpuState::default();
+        state.note_time_slice(TimeSlice::Medium, TimeSlice::Long, &boot(1));
+        state.note_mig_mode(true, false);
+        // Read again while it was ours: the first answer stays the baseline.
+        state.note_time_slice(TimeSlice::Long, TimeSlice::Short, &boot(1));
+        assert_eq!(state.time_slice(&boot(1)), Some(TimeSlice::Short));
+        assert_eq!(state.time_slice_before(&boot(1)), Some(TimeSlice::Medium));
+        assert_eq!(state.applied[0], Setting::MigMode { on: false });
+        assert_eq!((state.time_slice(&boot(2)), state.time_slice_before(&boot(2))), (None, None));
+        state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &boot(2));
+        assert_eq!(state.time_slice_before(&boot(2)), Some(TimeSlice::Default));
+        state.note_mig_mode(false, true);
+        state.forget_time_slice();
+        assert!(state.is_default());
+    }
+
+    #[test]
     fn every_version_of_a_gpu_state_has_a_captured_file_that_still_reads() {
         let expected = GpuState {
             baseline: vec![Setting::MigMode { on: true }],
@@ -188,16 +279,19 @@ mod tests {
                 boot: "b0071d00-0000-0000-0000-000000000001".parse().unwrap(),
             }),
         };
-        let fixtures = [include_bytes!("../fixtures/gpu-state-v1.json").as_slice()];
+        let mut expected_v2 = expected.clone();
+        let boot = "b0071d00-0000-0000-0000-000000000001".parse().unwrap();
+        expected_v2.note_time_slice(TimeSlice::Default, TimeSlice::Long, &boot);
+        let fixtures = [
+            (include_bytes!("../fixtures/gpu-state-v1.json").as_slice(), expected),
+            (include_bytes!("../fixtures/gpu-state-v2.json").as_slice(), expected_v2),
+        ];
         assert_eq!(fixtures.len(), usize::try_from(VERSIONS.current).unwrap(), "one fixture per version");
-        for bytes in fixtures {
-            assert_eq!(GpuState::decode(bytes), Stored::Fine(expected.clone()));
+        let (newest, live) = fixtures.last().unwrap().clone();
+        for (bytes, expected) in fixtures {
+            assert_eq!(GpuState::decode(bytes), Stored::Fine(expected));
         }
         let body = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap()["body"].clone();
-        assert_eq!(
-            body(&expected.encode()),
-            body(fixtures.last().unwrap()),
-            "the newest version is written as captured"
-        );
+        assert_eq!(body(&live.encode()), body(newest), "the newest version is written as captured");
     }
 }

@@ -15,6 +15,7 @@ mod claim;
 mod config;
 mod decide;
 mod gpu_state;
+mod granted;
 mod plan;
 mod record;
 mod refusal;
@@ -24,9 +25,12 @@ mod stored;
 pub use claim::{
     AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
 };
+pub use divvy_model::TimeSlice;
+
 pub use config::{ConfigKind, resolve};
-pub use decide::{Decision, Holder, Holders, Snapshot, decide, resolve_devices};
+pub use decide::{Clash, Decision, Holder, Holders, Rights, Snapshot, decide, resolve_devices};
 pub use gpu_state::{Fence, Goal, GpuState, Setting, goal};
+pub use granted::share_env;
 pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, cdi_kind, claim_of_cdi_file};
 pub use record::{Leaving, MadePartition, Phase, Record, RecordedDevice, StepState};
 pub use refusal::{Refusal, Retry};

@@ -23,6 +23,9 @@ pub struct RecordedDevice {
     /// The time slice its config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
+    /// A partition that others have made: it is found, and never made or destroyed.
+    #[serde(default, rename = "static", skip_serializing_if = "std::ops::Not::not")]
+    pub is_static: bool,
 }
 
 /// A partition that a claim's step made, as it lives on the GPU.
@@ -37,9 +40,12 @@ pub struct MadePartition {
 }
 
 impl RecordedDevice {
-    /// The step that makes the device, if it must be made.
+    /// The step that makes or finds the device, if there is more to it than a GPU.
     pub fn step(&self) -> Option<Step> {
         match self.kind {
+            HoldKind::Partition { profile, placement } if self.is_static => {
+                Some(Step::use_partition(self.gpu.clone(), profile, placement))
+            }
             HoldKind::Partition { profile, placement } => {
                 Some(Step::create_partition(self.gpu.clone(), profile, placement))
             }
@@ -47,7 +53,7 @@ impl RecordedDevice {
         }
     }
 
-    /// What the claim's steps have made for this device.
+    /// What the claim's steps have made or found for this device.
     pub fn partition(&self, steps: &[StepState]) -> Option<MadePartition> {
         let own = self.step()?;
         let made = steps.iter().find(|state| state.step == own)?;
@@ -186,7 +192,8 @@ impl Record {
 }
 
 /// Version 3 of the body, and the versions before it, whose records have fields less and nothing else: since version 2
-/// there are partitions among the devices' kinds and steps that have begun, since version 3 shares and time slices; an
+/// there are partitions among the devices' kinds and steps that have begun, since version 3 shares, time slices and partitions of
+/// others; an
 /// older reader would call such a record corrupt rather than newer. Frozen once released: a change makes a version 4
 /// beside it, with its upgrade in [`VERSIONS`]. The claim's names are in the head.
 #[derive(Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Why a claim is not served, in words for the person who wrote it, and whether trying again can help.
 
 use divvy_api::ConfigError;
-use divvy_model::{DeviceName, GpuError, GpuUuid, ParseDeviceNameError};
+use divvy_model::{DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
 
 use crate::{ClaimRef, ConfigSource};
 
@@ -300,6 +300,84 @@ pub enum Refusal {
         /// The holder's device.
         held: DeviceName,
     },
+    /// A claim that is in use holds the GPU in another mode.
+    #[error(
+        "device {device} of claim {claim} needs {gpu} for itself or in another mode than claim {holder} has it, which has {held} allocated and is in use (the scheduler must know better: it is too old or was changed; delete one of the two claims and its pod. The node now offers each GPU in one mode only)"
+    )]
+    ModeConflict {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// Who holds it.
+        holder: ClaimRef,
+        /// The holder's device.
+        held: DeviceName,
+    },
+    /// A claim that is in use has set another time slice on the GPU.
+    #[error(
+        "device {device} of claim {claim} asks for time slice {wanted}, but claim {holder}, which is in use, has set {found} on {gpu}, and a GPU has one for all (ask for {found} or for none in timeSlicing.interval, or wait until that claim is gone)"
+    )]
+    TimeSliceConflict {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// What it asks for.
+        wanted: TimeSlice,
+        /// Who has set another.
+        holder: ClaimRef,
+        /// Which.
+        found: TimeSlice,
+    },
+    /// A claim asks for two time slices of one GPU.
+    #[error(
+        "claim {claim} asks for time slice {wanted} with device {device} and for {other_wanted} with device {other}, both on {gpu}, and a GPU has one for all (write the same timeSlicing.interval into both configs; a claim's spec is immutable, so make it anew)"
+    )]
+    TwoTimeSlices {
+        /// The claim.
+        claim: ClaimRef,
+        /// The second device.
+        device: DeviceName,
+        /// What is asked for with it.
+        wanted: TimeSlice,
+        /// The first.
+        other: DeviceName,
+        /// What is asked for with that.
+        other_wanted: TimeSlice,
+        /// Their GPU.
+        gpu: GpuUuid,
+    },
+    /// A GPU without time slices that can be set.
+    #[error(
+        "device {device} of claim {claim} asks for time slice {wanted}, but {which} (leave timeSlicing out of the config: the GPU is shared all the same, in turns of a length that the driver chooses)"
+    )]
+    TimeSliceUnsupported {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// What it asks for.
+        wanted: TimeSlice,
+        /// Which GPU that is, and what was said about it.
+        which: String,
+    },
+    /// A partition that others were to have made does not live.
+    #[error(
+        "device {device} of claim {claim}: nothing lives at its place on {gpu}, whose MIG instances are made by the node's administrator (policy: static); this driver makes none there (make it again with nvidia-smi, or delete the pod and the claim)"
+    )]
+    NoStaticPartition {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+    },
     /// The hand-over took longer than a call may last.
     #[error(
         "device {device} of claim {claim} is still held by claim {holder}, which no longer has it allocated: {why} (it is handed over when its last container is gone)"
@@ -353,6 +431,10 @@ impl Refusal {
             Self::Fenced { .. } => "fenced",
             Self::GpuStateNewer { .. } | Self::RecordNewer { .. } | Self::HeldByNewer { .. } => "newer-state",
             Self::HeldByLiveClaim { .. } => "conflict",
+            Self::ModeConflict { .. } => "mode-conflict",
+            Self::TimeSliceConflict { .. } | Self::TwoTimeSlices { .. } => "time-slice-conflict",
+            Self::TimeSliceUnsupported { .. } => "time-slice-unsupported",
+            Self::NoStaticPartition { .. } => "no-static-partition",
             Self::StillHeld { .. } => "held",
             Self::UnreadableHolder { .. } => "unreadable-record",
         }
@@ -368,6 +450,8 @@ impl Refusal {
             | Self::MigModeOff { .. }
             | Self::PartitionsUnknown { .. }
             | Self::StillHeld { .. }
+            | Self::TimeSliceConflict { .. }
+            | Self::NoStaticPartition { .. }
             | Self::UnreadableHolder { .. } => Retry::Later,
             Self::BadConfig { .. }
             | Self::WrongConfigKind { .. }
@@ -382,6 +466,9 @@ impl Refusal {
             | Self::GpuStateNewer { .. }
             | Self::RecordNewer { .. }
             | Self::HeldByNewer { .. }
+            | Self::ModeConflict { .. }
+            | Self::TwoTimeSlices { .. }
+            | Self::TimeSliceUnsupported { .. }
             | Self::HeldByLiveClaim { .. } => Retry::Never,
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use divvy_model::mig::{GpuInstanceProfileId, Placement};
-use divvy_model::{GpuError, GpuUuid, MigUuid};
+use divvy_model::{GpuError, GpuUuid, MigUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 /// One hardware or file change.
@@ -19,6 +19,25 @@ pub enum Step {
         gpu: GpuUuid,
         /// On or off.
         on: bool,
+    },
+    /// Bring the GPU's time slice to this. The GPU's, as MIG mode is: noted in its state, neither recorded with the
+    /// claim nor undone with it; it goes back when nobody who asked for it holds the GPU any more.
+    SetTimeSlice {
+        /// Of which GPU.
+        gpu: GpuUuid,
+        /// How long each context runs in turn.
+        to: TimeSlice,
+    },
+    /// Find the partition that lives at an exact place and that others have made. Never undone: it stays theirs.
+    UsePartition {
+        /// On which GPU.
+        gpu: GpuUuid,
+        /// GPU instance profile, NVML's number.
+        profile: u32,
+        /// First memory slice.
+        start: u32,
+        /// Number of memory slices.
+        size: u32,
     },
     /// Make a partition at an exact place: a GPU instance, and in it a compute instance that takes it whole.
     CreatePartition {
@@ -39,6 +58,11 @@ impl Step {
         Self::CreatePartition { gpu, profile: profile.0, start: at.start, size: at.size }
     }
 
+    /// The step that finds a partition.
+    pub fn use_partition(gpu: GpuUuid, profile: GpuInstanceProfileId, at: Placement) -> Self {
+        Self::UsePartition { gpu, profile: profile.0, start: at.start, size: at.size }
+    }
+
     /// Whether what it makes is the claim's: recorded with its intent, and undone with the claim.
     pub fn is_owned(&self) -> bool {
         matches!(self, Self::CreatePartition { .. })
@@ -53,7 +77,10 @@ impl Step {
     pub fn gpu(&self) -> Option<&GpuUuid> {
         match self {
             Self::WriteCdi => None,
-            Self::SetMigMode { gpu, .. } | Self::CreatePartition { gpu, .. } => Some(gpu),
+            Self::SetMigMode { gpu, .. }
+            | Self::SetTimeSlice { gpu, .. }
+            | Self::UsePartition { gpu, .. }
+            | Self::CreatePartition { gpu, .. } => Some(gpu),
         }
     }
 }
@@ -64,6 +91,10 @@ impl fmt::Display for Step {
             Self::WriteCdi => f.write_str("write the CDI file"),
             Self::SetMigMode { gpu, on } => {
                 write!(f, "turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
+            }
+            Self::SetTimeSlice { gpu, to } => write!(f, "set the time slice of {gpu} to {to}"),
+            Self::UsePartition { gpu, profile, start, size } => {
+                write!(f, "find the partition of profile {profile} at {start}+{size} on {gpu}")
             }
             Self::CreatePartition { gpu, profile, start, size } => {
                 write!(f, "create a partition of profile {profile} at {start}+{size} on {gpu}")

@@ -1,10 +1,12 @@
 //! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use divvy_claims::{Claim, ClaimRef, Decision, Fence, Head, MadePartition, Phase, Snapshot, Stored, decide};
+use divvy_claims::{
+    Claim, ClaimRef, Decision, Fence, Head, MadePartition, Phase, Rights, Snapshot, Stored, decide,
+};
 use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals, PciAddress};
 use serde::Serialize;
 
@@ -13,7 +15,7 @@ use crate::reconcile::Orphans;
 use crate::state::State;
 use crate::{
     Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, LockName, Locks, ProcessSource,
-    Steps, Store, StoreError,
+    Steps, Store, StoreError, TimeSlices,
 };
 
 /// How long things may take.
@@ -83,6 +85,8 @@ pub struct Parts {
     pub edits: Arc<dyn DeviceEdits>,
     /// Hardware changes.
     pub steps: Arc<dyn Steps>,
+    /// Time slices of GPUs.
+    pub time_slices: Arc<dyn TimeSlices>,
     /// Processes on GPUs.
     pub processes: Arc<dyn ProcessSource>,
     /// The node's GPUs.
@@ -100,6 +104,7 @@ pub struct Executor {
     pub(crate) state: State,
     pub(crate) orphans: Mutex<Orphans>,
     pub(crate) noticed: Mutex<Noticed>,
+    rights: Mutex<Arc<Rights>>,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.
@@ -118,7 +123,23 @@ impl Executor {
     /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
         let state = State::new(parts.store.clone());
-        Self { config, parts, state, orphans: Mutex::default(), noticed: Mutex::default() }
+        Self {
+            config,
+            parts,
+            state,
+            orphans: Mutex::default(),
+            noticed: Mutex::default(),
+            rights: Mutex::default(),
+        }
+    }
+
+    /// What the node's rules say about single GPUs from now on. Before it is first called no GPU is spoken of.
+    pub fn set_rights(&self, rights: Rights) {
+        *self.rights.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(rights);
+    }
+
+    pub(crate) fn rights(&self) -> Arc<Rights> {
+        self.rights.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Marks the arrival of a call that must be answered within `budget`.

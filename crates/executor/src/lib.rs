@@ -30,6 +30,7 @@ mod run;
 mod seams;
 mod state;
 mod store;
+mod time_slices;
 mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};
@@ -48,4 +49,5 @@ pub use seams::{
     ProcessSource, Steps,
 };
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
+pub use time_slices::{NoTimeSlices, TimeSliceError, TimeSlices};
 pub use watch::Watch;

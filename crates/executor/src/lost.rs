@@ -70,6 +70,7 @@ impl Executor {
         };
         let inventory = self.parts.inventory.inventory();
         let (records, gpus) = (BTreeMap::new(), BTreeMap::new());
+        let rights = self.rights();
         let seen = Snapshot {
             driver: &self.config.driver,
             inventory: inventory.as_deref(),
@@ -78,6 +79,7 @@ impl Executor {
             gpus: &gpus,
             boot: &self.config.boot,
             toggle_mig: self.config.toggle_mig,
+            rights: &rights,
         };
         let _gpu_locks = match self.lock_gpus(&gpus_of(claim, &ordinals), until) {
             Ok(locks) => locks,
@@ -86,6 +88,7 @@ impl Executor {
         };
         let rebuilt = resolve_devices(claim, &seen)
             .map_err(|e| chain(&e))
+            .map(|devices| self.marked_static(uid, &ordinals, devices))
             .map(|devices| Record::new(claim, &self.config.boot, devices, Phase::Prepared))
             .and_then(|record| self.with_adopted(record).map_err(|e| chain(&e)))
             .and_then(|record| set_aside().map(|()| record).map_err(|e| chain(&e)))
@@ -98,6 +101,21 @@ impl Executor {
             Ok(_) => Some(Event::Rebuilt { claim: uid.clone() }),
             Err(error) => failed(error),
         }
+    }
+
+    /// What others had made when the claim was prepared is still theirs, whatever the rules say now.
+    fn marked_static(
+        &self,
+        uid: &ClaimUid,
+        ordinals: &Ordinals,
+        mut devices: Vec<RecordedDevice>,
+    ) -> Vec<RecordedDevice> {
+        let named = self.partitions_of_cdi_file(uid, ordinals);
+        for device in &mut devices {
+            device.is_static |=
+                named.iter().any(|n| n.is_static && n.allocated.device == device.allocated.device);
+        }
+        devices
     }
 
     /// The partitions of a record that is made again. If one is gone, so is what the claim was given: the rest is taken
@@ -207,7 +225,10 @@ impl Executor {
         let bytes = self.parts.cdi.read(&self.cdi_name(uid)).ok()??;
         let spec = divvy_cdi::Spec::from_json_bytes(&bytes).ok()?;
         let gpu = |name: &str| {
-            let device: DeviceName = name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
+            let device = name.strip_prefix(uid.as_str())?.strip_prefix('-')?;
+            // The id of a share follows its device.
+            let device = device.find("-ts-").map_or(Some(device), |at| device.get(..at + 3))?;
+            let device: DeviceName = device.parse().ok()?;
             ordinals.gpu(DeviceKind::parse(&device).ok()?.ordinal()).cloned()
         };
         // One that cannot be told makes the file no help.
@@ -225,5 +246,11 @@ fn stand_in_device(gpu: &GpuUuid, ordinals: &Ordinals) -> Option<RecordedDevice>
         admin_access: false,
         consumed_capacity: BTreeMap::new(),
     };
-    Some(RecordedDevice { allocated, gpu: gpu.clone(), kind: HoldKind::Whole, time_slice: None })
+    Some(RecordedDevice {
+        allocated,
+        gpu: gpu.clone(),
+        kind: HoldKind::Whole,
+        time_slice: None,
+        is_static: false,
+    })
 }

@@ -273,12 +273,13 @@ fn outcome_of(instance: &GpuInstance, inside: &[ComputeInstance]) -> Outcome {
 
 fn wanted(step: &Step) -> Option<Partition> {
     match step {
-        Step::CreatePartition { gpu, profile, start, size } => Some(Partition {
+        Step::CreatePartition { gpu, profile, start, size }
+        | Step::UsePartition { gpu, profile, start, size } => Some(Partition {
             gpu: gpu.clone(),
             profile: GpuInstanceProfileId(*profile),
             placement: Placement { start: *start, size: *size },
         }),
-        Step::SetMigMode { .. } | Step::WriteCdi => None,
+        Step::SetMigMode { .. } | Step::SetTimeSlice { .. } | Step::WriteCdi => None,
     }
 }
 
@@ -300,7 +301,7 @@ impl Steps for MigSteps {
         if let Some(gpu) = step.gpu() {
             self.in_flight(gpu)?;
         }
-        match (step, wanted(step)) {
+        match (step, wanted(step).filter(|_| step.is_owned())) {
             (Step::SetMigMode { gpu, on }, _) => self.set_mode(gpu, *on),
             (_, Some(wanted)) => self.create(&wanted, so_far),
             (_, None) => Ok(Outcome::Nothing),
@@ -324,7 +325,7 @@ impl Steps for MigSteps {
     }
 
     fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError> {
-        let Some(wanted) = wanted(step) else { return Ok(()) };
+        let Some(wanted) = wanted(step).filter(|_| step.is_owned()) else { return Ok(()) };
         self.in_flight(&wanted.gpu)?;
         self.remove(&wanted, outcome)
     }

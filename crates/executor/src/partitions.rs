@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use divvy_api::names::env;
 use divvy_claims::{
     AllocatedDevice, Cause, Outcome, Progress, Record, RecordedDevice, Step, StepError, StepState, Stored,
 };
 use divvy_model::mig::{GpuInstance, GpuInstanceId, PartitionName};
-use divvy_model::{ClaimUid, GpuUuid, HoldKind, MigMode, Ordinals};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind, MigMode, Ordinals, TimeSlice};
 
 use crate::state::Records;
 use crate::{Executor, StoreError, chain};
@@ -35,10 +36,17 @@ pub(crate) struct Noticed {
     refused: BTreeMap<GpuUuid, RefusedMode>,
 }
 
-/// Why MIG mode is not as it should be.
+/// Why MIG mode or time slice is not as it should be.
 pub(crate) enum ModeError {
     Store(StoreError),
     Step(StepError),
+    /// It has no time slice that can be set.
+    Unsupported {
+        /// What was asked for.
+        to: TimeSlice,
+        /// Which GPU that is.
+        which: String,
+    },
 }
 
 impl Executor {
@@ -153,6 +161,9 @@ impl Executor {
     /// What a lost record said about a step: the partition that lives at its place, unless another record has it.
     /// Half of one is removed, so that it can be made anew.
     pub(crate) fn adopt(&self, uid: &ClaimUid, step: &Step) -> Result<Option<StepState>, StepError> {
+        if step.is_owned() && self.was_static(uid, step) {
+            return Ok(None);
+        }
         let read = |source| StepError::NotDone(Cause::from_gpu("what is there cannot be read", source));
         let Some(outcome) = self.parts.steps.living(step).map_err(read)? else { return Ok(None) };
         let records = self.state.records().map_err(|e| StepError::NotDone(Cause::new(chain(&e))))?;
@@ -165,15 +176,36 @@ impl Executor {
         if matches!(outcome, Outcome::Partition { .. }) {
             return Ok(Some(StepState { step: step.clone(), progress: Progress::Done { outcome } }));
         }
-        self.parts.steps.undo(step, &outcome)?;
+        if step.is_owned() {
+            self.parts.steps.undo(step, &outcome)?;
+        }
         Ok(None)
+    }
+
+    /// Whether a claim's CDI file says that the partition at this place was made by others.
+    fn was_static(&self, uid: &ClaimUid, step: &Step) -> bool {
+        let Ok(ordinals) = self.state.ordinals() else { return true };
+        let own = self.partitions_of_cdi_file(uid, &ordinals);
+        own.iter().filter(|device| device.is_static).any(|device| {
+            let HoldKind::Partition { profile, placement } = device.kind else { return false };
+            *step == Step::create_partition(device.gpu.clone(), profile, placement)
+        })
+    }
+
+    /// The partition that others have made at the place of a step, whole.
+    pub(crate) fn find_static(&self, step: &Step) -> Result<Option<Outcome>, StepError> {
+        let read = |source| StepError::NotDone(Cause::from_gpu("what is there cannot be read", source));
+        let living = self.parts.steps.living(step).map_err(read)?;
+        Ok(living.filter(|outcome| matches!(outcome, Outcome::Partition { .. })))
     }
 
     /// Removes partitions of a claim that is gone and so is its record: those at the places its CDI file names, which
     /// only a prepare of ours writes. Under the claim's lock.
     pub(crate) fn remove_abandoned(&self, uid: &ClaimUid) -> Result<(), String> {
         let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
-        let devices = self.partitions_of_cdi_file(uid, &ordinals);
+        // What others have made stays.
+        let mut devices = self.partitions_of_cdi_file(uid, &ordinals);
+        devices.retain(|device| !device.is_static);
         let steps: Vec<_> = devices.iter().filter_map(RecordedDevice::step).collect();
         let gpus = steps.iter().filter_map(|step| step.gpu().cloned()).collect();
         let until = self.parts.clock.now() + BRIEFLY;
@@ -188,18 +220,20 @@ impl Executor {
         Ok(())
     }
 
-    /// The partitions that a claim's CDI file names.
+    /// The partitions that a claim's CDI file names, and whether others have made them.
     pub(crate) fn partitions_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Vec<RecordedDevice> {
         let read = self.parts.cdi.read(&self.cdi_name(uid)).ok().flatten();
         let spec = read.and_then(|bytes| divvy_cdi::Spec::from_json_bytes(&bytes).ok());
         let inventory = self.parts.inventory.inventory();
         let (Some(spec), Some(inventory)) = (spec, inventory) else { return Vec::new() };
-        let partition = |name: &str| {
-            let device = name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
+        let partition = |found: &divvy_cdi::Device| {
+            let device: DeviceName =
+                found.name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
             let PartitionName { ordinal, profile, start, .. } = PartitionName::parse(&device).ok()?;
             let gpu = ordinals.gpu(ordinal)?.clone();
             let mig = inventory.gpus.get(&gpu)?.mig.as_ref()?;
             let placement = mig.capabilities.placement(profile, start)?;
+            let is_static = found.container_edits.env.contains(&static_mark(&device));
             let allocated = AllocatedDevice {
                 request: String::new(),
                 pool: String::new(),
@@ -213,9 +247,10 @@ impl Executor {
                 gpu,
                 kind: HoldKind::Partition { profile, placement },
                 time_slice: None,
+                is_static,
             })
         };
-        spec.devices.iter().filter_map(|device| partition(&device.name)).collect()
+        spec.devices.iter().filter_map(partition).collect()
     }
 
     /// Whether the partitions a record says it made still live: a reload of the driver or somebody else may have
@@ -228,6 +263,11 @@ impl Executor {
             _ => true,
         })
     }
+}
+
+/// Says in a container's environment that a partition was made by others.
+pub(crate) fn static_mark(device: &DeviceName) -> String {
+    format!("{}=true", env::mig_static(device.as_str()))
 }
 
 /// Whether an instance is one that this record has made, or may be making.

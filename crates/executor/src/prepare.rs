@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry, Snapshot, Stored,
+    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry,
+    Snapshot, Stored,
 };
-use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Ordinals};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Ordinals};
 
 use crate::release::Release;
 use crate::run::Left;
@@ -144,6 +145,7 @@ impl Executor {
         let gpus = concerned.iter().map(|gpu| Ok((gpu.clone(), self.state.gpu(gpu)?)));
         let gpus = gpus.collect::<Result<BTreeMap<_, _>, StoreError>>().map_err(stored)?;
         let inventory = self.parts.inventory.inventory();
+        let rights = self.rights();
         let snapshot = Snapshot {
             driver: &self.config.driver,
             inventory: inventory.as_deref(),
@@ -152,6 +154,7 @@ impl Executor {
             gpus: &gpus,
             boot: &self.config.boot,
             toggle_mig: self.config.toggle_mig,
+            rights: &rights,
         };
         match (self.config.decide)(claim, &snapshot) {
             Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
@@ -246,19 +249,13 @@ impl Executor {
             let now = self.parts.clock.now();
             let ask = asked.get(uid).is_none_or(|last| now >= *last + ASK_AGAIN);
             match holder {
-                Holder::Record { claim: holder, device, leaving } => {
+                Holder::Record { claim: holder, device, leaving, clash } => {
                     if ask && leaving.is_none() {
                         asked.insert(uid.clone(), now);
                         if let Lookup::Found(found) = self.parts.claims.look_up(uid, name, until)
                             && found.allocates(device)
                         {
-                            return Err(Refusal::HeldByLiveClaim {
-                                claim: claim.reference(),
-                                device: wanted.device.clone(),
-                                holder: holder.clone(),
-                                held: device.clone(),
-                            }
-                            .into());
+                            return Err(in_use(claim, wanted, holder, device, *clash).into());
                         }
                     }
                     // Only finishes what was unprepared or cut short; a live holder is left alone.
@@ -313,6 +310,19 @@ impl Executor {
     /// Whether the claim has a record that says it is prepared.
     pub(crate) fn is_prepared(stored: &Stored<Record>) -> bool {
         stored.fine().is_some_and(|record| record.phase == Phase::Prepared)
+    }
+}
+
+/// What a claim is told of a holder that is in use.
+fn in_use(claim: &Claim, wanted: &Holders, holder: &ClaimRef, held: &DeviceName, clash: Clash) -> Refusal {
+    let (claim, device, gpu) = (claim.reference(), wanted.device.clone(), wanted.gpu.clone());
+    let (holder, held) = (holder.clone(), held.clone());
+    match clash {
+        Clash::Device => Refusal::HeldByLiveClaim { claim, device, holder, held },
+        Clash::Mode => Refusal::ModeConflict { claim, device, gpu, holder, held },
+        Clash::TimeSlice { wanted, found } => {
+            Refusal::TimeSliceConflict { claim, device, gpu, wanted, holder, found }
+        }
     }
 }
 

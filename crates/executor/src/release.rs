@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{Leaving, Phase, Record, Stored};
-use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid};
+use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, HoldKind};
 
 use crate::run::Left;
 use crate::state::{Trace, Traced};
@@ -184,9 +184,14 @@ impl Executor {
                 // Nothing was made for it, or it is gone.
                 continue;
             }
+            let shared = device.kind == HoldKind::Share && self.is_shared(&device.gpu, &record.uid)?;
             let found = match self.parts.processes.on_gpu(&device.gpu) {
                 Ok(mut found) => {
                     found.retain(|p| partition.is_none() || p.gpu_instance == partition);
+                    // Beside other shares, only what is known to be its own is in the way; the last share answers for
+                    // all that is left, since another mode may come next.
+                    let own = |pod: &String| record.pods.iter().any(|own| own.uid == *pod);
+                    found.retain(|p| !shared || p.pod.as_ref().is_some_and(own));
                     found
                 }
                 Err(error) if nothing_is_known_to_run(&error) => continue,
@@ -217,6 +222,13 @@ impl Executor {
             }
         }
         Ok(None)
+    }
+
+    /// Whether other claims have shares of the GPU.
+    fn is_shared(&self, gpu: &GpuUuid, uid: &ClaimUid) -> Result<bool, StoreError> {
+        let records = self.state.records()?;
+        let mut holds = Self::others(&records, uid).flat_map(Record::holds);
+        Ok(holds.any(|hold| hold.gpu == *gpu && hold.kind == HoldKind::Share))
     }
 
     /// Finishes a claim that lingers, or whose prepare a crash cut short. A claim that somebody is at work on, or

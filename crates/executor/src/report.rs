@@ -56,6 +56,11 @@ pub enum Event {
         /// Which.
         gpu: GpuUuid,
     },
+    /// A GPU has the time slice back that it had before claims asked for another.
+    TimeSliceGivenBack {
+        /// Which.
+        gpu: GpuUuid,
+    },
     /// A claim holds on to its devices although it should not need them; looked at again next time.
     Kept {
         /// Which.

@@ -57,6 +57,7 @@ impl Executor {
                 Stored::Fine(_) | Stored::Absent => {}
             }
         }
+        self.settle_time_slices(refresh == Refresh::All, &mut report);
         report
     }
 
@@ -126,6 +127,7 @@ impl Executor {
             .modes_of(&record)
             .map_err(|source| PrepareError::Store { claim: record.reference(), source })?;
         // The devices say what is needed; the steps of a prepare that was never finished may say less.
+        steps.extend(Self::time_slices_of(&record));
         steps.extend(record.devices.iter().filter_map(RecordedDevice::step));
         let others = std::mem::take(&mut record.steps).into_iter().map(|s| s.step);
         steps.extend(others.filter(|step| !steps.contains(step)).collect::<Vec<_>>());

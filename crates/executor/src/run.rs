@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Fence, GpuState, Leaving, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Step,
-    StepError, StepState, Stored,
+    Cause, Claim, Fence, GpuState, Leaving, Observed, Outcome, Phase, Plan, Prepared, Progress, Record,
+    Refusal, Step, StepError, StepState, Stored,
 };
 use divvy_model::GpuUuid;
 
@@ -139,18 +139,55 @@ impl Executor {
             let failed = |source| PrepareError::Step { claim: claim.clone(), step: step.to_string(), source };
             let stored = |source| PrepareError::Store { claim: claim.clone(), source };
             // The GPU's, not the claim's: its state says what was done.
-            if let Step::SetMigMode { gpu, on } = &step {
-                match self.set_mig_mode(gpu, *on, until) {
-                    Ok(()) => continue,
-                    Err(ModeError::Store(source)) => {
-                        return Err(self.take_back(record, stored(source), earlier));
-                    }
-                    Err(ModeError::Step(source)) => {
-                        return Err(self.take_back(record, failed(source), earlier));
-                    }
+            let of_gpu = match &step {
+                Step::SetMigMode { gpu, on } => Some(self.set_mig_mode(gpu, *on, until)),
+                Step::SetTimeSlice { gpu, to } => Some(self.set_time_slice(gpu, *to, until)),
+                Step::WriteCdi | Step::UsePartition { .. } | Step::CreatePartition { .. } => None,
+            };
+            match of_gpu {
+                Some(Ok(())) => continue,
+                Some(Err(ModeError::Store(source))) => {
+                    return Err(self.take_back(record, stored(source), earlier));
                 }
+                Some(Err(ModeError::Step(source))) => {
+                    return Err(self.take_back(record, failed(source), earlier));
+                }
+                Some(Err(ModeError::Unsupported { to: wanted, which })) => {
+                    let asks = record.devices.iter().find(|d| d.time_slice.is_some());
+                    let device = asks.map(|d| d.allocated.device.clone());
+                    let refusal = device.map(|device| {
+                        Refusal::TimeSliceUnsupported { claim: claim.clone(), device, wanted, which }.into()
+                    });
+                    let error =
+                        refusal.unwrap_or_else(|| failed(StepError::NotDone(Cause::new("unsupported"))));
+                    return Err(self.take_back(record, error, earlier));
+                }
+                None => {}
             }
             record.phase = Phase::Preparing;
+            if let Step::UsePartition { gpu, .. } = &step {
+                let error = match self.find_static(&step) {
+                    Ok(Some(outcome)) => {
+                        record
+                            .steps
+                            .push(StepState { step: step.clone(), progress: Progress::Done { outcome } });
+                        continue;
+                    }
+                    Ok(None) => {
+                        let of_step = record.devices.iter().find(|d| d.step().as_ref() == Some(&step));
+                        let device = of_step.map(|d| d.allocated.device.clone());
+                        device.map_or_else(
+                            || failed(StepError::NotDone(Cause::new("nothing lives there"))),
+                            |device| {
+                                let (claim, gpu) = (claim.clone(), gpu.clone());
+                                Refusal::NoStaticPartition { claim, device, gpu }.into()
+                            },
+                        )
+                    }
+                    Err(error) => failed(error),
+                };
+                return Err(self.take_back(record, error, earlier));
+            }
             if lost {
                 match self.adopt(&record.uid, &step) {
                     Ok(Some(adopted)) => {
@@ -298,6 +335,7 @@ impl Executor {
             Some(earlier) => self.state.put_back(&record.uid, earlier)?,
             None => self.state.remove_record(&record.uid)?,
         }
+        self.settle_time_slices_of(&record.gpus());
         Ok(())
     }
 
@@ -318,6 +356,10 @@ impl Executor {
             };
         }
         if let Progress::Done { outcome } = &state.progress {
+            if !step.is_owned() {
+                state.progress = Progress::Undone;
+                return Ok(());
+            }
             steps.undo(step, outcome).map_err(|error| Stuck {
                 reason: format!("undoing the step to {step} failed: {}", chain(&error)),
                 certain: matches!(error, StepError::NotDone(_)),

@@ -1,7 +1,7 @@
 //! The host as files: what NVML does not say about a node.
 //!
 //! Everything is read below a [`HostRoot`], so tests, the demo and a plugin in a container that sees the host elsewhere use
-//! the same code. Nothing here changes the host, except [`install_hook`].
+//! the same code. Nothing here changes the host, except [`install_hook`] and [`Smi::set_time_slice`].
 //!
 //! Who calls it: the inventory ([`topology`]), the node plugin's start ([`find_driver`], [`boot_id`], [`nvidia_module`]), the
 //! executor, which turns [`driver_edits`] and [`gpu_edits`] into a claim's CDI file, and unprepare, which asks who still
@@ -21,6 +21,7 @@ mod mig;
 mod nodes;
 mod processes;
 mod root;
+mod smi;
 mod topology;
 
 pub use driver::{
@@ -40,6 +41,7 @@ pub use nodes::{
 };
 pub use processes::{Holder, Holders, device_holders};
 pub use root::HostRoot;
+pub use smi::{IN_ROOT, Smi, SmiError, enter_root};
 pub use topology::{DrmNode, drm_nodes, topology};
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ struct World {
     gpus: BTreeMap<GpuUuid, Stored<GpuState>>,
     boot: BootId,
     toggle_mig: bool,
+    rights: Rights,
 }
 
 impl World {
@@ -84,6 +85,7 @@ impl World {
             gpus: BTreeMap::new(),
             boot: "boot-1".parse().unwrap(),
             toggle_mig: false,
+            rights: Rights::default(),
         }
     }
 
@@ -96,6 +98,7 @@ impl World {
             gpus: &self.gpus,
             boot: &self.boot,
             toggle_mig: self.toggle_mig,
+            rights: &self.rights,
         }
     }
 
@@ -169,6 +172,7 @@ fn a_new_claim_is_one_cdi_file_and_no_hardware_step() {
         gpu: gpu(1),
         kind: HoldKind::Whole,
         time_slice: None,
+        is_static: false,
     }];
     let expected = Plan { undo_first: false, set_aside: false, devices, steps: vec![Step::WriteCdi] };
     assert_eq!(plan(world.decide(&c)), expected);
@@ -236,13 +240,18 @@ fn a_gpu_held_by_another_claim_is_waited_for_unless_one_side_has_admin_access() 
     let device = || "gpu-0".parse().unwrap();
     assert_eq!(
         holders(world.decide(&second)),
-        [Holder::Record { claim: first.reference(), device: device(), leaving: None }]
+        [Holder::Record { claim: first.reference(), device: device(), leaving: None, clash: Clash::Device }]
     );
     let lingering = Leaving { reason: "process 7 still uses it".to_owned(), undoing: false };
     world.keep(Record { phase: Phase::Leaving(lingering.clone()), ..record });
     assert_eq!(
         holders(world.decide(&second)),
-        [Holder::Record { claim: first.reference(), device: device(), leaving: Some(lingering.reason) }]
+        [Holder::Record {
+            claim: first.reference(),
+            device: device(),
+            leaving: Some(lingering.reason),
+            clash: Clash::Device
+        }]
     );
     let watcher = claim("w", vec![admin(result("see", "gpu-0"))]);
     assert_eq!(plan(world.decide(&watcher)).devices[0].kind, HoldKind::Admin);
@@ -451,8 +460,9 @@ fn partitions_share_a_gpu_unless_they_overlap_and_never_with_a_whole_gpu_claim()
     plan(world.decide(&claim("b", vec![result("main", SMALL)])));
     plan(world.decide(&claim("w", vec![admin(result("see", "gpu-2"))])));
     for device in ["gpu-2", "gpu-2-mig-1g10gb-19-4", "gpu-2-mig-7g80gb-0-0", HALF] {
+        let clash = if device == "gpu-2" { Clash::Mode } else { Clash::Device };
         let holder =
-            Holder::Record { claim: first.reference(), device: HALF.parse().unwrap(), leaving: None };
+            Holder::Record { claim: first.reference(), device: HALF.parse().unwrap(), leaving: None, clash };
         assert_eq!(holders(world.decide(&claim("b", vec![result("main", device)]))), [holder], "{device}");
     }
     let refused =

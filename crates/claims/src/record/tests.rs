@@ -26,6 +26,7 @@ fn expected() -> Record {
                 gpu: gpu.clone(),
                 kind: HoldKind::Whole,
                 time_slice: None,
+                is_static: false,
             },
             RecordedDevice {
                 allocated: AllocatedDevice {
@@ -39,6 +40,7 @@ fn expected() -> Record {
                 gpu: "GPU-12345678-1234-1234-1234-123456780002".parse().unwrap(),
                 kind: HoldKind::Admin,
                 time_slice: None,
+                is_static: false,
             },
         ],
         pods: vec![PodRef { name: "train-0".to_owned(), uid: "p0d".to_owned() }],
@@ -67,6 +69,10 @@ fn expected_v3() -> Record {
     let mut record = expected_v2();
     record.devices[0].kind = HoldKind::Share;
     record.devices[0].time_slice = Some(TimeSlice::Long);
+    record.devices[1].kind =
+        HoldKind::Partition { profile: GpuInstanceProfileId(19), placement: Placement { start: 2, size: 1 } };
+    record.devices[1].is_static = true;
+    record.steps[2].step = record.devices[1].step().unwrap();
     record
 }
 

@@ -36,6 +36,7 @@ fn with(root: &std::path::Path, cdi: std::path::PathBuf, world: &World, timing: 
         cdi: Arc::new(FileCdiDir::new(cdi)),
         edits: seam.clone(),
         steps: Arc::new(NoHardwareSteps),
+        time_slices: Arc::new(divvy_executor::NoTimeSlices),
         processes: seam.clone(),
         inventory: seam.clone(),
         claims: seam.clone(),

@@ -14,13 +14,15 @@ use divvy_claims::{
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
     ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, MigSteps, Parts,
-    PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store, UnprepareError,
-    Unprepared,
+    PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store, TimeSliceError,
+    TimeSlices, UnprepareError, Unprepared,
 };
 use divvy_gpu_sim::SimNode;
 
 use crate::mig_hardware::Hardware;
-use divvy_model::{ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress};
+use divvy_model::{
+    ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress, TimeSlice,
+};
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
 
@@ -128,6 +130,12 @@ pub(crate) struct Machine {
     pub sim: Option<SimNode>,
     /// Calls of their driver that have timed out and are still at work.
     pub mig_late: Vec<MigLate>,
+    /// Time slices that are not the default.
+    pub slices: BTreeMap<GpuUuid, TimeSlice>,
+    /// What the next change of a time slice does instead.
+    pub slice_fault: Option<HardwareFault>,
+    /// A card that has none that can be set.
+    pub no_slices: bool,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
 }
@@ -338,6 +346,9 @@ impl World {
                 log: Vec::new(),
                 sim: None,
                 mig_late: Vec::new(),
+                slices: BTreeMap::new(),
+                slice_fault: None,
+                no_slices: false,
                 pods: BTreeMap::new(),
             })),
             Arc::default(),
@@ -398,6 +409,7 @@ impl World {
             cdi: seam.clone(),
             edits: seam.clone(),
             steps,
+            time_slices: seam.clone(),
             processes: seam.clone(),
             inventory: seam.clone(),
             claims: seam.clone(),
@@ -443,6 +455,7 @@ impl World {
         m.now = Duration::from_secs(10);
         m.cdi.clear();
         m.instances.clear();
+        m.slices.clear();
         if let Some(sim) = &m.sim {
             sim.edit(divvy_gpu_sim::Engine::reboot);
         }
@@ -674,7 +687,7 @@ impl CdiDir for World {
 fn place_of(step: &Step) -> (GpuUuid, u32, u32, u32) {
     match step {
         Step::CreatePartition { gpu, profile, start, size } => (gpu.clone(), *profile, *start, *size),
-        Step::SetMigMode { .. } | Step::WriteCdi => panic!("not a step of these tests"),
+        _ => panic!("not a step of these tests"),
     }
 }
 
@@ -780,6 +793,41 @@ impl Steps for World {
                 Err(StepError::Unknown(Cause::new("no answer within 10 s")))
             }
         })?
+    }
+}
+
+impl TimeSlices for World {
+    fn read(&self, gpu: &GpuUuid, _until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
+        let mut m = self.lock();
+        if m.no_slices {
+            return Err(TimeSliceError::Unsupported(format!("{gpu} (a Tesla P4) has none")));
+        }
+        let read = m.call("read the time slice", |m, _| m.slices.get(gpu).copied());
+        read.map(|slice| Some(slice.unwrap_or(TimeSlice::Default)))
+            .map_err(|dead| StepError::from(dead).into())
+    }
+    fn set(&self, gpu: &GpuUuid, to: TimeSlice, _until: Duration) -> Result<(), TimeSliceError> {
+        let mut m = self.lock();
+        let fault = m.slice_fault.take();
+        let done = |m: &mut Machine| {
+            m.slices.remove(gpu);
+            if to != TimeSlice::Default {
+                m.slices.insert(gpu.clone(), to);
+            }
+        };
+        let refused = || StepError::NotDone(Cause::new("nvidia-smi has no permission"));
+        let unknown = || StepError::Unknown(Cause::new("nvidia-smi did not come back within 10 s"));
+        let told = m.call("set the time slice", |m, whole| match fault {
+            None if !whole && m.chance.one_in(2) => Err(StepError::from(Dead)),
+            None => Ok(done(m)),
+            Some(HardwareFault::Refuses) => Err(refused()),
+            Some(HardwareFault::Late { succeeds: false, .. }) => Err(unknown()),
+            Some(HardwareFault::Lies | HardwareFault::Late { .. }) => {
+                done(m);
+                Err(unknown())
+            }
+        });
+        Ok(told.unwrap_or_else(|dead| Err(dead.into()))?)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Time-sliced shares, and devices for admin access.
 
 use super::*;
+use crate::{ConfigEntry, ConfigSource};
 
 pub(super) fn share(request: &str, device: &str, id: &str) -> AllocatedDevice {
     AllocatedDevice { share_id: Some(id.to_owned()), ..result(request, device) }
@@ -30,12 +31,100 @@ fn shares_of_many_claims_and_several_of_one_live_on_one_gpu_and_with_nothing_els
     let whole = claim("w", vec![result("main", "gpu-0")]);
     let holder = |device: &str| {
         let device = device.parse().unwrap();
-        [Holder::Record { claim: first.reference(), device, leaving: None }]
+        [Holder::Record { claim: first.reference(), device, leaving: None, clash: Clash::Mode }]
     };
     assert_eq!(holders(world.decide(&whole)), holder("gpu-0-ts"));
     let partition = claim("p", vec![result("main", "gpu-0-mig-1g10gb-19-0")]);
     assert_eq!(holders(world.decide(&partition)), holder("gpu-0-ts"));
     plan(world.decide(&claim("w", vec![result("main", "gpu-1")])));
+}
+
+fn asking(claim: Claim, slice: &str) -> Claim {
+    let parameters = |kind: &str| {
+        let interval = serde_json::json!({ "interval": slice });
+        serde_json::json!({ "apiVersion": "divvy.dev/v1beta1", "kind": kind, "timeSlicing": interval })
+    };
+    let entry = |kind| ConfigEntry {
+        source: ConfigSource::Claim,
+        requests: Vec::new(),
+        driver: "gpu.divvy.dev".to_owned(),
+        parameters: parameters(kind),
+    };
+    Claim { configs: vec![entry("ShareConfig"), entry("GpuConfig")], ..claim }
+}
+
+#[test]
+fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
+    let mut world = World::new();
+    let first = asking(claim("a", vec![share("main", "gpu-0-ts", "s1")]), "Long");
+    let set = Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Long };
+    assert_eq!(plan(world.decide(&first)).steps, [set.clone(), Step::WriteCdi]);
+    let record = world.record(&first, Phase::Prepared);
+    assert_eq!(record.holds().next().unwrap().time_slice, Some(TimeSlice::Long));
+    world.keep(record);
+    let second = asking(claim("b", vec![share("main", "gpu-0-ts", "s2")]), "Long");
+    assert_eq!(plan(world.decide(&second)).steps[0], set, "nobody knows whether it was set");
+    let mut state = GpuState::default();
+    state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
+    world.gpus.insert(gpu(0), Stored::Fine(state));
+    assert_eq!(plan(world.decide(&second)).steps, [Step::WriteCdi]);
+    plan(world.decide(&claim("c", vec![share("main", "gpu-0-ts", "s3")])));
+    let other = asking(claim("d", vec![share("main", "gpu-0-ts", "s4")]), "Short");
+    let clash = Clash::TimeSlice { wanted: TimeSlice::Short, found: TimeSlice::Long };
+    let device = "gpu-0-ts".parse().unwrap();
+    let holder = Holder::Record { claim: first.reference(), device, leaving: None, clash };
+    assert_eq!(holders(world.decide(&other)), [holder]);
+}
+
+#[test]
+fn a_whole_gpu_takes_a_time_slice_a_partition_has_none_and_admin_access_changes_nothing() {
+    let world = World::new();
+    let whole = asking(claim("a", vec![result("main", "gpu-0")]), "Short");
+    let planned = plan(world.decide(&whole));
+    assert_eq!(planned.steps[0], Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Short });
+    let mixed = vec![result("part", "gpu-2-mig-1g10gb-19-0"), admin(result("see", "gpu-0-admin"))];
+    let planned = plan(world.decide(&asking(claim("a", mixed), "Short")));
+    assert_eq!(planned.devices.iter().map(|d| d.time_slice).collect::<Vec<_>>(), [None, None]);
+}
+
+#[test]
+fn two_time_slices_of_one_gpu_in_one_claim_are_refused() {
+    let world = World::new();
+    let mut both =
+        asking(claim("a", vec![share("x", "gpu-0-ts", "s1"), share("y", "gpu-0-ts", "s2")]), "Long");
+    both.configs[0].requests = vec!["x".to_owned()];
+    let mut second = both.configs[0].clone();
+    second.requests = vec!["y".to_owned()];
+    second.parameters["timeSlicing"]["interval"] = "Short".into();
+    both.configs.push(second);
+    assert_eq!(
+        world.refusal(&both),
+        (
+            "time-slice-conflict",
+            format!(
+                "claim ns/claim-a (UID a) asks for time slice Short with device gpu-0-ts and for Long with device gpu-0-ts, \
+                 both on {}, and a GPU has one for all (write the same timeSlicing.interval into both configs; a claim's \
+                 spec is immutable, so make it anew)",
+                gpu(0)
+            )
+        )
+    );
+}
+
+#[test]
+fn a_partition_of_a_static_gpu_is_found_and_never_made_and_its_mig_mode_stays() {
+    let mut world = World::new();
+    world.toggle_mig = true;
+    world.rights.static_gpus = [gpu(0), gpu(2)].into();
+    let part = claim("a", vec![result("main", "gpu-2-mig-1g10gb-19-4")]);
+    let planned = plan(world.decide(&part));
+    let found = Step::UsePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
+    assert_eq!(planned.steps, [found, Step::WriteCdi]);
+    assert!(planned.devices[0].is_static);
+    let off = claim("a", vec![result("main", "gpu-0-mig-1g10gb-19-4")]);
+    assert_eq!(world.refusal(&off).0, "wrong-mode");
+    assert_eq!(world.refusal(&claim("a", vec![result("main", "gpu-2")])).0, "wrong-mode");
+    plan(world.decide(&claim("a", vec![result("main", "gpu-0")])));
 }
 
 #[test]

@@ -1,0 +1,125 @@
+//! What a claim's shares were granted, as numbers for the container's environment.
+
+use divvy_api::names::{capacity, env};
+use divvy_model::HoldKind;
+
+use crate::{RecordedDevice, base_request};
+
+/// The environment of a share: memory and cores that its request was granted of its device. Shares of one device for one
+/// request come to the same containers, so they are added up. A capacity that was not granted, or is not a number that
+/// can be told, is left out.
+pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<String> {
+    if share.kind != HoldKind::Share {
+        return Vec::new();
+    }
+    let of = &share.allocated;
+    let together = |d: &&RecordedDevice| {
+        d.kind == HoldKind::Share
+            && d.allocated.device == of.device
+            && base_request(&d.allocated.request) == base_request(&of.request)
+    };
+    let sum = |name: &str| {
+        let each = devices.iter().filter(together);
+        each.map(|d| quantity(d.allocated.consumed_capacity.get(name)?))
+            .try_fold(0_u64, |so_far, amount| so_far.checked_add(amount?))
+    };
+    let device = of.device.as_str();
+    let memory = sum(capacity::MEMORY).map(|bytes| format!("{}={bytes}", env::share_memory(device)));
+    let cores = sum(capacity::CORES).map(|percent| format!("{}={percent}", env::share_cores(device)));
+    memory.into_iter().chain(cores).collect()
+}
+
+/// A quantity of the Kubernetes API as a whole number, rounded up as the API does.
+fn quantity(text: &str) -> Option<u64> {
+    const UNITS: [(&str, u128, u128); 14] = [
+        ("Ki", 1 << 10, 1),
+        ("Mi", 1 << 20, 1),
+        ("Gi", 1 << 30, 1),
+        ("Ti", 1 << 40, 1),
+        ("Pi", 1 << 50, 1),
+        ("Ei", 1 << 60, 1),
+        ("m", 1, 1000),
+        ("k", 1000, 1),
+        ("M", 1_000_000, 1),
+        ("G", 1_000_000_000, 1),
+        ("T", 1_000_000_000_000, 1),
+        ("P", 1_000_000_000_000_000, 1),
+        ("E", 1_000_000_000_000_000_000, 1),
+        ("", 1, 1),
+    ];
+    let (number, times, over) =
+        UNITS.iter().find_map(|(unit, times, over)| Some((text.strip_suffix(unit)?, *times, *over)))?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = format!("{whole}{fraction}");
+    if digits.is_empty() || digits.len() > 18 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let over = over * 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    u64::try_from((digits.parse::<u128>().ok()? * times).div_ceil(over)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::AllocatedDevice;
+
+    fn share(request: &str, device: &str, id: &str, granted: &[(&str, &str)]) -> RecordedDevice {
+        let granted = granted.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned()));
+        RecordedDevice {
+            allocated: AllocatedDevice {
+                request: request.to_owned(),
+                pool: "n1".to_owned(),
+                device: device.parse().unwrap(),
+                share_id: Some(id.to_owned()),
+                admin_access: false,
+                consumed_capacity: granted.collect::<BTreeMap<_, _>>(),
+            },
+            gpu: "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap(),
+            kind: HoldKind::Share,
+            time_slice: None,
+            is_static: false,
+        }
+    }
+
+    #[test]
+    fn quantities_read_as_the_api_writes_them() {
+        let cases = [
+            ("100Mi", 104_857_600),
+            ("10Gi", 10 << 30),
+            ("1.5Gi", 3 << 29),
+            ("10", 10),
+            ("5k", 5000),
+            ("1500m", 2),
+            ("0", 0),
+            ("2E", 2_000_000_000_000_000_000),
+        ];
+        for (text, number) in cases {
+            assert_eq!(quantity(text), Some(number), "{text}");
+        }
+        for bad in ["", "Gi", "-1", "1e3", "1 Gi", "ten", "99999Ei"] {
+            assert_eq!(quantity(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_container_sees_what_its_requests_shares_of_a_device_were_granted_together() {
+        let devices = [
+            share("main/big", "gpu-0-ts", "a", &[("memory", "100Mi"), ("cores", "10"), ("slots", "1")]),
+            share("main/big", "gpu-0-ts", "b", &[("memory", "100Mi"), ("cores", "5")]),
+            share("main/big", "gpu-1-ts", "c", &[("memory", "1Gi"), ("cores", "x")]),
+            share("other", "gpu-0-ts", "d", &[("memory", "1Mi")]),
+        ];
+        let env: Vec<_> = devices.iter().map(|device| share_env(&devices, device).join(" ")).collect();
+        assert_eq!(
+            env,
+            [
+                "DIVVY_MEMORY_GPU_0_TS=209715200 DIVVY_CORES_GPU_0_TS=15",
+                "DIVVY_MEMORY_GPU_0_TS=209715200 DIVVY_CORES_GPU_0_TS=15",
+                "DIVVY_MEMORY_GPU_1_TS=1073741824",
+                "DIVVY_MEMORY_GPU_0_TS=1048576",
+            ]
+        );
+    }
+}

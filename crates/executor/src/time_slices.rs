@@ -1,0 +1,191 @@
+//! The time slice of a GPU: set for the first claim that asks, given back when the last that asked is gone. It belongs to
+//! the GPU and to no claim: what was set is in the GPU's state, and what it should be follows from the live holds.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use divvy_claims::{Cause, Record, Step, StepError, Stored, goal};
+use divvy_model::{GpuUuid, TimeSlice};
+
+use crate::partitions::ModeError;
+use crate::{Event, Executor, Report, StoreError, chain};
+
+/// Why a time slice could not be read or set.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TimeSliceError {
+    /// The GPU has none that can be set. The text says which GPU that is.
+    #[error("{0}")]
+    Unsupported(String),
+    /// No driver is loaded: whatever was set is gone.
+    #[error("no NVIDIA driver is loaded")]
+    NoDriver,
+    /// It did not work.
+    #[error(transparent)]
+    Failed(#[from] StepError),
+}
+
+/// Reads and sets time slices; filled by the kubelet plugin with `nvidia-smi`, since NVML cannot.
+pub trait TimeSlices: Send + Sync {
+    /// The GPU's time slice now; `None` where that cannot be told. Not past `until` (time since boot).
+    fn read(&self, gpu: &GpuUuid, until: Duration) -> Result<Option<TimeSlice>, TimeSliceError>;
+    /// Sets it.
+    fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError>;
+}
+
+/// For drivers without `nvidia-smi`: no time slice can be set.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoTimeSlices;
+
+impl TimeSlices for NoTimeSlices {
+    fn read(&self, gpu: &GpuUuid, _until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
+        Err(TimeSliceError::Unsupported(format!("nothing can set a time slice of {gpu} here")))
+    }
+    fn set(&self, gpu: &GpuUuid, _to: TimeSlice, until: Duration) -> Result<(), TimeSliceError> {
+        self.read(gpu, until).map(drop)
+    }
+}
+
+const BRIEFLY: Duration = Duration::from_millis(100);
+
+/// How long setting a time slice may take where no call's deadline is shorter.
+const SET_WITHIN: Duration = Duration::from_secs(10);
+
+/// How a settled GPU was found.
+enum Settled {
+    /// Nothing of ours is on it, or somebody holds it who asked.
+    AsItShouldBe,
+    /// It was given back.
+    GivenBack,
+}
+
+impl Executor {
+    /// Brings the time slice of a GPU to `to`. What it was is in the GPU's state before it changes. Under the GPU's lock.
+    pub(crate) fn set_time_slice(
+        &self,
+        gpu: &GpuUuid,
+        to: TimeSlice,
+        until: Duration,
+    ) -> Result<(), ModeError> {
+        let boot = &self.config.boot;
+        let earlier = self.gpu_state(gpu).map_err(ModeError::Store)?;
+        let step_failed = |error| match error {
+            TimeSliceError::Unsupported(which) => ModeError::Unsupported { to, which },
+            TimeSliceError::NoDriver => {
+                ModeError::Step(StepError::NotDone(Cause::new("no NVIDIA driver is loaded").passing()))
+            }
+            TimeSliceError::Failed(error) => ModeError::Step(error),
+        };
+        // Who asks for what such a GPU does anyway is served.
+        let ignored = |error: &TimeSliceError| {
+            to == TimeSlice::Default && matches!(error, TimeSliceError::Unsupported(_))
+        };
+        let slices = &self.parts.time_slices;
+        let was = match earlier.time_slice_before(boot) {
+            Some(_) => None,
+            None => match slices.read(gpu, until) {
+                Ok(was) => was,
+                Err(error) if ignored(&error) => return Ok(()),
+                Err(error) => return Err(step_failed(error)),
+            },
+        };
+        let mut state = earlier.clone();
+        state.note_time_slice(was.unwrap_or(TimeSlice::Default), to, boot);
+        let write =
+            |state| self.state.write_gpu(gpu, state, self.parts.clock.now()).map_err(ModeError::Store);
+        if state != earlier {
+            write(&state)?;
+        }
+        match slices.set(gpu, to, until) {
+            Ok(()) => Ok(()),
+            Err(TimeSliceError::Failed(error @ StepError::Unknown(_))) => Err(ModeError::Step(error)),
+            Err(error) => {
+                if state != earlier {
+                    write(&earlier)?;
+                }
+                if ignored(&error) { Ok(()) } else { Err(step_failed(error)) }
+            }
+        }
+    }
+
+    /// Time slices that a record's devices ask for, before its steps are carried out in another boot.
+    pub(crate) fn time_slices_of(record: &Record) -> Vec<Step> {
+        let asked: std::collections::BTreeMap<_, _> =
+            record.devices.iter().filter_map(|d| Some((&d.gpu, d.time_slice?))).collect();
+        asked.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to }).collect()
+    }
+
+    /// Gives back the time slices that nobody asks for any more, of GPUs that a record has just let go. A failure is no
+    /// reason to hold anything: reconcile tries again. Under the GPUs' locks.
+    pub(crate) fn settle_time_slices_of(&self, gpus: &BTreeSet<GpuUuid>) {
+        for gpu in gpus {
+            let until = self.parts.clock.now() + SET_WITHIN;
+            if let Err(error) = self.settle_time_slice(gpu, until, false) {
+                tracing::warn!(%gpu, error, "the time slice is not back at what it was before; tried again later");
+            }
+        }
+    }
+
+    /// The same for all GPUs, as far as nobody is at work on them. `again`: those that holders ask for are set once more,
+    /// since the driver may have been loaded anew.
+    pub(crate) fn settle_time_slices(&self, again: bool, report: &mut Report) {
+        let states = match self.state.gpus() {
+            Ok(states) => states,
+            Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
+        };
+        for (gpu, stored) in states {
+            if stored.fine().is_none_or(|state| !state.has_time_slice()) {
+                continue;
+            }
+            let now = self.parts.clock.now();
+            let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), now + BRIEFLY) else { continue };
+            match self.settle_time_slice(&gpu, now + SET_WITHIN, again) {
+                Ok(Settled::AsItShouldBe) => {}
+                Ok(Settled::GivenBack) => report.push(Event::TimeSliceGivenBack { gpu }),
+                Err(error) => report.push(Event::Failed { claim: None, error }),
+            }
+        }
+    }
+
+    fn settle_time_slice(&self, gpu: &GpuUuid, until: Duration, again: bool) -> Result<Settled, String> {
+        let boot = &self.config.boot;
+        let said = |error: StoreError| chain(&error);
+        let mut state = self.gpu_state(gpu).map_err(said)?;
+        if !state.has_time_slice() {
+            return Ok(Settled::AsItShouldBe);
+        }
+        if state.time_slice(boot).is_some() {
+            let records = self.state.records().map_err(said)?;
+            // Who cannot be read may have asked.
+            let unknown = records.values().any(|stored| match stored.as_ref() {
+                Stored::Corrupt { .. } => true,
+                Stored::Newer { head, .. } => head.gpus.contains(gpu),
+                Stored::Absent | Stored::Fine(_) => false,
+            });
+            let holds: Vec<_> = records
+                .values()
+                .filter_map(|stored| stored.fine())
+                .flat_map(Record::holds)
+                .filter(|hold| hold.gpu == *gpu)
+                .collect();
+            let wanted = goal(&holds).time_slice();
+            if let Some(wanted) = wanted.filter(|_| again) {
+                self.parts.time_slices.set(gpu, wanted, until).map_err(|e| cannot(gpu, &e))?;
+            }
+            if unknown || wanted.is_some() {
+                return Ok(Settled::AsItShouldBe);
+            }
+            let before = state.time_slice_before(boot).unwrap_or(TimeSlice::Default);
+            match self.parts.time_slices.set(gpu, before, until) {
+                Ok(()) | Err(TimeSliceError::Unsupported(_) | TimeSliceError::NoDriver) => {}
+                Err(error) => return Err(cannot(gpu, &error)),
+            }
+        }
+        state.forget_time_slice();
+        self.state.write_gpu(gpu, &state, self.parts.clock.now()).map_err(said)?;
+        Ok(Settled::GivenBack)
+    }
+}
+
+fn cannot(gpu: &GpuUuid, error: &TimeSliceError) -> String {
+    format!("the time slice of {gpu} cannot be set: {}", chain(error))
+}

@@ -1,0 +1,265 @@
+//! `nvidia-smi`, for the one thing that NVML cannot do: a GPU's time slice (`nvidia-smi compute-policy`).
+//!
+//! It is the driver's own program and needs the driver's own libraries. From a driver root that is a whole root file
+//! system it is run inside that (`chroot`, by way of this program itself: [`enter_root`]); from one that holds the driver's
+//! files only it is run as it is, with the driver's library folders before all others.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use divvy_model::{GpuUuid, TimeSlice};
+
+use crate::driver::Driver;
+
+/// Pause between two looks whether the program has ended.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long a killed program may take to be gone. One that hangs in the kernel module is left behind.
+const DIES_WITHIN: Duration = Duration::from_secs(1);
+/// So much of what it says is kept.
+const MOST_TEXT: u64 = 16 * 1024;
+
+/// Where dynamic loaders are: a folder that has one is a whole root file system.
+const LOADERS: [&str; 3] =
+    ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1", "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"];
+
+/// The first argument with which a program of divvy runs another inside a root: see [`enter_root`].
+pub const IN_ROOT: &str = "run-in-root";
+
+/// Why `nvidia-smi` did not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SmiError {
+    /// The driver comes without it.
+    #[error(
+        "there is no nvidia-smi in the driver root {} (a time slice cannot be set without it; install the driver's utilities)",
+        .0.display()
+    )]
+    Absent(PathBuf),
+    /// It could not be started.
+    #[error("{} cannot be started", program.display())]
+    Start {
+        /// Which.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The GPU or its driver cannot do it.
+    #[error("nvidia-smi says that it is not supported: {0}")]
+    Unsupported(String),
+    /// No driver is loaded.
+    #[error("nvidia-smi says that no NVIDIA driver is loaded: {0}")]
+    NoDriver(String),
+    /// It refused before it changed anything.
+    #[error("nvidia-smi refused ({why}): {text}")]
+    Refused {
+        /// What its exit code means.
+        why: &'static str,
+        /// What it said.
+        text: String,
+    },
+    /// It ended in a way that tells nothing: what it was to do may have been done.
+    #[error("nvidia-smi ended with {status}: {text}")]
+    Unclear {
+        /// Exit code or signal.
+        status: ExitStatus,
+        /// What it said.
+        text: String,
+    },
+    /// It did not end in time and was killed: what it was to do may have been done.
+    #[error("nvidia-smi did not end within {0:.1?} and was killed")]
+    TimedOut(Duration),
+    /// An earlier run could be neither finished nor killed, and may still change the GPU.
+    #[error("an earlier nvidia-smi hangs and cannot be killed (the NVIDIA kernel module may need a reboot)")]
+    Hangs,
+}
+
+impl SmiError {
+    /// Whether what was asked for may have been done all the same.
+    pub fn is_unclear(&self) -> bool {
+        matches!(self, Self::Unclear { .. } | Self::TimedOut(_))
+    }
+}
+
+/// Runs `nvidia-smi`.
+#[derive(Debug, Default)]
+pub struct Smi {
+    /// Runs that could not even be killed.
+    hanging: Mutex<Vec<Child>>,
+    /// This program, if it knows [`enter_root`].
+    helper: Option<PathBuf>,
+}
+
+impl Smi {
+    /// `helper`: a program that begins with [`enter_root`], for driver roots that are whole root file systems.
+    pub fn new(helper: Option<PathBuf>) -> Self {
+        Self { hanging: Mutex::default(), helper }
+    }
+
+    /// The GPU's time slice; `None` if the answer cannot be understood.
+    pub fn time_slice(
+        &self,
+        driver: &Driver,
+        gpu: &GpuUuid,
+        within: Duration,
+    ) -> Result<Option<TimeSlice>, SmiError> {
+        let text = self.run(driver, &["compute-policy", "-i", gpu.as_str(), "--list"], within)?;
+        Ok(read_list(&text))
+    }
+
+    /// Sets the GPU's time slice. It holds for contexts that are made from then on, until the driver is unloaded.
+    pub fn set_time_slice(
+        &self,
+        driver: &Driver,
+        gpu: &GpuUuid,
+        to: TimeSlice,
+        within: Duration,
+    ) -> Result<(), SmiError> {
+        let set = format!("--set-timeslice={}", to.number());
+        self.run(driver, &["compute-policy", "-i", gpu.as_str(), &set], within).map(drop)
+    }
+
+    fn run(&self, driver: &Driver, args: &[&str], within: Duration) -> Result<String, SmiError> {
+        self.none_hangs()?;
+        let mut command = self.command(driver)?;
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let program = PathBuf::from(command.get_program());
+        let mut child = start(&mut command, within)
+            .map_err(|source| SmiError::Start { program: program.clone(), source })?;
+        let Some(status) = wait(&mut child, within).map_err(|source| SmiError::Start { program, source })?
+        else {
+            drop(child.kill());
+            if !wait(&mut child, DIES_WITHIN).is_ok_and(|status| status.is_some()) {
+                self.hanging.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+            }
+            return Err(SmiError::TimedOut(within));
+        };
+        // It says little: what it has written is in the pipes.
+        let said = [said(child.stdout.take()), said(child.stderr.take())].concat();
+        if status.success() { Ok(said) } else { Err(judge(status, said.trim().to_owned())) }
+    }
+
+    fn none_hangs(&self) -> Result<(), SmiError> {
+        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
+        hanging.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+        if hanging.is_empty() { Ok(()) } else { Err(SmiError::Hangs) }
+    }
+
+    fn command(&self, driver: &Driver) -> Result<Command, SmiError> {
+        let root = driver.root.see(Path::new("/"));
+        let program =
+            driver.nvidia_smi.as_ref().ok_or_else(|| SmiError::Absent(driver.root.host().to_owned()))?;
+        if root == Path::new("/") {
+            return Ok(Command::new(program));
+        }
+        if let (Some(helper), Ok(inside), true) = (&self.helper, program.strip_prefix(&root), is_whole(&root))
+        {
+            let mut command = Command::new(helper);
+            command.arg(IN_ROOT).arg(&root).arg(Path::new("/").join(inside));
+            return Ok(command);
+        }
+        let folders = std::env::join_paths(driver.library_dirs.iter().map(|dir| driver.root.see(dir)));
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", folders.unwrap_or_default());
+        Ok(command)
+    }
+}
+
+/// Whether programs can run with this folder as their root and find GPUs there.
+fn is_whole(root: &Path) -> bool {
+    root.join("dev/nvidiactl").exists() && LOADERS.iter().any(|loader| root.join(loader).exists())
+}
+
+/// A program that is just being installed is waited for.
+fn start(command: &mut Command, within: Duration) -> io::Result<Child> {
+    let until = Instant::now() + within;
+    loop {
+        match command.spawn() {
+            Err(error)
+                if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() + LOOK < until =>
+            {
+                std::thread::sleep(LOOK);
+            }
+            other => return other,
+        }
+    }
+}
+
+fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
+    let until = Instant::now() + within;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
+fn said(pipe: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        drop(pipe.take(MOST_TEXT).read_to_end(&mut bytes));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What an exit code means (`man nvidia-smi`, "return value").
+fn judge(status: ExitStatus, text: String) -> SmiError {
+    let refused = |why| SmiError::Refused { why, text: text.clone() };
+    match status.code() {
+        Some(2) => refused("it does not know the arguments; drivers before 455 cannot set a time slice"),
+        Some(3) => SmiError::Unsupported(text),
+        Some(4) => refused("no permission: the plugin must run as root"),
+        Some(6) => refused("it does not find the GPU"),
+        Some(8) => refused("the GPU's power cables are not attached"),
+        Some(9) => SmiError::NoDriver(text),
+        Some(12) => refused("it does not find libnvidia-ml.so.1"),
+        Some(15) => refused("the GPU has fallen off the bus"),
+        // Of this program as the helper, and of a loader that does not find a library.
+        Some(HELPER_FAILED) => refused("it could not be run inside the driver root"),
+        Some(127) => refused("it could not be run"),
+        // 10 and up are about single GPUs, 255 is anything else.
+        Some(_) | None => SmiError::Unclear { status, text },
+    }
+}
+
+/// `Timeslice` and its value, however the table around them is drawn.
+fn read_list(text: &str) -> Option<TimeSlice> {
+    let line = text.lines().find(|line| line.to_ascii_lowercase().contains("timeslice"))?;
+    let mut words = line.split(|c: char| !c.is_ascii_alphanumeric());
+    words.find_map(|word| TimeSlice::ALL.into_iter().find(|slice| slice.name().eq_ignore_ascii_case(word)))
+}
+
+/// Exit code of a helper that did not get as far as the program.
+const HELPER_FAILED: i32 = 126;
+
+/// For the first lines of a program's `main`: if its arguments are `run-in-root ROOT PROGRAM …`, becomes that program with
+/// that root, and does not come back; the exit code if that fails. `None` if the arguments are others.
+pub fn enter_root(args: impl IntoIterator<Item = OsString>) -> Option<u8> {
+    let mut args = args.into_iter().skip(1);
+    if args.next().as_deref() != Some(OsStr::new(IN_ROOT)) {
+        return None;
+    }
+    let (root, program) = (args.next()?, args.next()?);
+    let entered = rustix::process::chroot(Path::new(&root)).and_then(|()| rustix::process::chdir("/"));
+    let error = match entered {
+        Ok(()) => Command::new(&program).args(args).exec(),
+        Err(error) => error.into(),
+    };
+    let text = format!("cannot run {} in {}: {error}\n", program.display(), root.display());
+    drop(io::Write::write_all(&mut io::stderr(), text.as_bytes()));
+    u8::try_from(HELPER_FAILED).ok()
+}
+
+#[cfg(test)]
+#[path = "tests/smi.rs"]
+mod tests;
