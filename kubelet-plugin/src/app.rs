@@ -18,7 +18,7 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 
 use crate::api::KubeClaims;
-use crate::build::{executor, host_edits};
+use crate::build::{Latest, executor, host_edits};
 use crate::claim_fetch::ClaimFetcher;
 use crate::config::Config;
 use crate::debug::Debug;
@@ -97,14 +97,15 @@ async fn run_ready(
         pool: pool_name(&config.node_name),
         runtime: tokio::runtime::Handle::current(),
     });
-    let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), seen.clone())?);
+    let refresh = Arc::new(Notify::new());
+    let latest = Latest { seen: seen_tx.clone(), gpus: gpus.clone(), refresh: refresh.clone() };
+    let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), latest)?);
 
     // Parts stop when this does: on request, or when one of them ends by itself. The servers and the claims being
     // worked on are given time to finish before it.
     let parts_stop = CancellationToken::new();
     let _stop_parts = parts_stop.clone().drop_guard();
     let mut parts = JoinSet::<&'static str>::new();
-    let refresh = Arc::new(Notify::new());
     let (node_tx, node) = watch::channel(None);
     part(
         &mut parts,

@@ -7,8 +7,8 @@ use divvy_executor::{
     Parts, SystemClock,
 };
 use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
-use divvy_model::{GpuDriver, Inventory};
-use tokio::sync::watch;
+use divvy_model::{GpuDriver, GpuUuid, Inventory};
+use tokio::sync::{Notify, watch};
 
 use crate::RunError;
 use crate::api::KubeClaims;
@@ -19,11 +19,30 @@ use crate::inventory::Seen;
 use crate::time_slices::SmiSlices;
 
 /// The latest inventory, for the executor's threads.
-struct Latest(watch::Receiver<Seen>);
+pub(crate) struct Latest {
+    pub(crate) seen: watch::Sender<Seen>,
+    pub(crate) gpus: Arc<dyn GpuDriver>,
+    /// Asks for everything to be read again.
+    pub(crate) refresh: Arc<Notify>,
+}
 
 impl InventorySource for Latest {
     fn inventory(&self) -> Option<Arc<Inventory>> {
-        self.0.borrow().inventory.clone()
+        self.seen.borrow().inventory.clone()
+    }
+
+    fn changed(&self, gpu: &GpuUuid) {
+        match self.gpus.facts(gpu) {
+            Ok(facts) => self.seen.send_modify(|seen| {
+                let inventory = seen.inventory.as_mut().map(Arc::make_mut);
+                if let Some(known) = inventory.and_then(|inventory| inventory.gpus.get_mut(gpu)) {
+                    known.facts = facts;
+                }
+            }),
+            // It is read with the others as soon as it answers.
+            Err(error) => tracing::warn!(%gpu, error = crate::chain(&error), "a changed GPU cannot be read"),
+        }
+        self.refresh.notify_one();
     }
 }
 
@@ -59,7 +78,7 @@ pub(crate) fn executor(
     gpus: &Arc<dyn GpuDriver>,
     edits: Arc<HostEdits>,
     claims: Arc<KubeClaims>,
-    seen: watch::Receiver<Seen>,
+    latest: Latest,
 ) -> Result<Executor, RunError> {
     let boot = divvy_host::boot_id(host).map_err(RunError::Boot)?;
     let boot = boot.parse().map_err(RunError::BadBoot)?;
@@ -67,7 +86,7 @@ pub(crate) fn executor(
     let dir = &config.plugin_dir;
     let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
     let pods_of = host.clone();
-    let inventory = Arc::new(Latest(seen));
+    let inventory = Arc::new(latest);
     let parts = Parts {
         store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
         locks: Arc::new(

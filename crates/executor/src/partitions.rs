@@ -88,6 +88,9 @@ impl Executor {
             return Err(step_failed(error));
         }
         self.noticed(|n| n.refused.remove(gpu));
+        if current != on {
+            self.parts.inventory.changed(gpu);
+        }
         Ok(())
     }
 

@@ -95,6 +95,11 @@ pub trait DeviceEdits: Send + Sync {
 pub trait InventorySource: Send + Sync {
     /// `None` while the NVIDIA driver has not answered yet.
     fn inventory(&self) -> Option<Arc<Inventory>>;
+    /// This GPU was changed just now (its MIG mode): what was read of it before is old, its minor number too. When this
+    /// returns, [`InventorySource::inventory`] knows.
+    fn changed(&self, gpu: &GpuUuid) {
+        let _ = gpu;
+    }
 }
 
 /// What the API says about a claim.

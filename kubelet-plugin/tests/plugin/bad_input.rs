@@ -50,11 +50,11 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
             unallocated.uid
         )
     );
-    let strange = node.claim("strange", &["gpu-0-ts"]);
+    let strange = node.claim("strange", &["gpu-0-mps"]);
     assert_eq!(
         node.prepare(&strange).await.unwrap_err(),
         format!(
-            "claim default/strange (UID {}) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew): device name \"gpu-0-ts\" is not one this driver publishes (expected gpu-<number> or gpu-<number>-mig-<profile>-<profile id>-<start>)",
+            "claim default/strange (UID {}) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew): device name \"gpu-0-mps\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
             strange.uid
         )
     );
@@ -102,7 +102,7 @@ async fn an_unknown_field_in_a_config_fails_its_claim_only_and_says_where_it_sta
     assert_eq!(
         answers.remove(&bad.uid).unwrap().unwrap_err(),
         format!(
-            "config entry 0 of claim default/bad (UID {}) for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\")",
+            "config entry 0 of claim default/bad (UID {}) for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\")",
             bad.uid
         )
     );

@@ -12,7 +12,7 @@ fn record(node: &Node, uid: &str) -> std::path::PathBuf {
 fn make_newer(path: &std::path::Path) {
     let text = fs_err::read_to_string(path).unwrap();
     let (_, body) = text.trim_end().split_once("\"body\":").unwrap();
-    let body = body.strip_suffix('}').unwrap().replace("\"version\":2}", "\"version\":99}");
+    let body = body.strip_suffix('}').unwrap().replace("\"version\":3}", "\"version\":99}");
     assert!(body.contains("\"version\":99"), "{body}");
     let sum = Sha256::digest(body.as_bytes()).iter().fold(String::new(), |sum, b| format!("{sum}{b:02x}"));
     fs_err::write(path, format!("{{\"checksum\":\"{sum}\",\"body\":{body}}}")).unwrap();
