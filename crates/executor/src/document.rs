@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 
 use divvy_cdi::ClaimSpec;
-use divvy_claims::{Record, cdi_device_name, cdi_file_name, share_env};
+use divvy_claims::{Record, cdi_device_name, cdi_file_name, share_env, static_mark};
 use divvy_model::ClaimUid;
 
-use crate::partitions::static_mark;
 use crate::{CdiError, Executor};
 
 impl Executor {

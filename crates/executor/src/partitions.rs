@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use divvy_api::names::env;
 use divvy_claims::{
     AllocatedDevice, Cause, Outcome, Progress, Record, RecordedDevice, Step, StepError, StepState, Stored,
+    static_mark,
 };
 use divvy_model::mig::{GpuInstance, GpuInstanceId, PartitionName};
 use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind, MigMode, Ordinals, TimeSlice};
@@ -266,11 +266,6 @@ impl Executor {
             _ => true,
         })
     }
-}
-
-/// Says in a container's environment that a partition was made by others.
-pub(crate) fn static_mark(device: &DeviceName) -> String {
-    format!("{}=true", env::mig_static(device.as_str()))
 }
 
 /// Whether an instance is one that this record has made, or may be making.

@@ -261,5 +261,4 @@ pub fn enter_root(args: impl IntoIterator<Item = OsString>) -> Option<u8> {
 }
 
 #[cfg(test)]
-#[path = "tests/smi.rs"]
 mod tests;

@@ -130,12 +130,10 @@ pub(crate) struct Machine {
     pub sim: Option<SimNode>,
     /// Calls of their driver that have timed out and are still at work.
     pub mig_late: Vec<MigLate>,
-    /// Time slices that are not the default.
-    pub slices: BTreeMap<GpuUuid, TimeSlice>,
+    /// Time slices that are not the default; `None`: cards that have none that can be set.
+    pub slices: Option<BTreeMap<GpuUuid, TimeSlice>>,
     /// What the next change of a time slice does instead.
     pub slice_fault: Option<HardwareFault>,
-    /// A card that has none that can be set.
-    pub no_slices: bool,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
 }
@@ -346,9 +344,8 @@ impl World {
                 log: Vec::new(),
                 sim: None,
                 mig_late: Vec::new(),
-                slices: BTreeMap::new(),
+                slices: Some(BTreeMap::new()),
                 slice_fault: None,
-                no_slices: false,
                 pods: BTreeMap::new(),
             })),
             Arc::default(),
@@ -455,7 +452,7 @@ impl World {
         m.now = Duration::from_secs(10);
         m.cdi.clear();
         m.instances.clear();
-        m.slices.clear();
+        m.slices.iter_mut().for_each(BTreeMap::clear);
         if let Some(sim) = &m.sim {
             sim.edit(divvy_gpu_sim::Engine::reboot);
         }
@@ -799,10 +796,10 @@ impl Steps for World {
 impl TimeSlices for World {
     fn read(&self, gpu: &GpuUuid, _until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
         let mut m = self.lock();
-        if m.no_slices {
+        if m.slices.is_none() {
             return Err(TimeSliceError::Unsupported(format!("{gpu} (a Tesla P4) has none")));
         }
-        let read = m.call("read the time slice", |m, _| m.slices.get(gpu).copied());
+        let read = m.call("read the time slice", |m, _| m.slices.as_ref()?.get(gpu).copied());
         read.map(|slice| Some(slice.unwrap_or(TimeSlice::Default)))
             .map_err(|dead| StepError::from(dead).into())
     }
@@ -810,16 +807,18 @@ impl TimeSlices for World {
         let mut m = self.lock();
         let fault = m.slice_fault.take();
         let done = |m: &mut Machine| {
-            m.slices.remove(gpu);
-            if to != TimeSlice::Default {
-                m.slices.insert(gpu.clone(), to);
-            }
+            let slices = m.slices.as_mut().unwrap();
+            slices.remove(gpu);
+            slices.extend((to != TimeSlice::Default).then(|| (gpu.clone(), to)));
         };
         let refused = || StepError::NotDone(Cause::new("nvidia-smi has no permission"));
         let unknown = || StepError::Unknown(Cause::new("nvidia-smi did not come back within 10 s"));
         let told = m.call("set the time slice", |m, whole| match fault {
             None if !whole && m.chance.one_in(2) => Err(StepError::from(Dead)),
-            None => Ok(done(m)),
+            None => {
+                done(m);
+                Ok(())
+            }
             Some(HardwareFault::Refuses) => Err(refused()),
             Some(HardwareFault::Late { succeeds: false, .. }) => Err(unknown()),
             Some(HardwareFault::Lies | HardwareFault::Late { .. }) => {
