@@ -2,6 +2,8 @@
 //! rather than silently left out.
 
 use anyhow::{Context, Result, bail};
+use divvy_api::names;
+use divvy_api::policy::{self, GpuPolicy};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
@@ -17,6 +19,7 @@ pub(crate) struct Manifests {
     pub(crate) claims: Vec<ResourceClaim>,
     pub(crate) pods: Vec<Pod>,
     pub(crate) deployments: Vec<Deployment>,
+    pub(crate) policies: Vec<GpuPolicy>,
 }
 
 impl Manifests {
@@ -36,6 +39,11 @@ impl Manifests {
         Ok(manifests)
     }
 
+    /// Whether anybody in it wants a device.
+    pub(crate) fn has_users(&self) -> bool {
+        !(self.claims.is_empty() && self.pods.is_empty() && self.deployments.is_empty())
+    }
+
     fn add(&mut self, document: Value) -> Result<()> {
         let text = |key: &str| document.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (version, kind) = (text("apiVersion"), text("kind"));
@@ -46,6 +54,7 @@ impl Manifests {
             ("resource.k8s.io/v1", "DeviceClass") => self.classes.push(typed(document)?),
             ("resource.k8s.io/v1", "ResourceClaim") => self.claims.push(typed(document)?),
             ("resource.k8s.io/v1", "ResourceClaimTemplate") => self.templates.push(typed(document)?),
+            (names::API_VERSION, policy::KIND) => self.policies.push(policy::decode_policy(&document)?),
             ("v1", "List") => {
                 for item in document.get("items").and_then(Value::as_array).cloned().unwrap_or_default() {
                     self.add(item)?;
@@ -56,7 +65,7 @@ impl Manifests {
             ),
             (version, kind) => bail!(
                 "{kind} of {version:?} is not read here: expected Namespace, Pod, Deployment, DeviceClass, \
-                 ResourceClaim or ResourceClaimTemplate"
+                 ResourceClaim, ResourceClaimTemplate or GpuPolicy"
             ),
         }
         Ok(())

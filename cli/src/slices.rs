@@ -3,7 +3,7 @@
 use divvy_model::mig::{GpuInstance, MigCapabilities};
 use serde::Serialize;
 
-/// What lives on a GPU.
+/// The partitions that live on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Picture {
     /// The GPU, as its device is named.

@@ -1,8 +1,12 @@
 //! The demo's report for people.
 
+use std::collections::BTreeSet;
+
+use divvy_api::names::capacity;
 use serde_json::Value;
 
-use super::report::{self, ClaimReport, Report, Scenario, State};
+use super::gpus::GpuPicture;
+use super::report::{self, ClaimReport, DeviceReport, Report, Round, Scenario, State};
 use crate::table::Table;
 
 /// The report as text.
@@ -17,7 +21,11 @@ pub(crate) fn render(report: &Report) -> String {
     }
     out += &table.render(2);
     for scenario in &report.scenarios {
-        out += &format!("\n\n● {}\n", scenario.name);
+        let policies = match scenario.policies.as_slice() {
+            [] => String::new(),
+            names => format!(" (policy {})", names.join(", ")),
+        };
+        out += &format!("\n\n● {}{policies}\n", scenario.name);
         out += &of_scenario(scenario);
     }
     if let Some((claim, document)) = first_document(report) {
@@ -25,11 +33,18 @@ pub(crate) fn render(report: &Report) -> String {
         out += &edits(document);
     }
     let problems = report.problems();
-    let claims: usize = report.scenarios.iter().map(|s| s.claims.len()).sum();
+    let of_rounds = || report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
+    let claims = of_rounds().map(|claim| &claim.claim).collect::<BTreeSet<_>>().len();
+    let pending = of_rounds().filter(|claim| matches!(claim.state, State::Pending { expected: true, .. }));
+    let pending = match pending.map(|claim| &claim.claim).collect::<BTreeSet<_>>().len() {
+        0 => "all prepared".to_owned(),
+        1 => "all prepared as expected (1 waited)".to_owned(),
+        several => format!("all prepared as expected ({several} waited)"),
+    };
     out += "\n\n";
     if problems.is_empty() {
         out += &format!(
-            "{}, {}: all prepared, all given back, nothing left behind.",
+            "{}, {}: {pending}, all given back, nothing left behind.",
             number(report.scenarios.len(), "manifest"),
             number(claims, "claim")
         );
@@ -55,16 +70,48 @@ fn of_scenario(scenario: &Scenario) -> String {
     if let Some(problem) = &scenario.problem {
         return format!("  ✗ {problem}");
     }
+    let mut out = String::new();
+    if !scenario.published.is_empty() {
+        let names = report::rows(&scenario.published).into_iter().map(|(name, _)| name);
+        out += &format!("  published: {}\n", names.collect::<Vec<_>>().join(" "));
+    }
+    // What somebody has is a picture where GPUs are divided or somebody waits; else the table says it all.
+    let drawn = scenario.rounds.iter().any(|round| {
+        let waits = round.claims.iter().any(|claim| matches!(claim.state, State::Pending { .. }));
+        waits || round.gpus.iter().any(GpuPicture::is_divided)
+    });
+    for (number, round) in scenario.rounds.iter().enumerate() {
+        if number > 0 {
+            out += &format!("\n\n  then, after {} ended:\n", round.ended.join(", "));
+        }
+        let before = number.checked_sub(1).and_then(|before| scenario.rounds.get(before));
+        out += &of_round(round, before, drawn);
+    }
+    out
+}
+
+/// A round; the claims that were pending before it too only say what they wait for.
+fn of_round(round: &Round, before: Option<&Round>, drawn: bool) -> String {
     let mut table = Table::new(["CLAIM", "USED BY", "REQUEST", "GOT", "NODES", "MOUNTS", "PREPARE"]);
-    for claim in &scenario.claims {
+    for claim in &round.claims {
         for row in rows(claim) {
             table.row(row);
         }
     }
     let mut out = table.render(2);
-    for picture in &scenario.gpus {
-        for line in picture.lines() {
+    if drawn {
+        for line in round.gpus.iter().flat_map(GpuPicture::lines) {
             out += &format!("\n  {line}");
+        }
+    }
+    for claim in &round.claims {
+        if let State::Pending { reason, expected } = &claim.state {
+            let as_expected = if *expected { ", as expected" } else { "" };
+            let waited = before.is_some_and(|before| before.claims.iter().any(|b| b.claim == claim.claim));
+            let still = if waited { "still " } else { "" };
+            out += &format!("\n  {} is {still}pending{as_expected}:", claim.claim);
+            let reason = if waited { reason.lines().last().unwrap_or_default() } else { reason };
+            out += &format!("\n    {}", reason.replace('\n', "\n    "));
         }
     }
     out
@@ -74,8 +121,9 @@ fn rows(claim: &ClaimReport) -> Vec<[String; 7]> {
     let users = if claim.pods.is_empty() { "(no pod)".to_owned() } else { claim.pods.join(", ") };
     let dash = || "-".to_owned();
     match &claim.state {
-        State::Pending { .. } => {
-            vec![[claim.claim.clone(), users, dash(), "pending".to_owned(), dash(), dash(), dash()]]
+        State::Pending { expected, .. } => {
+            let what = if *expected { "pending, as expected" } else { "pending" };
+            vec![[claim.claim.clone(), users, dash(), what.to_owned(), dash(), dash(), dash()]]
         }
         State::Failed { .. } => {
             vec![[claim.claim.clone(), users, dash(), "failed".to_owned(), dash(), dash(), dash()]]
@@ -90,13 +138,24 @@ fn rows(claim: &ClaimReport) -> Vec<[String; 7]> {
                     once(claim.claim.clone()),
                     once(users.clone()),
                     device.requests.join(", "),
-                    device.device.clone(),
+                    got(device),
                     nodes(claim.cdi.as_ref(), &device.cdi_ids),
                     once(count(claim.cdi.as_ref(), "mounts").to_string()),
                     once(format!("{}.{} ms", prepare_us / 1000, prepare_us % 1000 / 100)),
                 ]
             })
             .collect(),
+    }
+}
+
+/// The device, with the part of it that a share is.
+fn got(device: &DeviceReport) -> String {
+    let part = |name: &str, unit: &str| Some(format!("{}{unit}", device.consumed.get(name)?));
+    let parts: Vec<String> =
+        [part(capacity::MEMORY, ""), part(capacity::CORES, " %")].into_iter().flatten().collect();
+    match parts.as_slice() {
+        [] => device.device.clone(),
+        parts => format!("{} ({})", device.device, parts.join(", ")),
     }
 }
 
@@ -149,7 +208,7 @@ fn count(document: Option<&Value>, key: &str) -> usize {
 
 /// The first claim that has a CDI document.
 fn first_document(report: &Report) -> Option<(&str, &Value)> {
-    let mut claims = report.scenarios.iter().flat_map(|scenario| &scenario.claims);
+    let mut claims = report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
     claims.find_map(|claim| Some((claim.claim.as_str(), claim.cdi.as_ref()?)))
 }
 
@@ -160,7 +219,7 @@ fn kind(document: &Value) -> String {
 
 /// The edits of a document, common and of its devices, one line a sort; long lists are cut.
 fn edits(document: &Value) -> String {
-    const SHOWN: usize = 4;
+    const SHOWN: usize = 2;
     let devices = document.get("devices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let all: Vec<&Value> = document
         .get("containerEdits")
@@ -195,7 +254,7 @@ fn edits(document: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::report::{DeviceReport, PublishedDevice};
+    use crate::demo::report::PublishedDevice;
     use serde_json::json;
 
     fn claim(state: State, cdi: Option<Value>) -> ClaimReport {
@@ -214,7 +273,13 @@ mod tests {
             sim: "h100x1".to_owned(),
             published: vec![device],
             published_after_ms: 7,
-            scenarios: vec![Scenario { name: "one".to_owned(), claims, gpus: Vec::new(), problem: None }],
+            scenarios: vec![Scenario {
+                name: "one".to_owned(),
+                policies: Vec::new(),
+                published: Vec::new(),
+                rounds: vec![Round { ended: Vec::new(), claims, gpus: Vec::new(), surprises: Vec::new() }],
+                problem: None,
+            }],
             left_behind: Vec::new(),
         }
     }
@@ -230,6 +295,7 @@ mod tests {
             requests: vec!["gpu".to_owned()],
             device: "gpu-0".to_owned(),
             cdi_ids: vec!["gpu.divvy.dev/claim=u-gpu-0".to_owned()],
+            ..DeviceReport::default()
         }];
         let text = render(&report(vec![claim(State::Prepared { devices, prepare_us: 1234 }, Some(cdi))]));
         assert!(
@@ -245,7 +311,10 @@ mod tests {
 
     #[test]
     fn a_pending_claim_is_a_problem_with_its_reason() {
-        let text = render(&report(vec![claim(State::Pending { reason: "no room".to_owned() }, None)]));
+        let text = render(&report(vec![claim(
+            State::Pending { reason: "no room".to_owned(), expected: false },
+            None,
+        )]));
         assert!(text.ends_with("1 problem:\n  ✗ one: claim default/c stays pending: no room"), "{text}");
     }
 }

@@ -1,14 +1,16 @@
 //! What the demo found, as values: shown as tables or as JSON.
 
+use std::collections::BTreeMap;
+
 use divvy_api::names::attributes;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::slices::Picture;
+use super::gpus::GpuPicture;
 
 /// The whole demo.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// The simulated GPUs, as asked for.
     pub(crate) sim: String,
@@ -27,12 +29,20 @@ impl Report {
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for scenario in &self.scenarios {
-            problems.extend(scenario.problem.iter().map(|problem| format!("{}: {problem}", scenario.name)));
-            for claim in &scenario.claims {
-                if let State::Pending { reason } | State::Failed { reason } = &claim.state {
-                    let what =
-                        if matches!(claim.state, State::Failed { .. }) { "failed" } else { "stays pending" };
-                    problems.push(format!("{}: claim {} {what}: {reason}", scenario.name, claim.claim));
+            let name = &scenario.name;
+            problems.extend(scenario.problem.iter().map(|problem| format!("{name}: {problem}")));
+            for round in &scenario.rounds {
+                problems.extend(round.surprises.iter().map(|problem| format!("{name}: {problem}")));
+                for claim in &round.claims {
+                    let (what, reason) = match &claim.state {
+                        State::Failed { reason } => ("failed", reason),
+                        State::Pending { reason, expected: false } => ("stays pending", reason),
+                        State::Pending { .. } | State::Prepared { .. } => continue,
+                    };
+                    let problem = format!("{name}: claim {} {what}: {reason}", claim.claim);
+                    if !problems.contains(&problem) {
+                        problems.push(problem);
+                    }
                 }
             }
         }
@@ -42,7 +52,7 @@ impl Report {
 }
 
 /// A device in the node's slices, as the API server has it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct PublishedDevice {
     pub(crate) name: String,
     pub(crate) product: String,
@@ -55,16 +65,34 @@ pub(crate) struct PublishedDevice {
 #[derive(Debug, Serialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
-    pub(crate) claims: Vec<ClaimReport>,
-    /// The GPUs while all claims were prepared, if any was in partitions then.
+    /// The GpuPolicies that it brings; with none it is the demo's, which asks for everything.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) gpus: Vec<Picture>,
+    pub(crate) policies: Vec<String>,
+    /// What the node published under them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) published: Vec<PublishedDevice>,
+    /// What was seen once everybody had had a turn, and again after some pods had ended.
+    pub(crate) rounds: Vec<Round>,
     /// What kept the whole scenario from running.
     pub(crate) problem: Option<String>,
 }
 
-/// One claim.
+/// What was seen at one time.
 #[derive(Debug, Serialize)]
+pub(crate) struct Round {
+    /// The pods that ended before it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ended: Vec<String>,
+    pub(crate) claims: Vec<ClaimReport>,
+    /// What every GPU was.
+    pub(crate) gpus: Vec<GpuPicture>,
+    /// What is not as the manifest expects it, claims that failed or are pending excepted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) surprises: Vec<String>,
+}
+
+/// One claim.
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct ClaimReport {
     /// `namespace/name`.
     pub(crate) claim: String,
@@ -77,7 +105,7 @@ pub(crate) struct ClaimReport {
 }
 
 /// What became of a claim.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub(crate) enum State {
     /// Prepared, and given back.
@@ -91,6 +119,8 @@ pub(crate) enum State {
     Pending {
         /// Why.
         reason: String,
+        /// Whether the manifest says so.
+        expected: bool,
     },
     /// Allocated, but prepare or unprepare failed.
     Failed {
@@ -100,11 +130,20 @@ pub(crate) enum State {
 }
 
 /// A device of a prepared claim.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct DeviceReport {
     pub(crate) requests: Vec<String>,
     pub(crate) device: String,
     pub(crate) cdi_ids: Vec<String>,
+    /// Which share of it, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) share: Option<String>,
+    /// What the share was granted of each capacity.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) consumed: BTreeMap<String, String>,
+    /// Whether with admin access, beside whoever holds it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) admin: bool,
 }
 
 /// Devices that differ only in where a partition begins, as one row: `gpu-0-mig-1g10gb-19-{0,1,2}`.

@@ -5,10 +5,16 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{
+    DeviceClaim, DeviceClass, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::expect::{self, Expected};
 use crate::manifests::Manifests;
+
+/// A class as an extended resource without a name of its own.
+const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
 
 /// Somebody who wants claims prepared: a pod, or nobody (a claim on its own).
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +25,21 @@ pub(crate) struct Consumer {
     pub(crate) namespace: String,
     /// Names of its claims, in the pod's order.
     pub(crate) claims: Vec<String>,
+    /// What should become of it.
+    pub(crate) expected: Expected,
+    /// The round after which it ends.
+    pub(crate) ends: Option<u32>,
+}
+
+impl Consumer {
+    /// What it is called in messages.
+    pub(crate) fn name(&self) -> String {
+        match (&self.pod, self.claims.first()) {
+            (Some(pod), _) => format!("pod {}/{pod}", self.namespace),
+            (None, Some(claim)) => format!("claim {}/{claim}", self.namespace),
+            (None, None) => "nobody".to_owned(),
+        }
+    }
 }
 
 /// Everything to allocate: the claims, and their consumers in the order in which they arrive.
@@ -44,7 +65,9 @@ pub(crate) fn expand(manifests: &Manifests) -> Result<Workload> {
         let (namespace, name) = (namespace(&claim.metadata), claim.metadata.name.clone().unwrap_or_default());
         let used = workload.consumers.iter().any(|c| c.namespace == namespace && c.claims.contains(&name));
         if !used {
-            workload.consumers.push(Consumer { pod: None, namespace, claims: vec![name] });
+            let (expected, ends) =
+                expect::read(&claim.metadata).with_context(|| format!("claim {namespace}/{name}"))?;
+            workload.consumers.push(Consumer { pod: None, namespace, claims: vec![name], expected, ends });
         }
     }
     Ok(workload)
@@ -80,7 +103,9 @@ fn consumer(pod: &Pod, manifests: &Manifests, claims: &mut Vec<ResourceClaim>) -
                 .with_context(|| format!("pod {namespace}/{name}, resourceClaims entry {:?}", entry.name))?,
         );
     }
-    Ok(Consumer { pod: Some(name), namespace, claims: names })
+    names.extend(extended_resources(pod, &name, &namespace, &manifests.classes, claims));
+    let (expected, ends) = expect::read(&pod.metadata).with_context(|| format!("pod {namespace}/{name}"))?;
+    Ok(Consumer { pod: Some(name), namespace, claims: names, expected, ends })
 }
 
 fn claim_of(
@@ -121,6 +146,60 @@ fn claim_of(
     Ok(name)
 }
 
+/// The claim that the scheduler makes for a pod whose containers ask for extended resources that classes stand for.
+fn extended_resources(
+    pod: &Pod,
+    name: &str,
+    in_namespace: &str,
+    classes: &[DeviceClass],
+    claims: &mut Vec<ResourceClaim>,
+) -> Option<String> {
+    let class_of = |resource: &str| {
+        let is_it = |class: &&DeviceClass| {
+            let named = class.spec.as_ref().and_then(|spec| spec.extended_resource_name.as_deref());
+            let class = class.metadata.name.as_deref().unwrap_or_default();
+            named == Some(resource) || resource.strip_prefix(BY_CLASS) == Some(class)
+        };
+        classes.iter().find(is_it)?.metadata.name.clone()
+    };
+    let spec = pod.spec.as_ref()?;
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers).enumerate();
+    let mut requests = Vec::new();
+    for (container, of) in containers {
+        let limits = of.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
+        for (number, (class, amount)) in
+            limits.filter_map(|(resource, amount)| Some((class_of(resource)?, amount))).enumerate()
+        {
+            requests.push(DeviceRequest {
+                name: format!("container-{container}-request-{number}"),
+                exactly: Some(ExactDeviceRequest {
+                    device_class_name: class,
+                    count: amount.0.parse().ok(),
+                    ..ExactDeviceRequest::default()
+                }),
+                ..DeviceRequest::default()
+            });
+        }
+    }
+    if requests.is_empty() {
+        return None;
+    }
+    let claim = format!("{name}-extended-resources");
+    let annotation = ("resource.kubernetes.io/extended-resource-claim".to_owned(), "true".to_owned());
+    let devices = DeviceClaim { requests: Some(requests), ..DeviceClaim::default() };
+    claims.push(ResourceClaim {
+        metadata: ObjectMeta {
+            name: Some(claim.clone()),
+            namespace: Some(in_namespace.to_owned()),
+            annotations: Some(BTreeMap::from([annotation])),
+            ..ObjectMeta::default()
+        },
+        spec: Some(ResourceClaimSpec { devices: Some(devices) }),
+        status: None,
+    });
+    Some(claim)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +223,23 @@ mod tests {
         assert_eq!(
             pods,
             [(Some("reader"), vec!["shared".to_owned()]), (Some("writer"), vec!["shared".to_owned()])]
+        );
+    }
+
+    #[test]
+    fn extended_resources_become_a_claim_as_the_scheduler_makes_it() {
+        let text = include_str!("../../../examples/extended-resource/manifests.yaml");
+        let workload = expand_text(text).unwrap();
+        let claim =
+            workload.claims.iter().find(|c| c.metadata.name.as_deref() == Some("legacy-extended-resources"));
+        let requests = claim.and_then(|c| c.spec.clone()?.devices?.requests).unwrap();
+        let asked = requests.iter().map(|request| {
+            let exact = request.exactly.clone().unwrap();
+            (request.name.as_str(), exact.device_class_name, exact.count)
+        });
+        assert_eq!(
+            asked.collect::<Vec<_>>(),
+            [("container-0-request-0", "gpu-as-extended-resource".to_owned(), Some(1))]
         );
     }
 

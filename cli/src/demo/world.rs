@@ -1,21 +1,26 @@
 //! The demo's node: simulated GPUs, an API server in this process, a host made of files, the real plugin on its real
 //! socket, and a stand-in kubelet. Everything lives in one temporary folder and goes with it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use divvy_api::names;
+use divvy_api::policy::GpuPolicy;
+use divvy_carve::{
+    GpuRules, Input, KubeVersion, NodeFacts, Partitioning, ServerFeatures, carve_partitions, resolve,
+};
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
 use divvy_kubelet_plugin::{Args, Config, Deps, Offer, RunError};
-use divvy_model::{DeviceKind, MigMode};
+use divvy_model::{Gpu, GpuUuid, Ordinals};
 use divvy_telemetry::{LogFormat, MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
-    CELDeviceSelector, DeviceClass, DeviceClassSpec, DeviceSelector, ResourceSlice,
+    CELDeviceSelector, Device, DeviceClass, DeviceClassSpec, DeviceSelector, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tempfile::TempDir;
@@ -33,6 +38,8 @@ pub(crate) struct World {
     pub(crate) kubelet: FakeKubelet,
     /// Time from the plugin's start to its first slices in the API.
     pub(crate) published_after: Duration,
+    /// Devices that had taints at the start.
+    tainted: BTreeSet<String>,
     plugin: JoinHandle<Result<(), RunError>>,
     stop: CancellationToken,
     folder: TempDir,
@@ -40,7 +47,9 @@ pub(crate) struct World {
 
 impl World {
     /// Starts the node and waits until its GPUs are published and the plugin is registered.
-    pub(crate) async fn start(sim: &SimNode, offer: Offer) -> Result<Self> {
+    pub(crate) async fn start(sim: &SimNode, policies: &[GpuPolicy]) -> Result<Self> {
+        let expected = expected(sim, policies);
+        let offer = if policies.is_empty() { Offer::Auto } else { Offer::Everything };
         let folder =
             tempfile::Builder::new().prefix("divvy-demo-").tempdir().context("a temporary folder")?;
         let host = host_of(sim).build(&folder.path().join("host")).context("the demo's host")?;
@@ -83,10 +92,17 @@ impl World {
         let started = Instant::now();
         let config = Config::try_from(args).context("the plugin's configuration")?;
         let mut plugin = tokio::spawn(divvy_kubelet_plugin::run(config, deps, stop.clone()));
-        let partitions = offers_partitions(sim, offer);
-        let published = api.wait_until(|seen| is_published(&seen.list(), partitions), PATIENCE);
+        let published = api.wait_until(|seen| is_published(&seen.list(), &expected), PATIENCE);
         tokio::select! {
-            published = published => published.context("the plugin published nothing")?,
+            published = published => published.with_context(|| {
+                let names = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
+                let there = names_of(&api.list());
+                format!(
+                    "the plugin does not publish what the policies ask for: missing {}; too much {}",
+                    names(&expected.difference(&there).cloned().collect()),
+                    names(&there.difference(&expected).cloned().collect())
+                )
+            })?,
             ended = &mut plugin => {
                 ended.context("the plugin died")?.context("the plugin stopped")?;
                 bail!("the plugin stopped by itself");
@@ -94,7 +110,17 @@ impl World {
         }
         let published_after = started.elapsed();
         kubelet.wait_registered(names::DRIVER, PATIENCE).await.context("the plugin did not register")?;
-        Ok(Self { api, kubelet, published_after, plugin, stop, folder })
+        let tainted = tainted(&api.list());
+        Ok(Self { api, kubelet, published_after, tainted, plugin, stop, folder })
+    }
+
+    /// Waits until no device is kept from anybody that was not at the start.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        let settled = self.api.wait_until(|seen| tainted(&seen.list()) == self.tainted, PATIENCE).await;
+        settled.with_context(|| {
+            let now: Vec<String> = tainted(&self.api.list()).difference(&self.tainted).cloned().collect();
+            format!("everything was given back, and still tainted: {}", now.join(" "))
+        })
     }
 
     /// The CDI document of a claim.
@@ -145,33 +171,69 @@ fn host_of(sim: &SimNode) -> Fixture {
     fixture
 }
 
-/// Whether partitions will be published.
-fn offers_partitions(sim: &SimNode, offer: Offer) -> bool {
-    sim.inventory().gpus.values().filter(|gpu| gpu.mig.is_some()).any(|gpu| match gpu.facts.mig_mode {
-        MigMode::Unsupported => false,
-        mode @ MigMode::Supported { .. } => {
-            mode.is_on() || (offer == Offer::Everything && gpu.facts.architecture.toggles_mig_without_reset())
-        }
+/// The devices that a node is to publish under these policies, worked out as the plugin does.
+fn expected(sim: &SimNode, policies: &[GpuPolicy]) -> BTreeSet<String> {
+    let inventory = sim.inventory();
+    let mut ordinals = Ordinals::default();
+    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    let facts = NodeFacts { name: NODE, labels: &BTreeMap::new() };
+    let resolved = resolve(policies, &facts, &inventory, &ordinals, &GpuRules::default());
+    let lock = resolved.mode_lock.map(|(lock, _)| lock).unwrap_or_default();
+    let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)).with_mode_lock(lock);
+    let of_gpu = |(uuid, gpu): (&GpuUuid, &Gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone()));
+    let capabilities = inventory.gpus.iter().filter_map(of_gpu).collect();
+    let input = Input {
+        node: NODE,
+        inventory: &inventory,
+        ordinals: &ordinals,
+        taints: &BTreeMap::new(),
+        held: &BTreeSet::new(),
+        previous: None,
+        features: &features,
+    };
+    let partitioning = Partitioning::new(&capabilities, &resolved.rules);
+    carve_partitions(&input, &partitioning).pool.devices().map(|device| device.name.to_string()).collect()
+}
+
+/// The slices of the newest generation, if all of them are there.
+fn whole(slices: &[ResourceSlice]) -> Option<Vec<&ResourceSlice>> {
+    let newest = slices.iter().map(|slice| slice.spec.pool.generation).max()?;
+    let newest: Vec<_> = slices.iter().filter(|slice| slice.spec.pool.generation == newest).collect();
+    let count = newest.first()?.spec.pool.resource_slice_count;
+    (usize::try_from(count) == Ok(newest.len())).then_some(newest)
+}
+
+fn devices<'s>(slices: &'s [&ResourceSlice]) -> impl Iterator<Item = &'s Device> {
+    slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten())
+}
+
+fn names_of(slices: &[ResourceSlice]) -> BTreeSet<String> {
+    let all: Vec<&ResourceSlice> = slices.iter().collect();
+    devices(&all).map(|device| device.name.clone()).collect()
+}
+
+/// Whether the pool is whole, with exactly these devices: more may come once the plugin has heard the API server's
+/// version and the policies.
+fn is_published(slices: &[ResourceSlice], expected: &BTreeSet<String>) -> bool {
+    whole(slices).is_some_and(|slices| {
+        devices(&slices).map(|device| device.name.clone()).collect::<BTreeSet<_>>() == *expected
     })
 }
 
-/// Whether the pool is whole, with partitions if there are to be any: they come once the plugin has heard the API
-/// server's version.
-fn is_published(slices: &[ResourceSlice], partitions: bool) -> bool {
-    let Some(newest) = slices.iter().map(|slice| slice.spec.pool.generation).max() else { return false };
-    let newest: Vec<_> = slices.iter().filter(|slice| slice.spec.pool.generation == newest).collect();
-    let whole = newest
-        .first()
-        .is_some_and(|slice| usize::try_from(slice.spec.pool.resource_slice_count) == Ok(newest.len()));
-    let is_partition = |name: &str| {
-        name.parse().is_ok_and(|name| matches!(DeviceKind::parse(&name), Ok(DeviceKind::Partition(_))))
-    };
-    let mut devices = newest.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
-    whole && (!partitions || devices.any(|device| is_partition(&device.name)))
+/// The devices with taints.
+fn tainted(slices: &[ResourceSlice]) -> BTreeSet<String> {
+    let all: Vec<&ResourceSlice> = slices.iter().collect();
+    let has_taint = |device: &&Device| device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
+    devices(&all).filter(has_taint).map(|device| device.name.clone()).collect()
 }
 
 /// The classes that the chart installs, each with the type of its devices.
-pub(crate) const CLASSES: [(&str, &str); 2] = [(names::CLASS_GPU, "gpu"), (names::CLASS_MIG, "mig")];
+pub(crate) const CLASSES: [(&str, &str); 4] = [
+    (names::CLASS_GPU, "gpu"),
+    (names::CLASS_MIG, "mig"),
+    (names::CLASS_SHARE, "gpu-share"),
+    (names::CLASS_ADMIN, "gpu-admin"),
+];
 
 fn class(name: &str, kind: &str) -> DeviceClass {
     let domain = names::DRIVER;

@@ -33,11 +33,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- printf "%s%s" (trimSuffix "/" .Values.hostRoot) .Values.driverRoot | trimSuffix "/" | default "/" -}}
 {{- end -}}
 
-{{/* `gpu.divvy.dev` has partitions in `mig.divvy.dev`; a driver of another name in `mig.` and its name. */}}
-{{- define "divvy.migClass" -}}
-{{- if hasPrefix "gpu." .Values.driverName -}}
-{{- printf "mig.%s" (trimPrefix "gpu." .Values.driverName) -}}
-{{- else -}}
-{{- printf "mig.%s" .Values.driverName -}}
+{{/* The domain of the other classes: `divvy.dev` of the driver `gpu.divvy.dev`; of any other name the name itself. */}}
+{{- define "divvy.classDomain" -}}
+{{- trimPrefix "gpu." .Values.driverName -}}
 {{- end -}}
+
+{{- define "divvy.migClass" -}}
+{{- printf "mig.%s" (include "divvy.classDomain" .) -}}
+{{- end -}}
+
+{{- define "divvy.shareClass" -}}
+{{- printf "share.%s" (include "divvy.classDomain" .) -}}
+{{- end -}}
+
+{{- define "divvy.adminClass" -}}
+{{- printf "admin.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}

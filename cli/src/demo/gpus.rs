@@ -1,0 +1,247 @@
+//! Every GPU as a picture: what it is now, and who has what of it.
+
+use std::collections::BTreeMap;
+
+use divvy_api::names::capacity;
+use divvy_model::mig::{GpuInstance, MigCapabilities};
+use divvy_model::{DeviceKind, Inventory, Ordinals};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use serde::Serialize;
+
+use super::report::{ClaimReport, DeviceReport, State};
+use crate::slices::Picture;
+
+/// What a GPU is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct GpuPicture {
+    /// The GPU, as its device is named.
+    pub(crate) gpu: String,
+    #[serde(flatten)]
+    pub(crate) mode: Mode,
+    /// Claims that look on with admin access.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) admins: Vec<String>,
+}
+
+/// The mode of a GPU, with its users.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "mode", rename_all = "kebab-case")]
+pub(crate) enum Mode {
+    /// Nobody's.
+    Idle,
+    /// One claim's.
+    Whole {
+        /// The claim.
+        holder: String,
+    },
+    /// In MIG partitions.
+    Partitioned {
+        /// Its memory slices.
+        #[serde(flatten)]
+        picture: Picture,
+    },
+    /// In time-sliced shares.
+    TimeSliced(Shares),
+}
+
+/// The shares of a GPU. Memory is in bytes, cores in percent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Shares {
+    /// By what the device gives out: `memory`, `cores`, `slots`.
+    pub(crate) total: BTreeMap<String, u64>,
+    /// The shares, in the order of their claims.
+    pub(crate) shares: Vec<Share>,
+}
+
+/// A claim's share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Share {
+    pub(crate) holder: String,
+    /// What it was granted, as the total.
+    pub(crate) granted: BTreeMap<String, u64>,
+}
+
+impl Shares {
+    /// How much of a capacity all shares have together.
+    pub(crate) fn used(&self, of: &str) -> u64 {
+        self.shares.iter().filter_map(|share| share.granted.get(of)).sum()
+    }
+}
+
+/// The GPUs while these claims are prepared.
+pub(crate) fn pictures(
+    inventory: &Inventory,
+    slices: &[ResourceSlice],
+    reports: &[ClaimReport],
+) -> Vec<GpuPicture> {
+    let mut ordinals = Ordinals::default();
+    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    let mut gpus: Vec<(u32, GpuPicture)> = inventory
+        .gpus
+        .iter()
+        .filter_map(|(uuid, gpu)| {
+            let ordinal = ordinals.of(uuid)?;
+            let mig = gpu.mig.as_ref().map(|mig| (&mig.capabilities, mig.instances.as_slice()));
+            Some((ordinal, picture(ordinal, mig, slices, reports)))
+        })
+        .collect();
+    gpus.sort_by_key(|(ordinal, _)| *ordinal);
+    gpus.into_iter().map(|(_, picture)| picture).collect()
+}
+
+fn picture(
+    ordinal: u32,
+    mig: Option<(&MigCapabilities, &[GpuInstance])>,
+    slices: &[ResourceSlice],
+    reports: &[ClaimReport],
+) -> GpuPicture {
+    let gpu = format!("gpu-{ordinal}");
+    let held: Vec<(DeviceKind, &ClaimReport, &DeviceReport)> = reports
+        .iter()
+        .flat_map(|report| devices(report).iter().map(move |device| (report, device)))
+        .filter_map(|(report, device)| Some((kind(&device.device)?, report, device)))
+        .collect();
+    let who = |wanted: &dyn Fn(&DeviceKind) -> bool| {
+        let holders = held.iter().filter(|(kind, _, device)| wanted(kind) && !device.admin);
+        holders.map(|(_, report, device)| (report.claim.clone(), *device)).collect::<Vec<_>>()
+    };
+    let admins = held.iter().filter(|(kind, _, device)| {
+        let of_gpu = matches!(kind, DeviceKind::Whole { ordinal: n } | DeviceKind::Admin { ordinal: n } if *n == ordinal);
+        of_gpu && (device.admin || matches!(kind, DeviceKind::Admin { .. }))
+    });
+    let admins = admins.map(|(_, report, _)| report.claim.clone()).collect();
+    let whole = who(&|kind| matches!(kind, DeviceKind::Whole { ordinal: n } if *n == ordinal));
+    let shares = who(&|kind| matches!(kind, DeviceKind::Share { ordinal: n } if *n == ordinal));
+    let mode = if let Some((capabilities, instances)) = mig.filter(|(_, instances)| !instances.is_empty()) {
+        let holder = |instance: &GpuInstance| {
+            let is_it = |kind: &DeviceKind| {
+                matches!(kind, DeviceKind::Partition(name) if (name.ordinal, name.profile, name.start)
+                    == (ordinal, instance.profile, instance.placement.start))
+            };
+            who(&is_it).into_iter().next().map(|(claim, _)| claim)
+        };
+        Mode::Partitioned { picture: Picture::of(gpu.clone(), capabilities, instances, holder) }
+    } else if !shares.is_empty() {
+        let shares = shares
+            .into_iter()
+            .map(|(holder, device)| Share {
+                holder,
+                granted: amounts(device.consumed.iter().map(|(k, v)| (k, v.as_str()))),
+            })
+            .collect();
+        Mode::TimeSliced(Shares { total: total(&format!("{gpu}-ts"), slices), shares })
+    } else if let Some((holder, _)) = whole.into_iter().next() {
+        Mode::Whole { holder }
+    } else {
+        Mode::Idle
+    };
+    GpuPicture { gpu, mode, admins }
+}
+
+fn kind(device: &str) -> Option<DeviceKind> {
+    DeviceKind::parse(&device.parse().ok()?).ok()
+}
+
+fn devices(report: &ClaimReport) -> &[DeviceReport] {
+    match &report.state {
+        State::Prepared { devices, .. } => devices,
+        State::Pending { .. } | State::Failed { .. } => &[],
+    }
+}
+
+/// What a share device gives out.
+fn total(device: &str, slices: &[ResourceSlice]) -> BTreeMap<String, u64> {
+    let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+    let capacity =
+        devices.filter(|found| found.name == device).flat_map(|found| found.capacity.iter().flatten());
+    amounts(capacity.map(|(name, capacity)| (name, capacity.value.0.as_str())))
+}
+
+fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
+    of.filter_map(|(name, text)| Some((name.clone(), amount(text)?))).collect()
+}
+
+/// A quantity in whole units.
+fn amount(text: &str) -> Option<u64> {
+    let quantity: divvy_allocator::Quantity = text.parse().ok()?;
+    u64::try_from(quantity.rounded_up()).ok()
+}
+
+/// Characters of a bar.
+const WIDTH: usize = 71;
+
+impl GpuPicture {
+    /// Whether the picture says more than who has the GPU.
+    pub(crate) fn is_divided(&self) -> bool {
+        matches!(self.mode, Mode::Partitioned { .. } | Mode::TimeSliced(_))
+    }
+
+    /// The picture, lines without an indent.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let mut lines = match &self.mode {
+            Mode::Idle => boxed(&self.gpu, "idle"),
+            Mode::Whole { holder } => {
+                let mut lines = boxed(&self.gpu, "A whole");
+                lines.push(format!("        A  whole  {holder}"));
+                lines
+            }
+            Mode::Partitioned { picture } => picture.lines(),
+            Mode::TimeSliced(shares) => self.shared(shares),
+        };
+        lines.extend(self.admins.iter().map(|admin| format!("        +  admin access  {admin}")));
+        lines
+    }
+
+    /// A bar of memory: each share as long as what it has of it, at least one character.
+    fn shared(&self, shares: &Shares) -> Vec<String> {
+        let of = if shares.total.contains_key(capacity::MEMORY) { capacity::MEMORY } else { capacity::CORES };
+        let all = shares.total.get(of).copied().unwrap_or(0).max(1);
+        let mut bar = String::new();
+        let mut used = 0;
+        for (number, share) in shares.shares.iter().enumerate() {
+            used += share.granted.get(of).copied().unwrap_or(0);
+            let end = usize::try_from(u128::from(used) * WIDTH as u128 / u128::from(all)).unwrap_or(WIDTH);
+            let length = bar.chars().count();
+            bar.extend(std::iter::repeat_n(letter(number), end.max(length + 1) - length));
+        }
+        let length = bar.chars().count();
+        bar.extend(std::iter::repeat_n('·', WIDTH.saturating_sub(length)));
+        let mut lines = boxed(&self.gpu, &bar.chars().take(WIDTH).collect::<String>());
+        let told = |name: &str| {
+            let total = *shares.total.get(name)?;
+            let used = shares.used(name);
+            Some(match name {
+                capacity::MEMORY => {
+                    format!("{} of {} memory", crate::format::bytes(used), crate::format::bytes(total))
+                }
+                capacity::CORES => format!("{used} of {total} % of the compute"),
+                _ => format!("{used} of {total} {name}"),
+            })
+        };
+        let told: Vec<String> =
+            [capacity::MEMORY, capacity::CORES, capacity::SLOTS].into_iter().filter_map(told).collect();
+        lines.push(format!("        time-sliced: {}", told.join(", ")));
+        for (number, share) in shares.shares.iter().enumerate() {
+            let part = |name: &str| share.granted.get(name).copied().unwrap_or(0);
+            lines.push(format!(
+                "        {}  {:>8}  {:>3} %  {}",
+                letter(number),
+                crate::format::bytes(part(capacity::MEMORY)),
+                part(capacity::CORES),
+                share.holder
+            ));
+        }
+        lines
+    }
+}
+
+fn letter(number: usize) -> char {
+    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    LETTERS.get(number % LETTERS.len()).copied().map_or('?', char::from)
+}
+
+/// One box over the whole width.
+fn boxed(gpu: &str, text: &str) -> Vec<String> {
+    let line = "─".repeat(WIDTH);
+    vec![format!("       ┌{line}┐"), format!("{gpu:<6} │{text:<WIDTH$}│"), format!("       └{line}┘")]
+}

@@ -1,0 +1,276 @@
+//! One manifest, from its objects in the API to everything given back.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use divvy_api::names;
+use divvy_fake_cluster::ClaimRef;
+use divvy_gpu_sim::SimNode;
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
+};
+
+use super::expect::Expected;
+use super::gpus;
+use super::report::{ClaimReport, DeviceReport, Round, Scenario, State};
+use super::schedule::Scheduler;
+use super::workload::{Consumer, Workload, expand};
+use super::world::{self, NODE, World};
+use crate::manifests::Manifests;
+
+/// A claim by namespace and name.
+type Key = (String, String);
+
+/// Runs a manifest.
+pub(super) async fn run(world: &World, sim: &SimNode, name: &str, manifests: &Manifests) -> Scenario {
+    let policies = manifests.policies.iter().map(|policy| policy.name.clone()).collect();
+    let (rounds, problem) = match enact(world, sim, manifests).await {
+        Ok(rounds) => (rounds, None),
+        Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+    };
+    Scenario { name: name.to_owned(), policies, published: Vec::new(), rounds, problem }
+}
+
+/// A manifest that runs.
+struct Stage<'w> {
+    world: &'w World,
+    sim: &'w SimNode,
+    scheduler: Scheduler,
+    references: BTreeMap<Key, ClaimRef>,
+    /// What is known of the claims.
+    reports: BTreeMap<Key, ClaimReport>,
+}
+
+async fn enact(world: &World, sim: &SimNode, manifests: &Manifests) -> Result<Vec<Round>> {
+    let workload = expand(manifests)?;
+    for class in &manifests.classes {
+        world.api.put(class).context("a DeviceClass of the manifest")?;
+    }
+    let mut references = BTreeMap::new();
+    for claim in &workload.claims {
+        let stored: ResourceClaim = world.api.put(claim).context("a ResourceClaim of the manifest")?;
+        let key = key_of(&stored);
+        let uid = stored.metadata.uid.unwrap_or_default();
+        references.insert(key.clone(), ClaimRef::new(&key.0, &key.1, &uid));
+    }
+    let scheduler = Scheduler::new(world.api.clone(), NODE);
+    let mut stage = Stage { world, sim, scheduler, references, reports: BTreeMap::new() };
+    let last = workload.consumers.iter().filter_map(|consumer| consumer.ends).max().unwrap_or(0) + 1;
+    let mut staying: Vec<&Consumer> = workload.consumers.iter().collect();
+    let mut rounds = Vec::new();
+    for number in 1..=last {
+        let (ending, rest): (Vec<&Consumer>, Vec<&Consumer>) =
+            staying.into_iter().partition(|consumer| consumer.ends.is_some_and(|ends| ends < number));
+        staying = rest;
+        stage.end(&ending, &staying).await?;
+        for consumer in staying.iter().copied() {
+            if number > 1 && !stage.is_pending(consumer) {
+                continue;
+            }
+            let may_wait = consumer.expected.may_wait(number == last);
+            let soon = number > 1 && !may_wait;
+            let placed =
+                if soon { stage.place_soon(consumer).await } else { stage.scheduler.place(consumer) };
+            stage.prepare(consumer, placed, may_wait).await?;
+        }
+        let ended: Vec<String> = ending.iter().map(|consumer| consumer.name()).collect();
+        if number == 1 || !ended.is_empty() {
+            rounds.push(stage.round(ended, &staying));
+        }
+    }
+    let failed = stage.give_back().await?;
+    if let Some(last) = rounds.last_mut() {
+        last.surprises.extend(failed);
+    }
+    clean(world, &workload, manifests)?;
+    world.settle().await?;
+    Ok(rounds)
+}
+
+impl Stage<'_> {
+    fn round(&self, ended: Vec<String>, staying: &[&Consumer]) -> Round {
+        let slices = self.world.api.list::<ResourceSlice>();
+        let claims: Vec<ClaimReport> = self.reports.values().cloned().collect();
+        let gpus = gpus::pictures(&self.sim.inventory(), &slices, &claims);
+        let was_to_wait =
+            |consumer: &&&Consumer| consumer.expected == Expected::Pending && !self.is_pending(consumer);
+        let surprises = staying
+            .iter()
+            .filter(was_to_wait)
+            .map(|consumer| format!("{} was expected to stay pending and does not", consumer.name()))
+            .collect();
+        Round { ended, claims, gpus, surprises }
+    }
+
+    fn keys<'c>(&self, consumer: &'c Consumer) -> impl Iterator<Item = Key> + use<'c> {
+        consumer.claims.iter().map(|name| (consumer.namespace.clone(), name.clone()))
+    }
+
+    fn is_pending(&self, consumer: &Consumer) -> bool {
+        let pending =
+            |key: &Key| self.reports.get(key).is_some_and(|r| matches!(r.state, State::Pending { .. }));
+        self.keys(consumer).any(|key| pending(&key))
+    }
+
+    /// Places a consumer that others have made room for; what the plugin publishes may have to follow first.
+    async fn place_soon(&self, consumer: &Consumer) -> Result<(), String> {
+        let deadline = Instant::now() + world::PATIENCE;
+        loop {
+            let seen = self.world.api.list::<ResourceSlice>();
+            let placed = self.scheduler.place(consumer);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if placed.is_ok() || left.is_zero() {
+                return placed;
+            }
+            let changed = |now: &divvy_fake_cluster::View<'_>| now.list::<ResourceSlice>() != seen;
+            if self.world.api.wait_until(changed, left.min(Duration::from_secs(2))).await.is_err() {
+                return placed;
+            }
+        }
+    }
+
+    /// Prepares what a consumer needs and is not prepared yet, in one call as the kubelet does, and notes what came of it.
+    async fn prepare(
+        &mut self,
+        consumer: &Consumer,
+        placed: Result<(), String>,
+        expected: bool,
+    ) -> Result<()> {
+        let mut call = Vec::new();
+        for key in self.keys(consumer) {
+            if let Some(known) = self.reports.get_mut(&key) {
+                known.pods.extend(consumer.pod.clone());
+                known.pods.dedup();
+                if !matches!(known.state, State::Pending { .. }) {
+                    continue;
+                }
+            }
+            match &placed {
+                Ok(()) => call.extend(self.references.get(&key).cloned()),
+                Err(reason) => {
+                    let state = State::Pending { reason: reason.trim_end().to_owned(), expected };
+                    let claim = format!("{}/{}", key.0, key.1);
+                    let pods = consumer.pod.iter().cloned().collect();
+                    let report = ClaimReport { claim, pods, state, cdi: None };
+                    // Pending once more is not another reason.
+                    self.reports.insert(key, report);
+                }
+            }
+        }
+        if call.is_empty() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let answers = self.world.kubelet.prepare(names::DRIVER, &call).await?;
+        let prepare_us = micros(started.elapsed());
+        for reference in call {
+            let results = self.results(&reference);
+            let state = match answers.get(&reference.uid) {
+                Some(Ok(devices)) => {
+                    let devices = devices.iter().map(|given| device(given, &results)).collect();
+                    State::Prepared { devices, prepare_us }
+                }
+                Some(Err(reason)) => State::Failed { reason: reason.clone() },
+                None => State::Failed { reason: "the plugin's answer leaves the claim out".to_owned() },
+            };
+            let report = ClaimReport {
+                claim: format!("{}/{}", reference.namespace, reference.name),
+                pods: consumer.pod.iter().cloned().collect(),
+                state,
+                cdi: self.world.cdi(&reference.uid),
+            };
+            self.reports.insert((reference.namespace, reference.name), report);
+        }
+        Ok(())
+    }
+
+    /// What the scheduler allocated to a claim.
+    fn results(&self, claim: &ClaimRef) -> Vec<DeviceRequestAllocationResult> {
+        let claim = self.world.api.get::<ResourceClaim>(&claim.namespace, &claim.name);
+        let allocation = claim.and_then(|claim| claim.status?.allocation?.devices);
+        allocation.and_then(|devices| devices.results).unwrap_or_default()
+    }
+
+    /// Ends pods: their claims go, unless others use them too.
+    async fn end(&mut self, ending: &[&Consumer], staying: &[&Consumer]) -> Result<()> {
+        let used: Vec<Key> = staying.iter().flat_map(|consumer| self.keys(consumer)).collect();
+        let free: Vec<Key> = ending.iter().flat_map(|consumer| self.keys(consumer)).collect();
+        for key in free.into_iter().filter(|key| !used.contains(key)) {
+            let (Some(reference), Some(report)) = (self.references.remove(&key), self.reports.remove(&key))
+            else {
+                continue;
+            };
+            if !matches!(report.state, State::Pending { .. }) {
+                let answers = self.world.kubelet.unprepare(names::DRIVER, &[reference]).await?;
+                for answer in answers.into_values() {
+                    answer
+                        .map_err(anyhow::Error::msg)
+                        .with_context(|| format!("unprepare of {}", report.claim))?;
+                }
+            }
+            self.world.api.delete::<ResourceClaim>(&key.0, &key.1)?;
+        }
+        Ok(())
+    }
+
+    /// Unprepares every claim that was tried, prepared or not: after a failed prepare the kubelet does the same. Says
+    /// what went wrong.
+    async fn give_back(&self) -> Result<Vec<String>> {
+        let tried: Vec<ClaimRef> = self
+            .reports
+            .iter()
+            .filter(|(_, report)| !matches!(report.state, State::Pending { .. }))
+            .filter_map(|(key, _)| self.references.get(key).cloned())
+            .collect();
+        let answers = self.world.kubelet.unprepare(names::DRIVER, &tried).await?;
+        let failed = answers.into_iter().filter_map(|(uid, answer)| {
+            let reference = tried.iter().find(|reference| reference.uid == uid)?;
+            let reason = answer.err()?;
+            Some(format!("claim {}/{} failed: unprepare: {reason}", reference.namespace, reference.name))
+        });
+        Ok(failed.collect())
+    }
+}
+
+fn key_of(claim: &ResourceClaim) -> Key {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    (text(&claim.metadata.namespace), text(&claim.metadata.name))
+}
+
+/// A device as the plugin answered, with what the scheduler said of it.
+fn device(given: &divvy_proto::dra::v1::Device, results: &[DeviceRequestAllocationResult]) -> DeviceReport {
+    let share = given.share_id.as_deref().filter(|id| !id.is_empty());
+    let result = results.iter().find(|result| {
+        result.device == given.device_name && (share.is_none() || result.share_id.as_deref() == share)
+    });
+    let consumed = result.and_then(|result| result.consumed_capacity.clone()).unwrap_or_default();
+    DeviceReport {
+        requests: given.request_names.clone(),
+        device: given.device_name.clone(),
+        cdi_ids: given.cdi_device_ids.clone(),
+        share: share.map(str::to_owned),
+        consumed: consumed.into_iter().map(|(name, amount)| (name, amount.0)).collect(),
+        admin: result.is_some_and(|result| result.admin_access == Some(true)),
+    }
+}
+
+/// Takes the manifest's objects out of the API again.
+fn clean(world: &World, workload: &Workload, manifests: &Manifests) -> Result<()> {
+    for claim in &workload.claims {
+        let (namespace, name) = key_of(claim);
+        if world.api.get::<ResourceClaim>(&namespace, &name).is_some() {
+            world.api.delete::<ResourceClaim>(&namespace, &name)?;
+        }
+    }
+    let ours = |name: Option<&str>| world::CLASSES.iter().any(|(class, _)| Some(*class) == name);
+    for class in manifests.classes.iter().filter(|c| !ours(c.metadata.name.as_deref())) {
+        let name = class.metadata.name.as_deref().unwrap_or_default();
+        world.api.delete::<DeviceClass>("", name)?;
+    }
+    Ok(())
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
