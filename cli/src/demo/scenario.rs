@@ -103,14 +103,10 @@ impl Stage<'_> {
         Round { ended, claims, gpus, surprises }
     }
 
-    fn keys<'c>(&self, consumer: &'c Consumer) -> impl Iterator<Item = Key> + use<'c> {
-        consumer.claims.iter().map(|name| (consumer.namespace.clone(), name.clone()))
-    }
-
     fn is_pending(&self, consumer: &Consumer) -> bool {
         let pending =
             |key: &Key| self.reports.get(key).is_some_and(|r| matches!(r.state, State::Pending { .. }));
-        self.keys(consumer).any(|key| pending(&key))
+        keys(consumer).any(|key| pending(&key))
     }
 
     /// Places a consumer that others have made room for; what the plugin publishes may have to follow first.
@@ -138,7 +134,7 @@ impl Stage<'_> {
         expected: bool,
     ) -> Result<()> {
         let mut call = Vec::new();
-        for key in self.keys(consumer) {
+        for key in keys(consumer) {
             if let Some(known) = self.reports.get_mut(&key) {
                 known.pods.extend(consumer.pod.clone());
                 known.pods.dedup();
@@ -194,8 +190,8 @@ impl Stage<'_> {
 
     /// Ends pods: their claims go, unless others use them too.
     async fn end(&mut self, ending: &[&Consumer], staying: &[&Consumer]) -> Result<()> {
-        let used: Vec<Key> = staying.iter().flat_map(|consumer| self.keys(consumer)).collect();
-        let free: Vec<Key> = ending.iter().flat_map(|consumer| self.keys(consumer)).collect();
+        let used: Vec<Key> = staying.iter().flat_map(|consumer| keys(consumer)).collect();
+        let free: Vec<Key> = ending.iter().flat_map(|consumer| keys(consumer)).collect();
         for key in free.into_iter().filter(|key| !used.contains(key)) {
             let (Some(reference), Some(report)) = (self.references.remove(&key), self.reports.remove(&key))
             else {
@@ -231,6 +227,11 @@ impl Stage<'_> {
         });
         Ok(failed.collect())
     }
+}
+
+/// The claims of a consumer.
+fn keys(consumer: &Consumer) -> impl Iterator<Item = Key> {
+    consumer.claims.iter().map(|name| (consumer.namespace.clone(), name.clone()))
 }
 
 fn key_of(claim: &ResourceClaim) -> Key {
