@@ -28,6 +28,7 @@ use crate::error::{RunError, io_error};
 use crate::events::Teller;
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
+use crate::neighbours::Neighbours;
 use crate::node_watch;
 use crate::publish::Carver;
 use crate::publisher::{Publishing, Signals};
@@ -131,7 +132,7 @@ async fn run_ready(
     }));
     let (holds, works) = (executor.clone(), service.clone());
     let owner = InventoryOwner {
-        gpus,
+        gpus: gpus.clone(),
         host: host.clone(),
         timing: config.timing,
         seen: seen_tx,
@@ -149,6 +150,19 @@ async fn run_ready(
     let (in_charge_tx, in_charge) = watch::channel(false);
     let (features_tx, features) = watch::channel(ServerFeatures::default());
     let (desired_tx, desired) = watch::channel(None::<Pool>);
+    let (uses_tx, neighbours) = watch::channel(Arc::default());
+    let look_around = Neighbours {
+        gpus,
+        executor: executor.clone(),
+        claims: claims.clone(),
+        config: config.clone(),
+        seen: seen.clone(),
+        publishes: in_charge.clone(),
+        uses: uses_tx,
+        teller: teller.clone(),
+        told: told.clone(),
+    };
+    part(&mut parts, "the look for neighbours", look_around.run(parts_stop.clone()));
     let busy = service.clone();
     let carver = Carver {
         node: config.node_name.clone(),
@@ -159,6 +173,7 @@ async fn run_ready(
         rules: config.gpu_rules(),
         seen: seen.clone(),
         features,
+        neighbours: neighbours.clone(),
         changed: changed.clone(),
         busy: Arc::new(move |uid| busy.is_busy(uid)),
         teller,
@@ -211,6 +226,7 @@ async fn run_ready(
         config: config.clone(),
         executor,
         seen,
+        neighbours,
         registered,
         publishes: in_charge,
         published: status,

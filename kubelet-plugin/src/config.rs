@@ -96,6 +96,10 @@ pub struct Timing {
     pub list: Duration,
     /// How often all facts are read again.
     pub refresh: Duration,
+    /// How often neighbours are looked for: what pods hold of others, and processes that no claim accounts for.
+    pub neighbours: Duration,
+    /// How often other drivers' devices and allocations are asked for; at once when a pod holds one that is not known.
+    pub neighbour_drivers: Duration,
     /// How long a driver may be away before that is told on the node's object: after a boot it comes by itself.
     pub driver_away: Duration,
     /// Longest pause between attempts to reach a driver that is not there.
@@ -127,6 +131,8 @@ impl Default for Timing {
             get: Duration::from_secs(10),
             list: Duration::from_secs(5),
             refresh: Duration::from_mins(1),
+            neighbours: Duration::from_secs(15),
+            neighbour_drivers: Duration::from_mins(10),
             driver_away: Duration::from_mins(1),
             driver_retry: Duration::from_secs(5),
             reconcile: Duration::from_mins(10),

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::inventory::Seen;
+use crate::neighbours::Uses;
 use crate::registration::Registered;
 use crate::service::ClaimService;
 
@@ -17,6 +18,7 @@ pub(crate) struct Debug {
     pub(crate) config: Config,
     pub(crate) executor: Arc<Executor>,
     pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) neighbours: watch::Receiver<Arc<Uses>>,
     pub(crate) registered: watch::Receiver<Registered>,
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) published: watch::Receiver<PublishStatus>,
@@ -52,6 +54,7 @@ impl Debug {
             "inventoryProblem": seen.problem,
             "driverDown": seen.down,
             "driverReleased": seen.released,
+            "neighbours": self.neighbours.borrow().as_ref(),
             "executor": self.executor.debug_state(),
             "pool": {
                 "inSync": publish.in_sync,

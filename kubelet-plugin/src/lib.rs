@@ -22,6 +22,7 @@ mod error;
 mod events;
 mod inventory;
 mod metrics;
+mod neighbours;
 mod node_watch;
 mod occupied;
 mod pod_resources;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use divvy_executor::RunningDevice;
-use divvy_proto::podresources::v1::ListPodResourcesRequest;
 use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesListerClient;
+use divvy_proto::podresources::v1::{ListPodResourcesRequest, PodResources};
 use tonic::transport::Endpoint;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,6 +32,11 @@ pub(crate) enum PodResourcesError {
 
 /// All devices of `driver` that containers of running pods hold.
 pub(crate) async fn list(socket: &Path, driver: &str) -> Result<BTreeSet<RunningDevice>, PodResourcesError> {
+    Ok(held(pods(socket).await?, driver))
+}
+
+/// What all pods of the node hold.
+pub(crate) async fn pods(socket: &Path) -> Result<Vec<PodResources>, PodResourcesError> {
     let path = socket.display().to_string();
     let connect = |source| PodResourcesError::Connect { path: path.clone(), source };
     let endpoint = Endpoint::from_shared(format!("unix:{path}")).map_err(connect)?;
@@ -39,8 +44,12 @@ pub(crate) async fn list(socket: &Path, driver: &str) -> Result<BTreeSet<Running
     let answer = PodResourcesListerClient::new(channel).list(ListPodResourcesRequest {}).await;
     let answer =
         answer.map_err(|source| PodResourcesError::List { path: path.clone(), source: Box::new(source) })?;
+    Ok(answer.into_inner().pod_resources)
+}
+
+fn held(pods: Vec<PodResources>, driver: &str) -> BTreeSet<RunningDevice> {
     let mut held = BTreeSet::new();
-    for pod in answer.into_inner().pod_resources {
+    for pod in pods {
         for dynamic in pod.containers.into_iter().flat_map(|container| container.dynamic_resources) {
             for used in dynamic.claim_resources.into_iter().filter(|used| used.driver_name == driver) {
                 if let Ok(device) = used.device_name.parse() {
@@ -53,5 +62,5 @@ pub(crate) async fn list(socket: &Path, driver: &str) -> Result<BTreeSet<Running
             }
         }
     }
-    Ok(held)
+    held
 }

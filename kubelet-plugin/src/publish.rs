@@ -24,6 +24,7 @@ use crate::config::Timing;
 use crate::events::Teller;
 use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
+use crate::neighbours::{Use, Uses};
 use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied};
 
 /// Changes of records come in bursts; one look after each is enough.
@@ -40,6 +41,8 @@ pub(crate) struct Carver {
     pub(crate) rules: GpuRules,
     pub(crate) seen: watch::Receiver<Seen>,
     pub(crate) features: watch::Receiver<ServerFeatures>,
+    /// GPUs that others use.
+    pub(crate) neighbours: watch::Receiver<Arc<Uses>>,
     /// Records have changed.
     pub(crate) changed: Arc<Notify>,
     /// Whether a claim is being worked on: what its record says is about to change.
@@ -99,6 +102,7 @@ impl Carver {
             tokio::select! {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.features.changed() => {}
+                Ok(()) = self.neighbours.changed() => {}
                 () = self.changed.notified() => tokio::time::sleep(SETTLE).await,
                 () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {}
                 () = stop.cancelled() => return,
@@ -112,6 +116,7 @@ impl Carver {
         // What may be offered depends on the server's version: a first pool made without it would withdraw partitions
         // for the seconds until it is known.
         features.lowest()?;
+        self.neighbours.mark_unchanged();
         let Seen { inventory, down, .. } = self.seen.borrow_and_update().clone();
         let kept = match self.kept(inventory.as_ref(), down.is_some(), memory).await {
             Ok(kept) => kept,
@@ -261,6 +266,7 @@ impl Carver {
         let held = memory.held.as_ref().map(|(_, held)| held.clone());
         let (executor, inventory) = (self.executor.clone(), inventory.cloned());
         let (busy, foreign) = (self.busy.clone(), self.foreign.clone());
+        let neighbours = self.neighbours.borrow().clone();
         let read = tokio::task::spawn_blocking(move || {
             let keep = |gpu: &GpuUuid, ordinal: u32| {
                 let of_it =
@@ -286,6 +292,11 @@ impl Carver {
                         taint(&mut taints, &record.hold.gpu, keys::LINGERING);
                     }
                 }
+            }
+            for (gpu, uses) in &*neighbours {
+                // One taint of a key is enough; what others have given out weighs more than who is seen there.
+                let value = uses.first().map(Use::label);
+                taints.entry(gpu.clone()).or_default().push(Taint::no_schedule(keys::NEIGHBOUR, value));
             }
             for gpu in inventory.iter().flat_map(|inventory| inventory.gpus.keys()).filter(|_| driver_down) {
                 taint(&mut taints, gpu, keys::DRIVER_DOWN);

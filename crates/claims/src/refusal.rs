@@ -392,6 +392,20 @@ pub enum Refusal {
         /// What the holder waits for.
         why: String,
     },
+    /// Processes that no claim accounts for compute on the GPU.
+    #[error(
+        "device {device} of claim {claim}: {gpu} is used by process {processes}, which no claim of this driver accounts for (end it, or take the GPU from whoever gave it out: a GPU belongs to one driver)"
+    )]
+    Strangers {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// Process ids, and the pods they belong to where known.
+        processes: String,
+    },
     /// A record that cannot be read may hold the GPU, and the API could not say.
     #[error(
         "device {device} of claim {claim}: the record of claim UID {holder} cannot be read, and it may hold {gpu}: {reason} (it is rebuilt from the API server as soon as that answers)"
@@ -436,6 +450,7 @@ impl Refusal {
             Self::TimeSliceUnsupported { .. } => "time-slice-unsupported",
             Self::NoStaticPartition { .. } => "no-static-partition",
             Self::StillHeld { .. } => "held",
+            Self::Strangers { .. } => "foreign-processes",
             Self::UnreadableHolder { .. } => "unreadable-record",
         }
     }
@@ -444,7 +459,9 @@ impl Refusal {
     pub fn retry(&self) -> Retry {
         match self {
             Self::GpuUnreadable { source, .. } if !source.is_transient() => Retry::Later,
-            Self::NoInventory | Self::Fenced { .. } | Self::GpuUnreadable { .. } => Retry::Soon,
+            Self::NoInventory | Self::Strangers { .. } | Self::Fenced { .. } | Self::GpuUnreadable { .. } => {
+                Retry::Soon
+            }
             Self::DeviceGone { .. }
             | Self::MigModeOn { .. }
             | Self::MigModeOff { .. }

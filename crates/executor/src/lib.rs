@@ -30,6 +30,7 @@ mod run;
 mod seams;
 mod state;
 mod store;
+mod strangers;
 mod time_slices;
 mod watch;
 

@@ -194,6 +194,11 @@ impl Executor {
                 {
                     return Ok(Attempt::Again(why, None));
                 }
+                if revived.is_none()
+                    && let Some(refusal) = self.strangers(claim, &plan, &records)
+                {
+                    return Ok(Attempt::Again(refusal.into(), None));
+                }
                 match self.run(claim, plan, revived, call) {
                     Ok(prepared) => Ok(Attempt::Done(prepared)),
                     Err(error) => again_if_transient(error),

@@ -232,7 +232,7 @@ async fn after_a_reboot_pods_end_without_a_driver_and_those_that_stay_get_the_sa
     assert_eq!(answer, Ok(vec![device(&part, "gpu", part_name)]));
     node.prepare(&ended).await.unwrap();
     let files = node.cdi_files();
-    plugin.kill().await;
+    plugin.stop().await;
     node.reboot("11111111-2222-4333-8444-555555555555");
 
     let plugin = node.start_with(everything());

@@ -164,9 +164,11 @@ async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
             .set_modified(long_ago)
             .unwrap();
     }
-    let mut process = start(&node, &kubeconfig);
-    wait("temporary files to go", || node.records().is_empty().then_some(())).await;
-    process.signal(Signal::TERM);
-    assert!(process.end().await.success());
+    if !node.records().is_empty() {
+        let mut process = start(&node, &kubeconfig);
+        wait("temporary files to go", || node.records().is_empty().then_some(())).await;
+        process.signal(Signal::TERM);
+        assert!(process.end().await.success());
+    }
     eprintln!("{kills} kills, {} claims, {:.1?}", first + second, begun.elapsed());
 }

@@ -1,0 +1,258 @@
+//! Neighbours: GPUs that a device plugin or another DRA driver has given out, or on which processes compute that no
+//! claim of ours accounts for. They stay published, tainted, and the reason is told.
+//!
+//! The kubelet's PodResources tell what pods hold, the API which GPU a device of another driver is and which claims
+//! have it allocated, and NVML which processes compute. `decide` makes of it what is told.
+
+mod decide;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_executor::Executor;
+use divvy_model::{GpuDriver, GpuUuid, Inventory};
+use divvy_proto::podresources::v1::PodResources;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::Api;
+use kube::api::ListParams;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::api::KubeClaims;
+use crate::config::Config;
+use crate::events::Teller;
+use crate::inventory::Seen;
+use crate::pod_resources;
+
+pub(crate) use decide::Use;
+use decide::{Around, DriverDevice, GivenOut, Giver};
+
+/// Who uses which GPU beside us.
+pub(crate) type Uses = BTreeMap<GpuUuid, BTreeSet<Use>>;
+
+/// How long one question to the API may take.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Looks for neighbours.
+pub(crate) struct Neighbours {
+    pub(crate) gpus: Arc<dyn GpuDriver>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) config: Config,
+    pub(crate) seen: watch::Receiver<Seen>,
+    /// Whether this instance is the one to publish: nobody else needs to know.
+    pub(crate) publishes: watch::Receiver<bool>,
+    pub(crate) uses: watch::Sender<Arc<Uses>>,
+    /// Told of what is new; in the background.
+    pub(crate) teller: Arc<Teller>,
+    pub(crate) told: TaskTracker,
+}
+
+/// What is remembered from one look to the next.
+#[derive(Default)]
+struct Memory {
+    processes: BTreeMap<GpuUuid, BTreeSet<u32>>,
+    /// What pods hold of others, as last told.
+    given: BTreeSet<GivenOut>,
+    /// GPUs behind devices of other drivers, and what their claims have allocated; as of when.
+    drivers: Option<(Instant, Drivers)>,
+    /// Devices of other drivers that pods hold and that were no GPUs of ours when last asked (network cards, say).
+    no_gpus: BTreeSet<DriverDevice>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Drivers {
+    devices: BTreeMap<DriverDevice, GpuUuid>,
+    allocated: BTreeSet<GivenOut>,
+}
+
+impl Neighbours {
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut memory = Memory::default();
+        let mut looked = false;
+        loop {
+            let seen = self.seen.borrow_and_update().clone();
+            let look = *self.publishes.borrow_and_update() && seen.released.is_none();
+            if let Some(inventory) = seen.inventory.filter(|_| look) {
+                self.look(&mut memory, inventory).await;
+                looked = true;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.config.timing.neighbours) => {}
+                Ok(()) = self.publishes.changed() => {}
+                Ok(()) = self.seen.changed(), if !looked => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn look(&self, memory: &mut Memory, inventory: Arc<Inventory>) {
+        match pod_resources::pods(&self.config.pod_resources_socket).await {
+            Ok(pods) => memory.given = given_by_others(&pods, &self.config.driver_name),
+            Err(error) => {
+                tracing::debug!(error = %crate::chain(&error), "the kubelet could not be asked what others gave to pods");
+            }
+        }
+        let theirs: BTreeSet<DriverDevice> =
+            memory.given.iter().filter_map(GivenOut::driver_device).collect();
+        let known =
+            memory.drivers.as_ref().filter(|(at, _)| at.elapsed() < self.config.timing.neighbour_drivers);
+        let is_known = |device: &DriverDevice| {
+            memory.no_gpus.contains(device)
+                || known.is_some_and(|(_, known)| known.devices.contains_key(device))
+        };
+        if known.is_none() || !theirs.iter().all(is_known) {
+            match self.drivers(&inventory).await {
+                Ok(found) => {
+                    memory.no_gpus =
+                        theirs.into_iter().filter(|device| !found.devices.contains_key(device)).collect();
+                    memory.drivers = Some((Instant::now(), found));
+                }
+                Err(error) => {
+                    tracing::debug!(error, "other drivers' devices are as last known");
+                }
+            }
+        }
+        let Drivers { devices, allocated } =
+            memory.drivers.as_ref().map(|(_, drivers)| drivers.clone()).unwrap_or_default();
+        let given: BTreeSet<_> = memory.given.iter().cloned().chain(allocated).collect();
+        let (gpus, executor, all) = (self.gpus.clone(), self.executor.clone(), inventory.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let mut processes = BTreeMap::new();
+            for gpu in all.gpus.keys() {
+                let found = gpus.processes(gpu).unwrap_or_default();
+                if !found.is_empty() {
+                    processes.insert(gpu.clone(), found.iter().map(|p| p.pid).collect::<BTreeSet<_>>());
+                }
+            }
+            // After the processes: a claim that came meanwhile accounts for them.
+            let held =
+                executor.held().map(|held| held.into_iter().map(|h| h.hold.gpu).collect::<BTreeSet<_>>());
+            (processes, held)
+        });
+        let Ok((processes, Ok(held))) = read.await else { return };
+        let uses = decide::decide(&Around {
+            inventory: &inventory,
+            given: &given,
+            devices: &devices,
+            processes: &processes,
+            before: &memory.processes,
+            held: &held,
+        });
+        memory.processes = processes;
+        self.tell(uses);
+    }
+
+    fn tell(&self, uses: Uses) {
+        let before = self.uses.borrow().clone();
+        for (gpu, uses) in &uses {
+            let known = before.get(gpu);
+            // Processes come and go; that there are some is told once.
+            let new = uses.iter().filter(|new| {
+                !known.is_some_and(|known| match new {
+                    Use::Processes { .. } => known.iter().any(|old| matches!(old, Use::Processes { .. })),
+                    other => known.contains(*other),
+                })
+            });
+            for used in new {
+                let note = format!(
+                    "{gpu} is not given out: {used} (a GPU belongs to one driver: take the label divvy.dev/gpu or the other driver off this node, or end the process)"
+                );
+                tracing::warn!(%gpu, "{note}");
+                let teller = self.teller.clone();
+                self.told.spawn(async move { teller.warn_node("gpu-used-by-others", &note).await });
+            }
+        }
+        self.uses.send_if_modified(|known| {
+            let changed = **known != uses;
+            if changed {
+                *known = Arc::new(uses);
+            }
+            changed
+        });
+    }
+
+    /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated. Claims are only
+    /// listed if there are such devices.
+    async fn drivers(&self, inventory: &Inventory) -> Result<Drivers, String> {
+        let asked = tokio::time::timeout(ANSWER, self.ask_drivers(inventory)).await;
+        asked.map_err(|_| "no answer in time".to_owned())?.map_err(|error| crate::chain(&error))
+    }
+
+    async fn ask_drivers(&self, inventory: &Inventory) -> Result<Drivers, kube::Error> {
+        let of_node = format!("spec.nodeName={}", self.config.node_name);
+        // From the server's cache: this is not urgent.
+        let params = ListParams::default().fields(&of_node).match_any();
+        let slices = Api::<ResourceSlice>::all(self.claims.client.clone()).list(&params).await?;
+        let devices = their_devices(&slices.items, &self.config.driver_name, inventory);
+        let mut allocated = BTreeSet::new();
+        if !devices.is_empty() {
+            for claim in self.claims.list().await? {
+                let name = format!(
+                    "claim {}/{}",
+                    claim.metadata.namespace.as_deref().unwrap_or_default(),
+                    claim.metadata.name.as_deref().unwrap_or_default()
+                );
+                let results = claim.status.and_then(|s| s.allocation?.devices?.results).unwrap_or_default();
+                allocated.extend(results.into_iter().filter(|r| r.driver != self.config.driver_name).map(
+                    |r| GivenOut {
+                        by: Giver::Driver { name: r.driver, pool: r.pool },
+                        to: name.clone(),
+                        device: r.device,
+                    },
+                ));
+            }
+        }
+        Ok(Drivers { devices, allocated })
+    }
+}
+
+/// Devices that pods hold and that are not ours.
+fn given_by_others(pods: &[PodResources], driver: &str) -> BTreeSet<GivenOut> {
+    let mut given = BTreeSet::new();
+    for pod in pods {
+        let to = format!("pod {}/{}", pod.namespace, pod.name);
+        for container in &pod.containers {
+            // Any vendor's: another plugin may give NVIDIA's GPUs out under its own name.
+            for devices in &container.devices {
+                given.extend(devices.device_ids.iter().map(|id| GivenOut {
+                    by: Giver::DevicePlugin(devices.resource_name.clone()),
+                    to: to.clone(),
+                    device: id.clone(),
+                }));
+            }
+            let theirs = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
+            given.extend(theirs.filter(|used| used.driver_name != driver).map(|used| GivenOut {
+                by: Giver::Driver { name: used.driver_name.clone(), pool: used.pool_name.clone() },
+                to: to.clone(),
+                device: used.device_name.clone(),
+            }));
+        }
+    }
+    given
+}
+
+/// Devices of other drivers that say, in an attribute, that they are one of our GPUs or a part of it.
+fn their_devices(
+    slices: &[ResourceSlice],
+    driver: &str,
+    inventory: &Inventory,
+) -> BTreeMap<DriverDevice, GpuUuid> {
+    let mut found = BTreeMap::new();
+    for slice in slices.iter().filter(|slice| slice.spec.driver != driver) {
+        for device in slice.spec.devices.iter().flatten() {
+            let mut values =
+                device.attributes.iter().flatten().filter_map(|(_, value)| value.string.as_deref());
+            let gpu = values.find_map(|value| inventory.gpus.keys().find(|uuid| uuid.as_str() == value));
+            if let Some(gpu) = gpu {
+                let name = (slice.spec.driver.clone(), slice.spec.pool.name.clone(), device.name.clone());
+                found.insert(name, gpu.clone());
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,161 @@
+//! Which GPUs somebody beside us uses, as a function of what the kubelet, other drivers' objects and NVML tell.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use divvy_model::{GpuUuid, Inventory};
+use serde::Serialize;
+
+/// A device that a pod or a claim was given by somebody else.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GivenOut {
+    /// Who gave it.
+    pub(crate) by: Giver,
+    /// To whom: a pod or a claim, as `pod namespace/name`.
+    pub(crate) to: String,
+    /// The device, as the giver calls it.
+    pub(crate) device: String,
+}
+
+impl GivenOut {
+    /// The device, if it is another driver's.
+    pub(crate) fn driver_device(&self) -> Option<DriverDevice> {
+        match &self.by {
+            Giver::DevicePlugin(_) => None,
+            Giver::Driver { name, pool } => Some((name.clone(), pool.clone(), self.device.clone())),
+        }
+    }
+}
+
+/// Who gives devices out beside us.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Giver {
+    /// A device plugin, under this resource name.
+    DevicePlugin(String),
+    /// Another DRA driver, in this pool.
+    Driver {
+        /// Its name.
+        name: String,
+        /// Its pool.
+        pool: String,
+    },
+}
+
+/// The GPU behind a device of another driver: driver, pool and device name.
+pub(crate) type DriverDevice = (String, String, String);
+
+/// How somebody beside us uses a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Use {
+    /// A device plugin has given it out.
+    DevicePlugin {
+        /// The resource.
+        resource: String,
+        /// The pod.
+        to: String,
+    },
+    /// Another DRA driver has given it out.
+    Driver {
+        /// Its name.
+        name: String,
+        /// The claim or pod.
+        to: String,
+    },
+    /// These processes compute on it, and no claim of ours holds it.
+    Processes {
+        /// Their ids.
+        pids: Vec<u32>,
+    },
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DevicePlugin { resource, to } => {
+                write!(f, "the device plugin of {resource} has given it to {to}")
+            }
+            Self::Driver { name, to } => write!(f, "the driver {name} has given it to {to}"),
+            Self::Processes { pids } => {
+                let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
+                write!(f, "no claim of divvy holds it, and process {} computes on it", pids.join(", "))
+            }
+        }
+    }
+}
+
+impl Use {
+    /// As the value of a taint.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::DevicePlugin { .. } => "device-plugin",
+            Self::Driver { .. } => "other-driver",
+            Self::Processes { .. } => "processes",
+        }
+    }
+}
+
+/// What is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Around<'a> {
+    /// The node's GPUs.
+    pub(crate) inventory: &'a Inventory,
+    /// What others have given out.
+    pub(crate) given: &'a BTreeSet<GivenOut>,
+    /// Which GPU a device of another driver is.
+    pub(crate) devices: &'a BTreeMap<DriverDevice, GpuUuid>,
+    /// Processes that compute on GPUs now.
+    pub(crate) processes: &'a BTreeMap<GpuUuid, BTreeSet<u32>>,
+    /// The same a while ago: a process of a claim that was let go between two looks is nobody's for a moment.
+    pub(crate) before: &'a BTreeMap<GpuUuid, BTreeSet<u32>>,
+    /// GPUs that claims of ours hold, as of after the processes were read; lingering ones too.
+    pub(crate) held: &'a BTreeSet<GpuUuid>,
+}
+
+/// Decides. GPUs that nobody beside us uses are left out.
+pub(crate) fn decide(around: &Around<'_>) -> BTreeMap<GpuUuid, BTreeSet<Use>> {
+    let mut uses = BTreeMap::<GpuUuid, BTreeSet<Use>>::new();
+    for given in around.given {
+        let to = given.to.clone();
+        let found = match &given.by {
+            Giver::DevicePlugin(resource) => plugin_device(around.inventory, resource, &given.device)
+                .map(|gpu| (gpu, Use::DevicePlugin { resource: resource.clone(), to })),
+            Giver::Driver { name, .. } => given
+                .driver_device()
+                .and_then(|device| around.devices.get(&device))
+                .map(|gpu| (gpu.clone(), Use::Driver { name: name.clone(), to })),
+        };
+        if let Some((gpu, used)) = found {
+            uses.entry(gpu).or_default().insert(used);
+        }
+    }
+    for (gpu, now) in around.processes.iter().filter(|(gpu, _)| !around.held.contains(*gpu)) {
+        let lasting = around.before.get(gpu).map(|before| now.intersection(before).copied().collect());
+        let pids: Vec<u32> = lasting.unwrap_or_default();
+        if !pids.is_empty() && around.inventory.gpus.contains_key(gpu) {
+            uses.entry(gpu.clone()).or_default().insert(Use::Processes { pids });
+        }
+    }
+    uses
+}
+
+/// Resources of NVIDIA's device plugin.
+const NVIDIA: &str = "nvidia.com/";
+
+/// The GPU behind a device plugin's device id: a UUID or NVML's index, with a number after `::` where the plugin lets
+/// several share it. MIG devices are not looked for: they are instances that we have not made, and told as such.
+fn plugin_device(inventory: &Inventory, resource: &str, id: &str) -> Option<GpuUuid> {
+    let id = id.split("::").next().unwrap_or(id);
+    // Anybody's devices are called 0, 1, 2.
+    if let Some(index) = id.parse::<usize>().ok().filter(|_| resource.starts_with(NVIDIA)) {
+        // NVML counts by PCI address.
+        let mut all: Vec<_> =
+            inventory.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
+        all.sort();
+        return all.get(index).map(|(_, uuid)| (*uuid).clone());
+    }
+    inventory.gpus.keys().find(|uuid| uuid.as_str() == id).cloned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! GPUs that others use: told by the kubelet, by other drivers' objects, and by NVML.
+
+use std::time::Duration;
+
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_proto::podresources::v1::{ContainerDevices, ContainerResources, PodResources};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::json;
+
+use crate::node::{Node, Plugin, device, plain, wait};
+
+fn used(names: &[&str], taken: &str) -> Vec<(String, Vec<String>)> {
+    let keys = |name: &str| if name == taken { vec!["gpu.divvy.dev/neighbour".to_owned()] } else { vec![] };
+    names.iter().map(|name| ((*name).to_owned(), keys(name))).collect()
+}
+
+/// A pod that a device plugin has given devices to.
+fn pod_with(resource: &str, ids: &[&str]) -> PodResources {
+    let devices = ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        ..ContainerDevices::default()
+    };
+    let container = ContainerResources {
+        name: "main".to_owned(),
+        devices: vec![devices],
+        ..ContainerResources::default()
+    };
+    PodResources { name: "trainer".to_owned(), namespace: "ml".to_owned(), containers: vec![container] }
+}
+
+/// A plugin that looks around all the time.
+async fn start(node: &Node) -> Plugin {
+    let mut config = node.config(&[]);
+    config.timing.neighbours = Duration::from_millis(50);
+    config.timing.neighbour_drivers = Duration::from_millis(200);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    plugin
+}
+
+async fn told(node: &Node, what: &str) {
+    wait("the Event", || {
+        let events = node.api.list::<Event>().into_iter();
+        let notes: Vec<_> = events
+            .filter(|event| event.reason.as_deref() == Some("GpuUsedByOthers"))
+            .filter_map(|event| event.note)
+            .collect();
+        notes.iter().any(|note| note.contains(what)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_the_device_plugin_has_given_out_is_tainted_until_its_pod_is_gone() {
+    let node = Node::new("h100x3");
+    let plugin = start(&node).await;
+    let names = ["gpu-2", "gpu-1", "gpu-0"];
+    let uuid = node.sim.uuids()[1].to_string();
+    node.kubelet.set_pod_resources(vec![pod_with("nvidia.com/gpu", &[&uuid]), pod_with("rdma/hca", &["0"])]);
+    wait("the taint", || (node.published() == used(&names, "gpu-1")).then_some(())).await;
+    told(
+        &node,
+        &format!(
+            "{uuid} is not given out: the device plugin of nvidia.com/gpu has given it to pod ml/trainer"
+        ),
+    )
+    .await;
+    node.kubelet.set_pod_resources(Vec::new());
+    wait("the taint's end", || (node.published() == plain(&names)).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_another_driver_has_allocated_is_tainted_before_its_pod_runs() {
+    let node = Node::new("h100x2");
+    let plugin = start(&node).await;
+    let names = ["gpu-1", "gpu-0"];
+    let uuid = node.sim.uuids()[0].to_string();
+    let device =
+        |name: &str, uuid: &str| json!({ "name": name, "attributes": { "uuid": { "string": uuid } } });
+    let slice: ResourceSlice = serde_json::from_value(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": { "name": "theirs" },
+        "spec": {
+            "driver": "gpu.example.com",
+            "nodeName": "n1",
+            "pool": { "name": "n1", "generation": 1, "resourceSliceCount": 1 },
+            "devices": [device("card-7", &uuid), device("card-8", "GPU-of-another-kind")],
+        },
+    }))
+    .unwrap();
+    node.api.put(&slice).unwrap();
+    let theirs = vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
+    node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs)).unwrap();
+    wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
+    told(&node, "the driver gpu.example.com has given it to claim ml/theirs").await;
+    node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
+    wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
+    plugin.stop().await;
+}
+
+/// What we publish.
+fn ours(node: &Node) -> Vec<(String, Vec<String>)> {
+    let slices = node.api.list::<ResourceSlice>().into_iter();
+    crate::node::devices(slices.filter(|slice| slice.spec.driver == crate::node::DRIVER).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_names_it() {
+    let node = Node::new("h100x2");
+    let plugin = start(&node).await;
+    let names = ["gpu-1", "gpu-0"];
+    // A container's own process is nobody else's.
+    let held = node.claim("held", &["gpu-1"]);
+    node.prepare(&held).await.unwrap();
+    node.sim.start_process(&node.sim.uuids()[1], 100);
+
+    let uuid = node.sim.uuids()[0].clone();
+    node.sim.start_process(&uuid, 4711);
+    wait("the taint", || (node.published() == used(&names, "gpu-0")).then_some(())).await;
+    told(&node, "no claim of divvy holds it, and process 4711 computes on it").await;
+    // Allocated before the taint was seen.
+    let claim = node.claim("c", &["gpu-0"]);
+    assert_eq!(
+        node.prepare(&claim).await.unwrap_err(),
+        format!(
+            "device gpu-0 of claim default/c (UID {}): {uuid} is used by process 4711, which no claim of this driver accounts for (end it, or take the GPU from whoever gave it out: a GPU belongs to one driver)",
+            claim.uid
+        )
+    );
+    assert_eq!(node.records(), [format!("{}.json", held.uid)], "nothing is held for it");
+    // It ends while the kubelet's next call waits.
+    let (answer, ()) = tokio::join!(node.prepare(&claim), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        node.sim.end_process(4711);
+    });
+    assert_eq!(answer, Ok(vec![device(&claim, "gpu", "gpu-0")]));
+    wait("the taint's end", || (node.published() == plain(&names)).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_partition_of_a_gpu_is_refused_too_while_somebody_computes_on_the_whole() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with(node.config(&["--offer", "everything"]));
+    plugin.wait_ready().await;
+    node.sim.start_process(&node.sim.uuids()[0], 4711);
+    let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
+    let refused = node.prepare(&claim).await.unwrap_err();
+    assert!(
+        refused.contains("is used by process 4711, which no claim of this driver accounts for"),
+        "{refused}"
+    );
+    node.sim.end_process(4711);
+    node.prepare(&claim).await.unwrap();
+    // The next one is not the first: processes in its neighbour are the neighbour's.
+    node.sim.start_process_in(
+        &node.sim.uuids()[0],
+        node.sim.engine().gpus()[0].instances[0].instance.id,
+        100,
+    );
+    node.prepare(&node.claim("next", &["gpu-0-mig-1g10gb-19-1"])).await.unwrap();
+    plugin.stop().await;
+}
