@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use divvy_e2e::parts::{self, Parts};
-use divvy_e2e::{Cluster, Component, Extent, Options};
+use divvy_e2e::{Cluster, Component, Extent, Gates, Options};
 
 /// Arguments of `cargo xtask cluster`.
 #[derive(Debug, clap::Args)]
@@ -74,8 +74,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn up(name: &str, version: &str) -> Result<()> {
     Parts::ensure(version)?;
     let start = Instant::now();
-    let options =
-        Options { name: name.to_owned(), version: version.to_owned(), owned: false, extent: Extent::Whole };
+    let options = Options {
+        name: name.to_owned(),
+        version: version.to_owned(),
+        owned: false,
+        extent: Extent::Whole,
+        gates: Gates::Default,
+    };
     let cluster = Cluster::up(&options)?;
     let (seconds, option) = (start.elapsed().as_secs_f32(), name_option(name));
     let mut out = std::io::stdout();

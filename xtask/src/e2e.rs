@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use divvy_e2e::case::Case;
 use divvy_e2e::cases::{ALL, GPUS};
 use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::programs::Programs;
 use divvy_e2e::runner::{Plan, run as run_cases};
-use divvy_e2e::{Cluster, Extent, Options};
+use divvy_e2e::{Cluster, Extent, Gates, Options};
 
 /// Arguments of `cargo xtask e2e`.
 #[derive(Debug, clap::Args)]
@@ -41,7 +42,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut out = std::io::stdout();
     let wanted =
         |name: &str| args.filter.is_empty() || args.filter.iter().any(|part| name.contains(part.as_str()));
-    let cases: Vec<_> = ALL.iter().copied().filter(|case| wanted(case.name)).collect();
+    let suits = |case: &Case| case.suits(&args.version, Gates::Default);
+    let cases: Vec<_> = ALL.iter().copied().filter(|case| wanted(case.name) && suits(case)).collect();
     ensure!(
         !cases.is_empty(),
         "no case is named like {:?}; see them with: cargo xtask e2e --list",
@@ -67,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         version: args.version.clone(),
         owned: !args.keep,
         extent: Extent::Whole,
+        gates: Gates::Default,
     })?;
     writeln!(out, "Kubernetes {} is up after {:.1} s", args.version, start.elapsed().as_secs_f32())?;
     let driver = Driver::install(&cluster, &programs, GPUS).inspect_err(|_| {

@@ -14,6 +14,7 @@ mod cluster;
 mod crds;
 mod e2e;
 mod image;
+mod soak;
 
 /// The project's own commands.
 #[derive(Debug, Parser)]
@@ -37,6 +38,8 @@ enum Command {
     E2e(e2e::Args),
     /// What the released plugin costs: latency, start, memory, CPU, size, each beside a reference and its budget
     Bench(bench::Args),
+    /// What takes too long for CI: older releases of Kubernetes, a day in fast motion
+    Soak(soak::Args),
     /// The driver's container image as an OCI layout
     Image(image::Args),
 }
@@ -61,6 +64,7 @@ fn run(command: Command) -> Result<()> {
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Bench(args) => bench::run(&root, &args),
+        Command::Soak(args) => soak::run(&args),
         Command::Image(args) => image::run(&args),
     }
 }

@@ -12,7 +12,7 @@ use divvy_e2e::objects::{Pod, collection, request, template};
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::process::output;
 use divvy_e2e::programs::Programs;
-use divvy_e2e::{Cluster, Extent, Options};
+use divvy_e2e::{Cluster, Extent, Gates, Options};
 use serde_json::json;
 
 use crate::stats::Samples;
@@ -39,8 +39,13 @@ pub(crate) fn measure(programs: &Programs, pods: usize, real: &Real<'_>) -> Resu
     let version = parts::version_setting();
     Parts::ensure(&version)?;
     Cluster::down(NAME)?;
-    let cluster =
-        Cluster::up(&Options { name: NAME.to_owned(), version, owned: true, extent: Extent::Whole })?;
+    let cluster = Cluster::up(&Options {
+        name: NAME.to_owned(),
+        version,
+        owned: true,
+        extent: Extent::Whole,
+        gates: Gates::Default,
+    })?;
     let driver = Driver::install(&cluster, programs, GPUS)?;
     driver.wait_until_ready()?;
     let env = Env { cluster: &cluster, driver: &driver, namespace: NAME.to_owned() };

@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::api::{Api, at, has_condition};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Gates};
 use crate::driver::Driver;
 use crate::objects::{SAID, collection};
+use crate::parts::numbers;
 use crate::wait::wait_for;
 
 /// How long a pod may take to run, or to end, on a busy machine.
@@ -22,8 +23,38 @@ pub struct Case {
     pub name: &'static str,
     /// Whether it disturbs others (it stops components), so that it has the cluster to itself.
     pub alone: bool,
+    /// Whether it is about partitions and shares: those cases are run on older releases, too.
+    pub of_sharing: bool,
+    /// On which clusters it is true.
+    pub clusters: Clusters,
     /// Returns an error if the sentence is not true.
     pub run: fn(&Env) -> Result<()>,
+}
+
+/// On which clusters a case is true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clusters {
+    /// All.
+    All,
+    /// Those whose scheduler keeps the modes of a GPU apart: 1.36.2 and later.
+    SeveralModes,
+    /// Those that know shares: 1.36 and later, earlier ones with their gates on.
+    Shares,
+    /// Those below 1.36.2.
+    OneMode,
+}
+
+impl Case {
+    /// Whether it is true of a cluster of this version with these gates.
+    pub fn suits(&self, version: &str, gates: Gates) -> bool {
+        let at_least = |least| numbers(version).is_some_and(|numbers| numbers >= least);
+        match self.clusters {
+            Clusters::All => true,
+            Clusters::SeveralModes => at_least((1, 36, 2)),
+            Clusters::Shares => at_least((1, 36, 0)) || gates == Gates::Sharing,
+            Clusters::OneMode => !at_least((1, 36, 2)),
+        }
+    }
 }
 
 /// What a case has.

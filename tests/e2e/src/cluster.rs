@@ -36,6 +36,36 @@ pub struct Options {
     pub owned: bool,
     /// How much of it.
     pub extent: Extent,
+    /// Feature gates.
+    pub gates: Gates,
+}
+
+/// Feature gates of all its programs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Gates {
+    /// As the version has them.
+    #[default]
+    Default,
+    /// Those of partitions and shares are on, too: before 1.36 they are off by default.
+    Sharing,
+}
+
+impl Gates {
+    /// As people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default gates",
+            Self::Sharing => "gates of sharing",
+        }
+    }
+
+    /// The value of `--feature-gates`, if it is needed.
+    fn flag(self) -> Option<&'static str> {
+        match self {
+            Self::Default => None,
+            Self::Sharing => Some("--feature-gates=DRAPartitionableDevices=true,DRAConsumableCapacity=true"),
+        }
+    }
 }
 
 /// How much of a cluster is brought up.
@@ -63,7 +93,13 @@ impl Extent {
 impl Options {
     /// A cluster for a test: of the version set, ending with the test.
     pub fn for_test(name: &str) -> Self {
-        Self { name: name.to_owned(), version: parts::version_setting(), owned: true, extent: Extent::Whole }
+        Self {
+            name: name.to_owned(),
+            version: parts::version_setting(),
+            owned: true,
+            extent: Extent::Whole,
+            gates: Gates::Default,
+        }
     }
 }
 
@@ -94,7 +130,7 @@ impl Cluster {
         let namespaces = Namespaces::create(&state, layout.address(), options.owned)?;
         let mut cluster =
             Self { name: options.name.clone(), parts, layout, namespaces, owned: options.owned };
-        if let Err(error) = cluster.start(options.extent) {
+        if let Err(error) = cluster.start(options.extent, options.gates) {
             let logs = cluster.component_tails();
             // Kept for whoever wants to look, unless it could not be ended with us.
             if cluster.owned {
@@ -133,12 +169,14 @@ impl Cluster {
         Ok(names)
     }
 
-    fn start(&mut self, extent: Extent) -> Result<()> {
+    fn start(&mut self, extent: Extent, gates: Gates) -> Result<()> {
         self.layout.write(&self.parts)?;
         for &component in extent.components() {
             let path = self.parts.path_env().to_string_lossy().into_owned();
             let env = [("PATH".to_owned(), path), ("HOME".to_owned(), "/root".to_owned())];
-            self.component(component).define(&component.args(&self.parts, &self.layout)?, &env)?;
+            let mut args = component.args(&self.parts, &self.layout)?;
+            args.extend(gates.flag().filter(|_| component.has_gates()).map(str::to_owned));
+            self.component(component).define(&args, &env)?;
         }
         self.component(Component::Etcd).start()?;
         self.component(Component::ApiServer).start()?;

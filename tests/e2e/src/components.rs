@@ -61,6 +61,11 @@ impl Component {
         Self::ALL.into_iter().find(|component| component.name() == name)
     }
 
+    /// Whether it knows Kubernetes' feature gates of devices.
+    pub(crate) fn has_gates(self) -> bool {
+        matches!(self, Self::ApiServer | Self::ControllerManager | Self::Scheduler | Self::Kubelet)
+    }
+
     /// Its command line.
     pub fn args(self, parts: &Parts, layout: &Layout) -> Result<Vec<String>> {
         let program = match self {

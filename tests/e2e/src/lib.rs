@@ -26,8 +26,9 @@ pub mod parts;
 pub mod process;
 pub mod programs;
 pub mod runner;
+pub mod soak;
 mod wait;
 
-pub use cluster::{Cluster, Extent, Options};
+pub use cluster::{Cluster, Extent, Gates, Options};
 pub use components::Component;
 pub use wait::{poll, wait_for};

@@ -10,7 +10,7 @@ pub const SAID: &str = "that is all";
 
 /// What test containers run: they say which GPUs and partitions they see, then live until they are told to stop.
 const SAY_AND_STAY: &str = "trap 'exit 0' TERM; ls -d /dev/nvidia[0-9]* 2>&1; \
-                            ls -d /dev/nvidia-caps/* 2>/dev/null; env | grep ^DIVVY_MIG_UUID_; \
+                            ls -d /dev/nvidia-caps/* 2>/dev/null; env | grep ^DIVVY_; \
                             echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; echo that is all; \
                             while :; do sleep 1000 & wait $!; done";
 

@@ -115,6 +115,13 @@ pub fn version_setting() -> String {
     set.map_or_else(|| DEFAULT_VERSION.to_owned(), |set| set.trim_start_matches('v').to_owned())
 }
 
+/// Major, minor and patch of a version as `1.37.1`.
+pub fn numbers(version: &str) -> Option<(u32, u32, u32)> {
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    let found = (numbers.next()??, numbers.next()??, numbers.next()??);
+    numbers.next().is_none().then_some(found)
+}
+
 /// Finds helm, building it if it is not there yet.
 pub fn helm() -> Result<PathBuf> {
     Ok(build(&HELM, &module_dir(&HELM), &[])?.join("helm"))

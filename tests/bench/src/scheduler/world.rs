@@ -7,7 +7,7 @@ use divvy_e2e::api::{Api, at};
 use divvy_e2e::driver::{chart, helm};
 use divvy_e2e::objects::{claim_for, collection};
 use divvy_e2e::process::Signal;
-use divvy_e2e::{Cluster, Component, Extent, Options, poll};
+use divvy_e2e::{Cluster, Component, Extent, Gates, Options, poll};
 use serde_json::{Value, json};
 
 use super::layout::Asked;
@@ -53,6 +53,7 @@ impl World {
             version: version.to_owned(),
             owned: true,
             extent: Extent::Scheduling,
+            gates: Gates::Default,
         })?;
         let api = cluster.api();
         // Pods need an account, which only a controller would make.

@@ -8,9 +8,12 @@ mod faults;
 mod mig;
 mod pods;
 mod policy;
+mod shares;
 mod successors;
 
-use crate::case::Case;
+use anyhow::Result;
+
+use crate::case::{Case, Clusters, Env};
 
 /// The node's GPUs. `a30`: successors::claim_reused; `l40s`: pods::selectors; `l4`: successors::force_deleted; `t4`:
 /// successors::stubborn; `a100-40`: successors::in_use. The cases of `mig` come when these are done.
@@ -46,20 +49,51 @@ pub const ALL: &[Case] = &[
     alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
     alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
-    alone("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
-    alone("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
-    alone("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),
-    alone("two_containers_get_a_partition_each", mig::two_containers),
-    alone("partitions_are_on_one_gpu_if_the_claim_says_so", mig::same_gpu),
-    alone("no_partition_is_lost_or_leaked_by_a_killed_plugin", mig::killed),
-    alone("a30_and_a100_are_cut_when_an_admin_has_set_their_mode", mig::ampere),
-    alone("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
+    modes("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
+    modes("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
+    modes("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),
+    modes("two_containers_get_a_partition_each", mig::two_containers),
+    modes("partitions_are_on_one_gpu_if_the_claim_says_so", mig::same_gpu),
+    modes("no_partition_is_lost_or_leaked_by_a_killed_plugin", mig::killed),
+    modes("a30_and_a100_are_cut_when_an_admin_has_set_their_mode", mig::ampere),
+    modes("shares_fit_until_memory_or_compute_is_given_away", shares::over_capacity),
+    modes("a_whole_gpu_waits_for_the_last_share_and_shares_for_it", shares::whole_and_shares),
+    modes("a_partition_waits_for_the_last_share_and_shares_for_it", shares::partitions_and_shares),
+    modes("sixteen_shares_leave_a_gpu_free_when_the_last_is_gone", shares::leaves),
+    shares("several_shares_in_one_pod_are_packed_or_spread", shares::several),
+    shares("many_pods_run_on_one_card", shares::deployment),
+    modes("a_monitor_sees_gpus_that_others_hold", shares::admin),
+    alone("a_share_can_be_an_extended_resource", shares::extended),
+    modes("instances_of_an_admin_are_given_out_and_never_touched", shares::static_partitions),
+    alone("gpus_of_one_node_have_different_modes", shares::per_gpu),
+    alone("policies_are_for_nodes_by_name_and_label", shares::per_node),
+    shares("a_changed_policy_takes_nothing_away", shares::hot),
+    alone("a_bad_policy_is_refused", shares::bad),
+    shares("of_two_policies_priority_and_name_decide", shares::two),
+    older("an_older_cluster_gets_one_mode_of_a_gpu", shares::one_mode),
+    older("nothing_is_given_out_twice_on_an_older_cluster", shares::not_twice),
+    modes("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
 ];
 
-const fn together(name: &'static str, run: fn(&crate::case::Env) -> anyhow::Result<()>) -> Case {
-    Case { name, alone: false, run }
+const fn together(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
+    Case { name, alone: false, of_sharing: false, clusters: Clusters::All, run }
 }
 
-const fn alone(name: &'static str, run: fn(&crate::case::Env) -> anyhow::Result<()>) -> Case {
-    Case { name, alone: true, run }
+const fn alone(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
+    Case { alone: true, ..together(name, run) }
+}
+
+/// Partitions and several modes of one GPU.
+const fn modes(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
+    Case { of_sharing: true, clusters: Clusters::SeveralModes, ..alone(name, run) }
+}
+
+/// Shares as the only mode of a GPU.
+const fn shares(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
+    Case { of_sharing: true, clusters: Clusters::Shares, ..alone(name, run) }
+}
+
+/// What older clusters get.
+const fn older(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
+    Case { of_sharing: true, clusters: Clusters::OneMode, ..alone(name, run) }
 }

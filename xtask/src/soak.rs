@@ -1,0 +1,159 @@
+//! `cargo xtask soak`: what takes too long for CI.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Subcommand;
+use divvy_e2e::cases::{ALL, GPUS};
+use divvy_e2e::driver::Driver;
+use divvy_e2e::parts::{self, Parts};
+use divvy_e2e::programs::Programs;
+use divvy_e2e::runner::{Outcome, Plan, run as run_cases};
+use divvy_e2e::soak::{self, Day, Trouble};
+use divvy_e2e::{Cluster, Extent, Gates, Options};
+
+/// The name of the cluster, for `cargo xtask cluster`.
+const NAME: &str = "soak";
+/// Releases before the one that CI tests with; those below 1.36 also with the gates of sharing switched on.
+const OLDER: [&str; 3] = ["1.36.4", "1.35.8", "1.34.9"];
+
+/// Arguments of `cargo xtask soak`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// Take the programs from this folder instead of building them
+    #[arg(long, global = true)]
+    bin: Option<PathBuf>,
+    /// Where failures leave their folders
+    #[arg(long, global = true, default_value = "target/soak")]
+    failures: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// The cases of shares and modes on older releases of Kubernetes
+    Versions {
+        /// Only cases whose name contains one of these
+        filter: Vec<String>,
+        /// These releases
+        #[arg(long, value_delimiter = ',', default_values = OLDER)]
+        versions: Vec<String>,
+    },
+    /// A day in fast motion: pods of every kind, and everything is killed again and again
+    Day {
+        /// How long it is, in minutes
+        #[arg(long, default_value_t = 20)]
+        minutes: u64,
+        /// Decides what happens
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// How many pods there are, about
+        #[arg(long, default_value_t = 16)]
+        pods: usize,
+        /// Only these troubles: plugin, kubelet, api-server, containerd, scheduler, policy, gpu-lost
+        #[arg(long, value_delimiter = ',')]
+        troubles: Vec<String>,
+        /// Kubernetes version, as 1.36.4
+        #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
+        version: String,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
+    parts::helm()?;
+    if args.failures.exists() {
+        fs_err::remove_dir_all(&args.failures)?;
+    }
+    match &args.what {
+        What::Versions { filter, versions } => {
+            let mut all = Outcome::default();
+            for version in versions {
+                for gates in gates_of(version) {
+                    let outcome = on_version(version, *gates, filter, &programs, &args.failures)
+                        .with_context(|| format!("Kubernetes {version}, {}", gates.name()))?;
+                    all.passed += outcome.passed;
+                    all.failed += outcome.failed;
+                }
+            }
+            crate::say(&format!("{} passed, {} failed", all.passed, all.failed));
+            ensure!(all.failed == 0, "{} cases failed; see {}", all.failed, args.failures.display());
+            Ok(())
+        }
+        What::Day { minutes, seed, pods, troubles, version } => {
+            let named =
+                |name: &String| Trouble::named(name).with_context(|| format!("no trouble is named {name}"));
+            let chosen: Vec<Trouble> = troubles.iter().map(named).collect::<Result<_>>()?;
+            let day = Day {
+                length: Duration::from_secs(minutes * 60),
+                seed: *seed,
+                troubles: if chosen.is_empty() { Trouble::ALL.to_vec() } else { chosen },
+                pods: *pods,
+            };
+            one_day(&day, version, &programs, &args.failures)
+        }
+    }
+}
+
+/// From 1.36 on sharing needs no gate.
+fn gates_of(version: &str) -> &'static [Gates] {
+    if parts::numbers(version).is_some_and(|numbers| numbers >= (1, 36, 0)) {
+        &[Gates::Default]
+    } else {
+        &[Gates::Default, Gates::Sharing]
+    }
+}
+
+fn up(version: &str, gates: Gates) -> Result<Cluster> {
+    Parts::ensure(version)?;
+    Cluster::down(NAME)?;
+    let (name, version) = (NAME.to_owned(), version.to_owned());
+    Cluster::up(&Options { name, version, owned: true, extent: Extent::Whole, gates })
+}
+
+fn on_version(
+    version: &str,
+    gates: Gates,
+    filter: &[String],
+    programs: &Programs,
+    failures: &Path,
+) -> Result<Outcome> {
+    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
+    let suits = |case: &&divvy_e2e::case::Case| case.of_sharing && case.suits(version, gates);
+    let cases: Vec<_> = ALL.iter().filter(suits).filter(|case| wanted(case.name)).copied().collect();
+    crate::say(&format!("\nKubernetes {version}, {}: {} cases", gates.name(), cases.len()));
+    let cluster = up(version, gates)?;
+    let failures = failures.join(format!("{version}-{}", gates.name().replace(' ', "-")));
+    let driver = Driver::install(&cluster, programs, GPUS).inspect_err(|_| {
+        // The error that counts is the one being returned.
+        let _ = cluster.collect_logs(&failures.join("install"));
+    })?;
+    run_cases(&cluster, &driver, &Plan { cases, jobs: 1, failures })
+}
+
+fn one_day(day: &Day, version: &str, programs: &Programs, failures: &Path) -> Result<()> {
+    let start = Instant::now();
+    let cluster = up(version, Gates::Default)?;
+    let driver = Driver::install(&cluster, programs, soak::GPUS)?;
+    let tally = soak::run(&cluster, &driver, day).inspect_err(|_| {
+        let _ = cluster.collect_logs(failures);
+    })?;
+    if !tally.wrong.is_empty() {
+        cluster.collect_logs(failures)?;
+    }
+    let took = start.elapsed().as_secs();
+    let mut out = std::io::stdout();
+    write!(
+        out,
+        "\nKubernetes {version}, seed {}, {} minutes ({took} s in all)\n{tally}",
+        day.seed,
+        day.length.as_secs() / 60
+    )?;
+    if !tally.wrong.is_empty() {
+        bail!("{} things were wrong; see {}", tally.wrong.len(), failures.display());
+    }
+    Ok(())
+}
