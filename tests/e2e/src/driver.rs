@@ -29,6 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 pub struct Driver<'a> {
     cluster: &'a Cluster,
     gpus: Gpus,
+    programs: Programs,
 }
 
 impl<'a> Driver<'a> {
@@ -36,7 +37,7 @@ impl<'a> Driver<'a> {
     pub fn install(cluster: &'a Cluster, programs: &Programs, gpus: &str) -> Result<Self> {
         let version = env!("CARGO_PKG_VERSION");
         let gpus = Gpus::create(&cluster.state().join("host"), gpus, &programs.mock)?;
-        let driver = Self { cluster, gpus };
+        let driver = Self { cluster, gpus, programs: programs.clone() };
         driver.mount_driver()?;
         cluster.import(&images::driver(programs, version)?)?;
         fs_err::write(driver.values_file(), driver.values(version).to_string())?;
@@ -107,6 +108,25 @@ impl<'a> Driver<'a> {
     /// The node's GPUs.
     pub fn gpus(&self) -> &Gpus {
         &self.gpus
+    }
+
+    /// The plugin as a program of the node, and not in a pod: its command line, with this kubeconfig.
+    pub fn host_process(&self, kubeconfig: &str) -> (Vec<String>, Vec<(String, String)>) {
+        let root = self.gpus.root();
+        let (host, mock) = (root.display().to_string(), self.gpus.mock_state().display().to_string());
+        let hook = self.programs.hook.display().to_string();
+        let folder = format!("/var/lib/kubelet/plugins/{}", names::DRIVER);
+        let mut args = vec![self.programs.plugin.display().to_string()];
+        for (flag, value) in [
+            ("node-name", Layout::NODE),
+            ("plugin-dir", &folder),
+            ("host-root", &host),
+            ("hook-path", &hook),
+            ("kubeconfig", kubeconfig),
+        ] {
+            args.push(format!("--{flag}={value}"));
+        }
+        (args, vec![("DIVVY_MOCK_STATE".to_owned(), mock)])
     }
 
     /// Labels the node for the driver, or takes the label away: the DaemonSet follows.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::SHARED;
+use super::policy::{OF_NODE, Token};
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
 use crate::components::Component;
@@ -105,6 +106,36 @@ pub(super) fn updated(env: &Env) -> Result<()> {
     env.driver.upgrade(&[])?;
     undisturbed(env, "after")?;
     env.end("before", &before)?;
+    env.end("after", &after)
+}
+
+/// Not in a pod: a program of the node, whose token the API server knows to be that node's.
+pub(super) fn host_process(env: &Env) -> Result<()> {
+    let token = Token::new(env, &OF_NODE)?;
+    let before = pod_with_gpu(env, "before")?;
+    env.driver.stop()?;
+    let daemon = env.cluster.daemon("host-plugin");
+    let (args, more) = env.driver.host_process(&token.kubeconfig);
+    daemon.define(&args, &more)?;
+    daemon.start()?;
+    let served = served_by_host(env, &before);
+    let served = served.with_context(|| format!("the plugin's last lines:\n{}", daemon.log_tail()));
+    daemon.stop(Signal::Term)?;
+    env.driver.start()?;
+    served
+}
+
+fn served_by_host(env: &Env, before: &str) -> Result<()> {
+    // It wants what it publishes to be there: nothing else shows that it may write.
+    let slices = env.driver.slices()?;
+    let first = slices.first().map(|slice| at(slice, "metadata.name").clone());
+    let first = first.as_ref().and_then(Value::as_str).context("nothing is published")?;
+    env.cluster.kubectl(&["delete", "resourceslice", first])?;
+    env.driver.wait_for_slices()?;
+    undisturbed(env, "before")?;
+    let after = pod_with_gpu(env, "after")?;
+    ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
+    env.end("before", before)?;
     env.end("after", &after)
 }
 

@@ -49,6 +49,7 @@ pub const ALL: &[Case] = &[
     alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
     alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
+    alone("the_plugin_can_be_a_program_of_the_node", faults::host_process),
     modes("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
     modes("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
     modes("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),

@@ -13,14 +13,16 @@ use crate::objects::claim_for;
 use crate::process::{output, output_of, say};
 use crate::wait::wait_for;
 
+/// Binds a token to the node, as the kubelet does for a pod's.
+pub(super) const OF_NODE: [&str; 3] = ["--bound-object-kind=Node", "--bound-object-name", Layout::NODE];
+
 /// The policy's own words.
 const OTHER_NODE: &str = "may write only ResourceSlices with that spec.nodeName, not node-2";
 const OTHER_DRIVER: &str = "may write only ResourceSlices of driver gpu.divvy.dev";
 const NO_NODE: &str = "only with a token that is bound to a node";
 
 pub(super) fn own_slices(env: &Env) -> Result<()> {
-    let bound = ["--bound-object-kind=Node", "--bound-object-name", Layout::NODE];
-    let (with_node, without) = (Token::new(env, &bound)?, Token::new(env, &[])?);
+    let (with_node, without) = (Token::new(env, &OF_NODE)?, Token::new(env, &[])?);
     let name = env.namespace.as_str();
 
     with_node
@@ -74,8 +76,7 @@ pub(super) fn own_status(env: &Env) -> Result<()> {
     let status = format!("{}/status", env.path("ResourceClaim", "mixed")?);
     env.api().patch(&status, &json!({"status": {"allocation": allocation, "devices": [theirs]}}))?;
 
-    let bound = ["--bound-object-kind=Node", "--bound-object-name", Layout::NODE];
-    let (with_node, without) = (Token::new(env, &bound)?, Token::new(env, &[])?);
+    let (with_node, without) = (Token::new(env, &OF_NODE)?, Token::new(env, &[])?);
     let devices = |devices: &[&Value]| json!({"devices": devices});
     // With the chart's rights and that to read what is patched, which kubectl does and the plugin does not.
     let _reading = MoreRights::grant(env, "e2e-reads-status", &[rule("resourceclaims/status", &["get"])])?;
@@ -224,13 +225,14 @@ fn refused(result: Result<()>, why: &str) -> Result<()> {
 }
 
 /// A token of the plugin's ServiceAccount.
-struct Token<'a> {
+pub(super) struct Token<'a> {
     env: &'a Env<'a>,
-    kubeconfig: String,
+    pub(super) kubeconfig: String,
 }
 
 impl<'a> Token<'a> {
-    fn new(env: &'a Env<'a>, bound: &[&str]) -> Result<Self> {
+    /// Bound to what these flags of kubectl say.
+    pub(super) fn new(env: &'a Env<'a>, bound: &[&str]) -> Result<Self> {
         let token = env
             .cluster
             .kubectl(&[&["create", "token", "divvy-node", "--namespace", NAMESPACE], bound].concat())?;
