@@ -100,23 +100,20 @@ impl World {
 
     /// Returns the processor time of the scheduler for one of them, in seconds.
     fn wait_until_bound(&self, api: &Api, pods: usize) -> Result<f64> {
-        // One of those that wait, and how many more: cheap for the API server, which has an index of it.
-        let waiting = format!("{}?fieldSelector=spec.nodeName%3D&limit=1", all("Pod")?);
+        // Those that wait are few enough to be listed, and the API server has an index of them.
+        let waiting = format!("{}?fieldSelector=spec.nodeName%3D", all("Pod")?);
         let (mut left, mut since) = (pods, Instant::now());
         // From the first look at which it binds: until then it reads what there is.
         let mut begun = None;
         while left > 0 {
-            let list = api.get(&waiting)?.context("no list of pods")?;
-            let some = at(&list, "items").as_array().map_or(0, Vec::len);
-            let more = at(&list, "metadata.remainingItemCount").as_u64().unwrap_or(0);
-            let now = some + usize::try_from(more)?;
+            let now = api.list(&waiting)?.len();
             if now != left {
                 (left, since) = (now, Instant::now());
                 begun.get_or_insert((now, self.cpu()?));
             }
             let tail = || self.cluster.component(Component::Scheduler).log_tail();
             ensure!(since.elapsed() < STUCK, "{left} of {pods} pods are not bound\n{}", tail());
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(200));
         }
         let (rest, before) =
             begun.filter(|(rest, _)| *rest > 0).context("all pods were bound at one look")?;
