@@ -1,50 +1,41 @@
 //! Whatever happens on the way, the end is the same: random orders of everything, with crashes at any call.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::time::{Duration, Instant};
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use divvy_claims::{Claim, Phase, Prepared, Stored};
-use divvy_executor::{Executor, Folder, ProcessOnGpu, Refresh, Unprepared, chain};
-use divvy_model::{ClaimUid, GpuErrorCode};
+use divvy_executor::{Folder, ProcessOnGpu};
+use divvy_model::ClaimUid;
 
-use crate::world::{Chance, FinalState, HardwareFault, Moment, Place, World, claim, final_state, result};
+use crate::story::{Cast, MOMENTS, alone, sequences, told, uid};
+use crate::world::{FinalState, HardwareFault, Place, World, claim, final_state, result};
 
 const NAMES: [&str; 5] = ["a", "b", "hw-a", "hw-b", "watch"];
 const GPUS: usize = 2;
 
-fn uid(name: &str) -> ClaimUid {
-    format!("uid-{name}").parse().unwrap()
+const SEQUENCES: &str = "DIVVY_SEQUENCES";
+
+/// Whole GPUs, and claims (`hw`) with hardware steps of these tests' own.
+struct Story(Cast);
+
+impl Deref for Story {
+    type Target = Cast;
+    fn deref(&self) -> &Cast {
+        &self.0
+    }
 }
 
-/// The API server and the kubelet around a machine, and what they have been told.
-struct Story {
-    world: World,
-    executor: Executor,
-    chance: Chance,
-    /// Answers the kubelet has, and has not been told to forget. The claim as it was prepared.
-    answered: BTreeMap<ClaimUid, (Claim, Prepared)>,
-    /// Unprepared, but said to linger.
-    lingering: BTreeSet<ClaimUid>,
-    allocations: u32,
+impl DerefMut for Story {
+    fn deref_mut(&mut self) -> &mut Cast {
+        &mut self.0
+    }
 }
 
 impl Story {
     fn new(seed: u64) -> Self {
-        let world = World::new("h100x2", seed);
-        let executor = world.start();
-        Self {
-            world,
-            executor,
-            chance: Chance(seed ^ 0x5eed),
-            answered: BTreeMap::new(),
-            lingering: BTreeSet::new(),
-            allocations: 0,
-        }
-    }
-
-    fn say(&self, text: String) {
-        self.world.lock().log.push(text);
+        Self(Cast::new(World::new("h100x2", seed), seed))
     }
 
     /// The scheduler: a GPU that no claim in the API has. `watch` has admin access to anything.
@@ -82,16 +73,13 @@ impl Story {
     }
 
     fn prepare(&mut self, name: &str) {
-        let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return };
-        self.say(format!("prepare {name}"));
-        let held = self.holds(&wanted);
-        let answer = self.world.prepare(&self.executor, &wanted);
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
+        let wanted = self.world.lock().api.get(&uid(name)).cloned();
+        let held = wanted.is_some_and(|claim| self.holds(&claim));
+        let Some((wanted, answer)) = self.ask_to_prepare(name) else { return };
         if let Ok(prepared) = answer {
             self.forget_released(); // Whoever waits also finishes what lingers.
             self.check_answer(&wanted, &prepared);
-            self.lingering.remove(&wanted.uid);
-            self.answered.insert(wanted.uid.clone(), (wanted, prepared));
+            self.note_answer(wanted, prepared);
         } else if held {
             assert!(self.holds(&wanted), "a prepare that failed let go what the claim held before");
         }
@@ -114,11 +102,6 @@ impl Story {
     }
 
     fn check_answer(&self, wanted: &Claim, prepared: &Prepared) {
-        if let Some((before, answer)) = self.answered.get(&wanted.uid)
-            && before.allocation == wanted.allocation
-        {
-            assert_eq!(answer, prepared, "the same claim and allocation, another answer");
-        }
         let m = self.world.lock();
         if m.dead {
             return; // The answer never left the process.
@@ -163,54 +146,13 @@ impl Story {
     }
 
     fn unprepare(&mut self, name: &str) {
-        self.say(format!("unprepare {name}"));
-        let answer = self.world.unprepare(&self.executor, &uid(name));
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |a| format!("{a:?}"))));
-        match answer {
-            Ok(Unprepared::Done | Unprepared::NothingThere) if !self.world.lock().dead => {
-                self.answered.remove(&uid(name));
-                self.lingering.remove(&uid(name));
-                let m = self.world.lock();
-                assert_eq!(
-                    m.synced(Folder::Claims, &format!("uid-{name}.json")),
-                    None,
-                    "a lost power brings it back"
-                );
-                assert!(!m.cdi.contains_key(&format!("gpu.divvy.dev-claim_uid-{name}.json")));
-            }
-            Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
-            // Said to linger; or the process died, and may have done its work.
-            Ok(_) | Err(_) => {
-                self.lingering.insert(uid(name));
-            }
+        if self.ask_to_unprepare(name) {
+            let m = self.world.lock();
+            let record = m.synced(Folder::Claims, &format!("uid-{name}.json"));
+            assert_eq!(record, None, "a lost power brings it back");
+            assert!(!m.cdi.contains_key(&format!("gpu.divvy.dev-claim_uid-{name}.json")));
         }
         self.recover();
-    }
-
-    /// After a crash: a new process, which restores before anything else.
-    fn recover(&mut self) {
-        while self.world.lock().dead {
-            self.restart();
-        }
-        self.forget_released();
-    }
-
-    fn restart(&mut self) {
-        self.say("restart".to_owned());
-        self.world.kill();
-        self.executor = self.world.start();
-        let report = self.executor.restore_cdi(Refresh::Missing);
-        self.say(format!("    {:?}", report.events));
-    }
-
-    /// The kubelet does not know of it, but a lingering claim that reconcile has finished holds nothing any more.
-    fn forget_released(&mut self) {
-        let records = self.world.lock().records();
-        let gone: Vec<_> = self.lingering.iter().filter(|uid| !records.contains_key(*uid)).cloned().collect();
-        for uid in gone {
-            self.lingering.remove(&uid);
-            self.answered.remove(&uid);
-        }
     }
 
     fn reconcile(&mut self) {
@@ -239,15 +181,7 @@ impl Story {
         let any = NAMES[self.chance.below(NAMES.len())];
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
         let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
-        let mut one_of = |names: &[String]| {
-            // Mostly one for which it matters.
-            if names.is_empty() || self.chance.one_in(4) {
-                any.to_owned()
-            } else {
-                names[self.chance.below(names.len())].clone()
-            }
-        };
-        let (allocated, known) = (one_of(&allocated), one_of(&known));
+        let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
         match self.chance.below(26) {
             0..=3 => self.allocate(any),
             4..=8 => self.prepare(&allocated),
@@ -256,19 +190,9 @@ impl Story {
                 self.say(format!("deallocate {allocated}"));
                 self.world.lock().api.remove(&uid(&allocated));
             }
-            13 => {
-                let moment = [Moment::Before, Moment::During, Moment::After][self.chance.below(3)];
-                self.world.crash_in(self.chance.below(25), moment);
-            }
+            13 => self.crash_within(25),
             14 => self.restart(),
-            15 => {
-                self.say("reboot".to_owned());
-                self.world.reboot();
-                // No container outlives a reboot; the kubelet prepares again what its pods need.
-                self.executor = self.world.start();
-                let report = self.executor.restore_cdi(Refresh::Missing);
-                self.say(format!("    {:?}", report.events));
-            }
+            15 => self.reboot(),
             16 => {
                 let after = Duration::from_secs([1, 20, 100][self.chance.below(3)]);
                 let fault = match self.chance.below(3) {
@@ -287,9 +211,10 @@ impl Story {
                     !self.lingering.contains(uid)
                         && records.get(uid).and_then(Stored::fine).is_some_and(|r| r.boot.to_string() == boot)
                 };
-                let running: Vec<_> = self.answered.values().filter(|(c, _)| may_run(&c.uid)).collect();
+                let running = self.answered.values().filter(|(c, _)| may_run(&c.uid));
+                let running: Vec<_> = running.map(|(c, _)| c.clone()).collect();
                 if !running.is_empty() {
-                    let claim = running[self.chance.below(running.len())].0.clone();
+                    let claim = &running[self.chance.below(running.len())];
                     for r in &claim.allocation.results {
                         let number = r.device.as_str().strip_prefix("gpu-").unwrap().parse().unwrap();
                         let gpu = self.world.gpu(number);
@@ -328,15 +253,7 @@ impl Story {
                 let text = format!("the API {}", if m.api_down { "is down" } else { "answers" });
                 m.log.push(text);
             }
-            _ => {
-                self.say("time passes".to_owned());
-                self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)]));
-                let mut m = self.world.lock();
-                m.process_error = None;
-                if self.chance.one_in(4) {
-                    m.process_error = Some(GpuErrorCode::TIMEOUT);
-                }
-            }
+            _ => self.time_passes(),
         }
         self.recover();
     }
@@ -390,54 +307,19 @@ impl Story {
     }
 }
 
-fn run(seed: u64) -> usize {
-    let mut story = Story::new(seed);
-    let steps = 10 + story.chance.below(40);
-    for _ in 0..steps {
-        story.random_step();
-    }
-    story.settle();
-    assert_eq!(final_state(&story.world), story.without_trouble());
-    story.world.lock().calls
-}
-
-/// Runs a story and shows how it went if it failed.
-fn told(what: &str, world: &World, story: impl FnOnce() + std::panic::UnwindSafe) {
-    if let Err(panic) = std::panic::catch_unwind(story) {
-        eprintln!("{what}:\n{}", world.lock().log.join("\n"));
-        std::panic::resume_unwind(panic);
-    }
-}
-
 #[test]
 fn any_order_of_events_with_crashes_anywhere_ends_as_if_nothing_had_gone_wrong() {
-    let sequences = std::env::var("DIVVY_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(300_u64);
-    let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
-    let began = Instant::now();
-    let mut calls = 0;
-    for seed in first..first + sequences {
-        match std::panic::catch_unwind(|| run(seed)) {
-            Ok(n) => calls += n,
-            Err(panic) => {
-                eprintln!("sequence {seed} failed (DIVVY_SEED={seed} DIVVY_SEQUENCES=1 runs it alone)");
-                // Once more for its log: the same seed takes the same way.
-                let mut story = Story::new(seed);
-                let world = story.world.clone();
-                told(
-                    "the sequence",
-                    &world,
-                    std::panic::AssertUnwindSafe(move || {
-                        let steps = 10 + story.chance.below(40);
-                        (0..steps).for_each(|_| story.random_step());
-                        story.settle();
-                        assert_eq!(final_state(&story.world), story.without_trouble());
-                    }),
-                );
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-    println!("{sequences} sequences, {calls} calls into the seams, {:.2?}", began.elapsed());
+    sequences(SEQUENCES, 300, |seed| {
+        let mut story = Story::new(seed);
+        let world = story.world.clone();
+        told(&alone(SEQUENCES, seed), &world, || {
+            let steps = 10 + story.chance.below(40);
+            (0..steps).for_each(|_| story.random_step());
+            story.settle();
+            assert_eq!(final_state(&story.world), story.without_trouble());
+            story.world.lock().calls
+        })
+    });
 }
 
 #[test]
@@ -445,42 +327,38 @@ fn a_crash_before_during_and_after_every_single_call_of_a_claims_life_changes_no
     let mut points = 0;
     for name in ["a", "hw-a"] {
         for reboot in [false, true] {
-            for moment in [Moment::Before, Moment::During, Moment::After] {
+            for moment in MOMENTS {
                 for at in 0.. {
                     let mut story = Story::new(u64::try_from(at).unwrap() + 77);
                     let world = story.world.clone();
                     let mut done = false;
-                    told(
-                        &format!("{name}, crash {moment:?} call {at}"),
-                        &world,
-                        std::panic::AssertUnwindSafe(|| {
-                            story.allocate(name);
-                            story.world.crash_in(at, moment);
-                            // Prepare, unprepare, another allocation of the same claim, prepare.
-                            for part in 0..4 {
-                                match part {
-                                    0 | 3 => {
-                                        let wanted = story.world.lock().api[&uid(name)].clone();
-                                        drop(story.world.prepare(&story.executor, &wanted));
-                                    }
-                                    1 => drop(story.world.unprepare(&story.executor, &uid(name))),
-                                    _ => {
-                                        story.world.lock().api.clear();
-                                        story.allocate(name);
-                                    }
+                    told(&format!("{name}, crash {moment:?} call {at}"), &world, || {
+                        story.allocate(name);
+                        story.world.crash_in(at, moment);
+                        // Prepare, unprepare, another allocation of the same claim, prepare.
+                        for part in 0..4 {
+                            match part {
+                                0 | 3 => {
+                                    let wanted = story.world.lock().api[&uid(name)].clone();
+                                    drop(story.world.prepare(&story.executor, &wanted));
                                 }
-                                if story.world.lock().dead {
-                                    if reboot {
-                                        story.world.reboot();
-                                    }
-                                    story.restart();
+                                1 => drop(story.world.unprepare(&story.executor, &uid(name))),
+                                _ => {
+                                    story.world.lock().api.clear();
+                                    story.allocate(name);
                                 }
                             }
-                            done = story.world.lock().calls <= at;
-                            story.settle();
-                            assert_eq!(final_state(&story.world), story.without_trouble());
-                        }),
-                    );
+                            if story.world.lock().dead {
+                                if reboot {
+                                    story.world.reboot();
+                                }
+                                story.restart();
+                            }
+                        }
+                        done = story.world.lock().calls <= at;
+                        story.settle();
+                        assert_eq!(final_state(&story.world), story.without_trouble());
+                    });
                     points += 1;
                     if done {
                         break;

@@ -19,4 +19,6 @@ mod mig_hardware;
 #[cfg(test)]
 mod mig_rows;
 #[cfg(test)]
+mod story;
+#[cfg(test)]
 mod world;

@@ -2,22 +2,21 @@
 //! twice, what others made is left alone, and the end is as if nothing had gone wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
-use divvy_claims::{AllocatedDevice, Allocation, Claim, Phase, Prepared, Stored};
-use divvy_executor::{Executor, Refresh, Unprepared, chain};
+use divvy_claims::{AllocatedDevice, Allocation, Claim, Phase, Stored};
 use divvy_gpu_sim::SimNode;
 use divvy_model::mig::{ComputeInstance, GpuInstance, Partition, PartitionName, Placement};
-use divvy_model::{ClaimUid, DeviceKind, GpuDriver, GpuErrorCode, GpuUuid, MigMode};
+use divvy_model::{ClaimUid, DeviceKind, GpuDriver, GpuUuid, MigMode};
 
-use crate::world::{Chance, HardwareFault, Moment, World, claim, result};
+use crate::story::{Cast, MOMENTS, alone, sequences, told, uid};
+use crate::world::{HardwareFault, World, claim, result};
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 const GPUS: usize = 2;
 
-pub(crate) fn uid(name: &str) -> ClaimUid {
-    format!("uid-{name}").parse().unwrap()
-}
+const SEQUENCES: &str = "DIVVY_MIG_SEQUENCES";
 
 /// A machine of H100s that are really cut into partitions.
 pub(crate) fn mig_world(gpus: &str, seed: u64) -> World {
@@ -78,15 +77,22 @@ fn overlap(a: &(GpuUuid, Placement), b: &(GpuUuid, Placement)) -> bool {
 }
 
 struct Story {
-    world: World,
-    executor: Executor,
-    chance: Chance,
-    /// Answers the kubelet has, and has not been told to forget.
-    answered: BTreeMap<ClaimUid, (Claim, Prepared)>,
-    lingering: BTreeSet<ClaimUid>,
+    cast: Cast,
     /// What somebody else has made.
     foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
-    allocations: u32,
+}
+
+impl Deref for Story {
+    type Target = Cast;
+    fn deref(&self) -> &Cast {
+        &self.cast
+    }
+}
+
+impl DerefMut for Story {
+    fn deref_mut(&mut self) -> &mut Cast {
+        &mut self.cast
+    }
 }
 
 /// What must not depend on how the machine got there.
@@ -102,21 +108,7 @@ struct End {
 
 impl Story {
     fn new(seed: u64) -> Self {
-        let world = mig_world("h100x2", seed);
-        let executor = world.start();
-        Self {
-            world,
-            executor,
-            chance: Chance(seed ^ 0x5eed),
-            answered: BTreeMap::new(),
-            lingering: BTreeSet::new(),
-            foreign: BTreeMap::new(),
-            allocations: 0,
-        }
-    }
-
-    fn say(&self, text: String) {
-        self.world.lock().log.push(text);
+        Self { cast: Cast::new(mig_world("h100x2", seed), seed), foreign: BTreeMap::new() }
     }
 
     /// A device at random, whole or any partition at any place.
@@ -166,64 +158,19 @@ impl Story {
     }
 
     fn prepare(&mut self, name: &str) {
-        let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return };
-        self.say(format!("prepare {name}"));
-        let answer = self.world.prepare(&self.executor, &wanted);
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
+        let Some((wanted, answer)) = self.ask_to_prepare(name) else { return };
         if let Ok(prepared) = answer
             && !self.world.lock().dead
         {
             self.forget_released();
-            if let Some((before, answer)) = self.answered.get(&wanted.uid)
-                && before.allocation == wanted.allocation
-            {
-                assert_eq!(answer, &prepared, "the same claim and allocation, another answer");
-            }
-            self.lingering.remove(&wanted.uid);
-            self.answered.insert(wanted.uid.clone(), (wanted, prepared));
+            self.note_answer(wanted, prepared);
         }
         self.recover();
     }
 
     fn unprepare(&mut self, name: &str) {
-        self.say(format!("unprepare {name}"));
-        let answer = self.world.unprepare(&self.executor, &uid(name));
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |a| format!("{a:?}"))));
-        match answer {
-            Ok(Unprepared::Done | Unprepared::NothingThere) if !self.world.lock().dead => {
-                self.answered.remove(&uid(name));
-                self.lingering.remove(&uid(name));
-            }
-            Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
-            Ok(_) | Err(_) => {
-                self.lingering.insert(uid(name));
-            }
-        }
+        self.ask_to_unprepare(name);
         self.recover();
-    }
-
-    fn recover(&mut self) {
-        while self.world.lock().dead {
-            self.restart();
-        }
-        self.forget_released();
-    }
-
-    fn restart(&mut self) {
-        self.say("restart".to_owned());
-        self.world.kill();
-        self.executor = self.world.start();
-        let report = self.executor.restore_cdi(Refresh::Missing);
-        self.say(format!("    {:?}", report.events));
-    }
-
-    fn forget_released(&mut self) {
-        let records = self.world.lock().records();
-        let gone: Vec<_> = self.lingering.iter().filter(|uid| !records.contains_key(*uid)).cloned().collect();
-        for uid in gone {
-            self.lingering.remove(&uid);
-            self.answered.remove(&uid);
-        }
     }
 
     fn reconcile(&mut self) {
@@ -288,11 +235,11 @@ impl Story {
 
     fn remove_foreign(&mut self, which: impl Fn(&GpuUuid, Placement) -> bool) {
         for (gpu, made) in &mut self.foreign {
-            let there = living(&self.world, gpu);
+            let there = living(&self.cast.world, gpu);
             made.retain(|foreign| {
                 let (instance, _) = there.iter().find(|(_, c)| c.contains(foreign)).unwrap();
                 if which(gpu, instance.placement) {
-                    sim(&self.world).edit(|e| {
+                    sim(&self.cast.world).edit(|e| {
                         e.destroy_compute_instance(gpu, instance.id, foreign.id).unwrap();
                         e.destroy_gpu_instance(gpu, instance.id).unwrap();
                     });
@@ -355,14 +302,7 @@ impl Story {
         let any = NAMES[self.chance.below(NAMES.len())];
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
         let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
-        let mut one_of = |names: &[String]| {
-            if names.is_empty() || self.chance.one_in(4) {
-                any.to_owned()
-            } else {
-                names[self.chance.below(names.len())].clone()
-            }
-        };
-        let (allocated, known) = (one_of(&allocated), one_of(&known));
+        let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
         match self.chance.below(26) {
             0..=3 => self.allocate(any),
             4..=8 => self.prepare(&allocated),
@@ -371,18 +311,11 @@ impl Story {
                 self.say(format!("deallocate {allocated}"));
                 self.world.lock().api.remove(&uid(&allocated));
             }
-            13..=14 => {
-                let moment = [Moment::Before, Moment::During, Moment::After][self.chance.below(3)];
-                self.world.crash_in(self.chance.below(40), moment);
-            }
+            13..=14 => self.crash_within(40),
             15 => self.restart(),
             16 => {
-                self.say("reboot".to_owned());
-                self.world.reboot();
+                self.reboot();
                 self.foreign.clear();
-                self.executor = self.world.start();
-                let report = self.executor.restore_cdi(Refresh::Missing);
-                self.say(format!("    {:?}", report.events));
             }
             17..=18 => {
                 let after = Duration::from_secs([1, 20, 100][self.chance.below(3)]);
@@ -400,7 +333,8 @@ impl Story {
                 self.quiet();
             }
             21 => {
-                let gpu = self.world.gpu(self.chance.below(GPUS));
+                let number = self.chance.below(GPUS);
+                let gpu = self.world.gpu(number);
                 self.say(format!("a monitor opens {gpu}"));
                 sim(&self.world).edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
             }
@@ -417,15 +351,7 @@ impl Story {
                 self.world.lock().cdi.clear();
             }
             24 => self.reconcile(),
-            _ => {
-                self.say("time passes".to_owned());
-                self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)]));
-                let mut m = self.world.lock();
-                m.process_error = None;
-                if self.chance.one_in(4) {
-                    m.process_error = Some(GpuErrorCode::TIMEOUT);
-                }
-            }
+            _ => self.time_passes(),
         }
         self.recover();
         self.check();
@@ -555,35 +481,19 @@ fn end(world: &World, foreign: &BTreeMap<GpuUuid, Vec<ComputeInstance>>) -> End 
     }
 }
 
-fn play(story: &mut Story) -> usize {
-    let steps = 10 + story.chance.below(40);
-    for _ in 0..steps {
-        story.random_step();
-    }
-    story.settle();
-    assert_eq!(end(&story.world, &story.foreign), story.without_trouble());
-    story.world.lock().calls
-}
-
 #[test]
 fn no_slice_is_lost_leaked_or_used_twice_whatever_happens_to_claims_process_driver_and_machine() {
-    let sequences = std::env::var("DIVVY_MIG_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(120_u64);
-    let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
-    let began = Instant::now();
-    let mut calls = 0;
-    for seed in first..first + sequences {
+    sequences(SEQUENCES, 120, |seed| {
         let mut story = Story::new(seed);
         let world = story.world.clone();
-        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(&mut story))) {
-            Ok(n) => calls += n,
-            Err(panic) => {
-                eprintln!("sequence {seed} failed (DIVVY_SEED={seed} DIVVY_MIG_SEQUENCES=1 runs it alone)");
-                eprintln!("{}", world.lock().log.join("\n"));
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-    println!("{sequences} sequences, {calls} calls into the seams, {:.2?}", began.elapsed());
+        told(&alone(SEQUENCES, seed), &world, || {
+            let steps = 10 + story.chance.below(40);
+            (0..steps).for_each(|_| story.random_step());
+            story.settle();
+            assert_eq!(end(&story.world, &story.foreign), story.without_trouble());
+            story.world.lock().calls
+        })
+    });
 }
 
 #[test]
@@ -591,11 +501,11 @@ fn a_crash_before_during_and_after_every_single_call_of_two_partitions_lives_cha
     let began = Instant::now();
     let mut points = 0;
     for reboot in [false, true] {
-        for moment in [Moment::Before, Moment::During, Moment::After] {
+        for moment in MOMENTS {
             for at in 0.. {
                 let mut story = Story::new(u64::try_from(at).unwrap() + 77);
                 let world = story.world.clone();
-                let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let done = told(&format!("crash {moment:?} call {at}, reboot {reboot}"), &world, || {
                     let first = claim_of("a", &["gpu-0-mig-3g40gb-9-4", "gpu-1-mig-1g10gb-19-0"], "t1");
                     let second = claim_of("a", &["gpu-0-mig-1g20gb-15-6", "gpu-1"], "t2");
                     story.world.crash_in(at, moment);
@@ -621,16 +531,10 @@ fn a_crash_before_during_and_after_every_single_call_of_two_partitions_lives_cha
                     story.settle();
                     assert_eq!(end(&story.world, &story.foreign), story.without_trouble());
                     done
-                }));
+                });
                 points += 1;
-                match told {
-                    Ok(false) => {}
-                    Ok(true) => break,
-                    Err(panic) => {
-                        eprintln!("crash {moment:?} call {at}, reboot {reboot}");
-                        eprintln!("{}", world.lock().log.join("\n"));
-                        std::panic::resume_unwind(panic);
-                    }
+                if done {
+                    break;
                 }
             }
         }

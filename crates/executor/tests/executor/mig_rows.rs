@@ -8,7 +8,8 @@ use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared, chain};
 use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId, Placement};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuUuid, MigMode};
 
-use crate::mig_crash::{claim_of, living, mig_world, sim, uid};
+use crate::mig_crash::{claim_of, living, mig_world, sim};
+use crate::story::uid;
 use crate::world::{HardwareFault, Moment, World};
 
 const HALF: &str = "gpu-0-mig-3g40gb-9-4";

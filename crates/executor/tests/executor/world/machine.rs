@@ -1,0 +1,279 @@
+//! The machine itself: what it is made of, and how a call of a process that may die changes it.
+
+use super::*;
+
+/// A small deterministic source of chance.
+#[derive(Debug, Clone)]
+pub(crate) struct Chance(pub u64);
+
+impl Chance {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) % u64::try_from(n).unwrap()).unwrap()
+    }
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// Where in a call the process dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    Before,
+    During,
+    After,
+}
+
+/// The process dies at the call `in_calls` calls from now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Crash {
+    pub in_calls: usize,
+    pub moment: Moment,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct File {
+    /// What processes see.
+    pub(super) seen: Option<(Vec<u8>, u64)>,
+    /// What a loss of power leaves.
+    pub(super) synced: Option<Vec<u8>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Instance {
+    pub id: u32,
+    pub profile: u32,
+    pub start: u32,
+    pub size: u32,
+    pub uuid: MigUuid,
+}
+
+/// A call that has timed out and is still at work in the driver.
+#[derive(Debug, Clone)]
+pub(super) enum Late {
+    Create { gpu: GpuUuid, profile: u32, start: u32, size: u32 },
+    Destroy { gpu: GpuUuid, uuid: MigUuid },
+}
+
+/// What the next hardware call does instead of working.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum HardwareFault {
+    Refuses,
+    /// Does its work and answers with an error all the same.
+    Lies,
+    /// Times out; the driver finishes (or drops) it after a while.
+    Late {
+        after: Duration,
+        succeeds: bool,
+    },
+}
+
+pub(crate) struct Machine {
+    pub now: Duration,
+    pub boot: u32,
+    pub chance: Chance,
+    pub(super) disk: BTreeMap<(Folder, String), File>,
+    pub(super) writes: u64,
+    pub cdi: BTreeMap<String, Vec<u8>>,
+    pub instances: BTreeMap<GpuUuid, Vec<Instance>>,
+    pub(super) late: Vec<(Duration, bool, Late)>,
+    pub(super) made: u32,
+    pub hardware_fault: Option<HardwareFault>,
+    pub processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
+    pub process_error: Option<GpuErrorCode>,
+    /// Claims in the API that are allocated here.
+    pub api: BTreeMap<ClaimUid, Claim>,
+    pub api_down: bool,
+    /// How long each question to the API takes.
+    pub api_takes: Option<Duration>,
+    pub inventory: Option<Arc<Inventory>>,
+    pub edits_missing: bool,
+    /// Writes into the store or the CDI folder fail so.
+    pub write_error: Option<(Place, io::ErrorKind)>,
+    pub(super) crash: Option<Crash>,
+    /// The process dies at the next call that begins so.
+    pub crash_at: Option<(&'static str, Moment)>,
+    /// The executor's process is dead: no call of it has any effect.
+    pub dead: bool,
+    pub calls: usize,
+    /// Changes of the store that were synced: each costs the disk a file and a folder, or a folder.
+    pub syncs: usize,
+    pub log: Vec<String>,
+    /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
+    pub sim: Option<SimNode>,
+    /// Calls of their driver that have timed out and are still at work.
+    pub mig_late: Vec<MigLate>,
+    /// Time slices that are not the default; `None`: cards that have none that can be set.
+    pub slices: Option<BTreeMap<GpuUuid, TimeSlice>>,
+    /// What the next change of a time slice does instead.
+    pub slice_fault: Option<HardwareFault>,
+    /// Pods of the processes on them.
+    pub pods: BTreeMap<u32, String>,
+}
+
+/// A call of the driver that comes back late.
+pub(crate) struct MigLate {
+    pub at: Duration,
+    pub succeeds: bool,
+    pub gpu: GpuUuid,
+    pub op: GpuOp,
+    pub what: Box<dyn FnOnce(&SimNode) + Send>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Store,
+    Cdi,
+}
+
+impl Machine {
+    /// Counts a call with an effect and says how far it gets. `Err`: the caller hears nothing any more.
+    pub(super) fn enter(&mut self, what: &str) -> Result<Option<Moment>, Dead> {
+        if self.dead {
+            return Err(Dead);
+        }
+        self.calls += 1;
+        if let Some((at, moment)) = self.crash_at
+            && what.starts_with(at)
+        {
+            self.crash_at = None;
+            self.dead = true;
+            self.log.push(format!("    dies {moment:?} {what}"));
+            return Ok(Some(moment));
+        }
+        if let Some(crash) = &mut self.crash {
+            if crash.in_calls == 0 {
+                let moment = crash.moment;
+                self.crash = None;
+                self.dead = true;
+                self.log.push(format!("    dies {moment:?} {what}"));
+                return Ok(Some(moment));
+            }
+            crash.in_calls -= 1;
+        }
+        Ok(None)
+    }
+
+    /// Runs a call that is cut in two at most: `first` is its effect that may be lost, `second` makes it last.
+    pub(crate) fn call<R>(
+        &mut self,
+        what: &str,
+        effect: impl FnOnce(&mut Self, bool) -> R,
+    ) -> Result<R, Dead> {
+        match self.enter(what)? {
+            None => Ok(effect(self, true)),
+            Some(Moment::Before) => Err(Dead),
+            Some(Moment::During) => {
+                effect(self, false);
+                Err(Dead)
+            }
+            Some(Moment::After) => {
+                effect(self, true);
+                Err(Dead)
+            }
+        }
+    }
+
+    pub(crate) fn land(&mut self) {
+        let now = self.now;
+        let (due, rest) = std::mem::take(&mut self.late).into_iter().partition(|(at, ..)| *at <= now);
+        self.late = rest;
+        self.settle_late(due);
+        let (due, rest): (Vec<_>, _) =
+            std::mem::take(&mut self.mig_late).into_iter().partition(|l| l.at <= now);
+        self.mig_late = rest;
+        for late in due.into_iter().filter(|late| late.succeeds) {
+            (late.what)(self.sim.as_ref().unwrap());
+        }
+    }
+
+    pub(super) fn settle_late(&mut self, due: Vec<(Duration, bool, Late)>) {
+        for (_, succeeds, late) in due {
+            if succeeds {
+                match late {
+                    Late::Create { gpu, profile, start, size } => {
+                        drop(self.create(&gpu, profile, start, size));
+                    }
+                    Late::Destroy { gpu, uuid } => self.destroy(&gpu, &uuid),
+                }
+            }
+        }
+    }
+
+    pub(super) fn create(&mut self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Option<Instance> {
+        let on_gpu = self.instances.entry(gpu.clone()).or_default();
+        if on_gpu.iter().any(|i| i.start < start + size && start < i.start + i.size) {
+            return None;
+        }
+        // Ids are reused, as NVML does.
+        let id = (1..100).find(|id| on_gpu.iter().all(|i| i.id != *id)).unwrap();
+        self.made += 1;
+        let uuid = format!("MIG-{:04}", self.made).parse().unwrap();
+        let made = Instance { id, profile, start, size, uuid };
+        on_gpu.push(made.clone());
+        Some(made)
+    }
+
+    pub(super) fn destroy(&mut self, gpu: &GpuUuid, uuid: &MigUuid) {
+        self.instances.entry(gpu.clone()).or_default().retain(|i| i.uuid != *uuid);
+    }
+
+    pub(crate) fn file(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
+        self.disk.get(&(folder, name.to_owned()))?.seen.as_ref().map(|(bytes, _)| bytes.clone())
+    }
+
+    /// What a loss of power would leave.
+    pub(crate) fn synced(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
+        self.disk.get(&(folder, name.to_owned()))?.synced.clone()
+    }
+
+    /// Writes a file behind the executor's back.
+    pub(crate) fn put(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>) {
+        self.writes += 1;
+        let seen = bytes.map(|b| (b.to_vec(), self.writes));
+        self.disk.insert((folder, name.to_owned()), File { seen, synced: bytes.map(<[u8]>::to_vec) });
+    }
+
+    pub(crate) fn files(&self, folder: Folder) -> BTreeMap<String, Vec<u8>> {
+        let here = self.disk.iter().filter(|((f, _), _)| *f == folder);
+        here.filter_map(|((_, name), file)| Some((name.clone(), file.seen.clone()?.0))).collect()
+    }
+
+    pub(crate) fn records(&self) -> BTreeMap<ClaimUid, Stored<Record>> {
+        let files = self.files(Folder::Claims).into_iter();
+        files
+            .map(|(name, bytes)| {
+                (name.strip_suffix(".json").unwrap().parse().unwrap(), Record::decode(&bytes))
+            })
+            .collect()
+    }
+
+    pub(super) fn change(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>, synced: bool) {
+        self.writes += 1;
+        self.syncs += usize::from(synced);
+        let serial = self.writes;
+        let file = self.disk.entry((folder, name.to_owned())).or_default();
+        file.seen = bytes.map(|b| (b.to_vec(), serial));
+        if synced {
+            file.synced = bytes.map(<[u8]>::to_vec);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dead;
+
+impl From<Dead> for io::Error {
+    fn from(_: Dead) -> Self {
+        io::Error::other("the process is dead")
+    }
+}
+
+impl From<Dead> for StepError {
+    fn from(_: Dead) -> Self {
+        StepError::Unknown(Cause::new("the process is dead"))
+    }
+}

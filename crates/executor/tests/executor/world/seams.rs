@@ -1,0 +1,240 @@
+//! The executor's seams over the machine, but for hardware steps.
+
+use super::*;
+
+/// Locks of one process with one thread: one that is not free would never be.
+#[derive(Default)]
+pub(super) struct TestLocks(Arc<Mutex<BTreeSet<LockName>>>);
+
+struct Held(Arc<Mutex<BTreeSet<LockName>>>, LockName);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().remove(&self.1);
+    }
+}
+
+impl Locks for TestLocks {
+    fn acquire(&self, name: &LockName, _until: Duration) -> Result<LockGuard, LockError> {
+        let mut held = self.0.lock().unwrap();
+        assert!(held.iter().all(|h| h < name), "{name} is taken after {held:?}");
+        assert!(held.insert(name.clone()), "{name} is locked twice");
+        Ok(Box::new(Held(self.0.clone(), name.clone())))
+    }
+}
+
+/// From a full disk files can be removed; from a folder that is mounted read-only they cannot.
+fn removable(m: &mut Machine, place: Place) -> io::Result<()> {
+    match m.write_error {
+        Some((_, io::ErrorKind::StorageFull)) => Ok(()),
+        _ => checked(m, place),
+    }
+}
+
+fn checked(m: &mut Machine, place: Place) -> io::Result<()> {
+    match m.write_error {
+        Some((at, kind)) if at == place => Err(kind.into()),
+        _ => Ok(()),
+    }
+}
+
+impl Store for World {
+    fn list(&self, folder: Folder) -> io::Result<Vec<Entry>> {
+        let m = self.lock();
+        if m.dead {
+            return Err(Dead.into());
+        }
+        let here = m.disk.iter().filter(|((f, _), _)| *f == folder);
+        let entry = |((_, name), file): (&(Folder, String), &File)| {
+            Some(Entry { name: name.clone(), stamp: Stamp(file.seen.as_ref()?.1, 0, 0) })
+        };
+        Ok(here.filter_map(entry).collect())
+    }
+    fn stamp(&self, _folder: Folder) -> io::Result<Stamp> {
+        Ok(Stamp(self.lock().writes, 0, 0))
+    }
+    fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>> {
+        let m = self.lock();
+        if m.dead {
+            return Err(Dead.into());
+        }
+        let file = m.disk.get(&(folder, name.to_owned()));
+        Ok(file.and_then(|file| Some(Stamp(file.seen.as_ref()?.1, 0, 0))))
+    }
+    fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut m = self.lock();
+        Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| m.file(folder, name))?)
+    }
+    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
+        let mut m = self.lock();
+        checked(&mut m, Place::Store)?;
+        Ok(m.call(&format!("write {}/{name}", folder.name()), |m, whole| {
+            // Cut short: only the temporary file is there, or it has its name but the folder is not synced.
+            if whole || m.chance.one_in(2) {
+                m.change(folder, name, Some(bytes), whole && durability == Durability::Synced);
+            }
+        })?)
+    }
+    fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
+        let mut m = self.lock();
+        removable(&mut m, Place::Store)?;
+        Ok(m.call(&format!("remove {}/{name}", folder.name()), |m, whole| {
+            let was_there = m.file(folder, name).is_some();
+            m.change(folder, name, None, whole && durability == Durability::Synced);
+            was_there
+        })?)
+    }
+}
+
+impl CdiDir for World {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let listed = self.lock().call("list cdi", |m, _| m.cdi.keys().cloned().collect())?;
+        let after = self.2.lock().unwrap().take();
+        if let Some(after) = after {
+            after();
+        }
+        Ok(listed)
+    }
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut m = self.lock();
+        Ok(m.call("read cdi", |m, _| m.cdi.get(name).cloned())?)
+    }
+    fn exists(&self, name: &str) -> io::Result<bool> {
+        let mut m = self.lock();
+        Ok(m.call("look at cdi", |m, _| m.cdi.contains_key(name))?)
+    }
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut m = self.lock();
+        checked(&mut m, Place::Cdi)?;
+        Ok(m.call(&format!("write {name}"), |m, whole| {
+            if whole {
+                m.cdi.insert(name.to_owned(), bytes.to_vec());
+            }
+        })?)
+    }
+    fn remove(&self, name: &str) -> io::Result<bool> {
+        let mut m = self.lock();
+        removable(&mut m, Place::Cdi)?;
+        Ok(m.call(&format!("remove {name}"), |m, _| m.cdi.remove(name).is_some())?)
+    }
+    fn place(&self) -> String {
+        "/var/run/cdi".to_owned()
+    }
+}
+
+impl TimeSlices for World {
+    fn read(&self, gpu: &GpuUuid, _until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
+        let mut m = self.lock();
+        if m.slices.is_none() {
+            return Err(TimeSliceError::Unsupported(format!("{gpu} (a Tesla P4) has none")));
+        }
+        let read = m.call("read the time slice", |m, _| m.slices.as_ref()?.get(gpu).copied());
+        read.map(|slice| Some(slice.unwrap_or(TimeSlice::Default)))
+            .map_err(|dead| StepError::from(dead).into())
+    }
+    fn set(&self, gpu: &GpuUuid, to: TimeSlice, _until: Duration) -> Result<(), TimeSliceError> {
+        let mut m = self.lock();
+        let fault = m.slice_fault.take();
+        let done = |m: &mut Machine| {
+            let slices = m.slices.as_mut().unwrap();
+            slices.remove(gpu);
+            slices.extend((to != TimeSlice::Default).then(|| (gpu.clone(), to)));
+        };
+        let refused = || StepError::NotDone(Cause::new("nvidia-smi has no permission"));
+        let unknown = || StepError::Unknown(Cause::new("nvidia-smi did not come back within 10 s"));
+        let told = m.call("set the time slice", |m, whole| match fault {
+            None if !whole && m.chance.one_in(2) => Err(StepError::from(Dead)),
+            None => {
+                done(m);
+                Ok(())
+            }
+            Some(HardwareFault::Refuses) => Err(refused()),
+            Some(HardwareFault::Late { succeeds: false, .. }) => Err(unknown()),
+            Some(HardwareFault::Lies | HardwareFault::Late { .. }) => {
+                done(m);
+                Err(unknown())
+            }
+        });
+        Ok(told.unwrap_or_else(|dead| Err(dead.into()))?)
+    }
+}
+
+impl DeviceEdits for World {
+    fn common(&self) -> Result<CommonEdits, EditsError> {
+        if self.lock().edits_missing {
+            let what = "libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
+                .to_owned();
+            return Err(EditsError { what, source: None });
+        }
+        Ok(CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap())
+    }
+    fn device(
+        &self,
+        gpu: &Gpu,
+        _: &RecordedDevice,
+        steps: &[StepState],
+    ) -> Result<ContainerEdits, EditsError> {
+        let made = steps.iter().filter(|s| matches!(s.progress, Progress::Done { .. })).count();
+        Ok(ContainerEdits::env([format!("GPU={}", gpu.facts.uuid), format!("PARTITIONS={made}")]))
+    }
+}
+
+impl ProcessSource for World {
+    fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
+        let m = self.lock();
+        let error = |code| GpuError::on_gpu(GpuOp::Processes, code, gpu);
+        if m.dead {
+            return Err(error(GpuErrorCode::UNKNOWN));
+        }
+        match m.process_error {
+            Some(code) => Err(error(code)),
+            None if m.sim.is_some() => {
+                let found = m.sim.as_ref().unwrap().engine().processes(gpu)?;
+                let process = |p: divvy_model::GpuProcess| ProcessOnGpu {
+                    pid: p.pid,
+                    gpu_instance: p.gpu_instance,
+                    pod: m.pods.get(&p.pid).cloned(),
+                };
+                Ok(found.into_iter().map(process).collect())
+            }
+            None => Ok(m.processes.get(gpu).cloned().unwrap_or_default()),
+        }
+    }
+}
+
+impl InventorySource for World {
+    fn inventory(&self) -> Option<Arc<Inventory>> {
+        self.lock().inventory.clone()
+    }
+}
+
+impl ClaimsApi for World {
+    fn look_up(&self, uid: &ClaimUid, _: Option<&ClaimRef>, until: Duration) -> Lookup {
+        let mut m = self.lock();
+        if let Some(takes) = m.api_takes {
+            let late = m.now + takes > until;
+            m.now = (m.now + takes).min(until.max(m.now));
+            if late {
+                return Lookup::Unknown("no answer in time".to_owned());
+            }
+        }
+        if m.api_down {
+            return Lookup::Unknown("connection refused".to_owned());
+        }
+        m.api.get(uid).map_or(Lookup::Gone, |claim| Lookup::Found(Box::new(claim.clone())))
+    }
+}
+
+impl Clock for World {
+    fn now(&self) -> Duration {
+        self.lock().now
+    }
+    fn sleep(&self, time: Duration) {
+        self.pass(time);
+        let now = self.lock().now;
+        let due: Vec<_> = self.1.lock().unwrap().extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, what) in due {
+            what();
+        }
+    }
+}
