@@ -91,6 +91,25 @@ fn profile(device: nvmlDevice_t, index: c_uint) -> Answer<GpuInstanceProfile> {
     found.cloned().ok_or(GpuErrorCode::NOT_SUPPORTED)
 }
 
+/// What all versions of the struct have in common, and what this one has beside it.
+macro_rules! profile_info {
+    ($of:ident, $kind:ident { $($field:ident: $value:expr),* $(,)? }) => {
+        $kind {
+            id: $of.id.0,
+            sliceCount: $of.slices,
+            instanceCount: $of.max_instances,
+            multiprocessorCount: $of.multiprocessors,
+            copyEngineCount: $of.engines.copy,
+            decoderCount: $of.engines.decoders,
+            encoderCount: $of.engines.encoders,
+            jpegCount: $of.engines.jpeg,
+            ofaCount: $of.engines.ofa,
+            memorySizeMB: $of.memory_mib,
+            $($field: $value),*
+        }
+    };
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
     device: nvmlDevice_t,
@@ -98,19 +117,7 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
     info: *mut nvmlGpuInstanceProfileInfo_t,
 ) -> nvmlReturn_t {
     let ask = || {
-        profile(device, index).map(|p| nvmlGpuInstanceProfileInfo_t {
-            id: p.id.0,
-            isP2pSupported: 0,
-            sliceCount: p.slices,
-            instanceCount: p.max_instances,
-            multiprocessorCount: p.multiprocessors,
-            copyEngineCount: p.engines.copy,
-            decoderCount: p.engines.decoders,
-            encoderCount: p.engines.encoders,
-            jpegCount: p.engines.jpeg,
-            ofaCount: p.engines.ofa,
-            memorySizeMB: p.memory_mib,
-        })
+        profile(device, index).map(|p| profile_info!(p, nvmlGpuInstanceProfileInfo_t { isP2pSupported: 0 }))
     };
     // SAFETY: see `abi`.
     unsafe { put(info, ask) }
@@ -125,41 +132,31 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
     let v2 = struct_version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
     let v3 = struct_version::<nvmlGpuInstanceProfileInfo_v3_t>(3);
     let ask_v2 = || {
-        profile(device, index).map(|p| nvmlGpuInstanceProfileInfo_v2_t {
-            version: v2,
-            id: p.id.0,
-            isP2pSupported: 0,
-            sliceCount: p.slices,
-            instanceCount: p.max_instances,
-            multiprocessorCount: p.multiprocessors,
-            copyEngineCount: p.engines.copy,
-            decoderCount: p.engines.decoders,
-            encoderCount: p.engines.encoders,
-            jpegCount: p.engines.jpeg,
-            ofaCount: p.engines.ofa,
-            memorySizeMB: p.memory_mib,
-            name: chars(p.driver_name.as_deref().unwrap_or_default()),
+        profile(device, index).map(|p| {
+            profile_info!(
+                p,
+                nvmlGpuInstanceProfileInfo_v2_t {
+                    isP2pSupported: 0,
+                    version: v2,
+                    name: chars(p.driver_name.as_deref().unwrap_or_default()),
+                }
+            )
         })
     };
     let ask_v3 = || {
-        profile(device, index).map(|p| nvmlGpuInstanceProfileInfo_v3_t {
-            version: v3,
-            id: p.id.0,
-            sliceCount: p.slices,
-            instanceCount: p.max_instances,
-            multiprocessorCount: p.multiprocessors,
-            copyEngineCount: p.engines.copy,
-            decoderCount: p.engines.decoders,
-            encoderCount: p.engines.encoders,
-            jpegCount: p.engines.jpeg,
-            ofaCount: p.engines.ofa,
-            memorySizeMB: p.memory_mib,
-            name: chars(p.driver_name.as_deref().unwrap_or_default()),
-            capabilities: if p.variant() == divvy_model::mig::ProfileVariant::Graphics {
-                CAPS_GFX
-            } else {
-                0
-            },
+        profile(device, index).map(|p| {
+            profile_info!(
+                p,
+                nvmlGpuInstanceProfileInfo_v3_t {
+                    version: v3,
+                    name: chars(p.driver_name.as_deref().unwrap_or_default()),
+                    capabilities: if p.variant() == divvy_model::mig::ProfileVariant::Graphics {
+                        CAPS_GFX
+                    } else {
+                        0
+                    },
+                }
+            )
         })
     };
     // SAFETY: see `abi`; a versioned struct has at least its version, and is as large as that says.
