@@ -137,7 +137,8 @@ impl Reason {
     }
 }
 
-/// Devices with the same reason in one line.
+/// Devices with the same reason in one line. What others hold comes first: that may change. What the class and claim
+/// do not want comes last, and by name only where there is nothing else to say.
 fn lines(refused: &[DeviceReason]) -> Vec<String> {
     let mut by_reason: BTreeMap<&Reason, Vec<&str>> = BTreeMap::new();
     let mut by_set: BTreeMap<&str, Vec<(&Reason, &str)>> = BTreeMap::new();
@@ -149,14 +150,20 @@ fn lines(refused: &[DeviceReason]) -> Vec<String> {
             _ => by_reason.entry(reason).or_default().push(&device.device),
         }
     }
-    let mut lines: Vec<String> = by_reason
-        .into_iter()
-        .map(|(reason, devices)| format!("{}: {}", many(devices.len(), reason), named(devices.into_iter())))
-        .collect();
-    lines.extend(counters(&by_set));
+    let mut lines = counters(&by_set);
     if !in_use.is_empty() {
         let users = named(in_use.iter().map(String::as_str));
         lines.push(format!("{} in use: {users}", count(in_use.len())));
+    }
+    let (unwanted, others): (Vec<_>, Vec<_>) =
+        by_reason.into_iter().partition(|(reason, _)| matches!(reason, Reason::SelectorFalse { .. }));
+    for (reason, devices) in others {
+        lines.push(format!("{}: {}", many(devices.len(), reason), named(devices.into_iter())));
+    }
+    let alone = lines.is_empty();
+    for (reason, devices) in unwanted {
+        let names = if alone { format!(": {}", named(devices.iter().copied())) } else { String::new() };
+        lines.push(format!("{}{names}", many(devices.len(), reason)));
     }
     lines
 }

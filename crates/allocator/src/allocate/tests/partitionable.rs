@@ -149,8 +149,8 @@ fn partitionable_devices_overallocated_capacity_pool() {
     assert_eq!(
         world.explanation().to_string(),
         r#"node node-1: claim default/c, request "r" wants 2 devices of class class-a, 1 of 3 can be had
-  1 device is blocked: more of counter memory of counter set gpu is held than there is (left -4Gi, held by claim default/other): device-2
   1 device is in use: device-1 by claim default/other
+  1 device is blocked: more of counter memory of counter set gpu is held than there is (left -4Gi, held by claim default/other): device-2
 hint: devices come free when the pods that use default/other end"#
     );
 }
@@ -274,8 +274,8 @@ fn the_counter_that_is_short_and_its_holders_are_named() {
     assert_eq!(
         world.explanation().to_string(),
         r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 3 can be had
-  2 devices are not selected by claim default/c, selector #0 `!has(device.attributes["driver-a"].index)`: half-0, half-1
   1 device is without enough left of counter set gpu (whole wants memory 8Gi, left 4Gi, held by claim default/other): whole
+  2 devices are not selected by claim default/c, selector #0 `!has(device.attributes["driver-a"].index)`
 hint: devices come free when the pods that use default/other end"#
     );
 }

@@ -40,9 +40,9 @@ fn every_device_has_its_reason() {
     assert_eq!(
         explanation.to_string(),
         r#"node node-1: claim default/train, request "gpu" wants 2 devices of class class-a, 1 of 4 can be had
-  1 device is not selected by claim default/train, selector #0 `!device.attributes["driver-a"].big`: big-1
-  1 device is tainted with divvy.dev/health=yes:NoSchedule, which the request does not tolerate: device-3
   1 device is in use: device-2 by claim default/other
+  1 device is tainted with divvy.dev/health=yes:NoSchedule, which the request does not tolerate: device-3
+  1 device is not selected by claim default/train, selector #0 `!device.attributes["driver-a"].big`
 hint: devices come free when the pods that use default/other end"#
     );
 }
