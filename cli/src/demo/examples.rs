@@ -31,6 +31,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "share-many",
     "share-spread",
     "share-pack",
+    "share-interval",
     "whole-mig-and-shares",
     "class-per-team",
     "extended-resource",
@@ -42,13 +43,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
 const AS_IT_IS: [&str; 1] = ["admin-access"];
 
 /// Every GPU as everything that it can become.
-const EVERYTHING: &str = "apiVersion: divvy.dev/v1beta1
-kind: GpuPolicy
-metadata: {name: everything}
-spec:
-  rules:
-  - modes: [Whole, Mig, TimeSlicing]
-";
+const EVERYTHING: &str = include_str!("../../../examples/mode-lock/policy.yaml");
 
 /// The demo's policy where a manifest brings none.
 pub(super) fn everything() -> Result<Vec<GpuPolicy>> {

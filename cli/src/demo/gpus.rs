@@ -245,3 +245,65 @@ fn boxed(gpu: &str, text: &str) -> Vec<String> {
     let line = "─".repeat(WIDTH);
     vec![format!("       ┌{line}┐"), format!("{gpu:<6} │{text:<WIDTH$}│"), format!("       └{line}┘")]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(claim: &str, device: &str, consumed: &[(&str, &str)]) -> ClaimReport {
+        let consumed = consumed.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let device = DeviceReport { device: device.to_owned(), consumed, ..DeviceReport::default() };
+        ClaimReport {
+            claim: claim.to_owned(),
+            pods: Vec::new(),
+            state: State::Prepared { devices: vec![device], prepare_us: 0 },
+            cdi: None,
+        }
+    }
+
+    fn slices() -> Vec<ResourceSlice> {
+        let slice = serde_json::json!({"spec": {"driver": "d", "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0-ts", "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}, "slots": {"value": "16"}}}]}});
+        vec![serde_json::from_value(slice).unwrap()]
+    }
+
+    #[test]
+    fn shares_are_as_long_as_their_memory_and_the_smallest_is_seen() {
+        let reports = [
+            report("default/a", "gpu-0-ts", &[("memory", "40Gi"), ("cores", "50"), ("slots", "1")]),
+            report("default/b", "gpu-0-ts", &[("memory", "100Mi"), ("cores", "10"), ("slots", "1")]),
+            report("default/c", "gpu-1", &[]),
+        ];
+        let inventory = divvy_gpu_sim::SimNode::parse("h100x2").unwrap().inventory();
+        let lines: Vec<String> =
+            pictures(&inventory, &slices(), &reports).iter().flat_map(GpuPicture::lines).collect();
+        let line = "─".repeat(WIDTH);
+        let expected = [
+            format!("       ┌{line}┐"),
+            format!("gpu-0  │{}B{}│", "A".repeat(35), "·".repeat(35)),
+            format!("       └{line}┘"),
+            "        time-sliced: 40.1 GiB of 80 GiB memory, 60 of 100 % of the compute, 2 of 16 slots"
+                .to_owned(),
+            "        A    40 GiB   50 %  default/a".to_owned(),
+            "        B   100 MiB   10 %  default/b".to_owned(),
+            format!("       ┌{line}┐"),
+            format!("gpu-1  │A whole{}│", " ".repeat(WIDTH - 7)),
+            format!("       └{line}┘"),
+            "        A  whole  default/c".to_owned(),
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn nobody_has_an_idle_gpu_and_admins_are_named_beside_its_user() {
+        let mut monitor = report("m/monitor", "gpu-0-admin", &[]);
+        if let State::Prepared { devices, .. } = &mut monitor.state {
+            devices[0].admin = true;
+        }
+        let inventory = divvy_gpu_sim::SimNode::parse("h100x1").unwrap().inventory();
+        let pictures = pictures(&inventory, &[], &[monitor]);
+        let expected =
+            GpuPicture { gpu: "gpu-0".to_owned(), mode: Mode::Idle, admins: vec!["m/monitor".to_owned()] };
+        assert_eq!(pictures, [expected]);
+    }
+}

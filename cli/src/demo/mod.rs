@@ -100,7 +100,19 @@ async fn perform(sim_text: &str, stays: &[Stay]) -> Result<Report> {
     for (number, stay) in stays.iter().enumerate() {
         // What a node left of MIG mode is of no concern to the next: fresh GPUs.
         let sim = SimNode::parse(sim_text).context("--sim cannot be used")?;
-        let world = World::start(&sim, &stay.policies).await?;
+        let world = match World::start(&sim, &stay.policies).await {
+            Ok(world) => world,
+            Err(error) if number == 0 => return Err(error),
+            Err(error) => {
+                let failed = |(name, _): &(String, Manifests)| Scenario {
+                    name: name.clone(),
+                    problem: Some(format!("{error:#}")),
+                    ..Scenario::default()
+                };
+                report.scenarios.extend(stay.manifests.iter().map(failed));
+                continue;
+            }
+        };
         let published = report::published(&world.api.list::<ResourceSlice>());
         if number == 0 {
             report.published.clone_from(&published);
@@ -129,4 +141,29 @@ async fn perform(sim_text: &str, stays: &[Stay]) -> Result<Report> {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn every_example_does_what_it_says() {
+        let report = perform("h100x2", &examples::stays(None).unwrap()).await.unwrap();
+        assert_eq!(report.problems(), Vec::<String>::new());
+        assert_eq!(report.scenarios.len(), examples::EXAMPLES.len());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_pod_that_runs_although_it_was_to_wait_is_a_problem() {
+        let text = "apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c, annotations: {demo.divvy.dev/expect: Pending}}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.divvy.dev}}]}}
+";
+        let manifests = vec![("m".to_owned(), Manifests::parse("m", text).unwrap())];
+        let stay = Stay { policies: examples::everything().unwrap(), manifests };
+        let report = perform("h100x1", &[stay]).await.unwrap();
+        assert_eq!(report.problems(), ["m: claim default/c was expected to stay pending and does not"]);
+    }
 }

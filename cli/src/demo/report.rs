@@ -62,7 +62,7 @@ pub(crate) struct PublishedDevice {
 }
 
 /// One manifest.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
     /// The GpuPolicies that it brings; with none it is the demo's, which asks for everything.

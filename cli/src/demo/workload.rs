@@ -77,8 +77,9 @@ fn namespace(meta: &ObjectMeta) -> String {
     meta.namespace.clone().unwrap_or_else(|| "default".to_owned())
 }
 
+/// Replicas first, then pods on their own.
 fn pods(manifests: &Manifests) -> Vec<Pod> {
-    let mut pods = manifests.pods.clone();
+    let mut pods = Vec::new();
     for deployment in &manifests.deployments {
         let spec = &deployment.spec;
         let name = deployment.metadata.name.as_deref().unwrap_or("deployment");
@@ -89,6 +90,7 @@ fn pods(manifests: &Manifests) -> Vec<Pod> {
             pods.push(Pod { metadata, spec: spec.template.spec.clone(), status: None });
         }
     }
+    pods.extend(manifests.pods.iter().cloned());
     pods
 }
 
