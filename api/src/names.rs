@@ -137,6 +137,14 @@ pub mod taints {
     pub const FENCED: &str = "gpu.divvy.dev/fenced";
     /// Processes of a released claim still run on the GPU.
     pub const LINGERING: &str = "gpu.divvy.dev/lingering";
+    /// The GPU or partition reported an Xid that it does not get over by itself; the value is its number.
+    pub const XID: &str = "gpu.divvy.dev/xid";
+    /// A recovery action is due: `reset`, `reboot`, `drain-peers`, `drain-and-reset`.
+    pub const RECOVERY: &str = "gpu.divvy.dev/recovery";
+    /// Replacement of bad memory rows is `pending` until a reset, or has `failed`.
+    pub const ROW_REMAP: &str = "gpu.divvy.dev/row-remap";
+    /// ECC errors were not corrected.
+    pub const ECC: &str = "gpu.divvy.dev/ecc";
     /// Processes or MIG instances that no claim of ours accounts for are on the GPU.
     pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
     /// The GPU is used in another mode, and the scheduler is not trusted to know.

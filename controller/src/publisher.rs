@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, News};
+use crate::content::specs;
 use crate::error::{PublishError, answered};
 use crate::plan::{Accepted, Target, Write, plan_sync};
 use crate::retry::Backoff;
@@ -227,7 +228,10 @@ impl Worker {
 
     fn note_success(&self, pool: Pool, generation: i64) {
         let (dropped, altered) = (self.accepted.dropped(), self.accepted.altered());
+        let same = self.status.borrow().published.as_deref() == Some(&pool);
+        let bytes = (!same).then(|| size(&self.config, &pool));
         self.status.send_modify(|status| {
+            status.bytes = bytes.unwrap_or(status.bytes);
             if !dropped.is_empty() && dropped != status.dropped {
                 let gates = dropped.iter().map(|feature| feature.gate()).collect::<Vec<_>>().join(", ");
                 tracing::warn!(gates, "the API server drops fields of ResourceSlices: its feature gates are off");
@@ -333,4 +337,10 @@ impl Worker {
         }
         PublishError::NameTaken { name: name.to_owned(), driver, node }
     }
+}
+
+/// Bytes of the pool's slices as JSON, without their metadata.
+fn size(config: &PublisherConfig, pool: &Pool) -> usize {
+    let specs = specs(&config.driver, &config.node_name, pool);
+    specs.iter().map(|spec| serde_json::to_vec(spec).map_or(0, |json| json.len())).sum()
 }

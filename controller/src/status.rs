@@ -21,6 +21,8 @@ pub struct PublishStatus {
     pub slices: usize,
     /// Devices of the published pool.
     pub devices: usize,
+    /// Size of the published pool's slices as JSON, without their metadata, in bytes.
+    pub bytes: usize,
     /// Why the last attempt failed; `None` after a success.
     pub last_error: Option<String>,
     /// Why the slices cannot be watched; `None` while they are.

@@ -6,6 +6,7 @@ use divvy_carve::{Pool, ServerFeatures, pool_name};
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
 use divvy_proto::dra::{v1, v1beta1};
+use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
 use divvy_proto::registration::registration_server::RegistrationServer;
 use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, ReadyHandle};
 use tokio::net::{TcpListener, UnixListener};
@@ -26,6 +27,7 @@ use crate::dra::DraServer;
 use crate::drain;
 use crate::error::{RunError, io_error};
 use crate::events::Teller;
+use crate::health::{HealthOwner, Told, service::HealthServer};
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
@@ -151,6 +153,7 @@ async fn run_ready(
     let (features_tx, features) = watch::channel(ServerFeatures::default());
     let (desired_tx, desired) = watch::channel(None::<Pool>);
     let (uses_tx, neighbours) = watch::channel(Arc::default());
+    let health_gpus = gpus.clone();
     let look_around = Neighbours {
         gpus,
         executor: executor.clone(),
@@ -163,6 +166,27 @@ async fn run_ready(
         told: told.clone(),
     };
     part(&mut parts, "the look for neighbours", look_around.run(parts_stop.clone()));
+    let (health_tx, health) = watch::channel(None);
+    let (book_tx, health_book) = watch::channel(Arc::default());
+    let (held_tx, held) = watch::channel(Arc::default());
+    let health_owner = HealthOwner {
+        gpus: health_gpus,
+        executor: executor.clone(),
+        rules: config.health.clone(),
+        timing: config.timing,
+        seen: seen.clone(),
+        held: held.clone(),
+        view: health_tx,
+        book: book_tx,
+        told: Told {
+            executor: executor.clone(),
+            teller: teller.clone(),
+            tasks: told.clone(),
+            in_charge: in_charge.clone(),
+        },
+        metrics: metrics.clone(),
+    };
+    part(&mut parts, "the health watch", health_owner.run(parts_stop.clone()));
     let busy = service.clone();
     let carver = Carver {
         node: config.node_name.clone(),
@@ -174,6 +198,8 @@ async fn run_ready(
         seen: seen.clone(),
         features,
         neighbours: neighbours.clone(),
+        health: health.clone(),
+        held: held_tx,
         changed: changed.clone(),
         busy: Arc::new(move |uid| busy.is_busy(uid)),
         teller,
@@ -230,6 +256,7 @@ async fn run_ready(
         registered,
         publishes: in_charge,
         published: status,
+        health: health_book,
         service: service.clone(),
     };
     for (server, listener) in http_servers(&config, HttpServer::new(registry, readiness), debug).await? {
@@ -256,6 +283,10 @@ async fn run_ready(
     let dra = Server::builder()
         .add_service(v1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())))
         .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())));
+    let health = HealthServer { pool: claims.pool.clone(), health, held, stop: servers_stop.clone() };
+    let dra = dra
+        .add_service(v1_health::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
+        .add_service(v1alpha1_health::dra_resource_health_server::DraResourceHealthServer::new(health));
     let registration = Server::builder().add_service(RegistrationServer::new(registrar));
     let mut servers = JoinSet::new();
     servers.spawn(serve("DRA", dra, dra_listener, servers_stop.clone()));
@@ -372,6 +403,9 @@ fn watch_readiness(
                     false
                 }
             };
+            metrics
+                .driver_up
+                .set(matches!(&*seen.borrow(), Seen { problem: None, inventory: Some(_), .. }).into());
             metrics.registered.set(known.into());
             metrics.publishes.set((*publishes.borrow_and_update()).into());
             tokio::select! {

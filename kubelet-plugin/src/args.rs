@@ -63,6 +63,10 @@ pub struct Args {
         hide_default_value = true
     )]
     pub mig_profiles: String,
+    /// Xids that do not make a GPU unfit, separated by commas, besides those that are an application's affair or
+    /// nobody's.
+    #[arg(long, env = "IGNORED_XIDS", default_value = "", hide_default_value = true)]
+    pub ignored_xids: String,
     /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --plugin-dir,
     /// where the host finds it. [default: beside this program, if it is there]
     #[arg(long, env = "HOOK_PATH", value_parser = path)]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_carve::{GpuRules, Modes};
+use divvy_model::health::HealthRules;
 use divvy_model::mig::ProfileVariant;
 
 use crate::Args;
@@ -72,6 +73,8 @@ pub struct Config {
     pub offer: Offer,
     /// Profiles offered besides the plain ones.
     pub mig_profiles: BTreeSet<ProfileVariant>,
+    /// By which rules the health of GPUs is judged.
+    pub health: HealthRules,
     /// The hook program to install, if there is one.
     pub hook_path: Option<PathBuf>,
     /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
@@ -104,6 +107,10 @@ pub struct Timing {
     pub driver_away: Duration,
     /// Longest pause between attempts to reach a driver that is not there.
     pub driver_retry: Duration,
+    /// How often the GPUs are asked how they are.
+    pub health: Duration,
+    /// The same while one is not well.
+    pub health_busy: Duration,
     /// How often records are compared with the API, the kubelet and the GPUs.
     pub reconcile: Duration,
     /// The same while something is left to finish (a lingering claim, an orphan in its grace period).
@@ -135,6 +142,8 @@ impl Default for Timing {
             neighbour_drivers: Duration::from_mins(10),
             driver_away: Duration::from_mins(1),
             driver_retry: Duration::from_secs(5),
+            health: Duration::from_secs(30),
+            health_busy: Duration::from_secs(5),
             reconcile: Duration::from_mins(10),
             reconcile_busy: Duration::from_secs(5),
             withdrawn: Duration::from_secs(30),
@@ -167,6 +176,7 @@ impl TryFrom<Args> for Config {
             nvml_library,
             offer,
             mig_profiles,
+            ignored_xids,
             hook_path,
             http,
             debug_http,
@@ -218,6 +228,7 @@ impl TryFrom<Args> for Config {
         }
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
         let mig_profiles = variants(&mig_profiles)?;
+        let health = HealthRules { ignored_xids: xids(&ignored_xids)?, ..HealthRules::default() };
         let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())
             .map_err(|too_long| {
                 refuse(too_long.flag, &too_long.path.display().to_string(), &too_long.to_string())
@@ -236,6 +247,7 @@ impl TryFrom<Args> for Config {
             nvml_library,
             offer,
             mig_profiles,
+            health,
             hook_path,
             http,
             debug_http,
@@ -255,6 +267,16 @@ impl Config {
     pub(crate) fn http_tells_state(&self) -> bool {
         self.debug_http.is_empty() && self.http.iter().all(|address| address.ip().is_loopback())
     }
+}
+
+/// Xids, separated by commas.
+fn xids(text: &str) -> Result<BTreeSet<u32>, ConfigError> {
+    let of = |number: &str| {
+        number.parse().map_err(|_| {
+            refuse("ignored-xids", number, "expected Xid numbers, separated by commas, as 109,119")
+        })
+    };
+    text.split(',').map(str::trim).filter(|number| !number.is_empty()).map(of).collect()
 }
 
 /// Suffixes of profiles, separated by commas.
@@ -375,6 +397,10 @@ mod tests {
             (
                 &["--mig-profiles", "+me,me"],
                 "--mig-profiles \"me\" cannot be used: expected +me, +me.all, -me or +gfx, separated by commas",
+            ),
+            (
+                &["--ignored-xids", "109,all"],
+                "--ignored-xids \"all\" cannot be used: expected Xid numbers, separated by commas, as 109,119",
             ),
             (
                 &["--debug-http", "localhost"],

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::config::Config;
+use crate::health;
 use crate::inventory::Seen;
 use crate::neighbours::Uses;
 use crate::registration::Registered;
@@ -22,6 +23,7 @@ pub(crate) struct Debug {
     pub(crate) registered: watch::Receiver<Registered>,
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) published: watch::Receiver<PublishStatus>,
+    pub(crate) health: watch::Receiver<Arc<health::Kept>>,
     pub(crate) service: Arc<ClaimService>,
 }
 
@@ -43,6 +45,7 @@ impl Debug {
             Registered::Refused(why) => json!({ "refused": why }),
         };
         let publish = self.published.borrow().clone();
+        let health = self.health.borrow().clone();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "node": self.config.node_name,
@@ -55,6 +58,12 @@ impl Debug {
             "driverDown": seen.down,
             "driverReleased": seen.released,
             "neighbours": self.neighbours.borrow().as_ref(),
+            "health": {
+                "gpus": health.book.gpus(),
+                "removed": health.book.removed(),
+                "unmonitored": health.unmonitored.iter().map(|(gpu, code)| (gpu.to_string(), json!(code.to_string()))).collect::<serde_json::Map<_, _>>(),
+                "noEvents": health.no_events,
+            },
             "executor": self.executor.debug_state(),
             "pool": {
                 "inSync": publish.in_sync,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use divvy_api::names;
-use divvy_claims::{Claim, ClaimRef};
+use divvy_claims::{Claim, ClaimRef, PodRef};
 use divvy_model::{DeviceName, MigUuid};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
@@ -77,33 +77,54 @@ impl Teller {
 
     /// A warning on this node, for the people who run it.
     pub(crate) async fn warn_node(&self, reason: &str, note: &str) {
-        let about = ObjectReference {
+        self.event(EventType::Warning, reason, note, "Publish", &self.node()).await;
+    }
+
+    /// What has become of a device: on the node, on claims, on pods. Events of one reason about one object count as
+    /// repetitions of the first; with an `action` that names the device each device has its own.
+    pub(crate) async fn tell_of_device(
+        &self,
+        about: &About<'_>,
+        bad: bool,
+        reason: &str,
+        action: &str,
+        note: &str,
+    ) {
+        let about = match about {
+            About::Node => self.node(),
+            About::Claim(claim) => claim_reference(claim),
+            About::Pod(namespace, pod) => ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                namespace: Some((*namespace).to_owned()),
+                name: Some(pod.name.clone()),
+                uid: Some(pod.uid.clone()),
+                ..ObjectReference::default()
+            },
+        };
+        let kind = if bad { EventType::Warning } else { EventType::Normal };
+        self.event(kind, reason, note, action, &about).await;
+    }
+
+    fn node(&self) -> ObjectReference {
+        ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
             name: Some(self.node.clone()),
             // As the kubelet's own: `kubectl describe node` looks for the name here.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
-        };
-        self.event(reason, note, "Publish", &about).await;
+        }
     }
 
     /// A warning on a claim.
     pub(crate) async fn warn(&self, claim: &ClaimRef, reason: &str, note: &str) {
-        let about = ObjectReference {
-            api_version: Some("resource.k8s.io/v1".to_owned()),
-            kind: Some("ResourceClaim".to_owned()),
-            namespace: Some(claim.namespace.clone()),
-            name: Some(claim.name.clone()),
-            uid: Some(claim.uid.to_string()),
-            ..ObjectReference::default()
-        };
-        self.event(reason, note, "Prepare", &about).await;
+        self.event(EventType::Warning, reason, note, "Prepare", &claim_reference(claim)).await;
     }
 
-    async fn event(&self, reason: &str, note: &str, action: &str, about: &ObjectReference) {
+    async fn event(&self, type_: EventType, reason: &str, note: &str, action: &str, about: &ObjectReference) {
         let event = Event {
-            type_: EventType::Warning,
+            type_,
             reason: camel_case(reason),
             note: Some(cut(note, LONGEST_NOTE)),
             action: action.to_owned(),
@@ -177,6 +198,27 @@ impl Teller {
     }
 }
 
+/// What an Event is about.
+pub(crate) enum About<'a> {
+    /// This node.
+    Node,
+    /// A claim.
+    Claim(&'a ClaimRef),
+    /// A pod, by its namespace and names.
+    Pod(&'a str, &'a PodRef),
+}
+
+fn claim_reference(claim: &ClaimRef) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("resource.k8s.io/v1".to_owned()),
+        kind: Some("ResourceClaim".to_owned()),
+        namespace: Some(claim.namespace.clone()),
+        name: Some(claim.name.clone()),
+        uid: Some(claim.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
 /// Our condition in a claim's status, as it was read. All our devices of a claim carry the same.
 pub(crate) fn condition_of(object: &ResourceClaim, driver: &str) -> Option<Condition> {
     let ours = |device: &&AllocatedDeviceStatus| device.driver == driver;
@@ -197,7 +239,7 @@ fn camel_case(category: &str) -> String {
 }
 
 /// Cuts at a character, with a mark.
-fn cut(text: &str, longest: usize) -> String {
+pub(crate) fn cut(text: &str, longest: usize) -> String {
     if text.len() <= longest {
         return text.to_owned();
     }

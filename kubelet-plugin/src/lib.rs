@@ -20,6 +20,7 @@ mod drain;
 mod edits;
 mod error;
 mod events;
+mod health;
 mod inventory;
 mod metrics;
 mod neighbours;

@@ -1,6 +1,12 @@
 //! The plugin's metrics. Every one is counted somewhere: a test compares this list with what a used plugin shows.
 
-use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, MetricsRegistry};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use divvy_executor::HeldDevice;
+use divvy_model::health::{HealthBook, XidClass};
+use divvy_model::{DeviceKind, GpuUuid, Ordinals};
+use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, MetricsRegistry};
 
 /// Categories of failure that exist from the start; others (of later refusals) appear when they happen.
 const FAILURES: [&str; 12] = [
@@ -36,6 +42,24 @@ pub(crate) struct Metrics {
     records: Gauges,
     /// GPUs that answer.
     pub(crate) gpus: Gauge,
+    /// GPUs with which nothing is wrong.
+    healthy: Info,
+    /// What is wrong.
+    ailments: Info,
+    /// Xids.
+    xids: Counters,
+    /// GPUs whose events cannot be had.
+    pub(crate) unmonitored: Gauge,
+    /// GPUs withheld because what is on them is not certain.
+    pub(crate) fenced: Gauge,
+    /// Whether the driver answers.
+    pub(crate) driver_up: Gauge,
+    /// Which pod's claim holds what.
+    devices_of_claims: Info,
+    /// Published slices, and their size.
+    pub(crate) slices: Gauge,
+    /// See [`Self::slices`].
+    pub(crate) slices_bytes: Gauge,
     /// Devices in the pool that is to be published.
     pub(crate) devices: Gauge,
     /// Whether the published slices are what they should be.
@@ -75,6 +99,27 @@ impl Metrics {
                 PHASES.map(|phase| vec![("phase", phase.to_owned())]),
             ),
             gpus: registry.gauge("gpus", "GPUs that answer"),
+            healthy: Info::new(registry.gauges(
+                "gpu_healthy",
+                "1 if nothing is wrong with the GPU or a partition of it",
+                [],
+            )),
+            ailments: Info::new(registry.gauges(
+                "gpu_ailment",
+                "What is wrong with a GPU or a partition",
+                [],
+            )),
+            xids: registry.counters("gpu_xids", "Xids that GPUs reported", []),
+            unmonitored: registry.gauge("gpus_unmonitored", "GPUs whose events cannot be had"),
+            fenced: registry.gauge("gpus_fenced", "GPUs withheld because what is on them is not certain"),
+            driver_up: registry.gauge("driver_up", "1 if the NVIDIA driver answers"),
+            devices_of_claims: Info::new(registry.gauges(
+                "claim_device_info",
+                "Which pod's claim holds which device",
+                [],
+            )),
+            slices: registry.gauge("slices", "ResourceSlices published"),
+            slices_bytes: registry.gauge("slices_bytes", "Size of the published ResourceSlices, as JSON"),
             devices: registry.gauge("devices", "Devices to be published"),
             in_sync: registry
                 .gauge("slices_in_sync", "1 if the published ResourceSlices are what they should be"),
@@ -92,11 +137,96 @@ impl Metrics {
         self.failures.get_or_create_owned(&labels).inc();
     }
 
+    pub(crate) fn xid(&self, gpu: String, xid: u32, class: XidClass) {
+        let labels = vec![("UUID", gpu), ("xid", xid.to_string()), ("class", class.name().to_owned())];
+        self.xids.get_or_create_owned(&labels).inc();
+    }
+
+    /// Sets what is wrong with each GPU.
+    pub(crate) fn health(&self, book: &HealthBook, ordinals: &Ordinals) {
+        let name = |gpu: &GpuUuid| ordinals.of(gpu).map(|ordinal| DeviceKind::Whole { ordinal }.to_string());
+        let labels =
+            |gpu: &GpuUuid| vec![("UUID", gpu.to_string()), ("device", name(gpu).unwrap_or_default())];
+        let gpus = book.gpus();
+        self.healthy.set(gpus.iter().map(|(uuid, gpu)| (labels(uuid), gpu.is_well().into())).collect());
+        let ailments = gpus.iter().flat_map(|(uuid, gpu)| {
+            let whole = gpu.ailments.keys().map(|ailment| (None, ailment));
+            let parts = gpu.partitions.iter().flat_map(|(id, all)| all.keys().map(|a| (Some(id.0), a)));
+            whole.chain(parts).map(|(instance, ailment)| {
+                let mut labels = labels(uuid);
+                labels.push(("ailment", ailment.name().to_owned()));
+                labels.extend(instance.map(|id| ("GPU_I_ID", id.to_string())));
+                (labels, 1)
+            })
+        });
+        self.ailments.set(ailments.collect());
+    }
+
+    /// Sets who holds what: one series for each pod, or one for a claim without any.
+    pub(crate) fn held(&self, held: &[HeldDevice]) {
+        let each = held.iter().flat_map(|held| {
+            let mut labels: Labels = vec![
+                ("namespace", held.claim.namespace.clone()),
+                ("claim", held.claim.name.clone()),
+                ("claim_uid", held.claim.uid.to_string()),
+                ("device", held.hold.device.to_string()),
+                ("UUID", held.hold.gpu.to_string()),
+            ];
+            if let Some(made) = &held.made {
+                labels.push(("GPU_I_ID", made.gpu_instance.0.to_string()));
+                labels.push(("mig_uuid", made.uuid.to_string()));
+            }
+            let pods: Vec<&str> = match held.pods.as_slice() {
+                [] => vec![""],
+                pods => pods.iter().map(|pod| pod.name.as_str()).collect(),
+            };
+            let series: Vec<(Labels, i64)> = pods
+                .into_iter()
+                .map(|pod| {
+                    let mut labels = labels.clone();
+                    labels.push(("pod", pod.to_owned()));
+                    (labels, 1)
+                })
+                .collect();
+            series
+        });
+        self.devices_of_claims.set(each.collect());
+    }
+
     /// Sets the number of records in each phase, in the order of [`PHASES`].
     pub(crate) fn records(&self, counts: [i64; PHASES.len()]) {
         for (phase, count) in PHASES.into_iter().zip(counts) {
             self.records.get_or_create_owned(&vec![("phase", phase.to_owned())]).set(count);
         }
+    }
+}
+
+/// Gauges whose series come and go with the things they are about.
+#[derive(Clone)]
+struct Info {
+    gauges: Gauges,
+    known: Arc<Mutex<BTreeMap<Labels, i64>>>,
+}
+
+impl Info {
+    fn new(gauges: Gauges) -> Self {
+        Self { gauges, known: Arc::default() }
+    }
+
+    /// These series and no others.
+    fn set(&self, now: BTreeMap<Labels, i64>) {
+        // A map is replaced under the lock: nothing is left half done.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == now {
+            return;
+        }
+        for gone in known.keys().filter(|labels| !now.contains_key(*labels)) {
+            self.gauges.remove(gone);
+        }
+        for (labels, value) in &now {
+            self.gauges.get_or_create_owned(labels).set(*value);
+        }
+        *known = now;
     }
 }
 

@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::KubeClaims;
 use crate::config::Timing;
 use crate::events::Teller;
+use crate::health::view::{HealthView, Holdings};
 use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
 use crate::neighbours::{Use, Uses};
@@ -43,6 +44,10 @@ pub(crate) struct Carver {
     pub(crate) features: watch::Receiver<ServerFeatures>,
     /// GPUs that others use.
     pub(crate) neighbours: watch::Receiver<Arc<Uses>>,
+    /// How the GPUs are; `None` before that is known.
+    pub(crate) health: watch::Receiver<Option<Arc<HealthView>>>,
+    /// Told what claims hold.
+    pub(crate) held: watch::Sender<Arc<Holdings>>,
     /// Records have changed.
     pub(crate) changed: Arc<Notify>,
     /// Whether a claim is being worked on: what its record says is about to change.
@@ -75,6 +80,8 @@ struct Memory {
     asked: bool,
     /// Whether a device is published only because a claim holds it.
     keeps_withdrawn: bool,
+    /// Whether pods leave a GPU that falls ill, by its last rules: one that is lost has none.
+    evicts: BTreeMap<GpuUuid, bool>,
     /// Devices that claims in the API hold; as of when.
     held: Option<(Instant, BTreeSet<DeviceName>)>,
 }
@@ -88,6 +95,35 @@ struct Kept {
     foreign: Vec<(GpuUuid, Placement)>,
     stale: bool,
     phases: [i64; PHASES.len()],
+    held: Vec<HeldDevice>,
+    fenced: usize,
+}
+
+impl Kept {
+    /// Adds the taints of what is ill.
+    fn add_health(&mut self, health: &HealthView, inventory: &Inventory, evicts: impl Fn(&GpuUuid) -> bool) {
+        for (gpu, taints) in health.taints(&evicts) {
+            self.taints.entry(gpu).or_default().extend(taints);
+        }
+        for (gpu, place, taint) in health.places(&evicts) {
+            self.occupied.0.entry(gpu.clone()).or_default().push((place, taint));
+        }
+        // One that is not listed any more may be lost or have been taken out: until that is known it is taken for lost,
+        // so that its devices do not come and go.
+        let listed = |gpu: &GpuUuid| {
+            inventory.gpus.contains_key(gpu) || inventory.problems.iter().any(|problem| problem.gpu == *gpu)
+        };
+        let lost: Vec<GpuUuid> = self
+            .ordinals
+            .iter()
+            .map(|(gpu, _)| gpu)
+            .filter(|gpu| !listed(gpu) && !health.removed.contains(*gpu) && !health.sick.contains_key(*gpu))
+            .cloned()
+            .collect();
+        for gpu in lost {
+            taint(&mut self.taints, &gpu, keys::LOST);
+        }
+    }
 }
 
 impl Carver {
@@ -103,6 +139,7 @@ impl Carver {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.features.changed() => {}
                 Ok(()) = self.neighbours.changed() => {}
+                Ok(()) = self.health.changed() => {}
                 () = self.changed.notified() => tokio::time::sleep(SETTLE).await,
                 () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {}
                 () = stop.cancelled() => return,
@@ -118,7 +155,7 @@ impl Carver {
         features.lowest()?;
         self.neighbours.mark_unchanged();
         let Seen { inventory, down, .. } = self.seen.borrow_and_update().clone();
-        let kept = match self.kept(inventory.as_ref(), down.is_some(), memory).await {
+        let mut kept = match self.kept(inventory.as_ref(), down.is_some(), memory).await {
             Ok(kept) => kept,
             Err(problem) => {
                 if memory.problem.as_ref() != Some(&problem) {
@@ -132,7 +169,17 @@ impl Carver {
         memory.look_soon = kept.stale;
         self.tell_foreign(memory, &kept.foreign);
         self.metrics.records(kept.phases);
+        self.metrics.fenced.set(i64::try_from(kept.fenced).unwrap_or(i64::MAX));
+        self.metrics.held(&kept.held);
+        let held = Holdings { devices: std::mem::take(&mut kept.held), ordinals: kept.ordinals.clone() };
+        self.held.send_if_modified(|known| {
+            let changed = **known != held;
+            *known = Arc::new(held);
+            changed
+        });
         let inventory = inventory?;
+        // As with the version: a GPU may have been ill before this process began.
+        let health = self.health.borrow_and_update().clone()?;
         self.metrics.gpus.set(i64::try_from(inventory.gpus.len()).unwrap_or(i64::MAX));
         let previous = self.desired.borrow().clone();
         for (uuid, mig) in inventory.gpus.iter().filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?))) {
@@ -144,7 +191,11 @@ impl Carver {
         let capabilities = memory.capabilities.clone();
         let refused = self.executor.refused_modes();
         self.tell_refused(memory, &refused);
-        let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules.clone())).collect();
+        let rules: BTreeMap<GpuUuid, GpuRules> =
+            inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules.clone())).collect();
+        memory.evicts.extend(rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
+        memory.evicts.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
+        kept.add_health(&health, &inventory, |gpu| memory.evicts.get(gpu) == Some(&true));
         let stuck = refused.keys().cloned().collect();
         let partitioning = Partitioning {
             capabilities: &capabilities,
@@ -305,15 +356,27 @@ impl Carver {
             for (gpu, placement) in &foreign {
                 occupied.add(gpu, *placement, keys::FOREIGN);
             }
+            let mut fenced = BTreeSet::new();
             for gpu in executor.fences().map_err(|e| crate::chain(&e))?.keys() {
                 taint(&mut taints, gpu, keys::FENCED);
+                fenced.insert(gpu.clone());
             }
             for head in executor.fenced_by_newer().map_err(|e| crate::chain(&e))?.values() {
                 for gpu in &head.gpus {
                     taint(&mut taints, gpu, keys::FENCED);
+                    fenced.insert(gpu.clone());
                 }
             }
-            Ok(Kept { ordinals, taints, occupied, foreign, stale, phases: phases(&records) })
+            Ok(Kept {
+                ordinals,
+                taints,
+                occupied,
+                foreign,
+                stale,
+                phases: phases(&records),
+                held: records,
+                fenced: fenced.len(),
+            })
         });
         read.await.unwrap_or_else(|died| Err(died.to_string()))
     }

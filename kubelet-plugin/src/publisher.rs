@@ -101,6 +101,8 @@ impl Publishing {
 
     fn heed(&self, status: &PublishStatus) {
         self.metrics.in_sync.set(status.in_sync.into());
+        self.metrics.slices.set(i64::try_from(status.slices).unwrap_or(i64::MAX));
+        self.metrics.slices_bytes.set(i64::try_from(status.bytes).unwrap_or(i64::MAX));
         // Once accepted, trouble with a later change does not make us unready: what is published is served.
         match &status.last_error {
             _ if status.published.is_some() => self.ready.ready(),

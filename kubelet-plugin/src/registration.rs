@@ -1,8 +1,8 @@
 //! The kubelet's plugin registration: who we are, and what the kubelet made of it.
 
-use divvy_proto::dra;
 use divvy_proto::registration::registration_server::Registration;
 use divvy_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use divvy_proto::{dra, health};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -38,7 +38,11 @@ impl Registration for Registrar {
             r#type: dra::PLUGIN_TYPE.to_owned(),
             name: self.driver.clone(),
             endpoint: self.endpoint.clone(),
-            supported_versions: dra::SERVICES.map(String::from).to_vec(),
+            supported_versions: dra::SERVICES
+                .iter()
+                .chain(&health::SERVICES)
+                .map(|name| (*name).to_owned())
+                .collect(),
         }))
     }
 

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Decision, Fence, Head, MadePartition, Phase, Rights, Snapshot, Stored, decide,
+    Claim, ClaimRef, Decision, Fence, Head, MadePartition, Phase, PodRef, RecordedDevice, Rights, Snapshot,
+    Stored, decide,
 };
 use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals, PciAddress};
 use serde::Serialize;
@@ -117,6 +118,11 @@ pub struct HeldDevice {
     pub hold: Hold,
     /// Where the claim is in its life.
     pub phase: Phase,
+    /// The pods that it was prepared for.
+    pub pods: Vec<PodRef>,
+    /// The partition that was made for it, where the device is one.
+    #[serde(skip)]
+    pub made: Option<MadePartition>,
 }
 
 impl Executor {
@@ -154,8 +160,14 @@ impl Executor {
         let fine = records.values().filter_map(|stored| stored.fine());
         Ok(fine
             .flat_map(|record| {
-                let of = |hold| HeldDevice { claim: record.reference(), hold, phase: record.phase.clone() };
-                record.holds().map(of).collect::<Vec<_>>()
+                let of = |(hold, device): (Hold, &RecordedDevice)| HeldDevice {
+                    claim: record.reference(),
+                    hold,
+                    phase: record.phase.clone(),
+                    pods: record.pods.clone(),
+                    made: device.partition(&record.steps),
+                };
+                record.holds().zip(&record.devices).map(of).collect::<Vec<_>>()
             })
             .collect())
     }

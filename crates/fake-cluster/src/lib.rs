@@ -8,4 +8,4 @@ pub mod build;
 pub mod kubelet;
 
 pub use api::{ApiError, FakeApi, Fault, Gate, HttpServer, View, WaitTimeout};
-pub use kubelet::{ClaimRef, FakeKubelet, KubeletConfig, KubeletError};
+pub use kubelet::{ClaimRef, FakeKubelet, HealthWatch, KubeletConfig, KubeletError};

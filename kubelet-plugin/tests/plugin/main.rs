@@ -10,6 +10,7 @@ mod bad_input;
 mod binary;
 mod claims;
 mod driver;
+mod health;
 mod kills;
 mod life;
 mod mig;

@@ -122,6 +122,8 @@ impl Node {
         timing.list = Duration::from_millis(50);
         timing.refresh = Duration::from_millis(500);
         timing.driver_retry = Duration::from_millis(100);
+        timing.health = Duration::from_millis(100);
+        timing.health_busy = Duration::from_millis(50);
         timing.reconcile_busy = Duration::from_millis(50);
         timing.withdrawn = Duration::from_millis(200);
         timing.cdi_settle = Duration::from_millis(20);
@@ -129,6 +131,7 @@ impl Node {
         timing.call = Duration::from_secs(10);
         timing.executor.hand_over = Duration::from_secs(2);
         timing.executor.process_wait = Duration::from_millis(200);
+        config.health.recover_after = Duration::from_millis(200);
         config
     }
 

@@ -76,7 +76,7 @@ impl FakeKubelet {
         check(driver, METHOD, claims, answer)
     }
 
-    fn channel(&self, driver: &str) -> Result<(Plugin, Channel), KubeletError> {
+    pub(super) fn channel(&self, driver: &str) -> Result<(Plugin, Channel), KubeletError> {
         let plugin = self.shared.lock().registry.instance(driver);
         let missing = || KubeletError::NotRegistered { driver: driver.into(), refused: self.refused() };
         let plugin = plugin.ok_or_else(missing)?;

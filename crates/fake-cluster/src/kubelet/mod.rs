@@ -6,6 +6,7 @@
 //! would get.
 
 mod calls;
+mod health;
 mod pod_resources;
 mod pods;
 mod raw;
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 pub use calls::{ClaimRef, Prepared};
+pub use health::HealthWatch;
 pub use pods::ContainerDevices;
 pub use raw::RawError;
 pub use registry::Plugin;

@@ -122,6 +122,13 @@ impl HealthBook {
         }
     }
 
+    /// Nobody sees what becomes of the GPUs now: as after [`GpuErrorCode::DRIVER_NOT_LOADED`].
+    pub fn all_away(&mut self) {
+        for gpu in self.gpus.values_mut() {
+            gpu.was_away |= !gpu.is_well();
+        }
+    }
+
     /// Takes an event in.
     pub fn event(&mut self, rules: &HealthRules, now: Duration, event: &GpuEvent) -> Vec<HealthChange> {
         let Some(uuid) = event.gpu.as_ref().filter(|_| Self::is_of_interest(rules, event)) else {

@@ -112,6 +112,9 @@ fn without_recovery_actions_an_xid_stays_until_the_gpu_was_away() {
         book.poll(&rules, at(1000), &gpu(), Err(gone));
         assert_eq!(well_at(&mut book, 1001, vitals(None)), Some(1061), "{gone}");
     }
+    book.event(&rules, at(1100), &event(GpuEventKind::Xid(79), None));
+    book.all_away();
+    assert_eq!(well_at(&mut book, 1200, vitals(None)), Some(1260));
 }
 
 #[test]

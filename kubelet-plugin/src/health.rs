@@ -1,0 +1,293 @@
+//! The owner of the GPUs' health: listens for events on a thread of its own, polls vitals, keeps the
+//! [`HealthBook`], and tells everyone what comes out: the carver (taints), the kubelet (`service`), people (Events,
+//! metrics, the debug page).
+
+pub(crate) mod service;
+mod telling;
+pub(crate) mod view;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_executor::{Executor, HeldDevice};
+use divvy_model::health::{
+    GpuEvent, GpuEventKind, GpuVitals, HealthBook, HealthChange, HealthRules, XidClass,
+};
+use divvy_model::mig::{GpuInstanceId, Placement};
+use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, HoldKind, Ordinals};
+use tokio::sync::{mpsc, watch as channel};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Timing;
+use crate::inventory::Seen;
+use crate::metrics::Metrics;
+pub(crate) use telling::Told;
+use view::{HealthView, Holdings, Sick};
+use watch::{Gate, Heard};
+
+/// How long the first look may keep the first pool waiting.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+/// Events come in bursts; the GPUs are not polled more often than this.
+const AT_MOST: Duration = Duration::from_secs(1);
+
+/// Keeps the health of the GPUs.
+pub(crate) struct HealthOwner {
+    pub(crate) gpus: Arc<dyn GpuDriver>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) rules: HealthRules,
+    pub(crate) timing: Timing,
+    pub(crate) seen: channel::Receiver<Seen>,
+    /// What claims hold.
+    pub(crate) held: channel::Receiver<Arc<Holdings>>,
+    /// What comes out; `None` before the first look.
+    pub(crate) view: channel::Sender<Option<Arc<HealthView>>>,
+    /// All of it, for the debug page.
+    pub(crate) book: channel::Sender<Arc<Kept>>,
+    pub(crate) told: Told,
+    pub(crate) metrics: Metrics,
+}
+
+/// What is remembered.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Kept {
+    pub(crate) book: HealthBook,
+    /// Where the GPU instances are that something is wrong with.
+    places: BTreeMap<(GpuUuid, GpuInstanceId), Placement>,
+    ordinals: Ordinals,
+    /// GPUs whose events cannot be had, and why; all of them if the driver has none.
+    pub(crate) unmonitored: BTreeMap<GpuUuid, GpuErrorCode>,
+    pub(crate) no_events: Option<String>,
+}
+
+/// The answers of one GPU.
+struct Polled {
+    gpu: GpuUuid,
+    vitals: Result<GpuVitals, GpuError>,
+    /// Its GPU instances, if they were asked for and could be had.
+    living: Option<BTreeSet<GpuInstanceId>>,
+}
+
+impl HealthOwner {
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let (out, mut heard) = mpsc::channel(64);
+        let gate = Gate::watch(self.gpus.clone(), out);
+        let epoch = Instant::now();
+        let mut kept = Kept::default();
+        let mut polled_at: Option<Instant> = None;
+        let mut poll_at = epoch;
+        let mut known = BTreeSet::new();
+        loop {
+            let (usable, released, listed) = {
+                let seen = self.seen.borrow_and_update();
+                let inventory = seen.inventory.as_ref();
+                let listed: BTreeSet<GpuUuid> = inventory
+                    .map(|i| i.gpus.keys().cloned().chain(i.problems.iter().map(|p| p.gpu.clone())).collect())
+                    .unwrap_or_default();
+                gate.open(inventory.is_some() && seen.problem.is_none() && seen.released.is_none());
+                (inventory.is_some() && seen.released.is_none(), seen.released.is_some(), listed)
+            };
+            if released {
+                // Whoever asked for that may reset GPUs or load another driver, and nobody would see it.
+                kept.book.all_away();
+            }
+            if listed != known {
+                poll_at = Instant::now();
+                known = listed;
+            }
+            tokio::select! {
+                Some(heard) = heard.recv() => {
+                    if self.hear(&mut kept, heard, epoch.elapsed()).await {
+                        let soon = polled_at.map_or(epoch, |at| at + AT_MOST);
+                        poll_at = poll_at.min(soon.max(Instant::now()));
+                    }
+                }
+                () = tokio::time::sleep_until(poll_at), if usable => {
+                    self.look(&mut kept, &known, epoch).await;
+                    polled_at = Some(Instant::now());
+                    let patients = kept.book.has_patients();
+                    let wait = if patients { self.timing.health_busy } else { self.timing.health };
+                    poll_at = Instant::now() + wait;
+                }
+                Ok(()) = self.held.changed() => {
+                    let ordinals = self.held.borrow_and_update().ordinals.clone();
+                    if kept.ordinals == ordinals {
+                        continue;
+                    }
+                    kept.ordinals = ordinals;
+                    self.tell(&mut kept, Vec::new());
+                }
+                Ok(()) = self.seen.changed() => continue,
+                () = stop.cancelled() => return,
+            }
+            self.book.send_replace(Arc::new(kept.clone()));
+        }
+    }
+
+    /// Takes in what was heard; whether to poll now.
+    async fn hear(&mut self, kept: &mut Kept, heard: Heard, now: Duration) -> bool {
+        let events = match heard {
+            Ok(events) => events,
+            Err(error) => {
+                let error = crate::chain(&error);
+                tracing::warn!(%error, "events of the GPUs cannot be had: their health is only polled");
+                kept.no_events = Some(error);
+                self.count_unmonitored(kept);
+                return false;
+            }
+        };
+        kept.no_events = None;
+        kept.unmonitored = events.unmonitored;
+        self.count_unmonitored(kept);
+        let mut interesting = false;
+        let placed = events.events.iter().any(|event| event.gpu_instance.is_some());
+        let held = if placed { self.held_now().await } else { Vec::new() };
+        for event in events.events {
+            interesting |= HealthBook::is_of_interest(&self.rules, &event);
+            self.count(&event);
+            let event = self.placed(kept, event, &held);
+            let changes = kept.book.event(&self.rules, now, &event);
+            self.tell(kept, changes);
+        }
+        interesting
+    }
+
+    fn count(&self, event: &GpuEvent) {
+        let GpuEventKind::Xid(xid) = event.kind else {
+            tracing::info!(?event, "a GPU sent an event");
+            return;
+        };
+        let class = XidClass::of(xid);
+        let gpu = event.gpu.as_ref().map(ToString::to_string).unwrap_or_default();
+        let instance = event.gpu_instance.map(|id| id.0);
+        tracing::warn!(gpu, instance, xid, class = class.name(), "a GPU reported an Xid");
+        self.metrics.xid(gpu, xid, class);
+    }
+
+    /// The event of an instance whose place is not known is the whole GPU's.
+    fn placed(&self, kept: &mut Kept, event: GpuEvent, held: &[HeldDevice]) -> GpuEvent {
+        let (Some(gpu), Some(id)) = (&event.gpu, event.gpu_instance) else { return event };
+        let place = self.place(gpu, id, held);
+        match place {
+            Some(place) => {
+                kept.places.insert((gpu.clone(), id), place);
+                event
+            }
+            None => GpuEvent { gpu_instance: None, ..event },
+        }
+    }
+
+    /// What the records say, not what was told a moment ago.
+    async fn held_now(&self) -> Vec<HeldDevice> {
+        let executor = self.executor.clone();
+        let read = tokio::task::spawn_blocking(move || executor.held().unwrap_or_default());
+        read.await.unwrap_or_default()
+    }
+
+    /// Where a GPU instance is: by the records, which know those that were made a moment ago, or by the inventory.
+    fn place(&self, gpu: &GpuUuid, id: GpuInstanceId, held: &[HeldDevice]) -> Option<Placement> {
+        let recorded = held.iter().find_map(|held| match held.hold.kind {
+            HoldKind::Partition { placement, .. }
+                if held.hold.gpu == *gpu
+                    && held.made.as_ref().is_some_and(|made| made.gpu_instance == id) =>
+            {
+                Some(placement)
+            }
+            _ => None,
+        });
+        recorded.or_else(|| {
+            let seen = self.seen.borrow();
+            let mig = seen.inventory.as_ref()?.gpus.get(gpu)?.mig.as_ref()?;
+            mig.instances.iter().find(|instance| instance.id == id).map(|instance| instance.placement)
+        })
+    }
+
+    /// Polls all GPUs that are listed or numbered, and tells what has changed.
+    async fn look(&mut self, kept: &mut Kept, listed: &BTreeSet<GpuUuid>, epoch: Instant) {
+        let (gpus, executor, listed) = (self.gpus.clone(), self.executor.clone(), listed.clone());
+        let with_instances: BTreeSet<GpuUuid> = kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
+        let polling = tokio::task::spawn_blocking(move || {
+            let ordinals = executor.ordinals().unwrap_or_default();
+            let mut all = listed;
+            all.extend(ordinals.iter().map(|(gpu, _)| gpu.clone()));
+            let polled = all.into_iter().map(|gpu| {
+                let vitals = gpus.vitals(&gpu);
+                let living = with_instances
+                    .contains(&gpu)
+                    .then(|| gpus.gpu_instances(&gpu).ok())
+                    .flatten()
+                    .map(|living| living.iter().map(|instance| instance.id).collect());
+                Polled { gpu, vitals, living }
+            });
+            let polled: Vec<Polled> = polled.collect();
+            (ordinals, polled)
+        });
+        tokio::pin!(polling);
+        if self.view.borrow().is_none() {
+            if let Ok(done) = tokio::time::timeout(FIRST_LOOK, &mut polling).await {
+                return self.looked(kept, done.ok(), epoch.elapsed());
+            }
+            tracing::warn!("the GPUs do not tell how they are: devices are published without waiting for it");
+            self.view.send_replace(Some(Arc::default()));
+        }
+        let done = polling.await.ok();
+        self.looked(kept, done, epoch.elapsed());
+    }
+
+    fn looked(&mut self, kept: &mut Kept, done: Option<(Ordinals, Vec<Polled>)>, now: Duration) {
+        // Only a panic of the driver's code leaves nothing; the next look tries again.
+        let (ordinals, polled) = done.unwrap_or_default();
+        kept.ordinals = ordinals;
+        let mut changes = Vec::new();
+        for Polled { gpu, vitals, living } in polled {
+            let answer = vitals.map_err(|error| error.code);
+            changes.extend(kept.book.poll(&self.rules, now, &gpu, answer));
+            if let Some(living) = living {
+                changes.extend(kept.book.living(&gpu, &living));
+            }
+        }
+        self.tell(kept, changes);
+        self.count_unmonitored(kept);
+    }
+
+    fn count_unmonitored(&self, kept: &Kept) {
+        let all = || kept.book.gpus().len();
+        let count = kept.no_events.as_ref().map_or(kept.unmonitored.len(), |_| all());
+        self.metrics.unmonitored.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Tells what has changed, and what is so now.
+    fn tell(&mut self, kept: &mut Kept, changes: Vec<HealthChange>) {
+        let sick = kept.book.gpus();
+        kept.places.retain(|(gpu, id), _| sick.get(gpu).is_some_and(|gpu| gpu.partitions.contains_key(id)));
+        for change in &changes {
+            let place = change.partition.and_then(|id| kept.places.get(&(change.gpu.clone(), id)).copied());
+            self.told.change(change, place, kept.ordinals.of(&change.gpu));
+        }
+        self.metrics.health(&kept.book, &kept.ordinals);
+        let view = Arc::new(view_of(kept));
+        self.view.send_if_modified(|known| {
+            let changed = known.as_ref() != Some(&view);
+            if changed {
+                *known = Some(view);
+            }
+            changed
+        });
+    }
+}
+
+fn view_of(kept: &Kept) -> HealthView {
+    let sick = kept.book.gpus().iter().filter(|(_, gpu)| !gpu.is_well());
+    let sick = sick.map(|(uuid, gpu)| {
+        let partitions = gpu.partitions.iter().filter_map(|(id, ailments)| {
+            let place = kept.places.get(&(uuid.clone(), *id))?;
+            Some((*place, ailments.keys().copied().collect()))
+        });
+        let sick = Sick { gpu: gpu.ailments.keys().copied().collect(), partitions: partitions.collect() };
+        (uuid.clone(), sick)
+    });
+    HealthView { sick: sick.collect(), removed: kept.book.removed().clone() }
+}

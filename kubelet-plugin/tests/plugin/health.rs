@@ -1,0 +1,305 @@
+//! Sick GPUs: taints, Events, metrics, what the kubelet is told, and that it ends.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use divvy_fake_cluster::HealthWatch;
+use divvy_gpu_sim::{Fault, profile};
+use divvy_model::health::{GpuEventKind, RecoveryAction, RowRemap};
+use divvy_model::{GpuErrorCode, GpuOp, GpuUuid, MigMode};
+use divvy_proto::health::v1::HealthStatus;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+
+use crate::node::{DRIVER, Node, PATIENCE, POOL, plain, wait};
+
+impl Node {
+    fn uuid(&self, index: usize) -> GpuUuid {
+        self.sim.uuids().swap_remove(index)
+    }
+
+    fn xid(&self, gpu: &GpuUuid, number: u32, gpu_instance: Option<u32>) {
+        assert!(self.sim.send_event(gpu, GpuEventKind::Xid(number), gpu_instance));
+    }
+
+    fn recovery(&self, gpu: &GpuUuid, action: RecoveryAction) {
+        self.sim.edit(|e| e.set_recovery(gpu, Some(action))).unwrap();
+    }
+
+    /// Taints of each device, as `key=value:effect`.
+    fn taints(&self) -> BTreeMap<String, Vec<String>> {
+        let slices = self.api.list::<ResourceSlice>();
+        let devices = slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+        let taints = |device: &k8s_openapi::api::resource::v1::Device| {
+            let taints = device.taints.iter().flatten();
+            let text =
+                taints.map(|t| format!("{}={}:{}", t.key, t.value.as_deref().unwrap_or_default(), t.effect));
+            text.collect()
+        };
+        devices.map(|device| (device.name.clone(), taints(&device))).collect()
+    }
+
+    async fn wait_tainted(&self, expected: &[(&str, &[&str])]) {
+        let expected: BTreeMap<String, Vec<String>> = expected
+            .iter()
+            .map(|(name, taints)| ((*name).to_owned(), taints.iter().map(|t| (*t).to_owned()).collect()))
+            .collect();
+        let mut last = BTreeMap::new();
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while tokio::time::Instant::now() < until {
+            last = self.taints();
+            if last == expected {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("taints are {last:#?}, not {expected:#?}");
+    }
+
+    /// Kind, name and note of each Event with this reason.
+    fn events(&self, reason: &str) -> Vec<(String, String, String)> {
+        let mut events: Vec<_> = self
+            .api
+            .list::<Event>()
+            .into_iter()
+            .filter(|event| event.reason.as_deref() == Some(reason))
+            .map(|event| {
+                let about = event.regarding.unwrap();
+                (about.kind.unwrap(), about.name.unwrap(), event.note.unwrap())
+            })
+            .collect();
+        events.sort();
+        events
+    }
+}
+
+/// Waits until the kubelet was told that these devices are so: the message of those that are not fit.
+async fn told(watch: &mut HealthWatch, expected: &[(&str, Option<&str>)]) {
+    let look = async {
+        loop {
+            let devices = watch.next().await.unwrap().expect("the stream goes on");
+            let told: Vec<(String, Option<String>)> = devices
+                .into_iter()
+                .map(|device| {
+                    let id = device.device.unwrap();
+                    assert_eq!(id.pool_name, POOL);
+                    assert!(device.last_updated_time > 0 && device.health_check_timeout_seconds == 30);
+                    let fit = device.health == i32::from(HealthStatus::Healthy);
+                    (id.device_name, (!fit).then_some(device.message))
+                })
+                .collect();
+            let as_expected = told.len() == expected.len()
+                && told.iter().zip(expected).all(|((name, message), (expected, said))| {
+                    name == expected && message.as_deref() == *said
+                });
+            if as_expected {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, look).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let sick = node.uuid(0);
+    for (name, device) in [("c", "gpu-0"), ("other", "gpu-1")] {
+        node.prepare(&node.claim(name, &[device])).await.unwrap();
+    }
+    let mut v1 = node.kubelet.watch_health(DRIVER, "v1.DRAResourceHealth").await.unwrap();
+    let mut alpha = node.kubelet.watch_health(DRIVER, "v1alpha1.DRAResourceHealth").await.unwrap();
+    told(&mut v1, &[("gpu-0", None), ("gpu-1", None)]).await;
+
+    node.recovery(&sick, RecoveryAction::Reset);
+    node.xid(&sick, 119, None);
+    node.wait_tainted(&[
+        ("gpu-0", &["gpu.divvy.dev/recovery=reset:NoSchedule", "gpu.divvy.dev/xid=119:NoSchedule"]),
+        ("gpu-1", &[]),
+    ])
+    .await;
+    let message = "the GPU needs recovery: reset and reported Xid 119 (reset) (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)";
+    told(&mut v1, &[("gpu-0", Some(message)), ("gpu-1", None)]).await;
+    told(&mut alpha, &[("gpu-0", Some(message)), ("gpu-1", None)]).await;
+    let events = wait("the Events", || {
+        let events = node.events("GpuXid");
+        (events.len() == 3).then_some(events)
+    })
+    .await;
+    let about: Vec<_> = events.iter().map(|(kind, name, _)| (kind.as_str(), name.as_str())).collect();
+    assert_eq!(about, [("Node", "n1"), ("Pod", "pod"), ("ResourceClaim", "c")]);
+    assert_eq!(
+        events[0].2,
+        format!(
+            "{sick} (gpu-0) reported Xid 119 (reset): nothing new is placed on it (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)"
+        )
+    );
+    let metrics = plugin.metrics.encode();
+    for line in [
+        format!("divvy_gpu_healthy{{UUID=\"{sick}\",device=\"gpu-0\"}} 0"),
+        format!("divvy_gpu_ailment{{UUID=\"{sick}\",device=\"gpu-0\",ailment=\"xid\"}} 1"),
+        format!("divvy_gpu_xids_total{{UUID=\"{sick}\",xid=\"119\",class=\"reset\"}} 1"),
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line} in {metrics}");
+    }
+
+    node.recovery(&sick, RecoveryAction::Nothing);
+    node.wait_tainted(&[("gpu-0", &[]), ("gpu-1", &[])]).await;
+    told(&mut v1, &[("gpu-0", None), ("gpu-1", None)]).await;
+    wait("the good news", || (node.events("GpuRecovered").len() == 2).then_some(())).await;
+    let metrics = plugin.metrics.encode();
+    assert!(metrics.contains(&format!("divvy_gpu_healthy{{UUID=\"{sick}\",device=\"gpu-0\"}} 1")));
+    assert!(!metrics.contains("divvy_gpu_ailment{"), "{metrics}");
+    // A server waits for its streams: the plugin ends them.
+    plugin.stop().await;
+    while let Ok(Some(_)) = v1.next().await {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_xid_of_a_partition_concerns_that_partition_alone_and_goes_with_it() {
+    let node = Node::new("h100x1");
+    let gpu = node.uuid(0);
+    node.sim.edit(|e| {
+        e.gpu(&gpu).unwrap().facts.mig_mode = MigMode::Supported { current: true, pending: true };
+        // As with a driver that does not tell: only the end of the partition ends it.
+        e.set_recovery(&gpu, None).unwrap();
+    });
+    let plugin = node.start_with(node.config(&["--mig-profiles", ""]));
+    plugin.wait_ready().await;
+    let (left, right) = ("gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-5");
+    let claims = [node.claim("left", &[left]), node.claim("right", &[right])];
+    for claim in &claims {
+        node.prepare(claim).await.unwrap();
+    }
+    let mut watch = node.kubelet.watch_health(DRIVER, "v1.DRAResourceHealth").await.unwrap();
+    told(&mut watch, &[(left, None), (right, None)]).await;
+    let living = node.sim.engine().gpus()[0].instances.clone();
+    let at_five = living.iter().find(|i| i.instance.placement.start == 5).unwrap().instance.id;
+
+    node.xid(&gpu, 95, Some(at_five.0));
+    let message = "the GPU reported Xid 95 (reset) (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)";
+    told(&mut watch, &[(left, None), (right, Some(message))]).await;
+    let overlapping = |taints: &BTreeMap<String, Vec<String>>| -> Vec<String> {
+        let xid = vec!["gpu.divvy.dev/xid=95:NoSchedule".to_owned()];
+        taints.iter().filter(|(_, taints)| **taints == xid).map(|(name, _)| name.clone()).collect()
+    };
+    let tainted = wait("taints", || Some(overlapping(&node.taints())).filter(|all| !all.is_empty())).await;
+    assert_eq!(
+        tainted,
+        [
+            "gpu-0-mig-1g10gb-19-5",
+            "gpu-0-mig-1g20gb-15-4",
+            "gpu-0-mig-2g20gb-14-4",
+            "gpu-0-mig-3g40gb-9-4",
+            "gpu-0-mig-7g80gb-0-0"
+        ]
+    );
+    let events = wait("the Events", || Some(node.events("GpuXid")).filter(|all| all.len() == 3)).await;
+    assert_eq!(events[2].1, "right");
+
+    node.unprepare(&claims[1]).await.unwrap();
+    wait("the taints' end", || overlapping(&node.taints()).is_empty().then_some(())).await;
+    told(&mut watch, &[(left, None)]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn harmless_and_ignored_xids_are_counted_and_nothing_else() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with(node.config(&["--ignored-xids", "109"]));
+    plugin.wait_ready().await;
+    let gpu = node.uuid(0);
+    for xid in [31, 63, 109] {
+        node.xid(&gpu, xid, None);
+    }
+    wait("the counts", || {
+        let metrics = plugin.metrics.encode();
+        let counted = |xid, class| {
+            metrics.contains(&format!(
+                "divvy_gpu_xids_total{{UUID=\"{gpu}\",xid=\"{xid}\",class=\"{class}\"}} 1"
+            ))
+        };
+        (counted(31, "application") && counted(63, "information") && counted(109, "reset")).then_some(())
+    })
+    .await;
+    assert_eq!(node.published(), plain(&["gpu-0"]));
+    assert_eq!(node.api.list::<Event>().len(), 0);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_was_sick_before_the_plugin_began_is_never_published_as_well() {
+    let node = Node::new("h100x2");
+    node.sim.edit(|e| {
+        for (index, remap) in [(0, (true, false)), (1, (false, true))] {
+            let (pending, failed) = remap;
+            e.gpu_at(index).unwrap().vitals.remap = Some(RowRemap { pending, failed });
+        }
+    });
+    let plugin = node.start().await;
+    node.wait_tainted(&[
+        ("gpu-0", &["gpu.divvy.dev/row-remap=pending:NoSchedule"]),
+        ("gpu-1", &["gpu.divvy.dev/row-remap=failed:NoSchedule"]),
+    ])
+    .await;
+    assert_eq!(
+        (node.api.count("create", "resourceslices"), node.api.count("update", "resourceslices")),
+        (1, 0)
+    );
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_events_the_polls_still_find_out_and_it_is_said() {
+    let node = Node::new("h100x1");
+    node.sim.fault(Fault::fail(GpuErrorCode::NOT_SUPPORTED).of(GpuOp::Events));
+    let plugin = node.start().await;
+    wait("the gauge", || plugin.metrics.encode().contains("divvy_gpus_unmonitored 1").then_some(())).await;
+    node.recovery(&node.uuid(0), RecoveryAction::Reboot);
+    node.wait_tainted(&[("gpu-0", &["gpu.divvy.dev/recovery=reboot:NoSchedule"])]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_hangs_in_every_poll_does_not_keep_the_others_from_being_published() {
+    let node = Node::new("h100x2");
+    let hang = node.sim.fault(Fault::hang().of(GpuOp::Vitals).on(&node.uuid(0)));
+    let plugin = node.start().await;
+    assert_eq!(node.published(), plain(&["gpu-1", "gpu-0"]));
+    node.sim.release(hang);
+    node.recovery(&node.uuid(1), RecoveryAction::Reset);
+    node.wait_tainted(&[("gpu-0", &[]), ("gpu-1", &["gpu.divvy.dev/recovery=reset:NoSchedule"])]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_card_that_replaces_a_lost_one_in_its_slot_is_another_gpu_and_the_old_one_stays_while_it_is_held() {
+    let node = Node::new("h100x2");
+    let mut config = node.config(&[]);
+    config.health.lost_for_good = Duration::from_millis(300);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let old = node.uuid(0);
+    node.sim.lose_gpu(&old);
+    node.wait_tainted(&[("gpu-0", &["gpu.divvy.dev/lost=:NoSchedule"]), ("gpu-1", &[])]).await;
+    wait("the Events", || (node.events("GpuLost").len() == 3).then_some(())).await;
+
+    let slot = node.sim.remove_gpu(&old).unwrap().facts.pci_address;
+    let new = node.sim.add_gpu(profile("h100").unwrap()).unwrap();
+    assert_eq!(
+        node.sim.engine().gpus().iter().find(|g| g.facts.uuid == new).unwrap().facts.pci_address,
+        slot
+    );
+    node.wait_tainted(&[("gpu-0", &["gpu.divvy.dev/lost=:NoSchedule"]), ("gpu-1", &[]), ("gpu-2", &[])])
+        .await;
+    let next = node.claim("next", &["gpu-2"]);
+    assert!(node.prepare(&next).await.is_ok());
+
+    node.unprepare(&claim).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "c").unwrap();
+    node.wait_tainted(&[("gpu-1", &[]), ("gpu-2", &[])]).await;
+    plugin.stop().await;
+}
