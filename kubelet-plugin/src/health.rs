@@ -118,7 +118,7 @@ impl HealthOwner {
                         continue;
                     }
                     kept.ordinals = ordinals;
-                    self.tell(&mut kept, Vec::new());
+                    self.tell(&mut kept, &[]);
                 }
                 Ok(()) = self.seen.changed() => continue,
                 () = stop.cancelled() => return,
@@ -150,7 +150,7 @@ impl HealthOwner {
             self.count(&event);
             let event = self.placed(kept, event, &held);
             let changes = kept.book.event(&self.rules, now, &event);
-            self.tell(kept, changes);
+            self.tell(kept, &changes);
         }
         interesting
     }
@@ -249,7 +249,7 @@ impl HealthOwner {
                 changes.extend(kept.book.living(&gpu, &living));
             }
         }
-        self.tell(kept, changes);
+        self.tell(kept, &changes);
         self.count_unmonitored(kept);
     }
 
@@ -260,21 +260,21 @@ impl HealthOwner {
     }
 
     /// Tells what has changed, and what is so now.
-    fn tell(&mut self, kept: &mut Kept, changes: Vec<HealthChange>) {
+    fn tell(&mut self, kept: &mut Kept, changes: &[HealthChange]) {
         let sick = kept.book.gpus();
         kept.places.retain(|(gpu, id), _| sick.get(gpu).is_some_and(|gpu| gpu.partitions.contains_key(id)));
-        for change in &changes {
+        for change in changes {
             let place = change.partition.and_then(|id| kept.places.get(&(change.gpu.clone(), id)).copied());
             self.told.change(change, place, kept.ordinals.of(&change.gpu));
         }
         self.metrics.health(&kept.book, &kept.ordinals);
         let view = Arc::new(view_of(kept));
         self.view.send_if_modified(|known| {
-            let changed = known.as_ref() != Some(&view);
-            if changed {
+            let differs = known.as_ref() != Some(&view);
+            if differs {
                 *known = Some(view);
             }
-            changed
+            differs
         });
     }
 }

@@ -44,16 +44,12 @@ impl Node {
             .iter()
             .map(|(name, taints)| ((*name).to_owned(), taints.iter().map(|t| (*t).to_owned()).collect()))
             .collect();
-        let mut last = BTreeMap::new();
         let until = tokio::time::Instant::now() + PATIENCE;
-        while tokio::time::Instant::now() < until {
-            last = self.taints();
-            if last == expected {
-                return;
-            }
+        while self.taints() != expected {
+            let now = tokio::time::Instant::now();
+            assert!(now < until, "taints are {:#?}, not {expected:#?}", self.taints());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("taints are {last:#?}, not {expected:#?}");
     }
 
     /// Kind, name and note of each Event with this reason.
@@ -77,7 +73,7 @@ impl Node {
 async fn told(watch: &mut HealthWatch, expected: &[(&str, Option<&str>)]) {
     let look = async {
         loop {
-            let devices = watch.next().await.unwrap().expect("the stream goes on");
+            let devices = watch.next().await.unwrap().unwrap();
             let told: Vec<(String, Option<String>)> = devices
                 .into_iter()
                 .map(|device| {

@@ -6,6 +6,7 @@
     reason = "helpers of tests; clippy excepts only the test functions themselves"
 )]
 
+mod alerts;
 mod bad_input;
 mod binary;
 mod claims;

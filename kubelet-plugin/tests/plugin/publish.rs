@@ -47,14 +47,28 @@ async fn slices_wiped_by_a_kubelet_that_starts_are_back_within_two_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_falls_off_is_withdrawn_unless_a_claim_holds_it_and_comes_back_under_its_name() {
+async fn a_gpu_that_falls_off_is_tainted_and_comes_back_under_its_name() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let lost = node.sim.uuids()[1].clone();
+    node.sim.lose_gpu(&lost);
+    let tainted = ("gpu-1".to_owned(), vec!["gpu.divvy.dev/lost".to_owned()]);
+    let expected = vec![tainted, ("gpu-0".to_owned(), vec![])];
+    wait("the taint", || (node.published() == expected).then_some(())).await;
+    node.sim.restore_gpu(&lost);
+    wait("the return", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
+    assert_eq!(node.api.count("delete", "resourceslices"), 0, "it was published all the time");
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_is_taken_out_is_withdrawn_unless_a_claim_holds_it_and_comes_back_under_its_name() {
     let node = Node::new("h100x3");
     let plugin = node.start().await;
     let claim = node.claim("c", &["gpu-2"]);
     node.prepare(&claim).await.unwrap();
     let uuids = node.sim.uuids();
-    node.sim.lose_gpu(&uuids[1]);
-    node.sim.lose_gpu(&uuids[2]);
+    let [one, two] = [&uuids[1], &uuids[2]].map(|uuid| node.sim.remove_gpu(uuid).unwrap());
     let tainted = ("gpu-2".to_owned(), vec!["gpu.divvy.dev/lost".to_owned()]);
     let expected = vec![tainted, ("gpu-0".to_owned(), vec![])];
     wait("withdrawal", || (node.published() == expected).then_some(())).await;
@@ -76,8 +90,7 @@ async fn a_gpu_that_falls_off_is_withdrawn_unless_a_claim_holds_it_and_comes_bac
     node.api.delete::<ResourceClaim>("default", "c").unwrap();
     wait("the rest", || (node.published() == plain(&["gpu-0"])).then_some(())).await;
 
-    node.sim.restore_gpu(&uuids[1]);
-    node.sim.restore_gpu(&uuids[2]);
+    node.sim.edit(|engine| [one, two].map(|gpu| engine.insert_gpu(gpu)));
     wait("the return", || (node.published() == plain(&["gpu-2", "gpu-1", "gpu-0"])).then_some(())).await;
     plugin.stop().await;
 }

@@ -4,12 +4,12 @@ use sha2::{Digest, Sha256};
 
 use crate::node::{DRIVER, Node, device, wait};
 
-fn record(node: &Node, uid: &str) -> std::path::PathBuf {
+pub(crate) fn record(node: &Node, uid: &str) -> std::path::PathBuf {
     node.kubelet.config().plugin_dir(DRIVER).join("claims").join(format!("{uid}.json"))
 }
 
 /// The same record as a later version would have written it.
-fn make_newer(path: &std::path::Path) {
+pub(crate) fn make_newer(path: &std::path::Path) {
     let text = fs_err::read_to_string(path).unwrap();
     let (_, body) = text.trim_end().split_once("\"body\":").unwrap();
     let body = body.strip_suffix('}').unwrap().replace("\"version\":3}", "\"version\":99}");

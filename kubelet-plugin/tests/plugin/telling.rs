@@ -1,6 +1,9 @@
 //! Events, conditions, metrics and the debug page.
 
 use divvy_fake_cluster::FakeApi;
+use divvy_gpu_sim::Fault;
+use divvy_model::health::{GpuEventKind, RecoveryAction};
+use divvy_model::{GpuErrorCode, GpuOp};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -125,13 +128,48 @@ fn unmoved(text: &str) -> Vec<&str> {
         .collect()
 }
 
+/// `docs/metrics.md` has these metrics and no others.
+fn assert_documented(text: &str) {
+    let mut shown: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .map(|line| match line.split_once(' ') {
+            Some((name, "counter")) => format!("{name}_total"),
+            Some((name, _)) => name.to_owned(),
+            None => line.to_owned(),
+        })
+        .collect();
+    shown.sort();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let mut documented: Vec<String> = fs_err::read_to_string(path)
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next().map(str::to_owned))
+        .collect();
+    documented.sort();
+    assert_eq!(shown, documented);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_metric_moves_in_the_life_of_a_plugin() {
-    let node = Node::new("h100x1");
+async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
+    let node = Node::new("h100x2");
+    // A fence, from a claim of a later version.
+    let newer = node.claim("newer", &["gpu-1"]);
+    let plugin = node.start().await;
+    node.prepare(&newer).await.unwrap();
+    plugin.stop().await;
+    crate::records::make_newer(&crate::records::record(&node, &newer.uid));
     let plugin = node.start().await;
     let claim = node.claim("c", &["gpu-0"]);
     node.prepare(&claim).await.unwrap();
     node.prepare(&node.claim("conflict", &["gpu-0"])).await.unwrap_err();
+    let gpu = node.sim.uuids()[1].clone();
+    node.sim.edit(|e| e.set_recovery(&gpu, Some(RecoveryAction::Reset))).unwrap();
+    node.sim.send_event(&gpu, GpuEventKind::Xid(79), None);
+    // From the next wait on.
+    let deaf = Fault::fail(GpuErrorCode::NOT_SUPPORTED).of(GpuOp::Events);
+    wait("the Xid", || plugin.metrics.encode().contains("divvy_gpu_xids_total{").then_some(())).await;
+    node.sim.fault(deaf);
     for file in node.cdi_files().keys() {
         fs_err::remove_file(node.cdi_dir().join(file)).unwrap();
     }
@@ -143,6 +181,7 @@ async fn every_metric_moves_in_the_life_of_a_plugin() {
             unmoved(&text).is_empty().then_some(())
         })
         .await;
+        assert_documented(&plugin.metrics.encode());
         drop(held);
     };
     let (answer, ()) = tokio::join!(running, look);
