@@ -73,6 +73,7 @@ impl World {
             nvml_library: None,
             offer,
             mig_profiles: String::new(),
+            ignored_xids: String::new(),
             hook_path: None,
             http: String::new(),
             debug_http: String::new(),

@@ -1,4 +1,4 @@
-//! Every alert of `deploy/alerts/divvy.rules.yaml` fires in a plugin's life that causes it, and not in a calm one.
+//! Every alert of `deploy/chart/divvy/files/divvy.rules.yaml` fires in a plugin's life that causes it, and not in a calm one.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::records::{make_newer, record};
 
 /// Name and expression of each alert.
 fn alerts() -> Vec<(String, String)> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/alerts/divvy.rules.yaml");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/divvy/files/divvy.rules.yaml");
     let text = fs_err::read_to_string(path).unwrap();
     let field = |key: &str| -> Vec<String> {
         text.lines().filter_map(|line| line.trim().strip_prefix(key).map(|v| v.trim().to_owned())).collect()

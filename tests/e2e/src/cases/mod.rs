@@ -5,6 +5,7 @@
 
 mod corpus;
 mod faults;
+mod health;
 mod mig;
 mod pods;
 mod policy;
@@ -50,6 +51,8 @@ pub const ALL: &[Case] = &[
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
     alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
     alone("the_plugin_can_be_a_program_of_the_node", faults::host_process),
+    alone("a_sick_gpu_is_tainted_told_to_its_pod_and_given_out_again_when_it_is_well", health::xid),
+    alone("a_lost_gpu_is_tainted_under_its_pod_and_comes_back", health::lost),
     modes("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
     modes("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
     modes("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),

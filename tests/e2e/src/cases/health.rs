@@ -1,0 +1,98 @@
+//! Sick GPUs under running pods. Each case has the cluster to itself.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use divvy_api::names;
+use divvy_model::health::{GpuEventKind, RecoveryAction};
+use serde_json::Value;
+
+use crate::api::at;
+use crate::case::{Env, PATIENCE};
+use crate::objects::{Pod, claim, product};
+use crate::process::say;
+use crate::wait::poll;
+
+const PRODUCT: &str = "NVIDIA L4";
+/// A recovered GPU counts as well after a minute without its ailment.
+const RECOVERY: Duration = Duration::from_mins(3);
+
+/// What the pod's status says of the health of its first device, and the message.
+fn told(env: &Env, pod: &str) -> Result<(String, String)> {
+    let pod = env.api().get(&env.path("Pod", pod)?)?.context("the pod is gone")?;
+    let first = at(&pod, "status.containerStatuses.0.allocatedResourcesStatus.0.resources.0").clone();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok((text(at(&first, "health")), text(at(&first, "message"))))
+}
+
+fn wait_told(env: &Env, pod: &str, health: &str) -> Result<String> {
+    let what = format!("status of pod {pod} that says {health}");
+    poll(&what, PATIENCE, || Ok(told(env, pod)?.0 == health))
+        .with_context(|| format!("it says {:?}", told(env, pod).ok()))?;
+    Ok(told(env, pod)?.1)
+}
+
+/// Whether a GPU's devices have this taint, and no other device of the node has.
+fn tainted(env: &Env, gpu: &str, key: &str) -> Result<bool> {
+    let has = |keys: &[String]| keys.iter().any(|one| one == key);
+    let others: Vec<&str> =
+        env.driver.gpus().of_product("").into_iter().filter(|uuid| *uuid != gpu).collect();
+    for other in others {
+        ensure!(!has(&env.driver.taints(other)?), "{other} is tainted with {key}, although {gpu} is sick");
+    }
+    Ok(has(&env.driver.taints(gpu)?))
+}
+
+pub(super) fn xid(env: &Env) -> Result<()> {
+    let gpus = env.driver.gpus();
+    let gpu = gpus.only(PRODUCT)?;
+    let uid = Env::uid(&env.create(&claim("first", &product(PRODUCT)))?)?;
+    env.create(&Pod::new("a").claim("first").build())?;
+    env.check("a", "main", &["first"])?;
+    wait_told(env, "a", "Healthy")?;
+
+    gpus.edit(gpu, |engine, uuid| {
+        engine.set_recovery(uuid, Some(RecoveryAction::Reset))?;
+        engine.send_event(uuid, GpuEventKind::Xid(119), None);
+        anyhow::Ok(())
+    })??;
+    poll("taint of the GPU with an Xid", PATIENCE, || tainted(env, gpu, names::taints::XID))?;
+    poll("taint of the recovery action", PATIENCE, || tainted(env, gpu, names::taints::RECOVERY))?;
+    let message = wait_told(env, "a", "Unhealthy")?;
+    ensure!(message.contains("Xid 119"), "the pod's status says {message:?}");
+    poll("Event of the pod", PATIENCE, || Ok(env.messages("a").iter().any(|m| m.contains("Xid 119"))))?;
+    // The running pod stays; nobody else gets the GPU when it has gone.
+    env.end("a", &uid)?;
+    env.create(&claim("second", &product(PRODUCT)))?;
+    env.create(&Pod::new("b").claim("second").build())?;
+    env.wait_until_unschedulable("b")?;
+
+    let start = std::time::Instant::now();
+    gpus.edit(gpu, |engine, uuid| engine.set_recovery(uuid, Some(RecoveryAction::Nothing)))??;
+    poll("end of the taints", RECOVERY, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    say(&format!(
+        "     a GPU that was reset was given out again after {:.0} s",
+        start.elapsed().as_secs_f32()
+    ));
+    env.check("b", "main", &["second"])?;
+    wait_told(env, "b", "Healthy")?;
+    Ok(())
+}
+
+pub(super) fn lost(env: &Env) -> Result<()> {
+    let gpus = env.driver.gpus();
+    let gpu = gpus.only(PRODUCT)?;
+    let lose = |lost: bool| {
+        gpus.edit(gpu, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.lost = lost))?.context("no such GPU")
+    };
+    env.create(&claim("held", &product(PRODUCT)))?;
+    env.create(&Pod::new("a").claim("held").build())?;
+    env.check("a", "main", &["held"])?;
+    lose(true)?;
+    poll("taint of the lost GPU", PATIENCE, || tainted(env, gpu, names::taints::LOST))?;
+    wait_told(env, "a", "Unhealthy")?;
+    lose(false)?;
+    poll("end of the taint", RECOVERY, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    wait_told(env, "a", "Healthy")?;
+    env.wait_until_running("a").map(drop)
+}
