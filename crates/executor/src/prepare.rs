@@ -1,13 +1,14 @@
 //! Prepare: locks, snapshot, decision; then carry it out, or wait without any lock and look again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
     Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry,
-    Snapshot, Stored,
+    Rights, Snapshot, Stored,
 };
-use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Ordinals};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
 
 use crate::release::Release;
 use crate::run::Left;
@@ -144,8 +145,8 @@ impl Executor {
         let records = self.state.records().map_err(stored)?;
         let gpus = concerned.iter().map(|gpu| Ok((gpu.clone(), self.state.gpu(gpu)?)));
         let gpus = gpus.collect::<Result<BTreeMap<_, _>, StoreError>>().map_err(stored)?;
-        let inventory = self.parts.inventory.inventory();
         let rights = self.rights();
+        let inventory = self.parts.inventory.inventory().map(|i| self.with_modes_of(i, &concerned, &rights));
         let snapshot = Snapshot {
             driver: &self.config.driver,
             inventory: inventory.as_deref(),
@@ -218,6 +219,26 @@ impl Executor {
                 "prepared again without a trace: an unprepare of it that is still under way may come after"
             );
         }
+    }
+
+    /// The inventory with MIG mode as it is now, of GPUs whose mode is not ours to change: what was read may be a minute
+    /// old, and there is no step that would find out.
+    fn with_modes_of(
+        &self,
+        mut inventory: Arc<Inventory>,
+        gpus: &BTreeSet<GpuUuid>,
+        rights: &Rights,
+    ) -> Arc<Inventory> {
+        for gpu in gpus.intersection(&rights.static_gpus) {
+            let known = inventory.gpus.get(gpu).map(|gpu| gpu.facts.mig_mode);
+            if let Ok(now) = self.parts.steps.mig_mode(gpu)
+                && known.is_some_and(|known| known != now)
+                && let Some(gpu) = Arc::make_mut(&mut inventory).gpus.get_mut(gpu)
+            {
+                gpu.facts.mig_mode = now;
+            }
+        }
+        inventory
     }
 
     /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.

@@ -19,6 +19,8 @@ mod mig_hardware;
 #[cfg(test)]
 mod mig_rows;
 #[cfg(test)]
+mod modes;
+#[cfg(test)]
 mod story;
 #[cfg(test)]
 mod world;

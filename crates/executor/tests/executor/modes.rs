@@ -1,0 +1,458 @@
+//! The modes of GPUs under a scheduler that cannot be trusted: any claims of whole GPUs, shares, partitions and admin
+//! devices, rules that change, processes, crashes at any call, time slices that fail. A GPU is never in two modes, no hold
+//! is lost or leaked, what others made stays, and the time slice is back at what it was once nobody asks for another.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use divvy_claims::{
+    AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Rights, Stored,
+};
+use divvy_executor::{Event, Executor, Folder, PrepareError, Refresh, Unprepared, chain};
+use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
+use divvy_model::{BootId, ClaimUid, GpuUuid, HoldKind, Mode, TimeSlice};
+use serde_json::json;
+
+use crate::mig_crash::{claim_of, living, mig_world, sim, uid};
+use crate::world::{Chance, DRIVER, HardwareFault, Moment, World};
+
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+const GPUS: usize = 2;
+const PARTITIONS: [&str; 4] = ["mig-1g10gb-19-0", "mig-1g10gb-19-1", "mig-3g40gb-9-4", "mig-7g80gb-0-0"];
+
+/// A claim of devices by their names; shares get ids of their own. `slice` goes into configs for shares and whole GPUs.
+fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at: &str) -> Claim {
+    let names: Vec<_> = devices.iter().map(String::as_str).collect();
+    let mut claim = claim_of(name, &names, allocated_at);
+    for (n, result) in claim.allocation.results.iter_mut().enumerate() {
+        let is = |end: &str| result.device.as_str().ends_with(end);
+        let (share, admin) = (is("-ts"), is("-admin"));
+        let share_id = share.then(|| format!("{name}-{allocated_at}-{n}"));
+        *result = AllocatedDevice { share_id, admin_access: admin, ..result.clone() };
+    }
+    claim.configs.extend(slice.into_iter().flat_map(|slice| {
+        ["ShareConfig", "GpuConfig"].map(|kind| ConfigEntry {
+            source: ConfigSource::Claim,
+            requests: Vec::new(),
+            driver: DRIVER.to_owned(),
+            parameters: json!({
+                "apiVersion": "divvy.dev/v1beta1", "kind": kind, "timeSlicing": { "interval": slice.name() }
+            }),
+        })
+    }));
+    claim
+}
+
+struct Story {
+    world: World,
+    executor: Executor,
+    chance: Chance,
+    rights: Rights,
+    /// Answers the kubelet has, and has not been told to forget.
+    answered: BTreeMap<ClaimUid, Claim>,
+    lingering: BTreeSet<ClaimUid>,
+    /// What somebody else has made.
+    foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
+    allocations: u32,
+    refused: BTreeMap<&'static str, usize>,
+}
+
+impl Story {
+    fn new(seed: u64) -> Self {
+        let world = mig_world("h100x2", seed);
+        let executor = world.start();
+        let mut story = Self {
+            world,
+            executor,
+            chance: Chance(seed ^ 0x0de5),
+            rights: Rights::default(),
+            answered: BTreeMap::new(),
+            lingering: BTreeSet::new(),
+            foreign: BTreeMap::new(),
+            allocations: 0,
+            refused: BTreeMap::new(),
+        };
+        if story.chance.one_in(3) {
+            story.someone_cuts();
+        }
+        story
+    }
+
+    fn say(&self, text: String) {
+        self.world.lock().log.push(text);
+    }
+
+    fn boot(&self) -> BootId {
+        format!("boot-{}", self.world.lock().boot).parse().unwrap()
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let records = self.world.lock().records().into_values();
+        records
+            .map(|stored| match stored {
+                Stored::Fine(record) => record,
+                other => panic!("{other:?}"),
+            })
+            .collect()
+    }
+
+    /// The last GPU is the administrator's: he makes two instances, and says so, or will.
+    fn someone_cuts(&mut self) {
+        let gpu = self.world.gpu(GPUS - 1);
+        let free =
+            living(&self.world, &gpu).is_empty() && self.records().iter().all(|r| !r.gpus().contains(&gpu));
+        if !free || !self.world.lock().mig_late.is_empty() {
+            return;
+        }
+        let sim = sim(&self.world);
+        drop(sim.edit(|e| e.set_mig_mode(&gpu, true)));
+        for (profile, start) in [(19, 0), (9, 4)] {
+            if let Ok(made) = sim.make_foreign_instance(&gpu, GpuInstanceProfileId(profile), start) {
+                self.foreign.entry(gpu.clone()).or_default().push(made);
+            }
+        }
+        self.rights.static_gpus.insert(gpu);
+        self.new_rights("the administrator cuts the last GPU".to_owned());
+    }
+
+    fn new_rights(&mut self, what: String) {
+        self.say(format!("{what}: static {:?}", self.rights.static_gpus));
+        self.executor.set_rights(self.rights.clone());
+    }
+
+    fn any_device(&mut self) -> String {
+        let gpu = format!("gpu-{}", self.chance.below(GPUS));
+        match self.chance.below(10) {
+            0..=1 => gpu,
+            2..=5 => format!("{gpu}-ts"),
+            6 => format!("{gpu}-admin"),
+            _ => format!("{gpu}-{}", PARTITIONS[self.chance.below(PARTITIONS.len())]),
+        }
+    }
+
+    /// A scheduler that knows nothing of counters.
+    fn allocate(&mut self, name: &str) {
+        if self.world.lock().api.contains_key(&uid(name)) {
+            return;
+        }
+        let devices: Vec<_> = (0..=self.chance.below(2)).map(|_| self.any_device()).collect();
+        let slice = [None, None, Some(TimeSlice::Long), Some(TimeSlice::Short)][self.chance.below(4)];
+        self.allocations += 1;
+        let new = claim(name, &devices, slice, &format!("t{}", self.allocations));
+        self.say(format!("allocate {name} {devices:?} {slice:?}"));
+        self.world.lock().api.insert(new.uid.clone(), new);
+    }
+
+    fn prepare(&mut self, name: &str) -> bool {
+        let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return false };
+        self.say(format!("prepare {name}"));
+        let answer = self.world.prepare(&self.executor, &wanted);
+        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
+        let alive = !self.world.lock().dead;
+        match &answer {
+            Ok(prepared) if alive => {
+                let names: BTreeSet<_> = prepared.devices.iter().flat_map(|d| &d.cdi_ids).collect();
+                let distinct: BTreeSet<_> =
+                    wanted.allocation.results.iter().map(|r| (&r.device, &r.share_id)).collect();
+                assert_eq!(names.len(), distinct.len(), "each share has a CDI device of its own");
+                self.lingering.remove(&wanted.uid);
+                self.answered.insert(wanted.uid.clone(), wanted);
+            }
+            Err(PrepareError::Refused(refusal)) if alive => {
+                *self.refused.entry(refusal.category()).or_default() += 1;
+            }
+            _ => {}
+        }
+        self.recover();
+        answer.is_ok() && alive
+    }
+
+    fn unprepare(&mut self, name: &str) {
+        self.say(format!("unprepare {name}"));
+        let answer = self.world.unprepare(&self.executor, &uid(name));
+        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |a| format!("{a:?}"))));
+        match answer {
+            Ok(Unprepared::Done | Unprepared::NothingThere) if !self.world.lock().dead => {
+                self.answered.remove(&uid(name));
+                self.lingering.remove(&uid(name));
+            }
+            Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
+            _ => {
+                self.lingering.insert(uid(name));
+            }
+        }
+        self.recover();
+    }
+
+    fn restart(&mut self) {
+        self.say("restart".to_owned());
+        self.world.kill();
+        self.begin_again();
+    }
+
+    fn begin_again(&mut self) {
+        self.executor = self.world.start();
+        // Policies may come before or after the first claims.
+        if self.chance.one_in(2) {
+            self.executor.set_rights(self.rights.clone());
+        }
+        let report = self.executor.restore_cdi([Refresh::Missing, Refresh::All][self.chance.below(2)]);
+        self.executor.set_rights(self.rights.clone());
+        self.say(format!("    {:?}", report.events));
+    }
+
+    fn recover(&mut self) {
+        while self.world.lock().dead {
+            self.restart();
+        }
+        let known: BTreeSet<_> = self.records().into_iter().map(|r| r.uid).collect();
+        let (lingering, api) = (&self.lingering, self.world.lock().api.clone());
+        self.answered.retain(|uid, claim| {
+            let live = api.get(uid).is_some_and(|now| now.allocation == claim.allocation);
+            known.contains(uid) || (live && !lingering.contains(uid))
+        });
+        self.lingering.retain(|uid| known.contains(uid));
+    }
+
+    fn reconcile(&mut self) {
+        self.say("reconcile".to_owned());
+        let report = self.executor.reconcile(&self.world.view());
+        self.say(format!("    {:?}", report.events));
+        let dead = self.world.lock().dead;
+        if !dead && !report.events.iter().any(|e| matches!(e, Event::Failed { .. })) {
+            let records = self.records();
+            let set = self.world.lock().slices.clone().unwrap();
+            for (gpu, slice) in set {
+                let asked = records.iter().flat_map(Record::holds);
+                let asked: Vec<_> = asked.filter(|h| h.gpu == gpu).filter_map(|h| h.time_slice).collect();
+                assert!(asked.contains(&slice), "{gpu} is left with {slice}, asked for are {asked:?}");
+            }
+        }
+        self.recover();
+    }
+
+    /// True after every event.
+    fn check(&self) {
+        let (boot, records) = (self.boot(), self.records());
+        let mut holds: BTreeMap<GpuUuid, Vec<_>> = BTreeMap::new();
+        for record in &records {
+            for hold in record.holds().filter(|hold| hold.kind.needs().is_some()) {
+                holds.entry(hold.gpu.clone()).or_default().push(hold);
+            }
+        }
+        for (gpu, holds) in &holds {
+            let modes: BTreeSet<_> = holds.iter().filter_map(|h| h.kind.needs()).collect();
+            assert_eq!(modes.len(), 1, "{gpu} is in two modes: {holds:?}");
+            let slices: BTreeSet<_> = holds.iter().filter_map(|h| h.time_slice).collect();
+            assert!(slices.len() < 2, "{gpu} has two time slices: {holds:?}");
+            assert!(!modes.contains(&Mode::Whole) || holds.len() == 1, "{gpu} is held twice: {holds:?}");
+            for (n, one) in holds.iter().enumerate() {
+                let HoldKind::Partition { placement, .. } = one.kind else { continue };
+                for other in &holds[n + 1..] {
+                    let HoldKind::Partition { placement: beside, .. } = other.kind else { continue };
+                    assert!(!placement.overlaps(beside), "{one:?} and {other:?}");
+                }
+            }
+        }
+        for record in records.iter().filter(|r| r.phase == Phase::Prepared && r.boot == boot) {
+            self.check_hardware(record);
+        }
+        for (gpu, made) in &self.foreign {
+            let there: Vec<_> = living(&self.world, gpu).into_iter().flat_map(|(_, c)| c).collect();
+            assert!(made.iter().all(|m| there.contains(m)), "of {made:?} only {there:?} live");
+        }
+        for (uid, claim) in &self.answered {
+            let anew = self.world.lock().api.get(uid).is_some_and(|now| now.allocation != claim.allocation);
+            assert!(anew || records.iter().any(|r| r.uid == *uid), "{uid} is in use and has no record");
+        }
+    }
+
+    fn check_hardware(&self, record: &Record) {
+        for device in &record.devices {
+            let on = sim(&self.world).edit(|e| e.gpu(&device.gpu).unwrap().facts.mig_mode);
+            match device.kind.needs() {
+                None => {}
+                Some(Mode::Partitioned) => {
+                    assert!(on.is_on());
+                    let made = device.partition(&record.steps).expect("on record");
+                    let there = living(&self.world, &device.gpu);
+                    let found = there.iter().flat_map(|(_, c)| c).find(|c| c.uuid == made.uuid);
+                    assert!(found.is_some(), "{} does not live", device.allocated.device);
+                    let theirs = self.foreign.get(&device.gpu).is_some_and(|f| f.contains(found.unwrap()));
+                    assert_eq!(theirs, device.is_static, "{}", device.allocated.device);
+                }
+                Some(_) => assert!(!on.is_on(), "MIG mode is on under {}", device.allocated.device),
+            }
+            if let Some(slice) = device.time_slice {
+                let set = self.world.lock().slices.clone().unwrap();
+                let set = set.get(&device.gpu).copied().unwrap_or(TimeSlice::Default);
+                assert_eq!(set, slice, "of {}", device.gpu);
+            }
+        }
+    }
+
+    fn random_step(&mut self) {
+        let any = NAMES[self.chance.below(NAMES.len())];
+        let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
+        let known: Vec<_> = self.answered.values().map(|c| c.name.clone()).collect();
+        let mut one_of = |names: &[String]| {
+            if names.is_empty() || self.chance.one_in(4) {
+                any.to_owned()
+            } else {
+                names[self.chance.below(names.len())].clone()
+            }
+        };
+        let (allocated, known) = (one_of(&allocated), one_of(&known));
+        match self.chance.below(26) {
+            0..=4 => self.allocate(any),
+            5..=10 => drop(self.prepare(&allocated)),
+            11..=13 => {
+                self.unprepare(&known);
+                if self.chance.one_in(2) {
+                    self.world.lock().api.remove(&uid(&known));
+                }
+            }
+            14 => {
+                self.say(format!("deallocate {allocated}"));
+                self.world.lock().api.remove(&uid(&allocated));
+            }
+            15..=16 => {
+                let moment = [Moment::Before, Moment::During, Moment::After][self.chance.below(3)];
+                self.world.crash_in(self.chance.below(40), moment);
+            }
+            17 => self.restart(),
+            18 if self.chance.one_in(2) => {
+                self.say("reboot".to_owned());
+                self.world.reboot();
+                self.foreign.clear();
+                self.begin_again();
+            }
+            19 => self.start_process(),
+            20 => sim(&self.world).edit(|e| e.end_process(100)),
+            21 => {
+                let after = Duration::from_secs(1);
+                let faults = [
+                    HardwareFault::Refuses,
+                    HardwareFault::Lies,
+                    HardwareFault::Late { after, succeeds: true },
+                    HardwareFault::Late { after, succeeds: false },
+                ];
+                let fault = faults[self.chance.below(4)];
+                self.say(format!("next time slice: {fault:?}"));
+                self.world.lock().slice_fault = Some(fault);
+            }
+            22 => self.change_policy(),
+            23 => self.someone_cuts(),
+            24 => self.reconcile(),
+            _ => self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)])),
+        }
+        self.recover();
+        self.check();
+    }
+
+    fn change_policy(&mut self) {
+        let gpu = self.world.gpu(self.chance.below(GPUS));
+        if !self.rights.static_gpus.remove(&gpu) {
+            self.rights.static_gpus.insert(gpu);
+        }
+        self.new_rights("another policy".to_owned());
+    }
+
+    /// A container of some claim starts to compute.
+    fn start_process(&mut self) {
+        let records: Vec<_> = self.records().into_iter().filter(|r| r.phase == Phase::Prepared).collect();
+        if records.is_empty() {
+            return;
+        }
+        let record = &records[self.chance.below(records.len())];
+        for device in record.devices.iter().filter(|d| d.kind.needs().is_some() && d.step().is_none()) {
+            sim(&self.world).start_process(&device.gpu, 100);
+        }
+        self.say(format!("process of {}", record.name));
+        self.world.lock().pods.insert(100, format!("pod-{}", record.name));
+    }
+
+    /// Everybody goes: nothing is left of any mode, and every GPU can be all it could be.
+    fn end(&mut self) {
+        self.say("end".to_owned());
+        self.world.no_crash();
+        self.recover();
+        self.world.lock().slice_fault = None;
+        sim(&self.world).edit(|e| e.end_process(100));
+        self.world.pass(Duration::from_mins(5));
+        self.world.lock().api.clear();
+        // Some are never unprepared.
+        if self.chance.one_in(2) {
+            for name in NAMES {
+                self.unprepare(name);
+            }
+        }
+        for _ in 0..2 {
+            self.reconcile();
+            self.world.pass(Duration::from_mins(5));
+        }
+        self.check();
+        assert_eq!(self.records(), []);
+        let m = self.world.lock();
+        assert_eq!(m.cdi.keys().collect::<Vec<_>>(), Vec::<&String>::new());
+        assert_eq!(m.slices.clone().unwrap(), BTreeMap::new(), "every time slice is back at the default");
+        for (file, bytes) in m.files(Folder::Gpus) {
+            let Stored::Fine(state) = GpuState::decode(&bytes) else { panic!("{file}") };
+            assert!(!state.has_time_slice() && state.fence.is_none(), "{file}: {state:?}");
+        }
+        drop(m);
+        self.rights = Rights::default();
+        self.new_rights("the end".to_owned());
+        let foreign: BTreeSet<_> = self.foreign.keys().cloned().collect();
+        for number in 0..GPUS {
+            if foreign.contains(&self.world.gpu(number)) {
+                continue;
+            }
+            assert!(living(&self.world, &self.world.gpu(number)).is_empty(), "instances are left");
+            for device in ["", "-ts", "-mig-7g80gb-0-0"] {
+                let last = claim("last", &[format!("gpu-{number}{device}")], None, "t");
+                self.world.lock().api.insert(last.uid.clone(), last);
+                assert!(self.prepare("last"), "gpu-{number}{device} is not free");
+                self.unprepare("last");
+                self.world.lock().api.clear();
+            }
+        }
+    }
+}
+
+fn play(story: &mut Story) -> usize {
+    let steps = 20 + story.chance.below(60);
+    for _ in 0..steps {
+        story.random_step();
+    }
+    story.end();
+    story.world.lock().calls
+}
+
+#[test]
+fn a_gpu_is_never_in_two_modes_whatever_the_scheduler_gives_out_and_whenever_the_process_dies() {
+    let sequences =
+        std::env::var("DIVVY_MODE_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(120_u64);
+    let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
+    let began = Instant::now();
+    let (mut calls, mut refused) = (0, BTreeMap::<_, usize>::new());
+    for seed in first..first + sequences {
+        let mut story = Story::new(seed);
+        let world = story.world.clone();
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(&mut story))) {
+            Ok(n) => calls += n,
+            Err(panic) => {
+                eprintln!("sequence {seed} failed (DIVVY_SEED={seed} DIVVY_MODE_SEQUENCES=1 runs it alone)");
+                eprintln!("{}", world.lock().log.join("\n"));
+                std::panic::resume_unwind(panic);
+            }
+        }
+        for (category, times) in story.refused {
+            *refused.entry(category).or_default() += times;
+        }
+    }
+    println!(
+        "{sequences} sequences, {calls} calls into the seams, {:.2?}; refused: {refused:?}",
+        began.elapsed()
+    );
+}
