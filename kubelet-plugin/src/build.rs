@@ -98,8 +98,7 @@ pub(crate) fn executor(
         time_slices: Arc::new(SmiSlices {
             host: host.clone(),
             at: driver_at(config),
-            // Without the path of this very program, only programs that need no other root can be run.
-            smi: Smi::new(std::env::current_exe().ok()),
+            smi: Smi::new(),
             inventory: inventory.clone(),
             clock: clock.clone(),
         }),

@@ -42,7 +42,7 @@ mod time_slices;
 pub use app::{Deps, run};
 pub use args::Args;
 pub use config::{Config, ConfigError, Offer, Timing};
-pub use divvy_host::enter_root;
+pub use divvy_host::become_other;
 pub use error::RunError;
 pub use sockets::{SocketNames, TooLong};
 pub use start::{StartError, start};

@@ -4,12 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use divvy_kubelet_plugin::{Args, enter_root, start};
+use divvy_kubelet_plugin::{Args, become_other, start};
 use divvy_telemetry::Chain;
 
 fn main() -> ExitCode {
-    // Runs nvidia-smi inside the driver's root: this program is started for that by itself.
-    if let Some(code) = enter_root(std::env::args_os()) {
+    // Started by itself to run nvidia-smi.
+    if let Some(code) = become_other(std::env::args_os()) {
         return code.into();
     }
     // Before all else: a process has one TLS provider, and kube's client panics if nobody chose.

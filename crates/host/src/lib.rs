@@ -41,7 +41,7 @@ pub use nodes::{
 };
 pub use processes::{Holder, Holders, device_holders};
 pub use root::HostRoot;
-pub use smi::{IN_ROOT, Smi, SmiError, enter_root};
+pub use smi::{Smi, SmiError, become_other};
 pub use topology::{DrmNode, drm_nodes, topology};
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
 //! `nvidia-smi`, for the one thing that NVML cannot do: a GPU's time slice (`nvidia-smi compute-policy`).
 //!
 //! It is the driver's own program and needs the driver's own libraries. From a driver root that is a whole root file
-//! system it is run inside that (`chroot`, by way of this program itself: [`enter_root`]); from one that holds the driver's
-//! files only it is run as it is, with the driver's library folders before all others.
+//! system it is run inside that (`chroot`); from one that holds the driver's files only it is run as it is, with the
+//! driver's library folders before all others. Either way by way of this program itself ([`become_other`]), so that it does
+//! not outlive a plugin that is killed: what it would do then nobody would expect.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,8 +29,11 @@ const MOST_TEXT: u64 = 16 * 1024;
 const LOADERS: [&str; 3] =
     ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1", "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"];
 
-/// The first argument with which a program of divvy runs another inside a root: see [`enter_root`].
-pub const IN_ROOT: &str = "run-in-root";
+/// The first argument with which a program of divvy becomes another: see [`become_other`].
+const AS_OTHER: &str = "run-as-other";
+
+/// Whether this program's `main` begins with [`become_other`].
+static CAN_BECOME: AtomicBool = AtomicBool::new(false);
 
 /// Why `nvidia-smi` did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -91,14 +96,15 @@ impl SmiError {
 pub struct Smi {
     /// Runs that could not even be killed.
     hanging: Mutex<Vec<Child>>,
-    /// This program, if it knows [`enter_root`].
+    /// A program that begins with [`become_other`].
     helper: Option<PathBuf>,
 }
 
 impl Smi {
-    /// `helper`: a program that begins with [`enter_root`], for driver roots that are whole root file systems.
-    pub fn new(helper: Option<PathBuf>) -> Self {
-        Self { hanging: Mutex::default(), helper }
+    /// By way of this program, if its `main` begins with [`become_other`].
+    pub fn new() -> Self {
+        let helper = CAN_BECOME.load(Ordering::Relaxed).then(std::env::current_exe);
+        Self { hanging: Mutex::default(), helper: helper.and_then(Result::ok) }
     }
 
     /// The GPU's time slice; `None` if the answer cannot be understood.
@@ -154,17 +160,23 @@ impl Smi {
         let root = driver.root.see(Path::new("/"));
         let program =
             driver.nvidia_smi.as_ref().ok_or_else(|| SmiError::Absent(driver.root.host().to_owned()))?;
-        if root == Path::new("/") {
-            return Ok(Command::new(program));
+        let by_way_of = |root: &Path, program: &Path| match &self.helper {
+            Some(helper) => {
+                let mut command = Command::new(helper);
+                command.arg(AS_OTHER).arg(root).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let here = Path::new("/");
+        if root == here {
+            return Ok(by_way_of(here, program));
         }
-        if let (Some(helper), Ok(inside), true) = (&self.helper, program.strip_prefix(&root), is_whole(&root))
-        {
-            let mut command = Command::new(helper);
-            command.arg(IN_ROOT).arg(&root).arg(Path::new("/").join(inside));
-            return Ok(command);
+        if let (Some(_), Ok(inside), true) = (&self.helper, program.strip_prefix(&root), is_whole(&root)) {
+            return Ok(by_way_of(&root, &here.join(inside)));
         }
         let folders = std::env::join_paths(driver.library_dirs.iter().map(|dir| driver.root.see(dir)));
-        let mut command = Command::new(program);
+        let mut command = by_way_of(here, program);
         command.env("LD_LIBRARY_PATH", folders.unwrap_or_default());
         Ok(command)
     }
@@ -242,15 +254,24 @@ fn read_list(text: &str) -> Option<TimeSlice> {
 /// Exit code of a helper that did not get as far as the program.
 const HELPER_FAILED: i32 = 126;
 
-/// For the first lines of a program's `main`: if its arguments are `run-in-root ROOT PROGRAM …`, becomes that program with
-/// that root, and does not come back; the exit code if that fails. `None` if the arguments are others.
-pub fn enter_root(args: impl IntoIterator<Item = OsString>) -> Option<u8> {
+/// For the first lines of a program's `main`: if its arguments are `run-as-other ROOT PROGRAM …`, becomes that program with
+/// that root, which dies with the one that started it, and does not come back; the exit code if that fails. `None` if the
+/// arguments are others.
+pub fn become_other(args: impl IntoIterator<Item = OsString>) -> Option<u8> {
+    CAN_BECOME.store(true, Ordering::Relaxed);
     let mut args = args.into_iter().skip(1);
-    if args.next().as_deref() != Some(OsStr::new(IN_ROOT)) {
+    if args.next().as_deref() != Some(OsStr::new(AS_OTHER)) {
         return None;
     }
     let (root, program) = (args.next()?, args.next()?);
-    let entered = rustix::process::chroot(Path::new(&root)).and_then(|()| rustix::process::chdir("/"));
+    let entered = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let entered = if root == OsStr::new("/") {
+        entered
+    } else {
+        entered
+            .and_then(|()| rustix::process::chroot(Path::new(&root)))
+            .and_then(|()| rustix::process::chdir("/"))
+    };
     let error = match entered {
         Ok(()) => Command::new(&program).args(args).exec(),
         Err(error) => error.into(),

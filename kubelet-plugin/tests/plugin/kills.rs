@@ -25,10 +25,10 @@ const SHAPES: [&[&str]; 4] = [
 ];
 
 /// Numbers that look random and are the same every time.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -37,7 +37,7 @@ impl Dice {
 }
 
 /// Calls until it works, as the kubelet does, through however many processes that takes.
-async fn until_done(what: &str, mut call: impl AsyncFnMut() -> Result<(), String>) {
+pub(crate) async fn until_done(what: &str, mut call: impl AsyncFnMut() -> Result<(), String>) {
     let until = Instant::now() + PATIENCE * 2;
     while let Err(error) = call().await {
         assert!(Instant::now() < until, "{what} never worked: {error}");
@@ -45,13 +45,13 @@ async fn until_done(what: &str, mut call: impl AsyncFnMut() -> Result<(), String
     }
 }
 
-async fn prepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
+pub(crate) async fn prepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
     let answers = node.kubelet.prepare(DRIVER, std::slice::from_ref(claim)).await;
     let mut answers = answers.map_err(|error| error.to_string())?;
     answers.remove(&claim.uid).unwrap_or_else(|| Err("left out".to_owned())).map(drop)
 }
 
-async fn unprepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
+pub(crate) async fn unprepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
     let answers = node.kubelet.unprepare(DRIVER, std::slice::from_ref(claim)).await;
     let mut answers = answers.map_err(|error| error.to_string())?;
     answers.remove(&claim.uid).unwrap_or_else(|| Err("left out".to_owned()))
@@ -69,7 +69,7 @@ async fn life(node: &Node, claim: &ClaimRef, patient: bool) {
 }
 
 /// Kills and starts the plugin, again and again, until so many kills have been done.
-async fn killer(node: &Node, kubeconfig: &str, kills: u64, dice: &mut Dice) -> Process {
+pub(crate) async fn killer(node: &Node, kubeconfig: &str, kills: u64, dice: &mut Dice) -> Process {
     let mut process = start(node, kubeconfig);
     for _ in 0..kills {
         // From before it is registered to in the middle of several claims.

@@ -20,4 +20,5 @@ mod node;
 mod publish;
 mod records;
 mod rolling;
+mod shares;
 mod telling;

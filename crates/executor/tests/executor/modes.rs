@@ -146,6 +146,11 @@ impl Story {
     fn prepare(&mut self, name: &str) -> bool {
         let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return false };
         self.say(format!("prepare {name}"));
+        // No container outlives a reboot, and this call makes what was there before anew.
+        let boot = self.boot();
+        if self.records().iter().any(|record| record.uid == wanted.uid && record.boot != boot) {
+            self.answered.remove(&wanted.uid);
+        }
         let answer = self.world.prepare(&self.executor, &wanted);
         self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
         let alive = !self.world.lock().dead;

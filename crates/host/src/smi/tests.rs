@@ -104,18 +104,19 @@ fn without_the_program_the_driver_root_is_named() {
 fn a_whole_root_is_entered_and_one_with_the_drivers_files_only_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let driver = driver(dir.path(), "");
-    let smi = Smi::new(Some("/usr/bin/divvy".into()));
+    let smi = Smi { helper: Some("/usr/bin/divvy".into()), ..Smi::default() };
     let command = |smi: &Smi| {
         let command = smi.command(&driver).unwrap();
         let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect();
         (command.get_program().to_owned(), args)
     };
     let program = dir.path().join("usr/bin/nvidia-smi");
-    assert_eq!(command(&smi), (program.clone().into(), vec![]));
+    let as_it_is = ["run-as-other", "/", &program.to_string_lossy()].map(str::to_owned);
+    assert_eq!(command(&smi), ("/usr/bin/divvy".into(), as_it_is.to_vec()));
     fs_err::create_dir_all(dir.path().join("lib64")).unwrap();
     fs_err::write(dir.path().join("lib64/ld-linux-x86-64.so.2"), "").unwrap();
-    let inside = ["run-in-root", &dir.path().to_string_lossy(), "/usr/bin/nvidia-smi"].map(str::to_owned);
+    let inside = ["run-as-other", &dir.path().to_string_lossy(), "/usr/bin/nvidia-smi"].map(str::to_owned);
     assert_eq!(command(&smi), ("/usr/bin/divvy".into(), inside.to_vec()));
     assert_eq!(command(&Smi::default()), (program.into(), vec![]), "nobody to enter it");
-    assert_eq!(enter_root(["divvy", "--help"].map(OsString::from)), None);
+    assert_eq!(become_other(["divvy", "--help"].map(OsString::from)), None);
 }

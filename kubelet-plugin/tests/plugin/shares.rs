@@ -1,0 +1,236 @@
+//! Time-sliced shares: the whole way of a claim, and the real process killed at random moments while 64 claims come and
+//! go on one GPU.
+//!
+//! More kills than the default: `DIVVY_KILLS=300 cargo test -p divvy-kubelet-plugin --test plugin shares -- --nocapture`.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use divvy_fake_cluster::ClaimRef;
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use rustix::process::Signal;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::binary::Process;
+use crate::kills::{Dice, killer, prepare, unprepare, until_done};
+use crate::node::{DRIVER, Node, PATIENCE, POOL, device, wait};
+
+const SHARES: usize = 64;
+
+/// A claim of shares of one GPU, so much memory each; `interval` goes into a ShareConfig.
+fn shares(node: &Node, name: &str, ids: &[&str], interval: Option<&str>) -> ClaimRef {
+    let share = |id: &&str| {
+        let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0-ts");
+        let granted = [("memory", "1Gi"), ("cores", "1"), ("slots", "1")];
+        let granted = granted.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
+        result.share_id = Some((*id).to_owned());
+        result.consumed_capacity = Some(BTreeMap::from(granted));
+        result
+    };
+    let count = i64::try_from(ids.len()).unwrap();
+    let mut claim = allocated(mk_claim("default", name, DRIVER, count), ids.iter().map(share).collect());
+    if let Some(interval) = interval {
+        let parameters = json!({
+            "apiVersion": "divvy.dev/v1beta1", "kind": "ShareConfig", "timeSlicing": { "interval": interval }
+        });
+        let entry = DeviceAllocationConfiguration {
+            opaque: Some(OpaqueDeviceConfiguration {
+                driver: DRIVER.to_owned(),
+                parameters: RawExtension(parameters),
+            }),
+            requests: None,
+            source: "FromClaim".to_owned(),
+        };
+        let status = claim.status.as_mut().unwrap();
+        status.allocation.as_mut().unwrap().devices.as_mut().unwrap().config = Some(vec![entry]);
+    }
+    node.put(claim)
+}
+
+/// Puts a program in the place of nvidia-smi that keeps a GPU's time slice in a file, as the kernel module does in memory.
+fn install_smi(node: &Node) {
+    let kept = node.dir.path().join("slices");
+    fs_err::create_dir_all(&kept).unwrap();
+    let script = format!(
+        r#"#!/bin/sh
+[ "$1 $2" = "compute-policy -i" ] || exit 2
+file={}/$3
+case "$4" in
+--list) echo "| 0 Timeslice $(sed "s/0/Default/;s/1/Short/;s/2/Medium/;s/3/Long/" "$file" 2>/dev/null || echo Default) |" ;;
+--set-timeslice=[0-3]) echo "${{4#*=}}" >"$file.$$" && mv "$file.$$" "$file" ;;
+*) exit 2 ;;
+esac
+"#,
+        kept.display()
+    );
+    let program = node.dir.path().join("host/usr/bin/nvidia-smi");
+    fs_err::write(&program, script).unwrap();
+    fs_err::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// The number of the time slice of the node's first GPU; 0 if nobody ever set it.
+fn time_slice(node: &Node) -> u32 {
+    let gpu = node.sim.uuids().remove(0);
+    let read = fs_err::read_to_string(node.dir.path().join("slices").join(gpu.as_str()));
+    read.map_or(0, |text| text.trim().parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_back() {
+    let node = Node::new("h100x1");
+    install_smi(&node);
+    let plugin = node.start().await;
+    let first = shares(&node, "first", &["s-1", "s-2"], Some("Long"));
+    let answer = node.prepare(&first).await.unwrap();
+    let expected = ["s-1", "s-2"].map(|id| {
+        let mut expected = device(&first, "gpu", "gpu-0-ts");
+        expected.share_id = Some(id.to_owned());
+        expected.cdi_device_ids = vec![format!("{}-{id}", expected.cdi_device_ids[0])];
+        expected
+    });
+    assert_eq!(answer, expected);
+    assert_eq!(time_slice(&node), 3);
+    let text = node.cdi_files().into_values().next().unwrap().to_string();
+    assert!(text.contains("DIVVY_MEMORY_GPU_0_TS=2147483648"), "{text}");
+    assert!(text.contains("DIVVY_CORES_GPU_0_TS=2"), "{text}");
+
+    let other = shares(&node, "other", &["s-3"], Some("Short"));
+    let refused = node.prepare(&other).await.unwrap_err();
+    assert!(refused.contains("asks for time slice Short, but claim default/first"), "{refused}");
+    let second = shares(&node, "second", &["s-4"], None);
+    node.prepare(&second).await.unwrap();
+    let whole = node.claim("whole", &["gpu-0"]);
+    let refused = node.prepare(&whole).await.unwrap_err();
+    assert!(refused.contains("in another mode than claim default/"), "{refused}");
+
+    node.unprepare(&first).await.unwrap();
+    assert_eq!(time_slice(&node), 0, "nobody who asked is left");
+    node.api.delete::<ResourceClaim>("default", "first").unwrap();
+    node.prepare(&other).await.unwrap();
+    assert_eq!(time_slice(&node), 1);
+    for claim in [&other, &second] {
+        node.unprepare(claim).await.unwrap();
+        node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
+    }
+    assert_eq!(time_slice(&node), 0);
+    node.prepare(&whole).await.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_card_without_time_slices_is_named() {
+    let node = Node::new("h100x1");
+    let program = node.dir.path().join("host/usr/bin/nvidia-smi");
+    fs_err::write(&program, "#!/bin/sh\necho 'Setting the timeslice is not supported for GPU 0'\nexit 3\n")
+        .unwrap();
+    let plugin = node.start().await;
+    let claim = shares(&node, "c", &["s"], Some("Long"));
+    let refused = node.prepare(&claim).await.unwrap_err();
+    let gpu = node.sim.uuids().remove(0);
+    assert!(
+        refused.contains(&format!(
+            "asks for time slice Long, but {gpu} (NVIDIA H100 80GB HBM3) has none that can be set"
+        )),
+        "{refused}"
+    );
+    assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
+    let anyway = shares(&node, "d", &["t"], Some("Default"));
+    node.prepare(&anyway).await.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_last_is_gone() {
+    let kills = std::env::var("DIVVY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
+    let node = Node::new("h100x1");
+    install_smi(&node);
+    let server = node.api.serve_http().await.unwrap();
+    let kubeconfig = server.kubeconfig();
+    let begun = Instant::now();
+    let over = tokio_util::sync::CancellationToken::new();
+    let whole = node.claim("whole", &["gpu-0"]);
+
+    // As many lives at once as there are shares; whoever is at it when all is over stays until the end.
+    let lives = async |number: usize| {
+        let mut dice = Dice(0x51ab_1e00 + number as u64);
+        for round in 0_u64.. {
+            let interval = dice.below(4).eq(&0).then_some("Long");
+            let name = format!("c{number}-{round}");
+            let claim = shares(&node, &name, &[&format!("s-{number}-{round}")], interval);
+            until_done("prepare", async || prepare(&node, &claim).await).await;
+            if over.is_cancelled() {
+                return (claim, round);
+            }
+            tokio::time::sleep(Duration::from_millis(dice.below(300))).await;
+            until_done("unprepare", async || unprepare(&node, &claim).await).await;
+            node.api.delete::<ResourceClaim>("default", &name).unwrap();
+        }
+        unreachable!()
+    };
+    let kill = async {
+        let process = killer(&node, &kubeconfig, kills, &mut Dice(0x2545_f491)).await;
+        over.cancel();
+        process
+    };
+    // One share stays all the while: the GPU is nobody else's for a moment.
+    let anchor = shares(&node, "anchor", &["s-anchor"], None);
+    let others = async {
+        until_done("the first prepare", async || prepare(&node, &anchor).await).await;
+        let intruder = async {
+            let mut tried = 0;
+            while !over.is_cancelled() {
+                tried += u64::from(!prepare(&node, &whole).await.unwrap_err().contains("connect"));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            tried
+        };
+        tokio::join!(futures::future::join_all((1..SHARES).map(lives)), intruder)
+    };
+    let (mut process, (last, refused)) = tokio::join!(kill, others);
+    let rounds: u64 = last.iter().map(|(_, rounds)| rounds).sum();
+    assert_eq!(last.len() + 1, SHARES);
+
+    // All 64 are there. They go in another order than they came, with the plugin killed now and then.
+    let mut dice = Dice(0x7e57);
+    let mut left: Vec<_> = last.into_iter().map(|(claim, _)| claim).collect();
+    while !left.is_empty() {
+        let at = usize::try_from(dice.below(left.len() as u64)).unwrap();
+        let claim = left.swap_remove(at);
+        if dice.below(16) == 0 {
+            process.signal(Signal::KILL);
+            process.end().await;
+            process = Process::start_with(&node, &kubeconfig, &[("LOG_LEVEL", "error")]);
+        }
+        until_done("unprepare", async || unprepare(&node, &claim).await).await;
+        node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
+    }
+    until_done("a call", async || match prepare(&node, &whole).await {
+        Err(why) if why.contains("claim default/anchor") => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    wait("the time slice to be back", || (time_slice(&node) == 0).then_some(())).await;
+    assert_eq!(unprepare(&node, &anchor).await, Ok(()));
+    assert_eq!(prepare(&node, &whole).await, Ok(()), "free with the last release, not some time after it");
+    assert_eq!(unprepare(&node, &whole).await, Ok(()));
+
+    let files = node.cdi_files().into_keys().chain(node.records());
+    assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());
+    let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
+    let states: Vec<_> = states.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(states.iter().all(|name| name.starts_with('.')), "{states:?}");
+    process.signal(Signal::TERM);
+    assert!(process.end().await.success());
+    assert!(Instant::now() - begun < PATIENCE * 40);
+    eprintln!(
+        "{kills} kills, {rounds} claims before the last {SHARES}, {refused} attempts on the whole GPU refused, {:.1?}",
+        begun.elapsed()
+    );
+}
