@@ -68,12 +68,18 @@ async fn life(node: &Node, claim: &ClaimRef, patient: bool) {
     node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
 }
 
-/// Kills and starts the plugin, again and again, until so many kills have been done.
-pub(crate) async fn killer(node: &Node, kubeconfig: &str, kills: u64, dice: &mut Dice) -> Process {
+/// Kills and starts the plugin, again and again, until so many kills have been done, at most so many milliseconds apart.
+pub(crate) async fn killer(
+    node: &Node,
+    kubeconfig: &str,
+    kills: u64,
+    longest: u64,
+    dice: &mut Dice,
+) -> Process {
     let mut process = start(node, kubeconfig);
     for _ in 0..kills {
         // From before it is registered to in the middle of several claims.
-        tokio::time::sleep(Duration::from_millis(40 + dice.below(400))).await;
+        tokio::time::sleep(Duration::from_millis(40 + dice.below(longest))).await;
         process.signal(Signal::KILL);
         process.end().await;
         process = start(node, kubeconfig);
@@ -120,7 +126,7 @@ async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
     };
     let kill = async {
         let mut dice = Dice(0x2545_f491);
-        let process = killer(&node, &kubeconfig, kills, &mut dice).await;
+        let process = killer(&node, &kubeconfig, kills, 400, &mut dice).await;
         over.cancel();
         process
     };

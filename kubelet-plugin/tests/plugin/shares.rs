@@ -175,7 +175,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
         unreachable!()
     };
     let kill = async {
-        let process = killer(&node, &kubeconfig, kills, &mut Dice(0x2545_f491)).await;
+        let process = killer(&node, &kubeconfig, kills, 2500, &mut Dice(0x2545_f491)).await;
         over.cancel();
         process
     };

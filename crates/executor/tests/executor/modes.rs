@@ -13,7 +13,8 @@ use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{BootId, ClaimUid, GpuUuid, HoldKind, Mode, TimeSlice};
 use serde_json::json;
 
-use crate::mig_crash::{claim_of, living, mig_world, sim, uid};
+use crate::mig_crash::{claim_of, living, mig_world, sim};
+use crate::story::uid;
 use crate::world::{Chance, DRIVER, HardwareFault, Moment, World};
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -436,8 +437,7 @@ fn play(story: &mut Story) -> usize {
 
 #[test]
 fn a_gpu_is_never_in_two_modes_whatever_the_scheduler_gives_out_and_whenever_the_process_dies() {
-    let sequences =
-        std::env::var("DIVVY_MODE_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(120_u64);
+    let sequences = std::env::var("DIVVY_MODE_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(60_u64);
     let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
     let began = Instant::now();
     let (mut calls, mut refused) = (0, BTreeMap::<_, usize>::new());
