@@ -113,10 +113,10 @@ impl Story {
             }
         }
         self.rights.static_gpus.insert(gpu);
-        self.new_rights("the administrator cuts the last GPU".to_owned());
+        self.new_rights("the administrator cuts the last GPU");
     }
 
-    fn new_rights(&mut self, what: String) {
+    fn new_rights(&mut self, what: &str) {
         self.say(format!("{what}: static {:?}", self.rights.static_gpus));
         self.executor.set_rights(self.rights.clone());
     }
@@ -361,7 +361,7 @@ impl Story {
         if !self.rights.static_gpus.remove(&gpu) {
             self.rights.static_gpus.insert(gpu);
         }
-        self.new_rights("another policy".to_owned());
+        self.new_rights("another policy");
     }
 
     /// A container of some claim starts to compute.
@@ -408,7 +408,7 @@ impl Story {
         }
         drop(m);
         self.rights = Rights::default();
-        self.new_rights("the end".to_owned());
+        self.new_rights("the end");
         let foreign: BTreeSet<_> = self.foreign.keys().cloned().collect();
         for number in 0..GPUS {
             if foreign.contains(&self.world.gpu(number)) {
