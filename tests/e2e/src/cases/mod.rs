@@ -6,6 +6,7 @@
 mod corpus;
 mod faults;
 mod health;
+mod life;
 mod mig;
 mod pods;
 mod policy;
@@ -77,6 +78,19 @@ pub const ALL: &[Case] = &[
     older("an_older_cluster_gets_one_mode_of_a_gpu", shares::one_mode),
     older("nothing_is_given_out_twice_on_an_older_cluster", shares::not_twice),
     modes("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
+    alone("a_driver_that_is_reloaded_taints_and_is_used_again", life::driver_reloaded),
+    alone("the_driver_is_let_go_while_the_node_is_drained", life::drained),
+    alone("claims_live_through_a_reboot", life::rebooted),
+    alone("a_gpu_that_strangers_use_is_not_given_out", life::strangers),
+    alone("no_claim_fails_in_rolling_updates", life::rolling_updates),
+    alone("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
+    alone("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
+    alone("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),
+    alone("two_containers_get_a_partition_each", mig::two_containers),
+    alone("partitions_are_on_one_gpu_if_the_claim_says_so", mig::same_gpu),
+    alone("no_partition_is_lost_or_leaked_by_a_killed_plugin", mig::killed),
+    alone("a30_and_a100_are_cut_when_an_admin_has_set_their_mode", mig::ampere),
+    alone("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
 ];
 
 const fn together(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {

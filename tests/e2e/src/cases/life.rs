@@ -1,0 +1,164 @@
+//! The node's life under running pods: its driver goes and comes, it is switched off and on, drained, used by others,
+//! and the plugin is updated while pods come and go. Each has the cluster to itself.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use divvy_api::names::taints;
+use divvy_gpu_sim::Engine;
+use serde_json::json;
+
+use super::SHARED;
+use crate::api::at;
+use crate::case::Env;
+use crate::config::Layout;
+use crate::objects::{Pod, claim, product};
+use crate::process::say;
+use crate::wait::poll;
+
+/// Nobody tells the plugin what became of the driver, or what others do: it looks every few seconds.
+const NOTICED: Duration = Duration::from_mins(1);
+/// A process that no claim accounts for.
+const STRANGER: u32 = 4_000_000;
+
+fn pod_with_gpu(env: &Env, name: &str) -> Result<String> {
+    let uid = Env::uid(&env.create(&claim(name, &product(SHARED)))?)?;
+    env.create(&Pod::new(name).claim(name).build())?;
+    env.check(name, "main", &[name])?;
+    Ok(uid)
+}
+
+/// Changes the simulated node as a whole.
+fn edit(env: &Env, change: impl FnOnce(&mut Engine)) -> Result<()> {
+    let gpus = env.driver.gpus();
+    let any = gpus.of_product("").first().copied().context("the node has no GPU")?;
+    gpus.edit(any, |engine, _| change(engine))
+}
+
+/// Waits until all published devices have a taint, or none has.
+fn all_tainted(env: &Env, key: &str, tainted: bool) -> Result<()> {
+    let what = format!("{} devices with the taint {key}", if tainted { "all" } else { "no" });
+    poll(&what, NOTICED, || {
+        let devices = env.driver.devices()?;
+        let has = |taint: &serde_json::Value| at(taint, "key") == key;
+        let with = |device| at(device, "taints").as_array().is_some_and(|taints| taints.iter().any(has));
+        Ok(!devices.is_empty() && devices.iter().all(|device| with(device) == tainted))
+    })
+}
+
+pub(super) fn driver_reloaded(env: &Env) -> Result<()> {
+    let before = pod_with_gpu(env, "before")?;
+    edit(env, |engine| engine.set_driver_loaded(false))?;
+    all_tainted(env, taints::DRIVER_DOWN, true)?;
+    // Unprepare is served without NVML.
+    env.end("before", &before)?;
+    edit(env, |engine| engine.set_driver_loaded(true))?;
+    all_tainted(env, taints::DRIVER_DOWN, false)?;
+    let after = pod_with_gpu(env, "after")?;
+    env.end("after", &after)
+}
+
+pub(super) fn drained(env: &Env) -> Result<()> {
+    let uid = pod_with_gpu(env, "last")?;
+    let cordon = |on: bool| {
+        let path = format!("/api/v1/nodes/{}", Layout::NODE);
+        env.api().patch(&path, &json!({ "spec": { "unschedulable": on } })).map(drop)
+    };
+    let outcome = cordon(true).and_then(|()| {
+        // Its pod has the GPU: the driver is needed.
+        all_tainted(env, taints::DRIVER_DOWN, false)?;
+        env.end("last", &uid)?;
+        all_tainted(env, taints::DRIVER_DOWN, true).context("the driver is not let go")
+    });
+    cordon(false)?;
+    outcome?;
+    all_tainted(env, taints::DRIVER_DOWN, false)?;
+    let next = pod_with_gpu(env, "next")?;
+    env.end("next", &next)
+}
+
+pub(super) fn rebooted(env: &Env) -> Result<()> {
+    const BOOT: &str = "3c5f6d1e-8a5b-4c7d-9e21-5d1f0a9b7c42";
+    let file = env.driver.gpus().root().join("proc/sys/kernel/random/boot_id");
+    let real = fs_err::read_to_string(&file)?;
+    let uid = pod_with_gpu(env, "kept")?;
+    let minors = env.minors("kept")?;
+    env.driver.kill_and(|| {
+        edit(env, Engine::reboot)?;
+        Ok(fs_err::write(&file, BOOT)?)
+    })?;
+    let carried_out_again = poll("the record to be carried out again", NOTICED, || {
+        Ok(fs_err::read_to_string(env.driver.record(&uid))?.contains(BOOT))
+    });
+    // What comes after is of the machine's own boot again.
+    let outcome = carried_out_again.and_then(|()| {
+        ensure!(!env.driver.cdi_files(&uid)?.is_empty(), "the CDI file is not there after the reboot");
+        ensure!(env.minors("kept")? == minors, "the claim has another GPU");
+        let after = pod_with_gpu(env, "after")?;
+        env.end("after", &after)?;
+        env.end("kept", &uid)
+    });
+    env.driver.kill_and(|| Ok(fs_err::write(&file, &real)?))?;
+    outcome
+}
+
+pub(super) fn strangers(env: &Env) -> Result<()> {
+    let gpus = env.driver.gpus();
+    let theirs = gpus.of_product(SHARED).first().copied().context("the node has no such GPU")?;
+    let is_tainted = |uuid: &str| Ok(env.driver.taints(uuid)?.iter().any(|key| key == taints::NEIGHBOUR));
+    gpus.start_process(theirs, STRANGER)?;
+    let outcome = poll("the taint of a GPU that somebody else uses", NOTICED, || is_tainted(theirs))
+        .and_then(|()| {
+            for other in gpus.of_product(SHARED).into_iter().filter(|uuid| *uuid != theirs) {
+                ensure!(!is_tainted(other)?, "{other} is tainted for its neighbour");
+            }
+            // Another GPU is chosen.
+            let uid = pod_with_gpu(env, "beside")?;
+            let minor = gpus.get(theirs)?.minor;
+            ensure!(
+                env.minors("beside")? != BTreeSet::from([minor]),
+                "the GPU was given out although it is used"
+            );
+            env.end("beside", &uid)
+        });
+    gpus.end_process(STRANGER)?;
+    outcome?;
+    poll("the end of the taint", NOTICED, || is_tainted(theirs).map(|tainted| !tainted))
+}
+
+pub(super) fn rolling_updates(env: &Env) -> Result<()> {
+    const UPDATES: u32 = 3;
+    let over = AtomicBool::new(false);
+    let kept = pod_with_gpu(env, "kept")?;
+    let stream = |name: &'static str| -> Result<u32> {
+        let mut lived = 0;
+        while !over.load(Ordering::Relaxed) {
+            let pod = format!("{name}-{lived}");
+            let uid = pod_with_gpu(env, &pod)?;
+            let refused = env.messages(&pod).into_iter().find(|m| m.contains("prepare dynamic resources"));
+            ensure!(refused.is_none(), "pod {pod}: {refused:?}");
+            env.end(&pod, &uid)?;
+            lived += 1;
+        }
+        Ok(lived)
+    };
+    let lived = thread::scope(|scope| {
+        let streams = ["a", "b", "c"].map(|name| scope.spawn(move || stream(name)));
+        let updated =
+            (0..UPDATES).try_for_each(|n| env.driver.upgrade(&[&format!("podAnnotations.update=n{n}")]));
+        over.store(true, Ordering::Relaxed);
+        let mut lived = 0;
+        for stream in streams {
+            lived += stream.join().map_err(|_| anyhow::anyhow!("a stream of pods panicked"))??;
+        }
+        updated.map(|()| lived)
+    });
+    let lived = lived?;
+    env.end("kept", &kept)?;
+    say(&format!("     {UPDATES} rolling updates under {lived} pods, none refused"));
+    ensure!(lived >= UPDATES, "too few pods to tell: {lived}");
+    env.driver.upgrade(&[])
+}
