@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use divvy_model::PciAddress;
+use divvy_model::{GpuUuid, PciAddress, TimeSlice};
 
 use crate::driver::DriverRoot;
 use crate::nodes::{DeviceNodes, NodeInfo};
@@ -68,6 +68,19 @@ const NVIDIA_MAJOR: u32 = 195;
 const UVM_MAJOR: u32 = 511;
 const DRM_MAJOR: u32 = 226;
 const CAPS_MAJOR: u32 = 507;
+
+/// Keeps each GPU's time slice in a file, as the kernel module does in memory.
+const SMI: &str = r#"if [ "$1 $2" = "compute-policy -i" ]; then
+    kept=$(dirname "$0")/../../run/nvidia-timeslices
+    case "$4" in
+    --list) echo "| 0 Timeslice $(sed "s/0/Default/;s/1/Short/;s/2/Medium/;s/3/Long/" "$kept/$3" 2>/dev/null || echo Default) |" ;;
+    --set-timeslice=[0-3])
+        mkdir -p "$kept" && echo "${4#*=}" >"$kept/$3.$$" && mv "$kept/$3.$$" "$kept/$3" || exit 255 ;;
+    *) exit 2 ;;
+    esac
+    exit
+fi
+"#;
 
 impl Fixture {
     /// A host with these GPUs and a driver installed on the host itself.
@@ -152,7 +165,8 @@ impl Fixture {
         }
         for name in ["nvidia-smi", "nvidia-debugdump"] {
             let path = root.join("usr/bin").join(name);
-            file(&path, format!("#!/bin/sh\necho {name} of driver {version}\n").as_bytes())?;
+            let does = if name == "nvidia-smi" { SMI } else { "" };
+            file(&path, format!("#!/bin/sh\n{does}echo {name} of driver {version}\n").as_bytes())?;
             fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         }
         file(&root.join("usr/share/nvidia/nvoptix.bin"), b"")?;
@@ -162,6 +176,14 @@ impl Fixture {
 }
 
 impl FixtureHost {
+    /// The time slice that its `nvidia-smi` has set for a GPU.
+    pub fn time_slice(&self, gpu: &GpuUuid) -> TimeSlice {
+        let kept = self.driver_root.see(&Path::new("run/nvidia-timeslices").join(gpu.as_str()));
+        let text = fs_err::read_to_string(kept).unwrap_or_default();
+        let is_it = |slice: &TimeSlice| slice.number().to_string() == text.trim();
+        TimeSlice::ALL.into_iter().find(is_it).unwrap_or(TimeSlice::Default)
+    }
+
     /// What the kernel module writes when a GPU instance with one compute instance is made: the numbers of their
     /// capabilities, which need not be those that [`crate::capability_minor`] computes.
     pub fn mig_access(

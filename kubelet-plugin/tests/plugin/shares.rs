@@ -4,11 +4,11 @@
 //! More kills than the default: `DIVVY_KILLS=300 cargo test -p divvy-kubelet-plugin --test plugin shares -- --nocapture`.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_model::TimeSlice;
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
 };
@@ -54,38 +54,13 @@ fn shares(node: &Node, name: &str, ids: &[&str], interval: Option<&str>) -> Clai
     node.put(claim)
 }
 
-/// Puts a program in the place of nvidia-smi that keeps a GPU's time slice in a file, as the kernel module does in memory.
-fn install_smi(node: &Node) {
-    let kept = node.dir.path().join("slices");
-    fs_err::create_dir_all(&kept).unwrap();
-    let script = format!(
-        r#"#!/bin/sh
-[ "$1 $2" = "compute-policy -i" ] || exit 2
-file={}/$3
-case "$4" in
---list) echo "| 0 Timeslice $(sed "s/0/Default/;s/1/Short/;s/2/Medium/;s/3/Long/" "$file" 2>/dev/null || echo Default) |" ;;
---set-timeslice=[0-3]) echo "${{4#*=}}" >"$file.$$" && mv "$file.$$" "$file" ;;
-*) exit 2 ;;
-esac
-"#,
-        kept.display()
-    );
-    let program = node.dir.path().join("host/usr/bin/nvidia-smi");
-    fs_err::write(&program, script).unwrap();
-    fs_err::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-}
-
-/// The number of the time slice of the node's first GPU; 0 if nobody ever set it.
-fn time_slice(node: &Node) -> u32 {
-    let gpu = node.sim.uuids().remove(0);
-    let read = fs_err::read_to_string(node.dir.path().join("slices").join(gpu.as_str()));
-    read.map_or(0, |text| text.trim().parse().unwrap())
+fn time_slice(node: &Node) -> TimeSlice {
+    node.host.time_slice(&node.sim.uuids().remove(0))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_back() {
     let node = Node::new("h100x1");
-    install_smi(&node);
     let plugin = node.start().await;
     let first = shares(&node, "first", &["s-1", "s-2"], Some("Long"));
     let answer = node.prepare(&first).await.unwrap();
@@ -96,7 +71,7 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
         expected
     });
     assert_eq!(answer, expected);
-    assert_eq!(time_slice(&node), 3);
+    assert_eq!(time_slice(&node), TimeSlice::Long);
     let text = node.cdi_files().into_values().next().unwrap().to_string();
     assert!(text.contains("DIVVY_MEMORY_GPU_0_TS=2147483648"), "{text}");
     assert!(text.contains("DIVVY_CORES_GPU_0_TS=2"), "{text}");
@@ -111,15 +86,15 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     assert!(refused.contains("in another mode than claim default/"), "{refused}");
 
     node.unprepare(&first).await.unwrap();
-    assert_eq!(time_slice(&node), 0, "nobody who asked is left");
+    assert_eq!(time_slice(&node), TimeSlice::Default, "nobody who asked is left");
     node.api.delete::<ResourceClaim>("default", "first").unwrap();
     node.prepare(&other).await.unwrap();
-    assert_eq!(time_slice(&node), 1);
+    assert_eq!(time_slice(&node), TimeSlice::Short);
     for claim in [&other, &second] {
         node.unprepare(claim).await.unwrap();
         node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
     }
-    assert_eq!(time_slice(&node), 0);
+    assert_eq!(time_slice(&node), TimeSlice::Default);
     node.prepare(&whole).await.unwrap();
     plugin.stop().await;
 }
@@ -150,7 +125,6 @@ async fn a_card_without_time_slices_is_named() {
 async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_last_is_gone() {
     let kills = std::env::var("DIVVY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
     let node = Node::new("h100x1");
-    install_smi(&node);
     let server = node.api.serve_http().await.unwrap();
     let kubeconfig = server.kubeconfig();
     let begun = Instant::now();
@@ -216,7 +190,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
         other => Err(format!("{other:?}")),
     })
     .await;
-    wait("the time slice to be back", || (time_slice(&node) == 0).then_some(())).await;
+    wait("the time slice to be back", || (time_slice(&node) == TimeSlice::Default).then_some(())).await;
     assert_eq!(unprepare(&node, &anchor).await, Ok(()));
     assert_eq!(prepare(&node, &whole).await, Ok(()), "free with the last release, not some time after it");
     assert_eq!(unprepare(&node, &whole).await, Ok(()));

@@ -56,6 +56,18 @@ fn its_table_is_read_however_it_is_drawn() {
 }
 
 #[test]
+fn the_fixtures_own_program_keeps_what_was_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = Fixture::new(Vec::new()).build(dir.path()).unwrap();
+    let driver = find_driver_at(&made.host, made.driver_root.clone()).unwrap();
+    let smi = Smi::default();
+    assert_eq!(smi.time_slice(&driver, &gpu(), LONG_ENOUGH).unwrap(), Some(TimeSlice::Default));
+    smi.set_time_slice(&driver, &gpu(), TimeSlice::Medium, LONG_ENOUGH).unwrap();
+    assert_eq!(smi.time_slice(&driver, &gpu(), LONG_ENOUGH).unwrap(), Some(TimeSlice::Medium));
+    assert_eq!(made.time_slice(&gpu()), TimeSlice::Medium);
+}
+
+#[test]
 fn exit_codes_say_whether_anything_may_have_happened() {
     let dir = tempfile::tempdir().unwrap();
     let told = |code: u32| {
