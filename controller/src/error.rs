@@ -61,7 +61,7 @@ impl PublishError {
     }
 
     /// The HTTP status of the answer, if there was one.
-    pub(crate) fn code(&self) -> Option<u16> {
+    pub fn code(&self) -> Option<u16> {
         match self {
             Self::Api { error: kube::Error::Api(status), .. } => Some(status.code),
             _ => None,

@@ -24,3 +24,4 @@ pub use names::slice_name;
 pub use plan::{Accepted, Sync, Target, Write, plan_sync};
 pub use publisher::{Publisher, PublisherConfig, spawn};
 pub use status::{PublishStatus, Writes};
+pub use watch::{Event as Watched, Watch};

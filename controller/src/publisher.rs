@@ -111,7 +111,7 @@ struct Due {
 
 impl Worker {
     async fn run(mut self, stop: CancellationToken) {
-        let mut watch = Watch::new(self.slices.clone(), self.selector.clone());
+        let mut watch = Watch::new(self.slices.clone(), self.selector.clone(), "ResourceSlices");
         loop {
             let now = Instant::now();
             // Before the first list nothing can be due.
@@ -144,7 +144,7 @@ impl Worker {
         self.status.send_if_modified(|status| std::mem::replace(&mut status.in_sync, false));
     }
 
-    fn heed(&mut self, event: Result<Event, PublishError>) {
+    fn heed(&mut self, event: Result<Event<ResourceSlice>, PublishError>) {
         let event = match event {
             Ok(event) => event,
             Err(error) => {

@@ -1,15 +1,17 @@
-//! The watch on this node's slices: a list, then changes from there on, for as long as the task lives.
+//! A watch on a few objects: a list, then changes from there on, for as long as the task lives. The publisher's on this
+//! node's slices, the node plugin's on policies and on its node.
 //!
 //! Not kube's watcher: it has no deadline for its list and for the start of a watch, so one unanswered request
-//! would leave foreign deletes unseen.
+//! would leave changes unseen.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::Resource;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
-use kube::core::Status;
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::{PublishError, answered};
@@ -22,29 +24,32 @@ const SILENCE: Duration = Duration::from_mins(5);
 /// A watch that ends sooner than this ended for a reason.
 const SHORT: Duration = Duration::from_secs(1);
 const GONE: u16 = 410;
+const NOT_FOUND: u16 = 404;
 
 /// What the watch tells.
 #[derive(Debug)]
-pub(crate) enum Event {
-    /// All slices, and the version of the list.
-    Listed(Vec<ResourceSlice>, Option<String>),
+pub enum Event<K> {
+    /// All objects, and the version of the list.
+    Listed(Vec<K>, Option<String>),
     /// The watch stands: the server answers.
     Watching,
-    /// A slice was created or changed.
-    Apply(Box<ResourceSlice>),
-    /// A slice was deleted.
-    Delete(Box<ResourceSlice>),
+    /// An object was created or changed.
+    Apply(Box<K>),
+    /// An object was deleted.
+    Delete(Box<K>),
 }
 
-type Events = BoxStream<'static, Result<WatchEvent<ResourceSlice>, kube::Error>>;
+type Events<K> = BoxStream<'static, Result<WatchEvent<K>, kube::Error>>;
 
 /// The state of the watch. [`Watch::next`] may be dropped at any time without losing an event.
-pub(crate) struct Watch {
-    api: Api<ResourceSlice>,
+pub struct Watch<K> {
+    api: Api<K>,
     selector: String,
+    /// As errors name them.
+    objects: &'static str,
     /// Everything up to here has been told; `None` asks for a list.
     version: Option<String>,
-    events: Option<Events>,
+    events: Option<Events<K>>,
     since: Instant,
     heard: Instant,
     /// Nothing is asked before then.
@@ -52,20 +57,32 @@ pub(crate) struct Watch {
     backoff: Backoff,
 }
 
-impl Watch {
-    pub(crate) fn new(api: Api<ResourceSlice>, selector: String) -> Self {
+impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Watch<K> {
+    /// A watch on the objects that a field selector fits; nothing happens before [`Watch::next`]. `objects` names them
+    /// in errors.
+    pub fn new(api: Api<K>, selector: String, objects: &'static str) -> Self {
         let now = Instant::now();
         let backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
-        Self { api, selector, version: None, events: None, since: now, heard: now, from: None, backoff }
+        Self {
+            api,
+            selector,
+            objects,
+            version: None,
+            events: None,
+            since: now,
+            heard: now,
+            from: None,
+            backoff,
+        }
     }
 
     /// Whether what was told is complete: false before the first list and while a new one is needed.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.version.is_some()
     }
 
     /// The next thing to know. After an error it goes on by itself; the wait is inside.
-    pub(crate) async fn next(&mut self) -> Result<Event, PublishError> {
+    pub async fn next(&mut self) -> Result<Event<K>, PublishError> {
         loop {
             if let Some(from) = self.from {
                 sleep_until(from).await;
@@ -90,6 +107,10 @@ impl Watch {
                         self.backoff.reset();
                     }
                     self.from = Some(Instant::now() + self.backoff.next());
+                    if error.code() == Some(NOT_FOUND) {
+                        // The kind itself is gone; when it is back, its objects are others.
+                        self.version = None;
+                    }
                     if error.code() != Some(GONE) {
                         return Err(error);
                     }
@@ -100,19 +121,19 @@ impl Watch {
         }
     }
 
-    async fn list(&mut self) -> Result<Event, PublishError> {
+    async fn list(&mut self) -> Result<Event<K>, PublishError> {
         let selected = ListParams::default().fields(&self.selector);
-        let list = answered("list", || "ResourceSlices".to_owned(), self.api.list(&selected)).await?;
+        let list = answered("list", || self.objects.to_owned(), self.api.list(&selected)).await?;
         let version = list.metadata.resource_version;
         self.version = Some(version.clone().unwrap_or_default());
         Ok(Event::Listed(list.items, version))
     }
 
-    async fn start(&mut self, version: &str) -> Result<Event, PublishError> {
+    async fn start(&mut self, version: &str) -> Result<Event<K>, PublishError> {
         let seconds = u32::try_from(LIFE.as_secs()).unwrap_or_default();
         let selected = WatchParams::default().fields(&self.selector).timeout(seconds);
         let start = self.api.watch(&selected, version);
-        let events = answered("watch", || "ResourceSlices".to_owned(), start).await?;
+        let events = answered("watch", || self.objects.to_owned(), start).await?;
         self.events = Some(events.boxed());
         self.since = Instant::now();
         self.heard = self.since;
@@ -122,8 +143,8 @@ impl Watch {
     /// `None` is the end of the watch, by the server or by silence: it starts again where it was.
     fn hear(
         &mut self,
-        event: Option<Result<WatchEvent<ResourceSlice>, kube::Error>>,
-    ) -> Result<Option<Event>, PublishError> {
+        event: Option<Result<WatchEvent<K>, kube::Error>>,
+    ) -> Result<Option<Event<K>>, PublishError> {
         self.heard = Instant::now();
         let Some(event) = event else {
             self.events = None;
@@ -132,7 +153,7 @@ impl Watch {
             }
             return Ok(None);
         };
-        let event = event.map_err(broken)?;
+        let event = event.map_err(|error| broken(self.objects, error))?;
         self.backoff.reset();
         let mut told = |version: Option<String>| {
             if version.is_some() {
@@ -140,27 +161,23 @@ impl Watch {
             }
         };
         Ok(match event {
-            WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
-                told(slice.metadata.resource_version.clone());
-                Some(Event::Apply(Box::new(slice)))
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                told(object.meta().resource_version.clone());
+                Some(Event::Apply(Box::new(object)))
             }
-            WatchEvent::Deleted(slice) => {
-                told(slice.metadata.resource_version.clone());
-                Some(Event::Delete(Box::new(slice)))
+            WatchEvent::Deleted(object) => {
+                told(object.meta().resource_version.clone());
+                Some(Event::Delete(Box::new(object)))
             }
             WatchEvent::Bookmark(bookmark) => {
                 told(Some(bookmark.metadata.resource_version));
                 None
             }
-            WatchEvent::Error(status) => return Err(refused(status)),
+            WatchEvent::Error(status) => return Err(broken(self.objects, kube::Error::Api(status))),
         })
     }
 }
 
-fn broken(error: kube::Error) -> PublishError {
-    PublishError::Api { verb: "watch", object: "ResourceSlices".to_owned(), error }
-}
-
-fn refused(status: Box<Status>) -> PublishError {
-    broken(kube::Error::Api(status))
+fn broken(objects: &str, error: kube::Error) -> PublishError {
+    PublishError::Api { verb: "watch", object: objects.to_owned(), error }
 }

@@ -32,6 +32,7 @@ use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
 use crate::node_watch;
+use crate::policy::{PolicyWatch, RightsFile};
 use crate::publish::Carver;
 use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
@@ -110,6 +111,7 @@ async fn run_ready(
     let _stop_parts = parts_stop.clone().drop_guard();
     let mut parts = JoinSet::<&'static str>::new();
     let (node_tx, node) = watch::channel(None);
+    let labels = node.clone();
     part(
         &mut parts,
         "the node watch",
@@ -187,6 +189,18 @@ async fn run_ready(
         metrics: metrics.clone(),
     };
     part(&mut parts, "the health watch", health_owner.run(parts_stop.clone()));
+    let (policy_watch, policies) = PolicyWatch::new(
+        &client,
+        (&config.node_name, labels),
+        plugin_dir,
+        &config.timing,
+        (teller.clone(), told.clone()),
+        metrics.clone(),
+    );
+    part(&mut parts, "the policy watch", policy_watch.run(parts_stop.clone()));
+    let (effective_tx, effective) = watch::channel(None);
+    let rights = RightsFile::new(plugin_dir);
+    executor.set_rights(rights.load());
     let busy = service.clone();
     let carver = Carver {
         node: config.node_name.clone(),
@@ -195,6 +209,9 @@ async fn run_ready(
         claims: claims.clone(),
         foreign: Arc::default(),
         rules: config.gpu_rules(),
+        policies,
+        effective: effective_tx,
+        rights,
         seen: seen.clone(),
         features,
         neighbours: neighbours.clone(),
@@ -258,6 +275,7 @@ async fn run_ready(
         published: status,
         health: health_book,
         service: service.clone(),
+        effective,
     };
     for (server, listener) in http_servers(&config, HttpServer::new(registry, readiness), debug).await? {
         let until = parts_stop.clone();

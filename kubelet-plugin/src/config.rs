@@ -117,6 +117,9 @@ pub struct Timing {
     pub reconcile_busy: Duration,
     /// How often a withdrawn device that is still held is looked for in the API.
     pub withdrawn: Duration,
+    /// How long a device that is not offered any more is tainted before it is asked who holds it: the scheduler may have
+    /// given it out before it saw the taint.
+    pub leave: Duration,
     /// How long after a CDI file vanished it is restored: the plugin removes files itself.
     pub cdi_settle: Duration,
     /// How often the CDI folder is looked at even if nothing was reported.
@@ -127,6 +130,10 @@ pub struct Timing {
     pub executor: divvy_executor::Timing,
     /// How often the API server's version is asked for.
     pub version: Duration,
+    /// How long policies may stay unknown at the start before the node goes on with what it remembers of them.
+    pub policy_wait: Duration,
+    /// How often a definition of policies that is not there, or a right to them that is missing, is asked for again.
+    pub policy_retry: Duration,
     /// How long running calls may take to finish when the plugin stops.
     pub drain: Duration,
 }
@@ -147,11 +154,14 @@ impl Default for Timing {
             reconcile: Duration::from_mins(10),
             reconcile_busy: Duration::from_secs(5),
             withdrawn: Duration::from_secs(30),
+            leave: Duration::from_secs(5),
             cdi_settle: Duration::from_secs(1),
             cdi_check: Duration::from_mins(5),
             publisher_poll: Duration::from_secs(2),
             executor: divvy_executor::Timing::default(),
             version: Duration::from_mins(10),
+            policy_wait: crate::policy::WAIT,
+            policy_retry: crate::policy::RETRY,
             drain: Duration::from_secs(20),
         }
     }

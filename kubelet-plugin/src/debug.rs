@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::health;
 use crate::inventory::Seen;
 use crate::neighbours::Uses;
+use crate::policy::Effective;
 use crate::registration::Registered;
 use crate::service::ClaimService;
 
@@ -25,6 +26,7 @@ pub(crate) struct Debug {
     pub(crate) published: watch::Receiver<PublishStatus>,
     pub(crate) health: watch::Receiver<Arc<health::Kept>>,
     pub(crate) service: Arc<ClaimService>,
+    pub(crate) effective: watch::Receiver<Option<Effective>>,
 }
 
 impl Debug {
@@ -64,6 +66,7 @@ impl Debug {
                 "unmonitored": health.unmonitored.iter().map(|(gpu, code)| (gpu.to_string(), json!(code.to_string()))).collect::<serde_json::Map<_, _>>(),
                 "noEvents": health.no_events,
             },
+            "policy": self.effective.borrow().as_ref().map(Effective::state),
             "executor": self.executor.debug_state(),
             "pool": {
                 "inSync": publish.in_sync,

@@ -117,6 +117,18 @@ impl Teller {
         }
     }
 
+    /// A warning on a policy.
+    pub(crate) async fn warn_policy(&self, name: &str, uid: Option<&str>, reason: &str, note: &str) {
+        let about = ObjectReference {
+            api_version: Some(names::API_VERSION.to_owned()),
+            kind: Some(divvy_api::policy::KIND.to_owned()),
+            name: Some(name.to_owned()),
+            uid: uid.map(str::to_owned),
+            ..ObjectReference::default()
+        };
+        self.event(EventType::Warning, reason, note, "Publish", &about).await;
+    }
+
     /// A warning on a claim.
     pub(crate) async fn warn(&self, claim: &ClaimRef, reason: &str, note: &str) {
         self.event(EventType::Warning, reason, note, "Prepare", &claim_reference(claim)).await;

@@ -62,6 +62,10 @@ pub(crate) struct Metrics {
     pub(crate) slices_bytes: Gauge,
     /// Devices in the pool that is to be published.
     pub(crate) devices: Gauge,
+    /// Policies in force.
+    pub(crate) policies: Gauge,
+    /// Policies whose present version cannot be read.
+    pub(crate) policies_bad: Gauge,
     /// Whether the published slices are what they should be.
     pub(crate) in_sync: Gauge,
     /// Whether the kubelet has us registered.
@@ -121,6 +125,9 @@ impl Metrics {
             slices: registry.gauge("slices", "ResourceSlices published"),
             slices_bytes: registry.gauge("slices_bytes", "Size of the published ResourceSlices, as JSON"),
             devices: registry.gauge("devices", "Devices to be published"),
+            policies: registry.gauge("gpu_policies", "GpuPolicies in force"),
+            policies_bad: registry
+                .gauge("gpu_policies_bad", "GpuPolicies whose present version cannot be read"),
             in_sync: registry
                 .gauge("slices_in_sync", "1 if the published ResourceSlices are what they should be"),
             registered: registry.gauge("registered", "1 if the kubelet has the plugin registered"),

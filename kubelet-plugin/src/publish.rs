@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use divvy_api::names::taints as keys;
 use divvy_carve::{
-    Carved, GpuRules, Input, Note, Partitioning, Pool, ServerFeatures, Taint, carve_partitions, pool_name,
-    validate,
+    Carved, Feature, GpuRules, Input, Note, Partitioning, Pool, Resolved, ServerFeatures, Taint,
+    carve_partitions, pool_name, taint_leaving, validate,
 };
-use divvy_claims::Phase;
+use divvy_claims::{Phase, Rights};
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
@@ -27,6 +27,7 @@ use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
 use crate::neighbours::{Use, Uses};
 use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied};
+use crate::policy::{Effective, Known, RightsFile, rights_of};
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -38,8 +39,13 @@ pub(crate) struct Carver {
     pub(crate) executor: Arc<Executor>,
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) foreign: Arc<Foreign>,
-    /// By which rules GPUs are cut.
+    /// What may be done with GPUs that no policy speaks of.
     pub(crate) rules: GpuRules,
+    pub(crate) policies: watch::Receiver<Option<Arc<Known>>>,
+    /// What the policies make of the GPUs.
+    pub(crate) effective: watch::Sender<Option<Effective>>,
+    /// What prepare was allowed last.
+    pub(crate) rights: RightsFile,
     pub(crate) seen: watch::Receiver<Seen>,
     pub(crate) features: watch::Receiver<ServerFeatures>,
     /// GPUs that others use.
@@ -76,6 +82,12 @@ struct Memory {
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     /// GPUs with a number that are not there and not published, since when.
     gone: BTreeMap<GpuUuid, Instant>,
+    /// Devices that are published and not offered any more, since when.
+    leaving: BTreeMap<DeviceName, Instant>,
+    /// Devices that are published only because a claim holds them or did a moment ago.
+    withdrawn: BTreeSet<DeviceName>,
+    /// What prepare may do to GPUs, as last said; `None` before the first time.
+    rights: Option<Rights>,
     /// Whether the API has told once who holds what.
     asked: bool,
     /// Whether a device is published only because a claim holds it.
@@ -126,6 +138,31 @@ impl Kept {
     }
 }
 
+impl Memory {
+    /// Notes what is leaving; those that are so fresh that the scheduler may not have seen their taint yet. A list of
+    /// claims from before it had counts for nothing.
+    fn leave(
+        &mut self,
+        leaving: BTreeSet<DeviceName>,
+        now: Instant,
+        lasts: Duration,
+    ) -> BTreeSet<DeviceName> {
+        self.leaving.retain(|device, _| leaving.contains(device));
+        for device in leaving {
+            self.leaving.entry(device).or_insert(now);
+        }
+        let seen_by_all = |since: &Instant| *since + lasts;
+        let settled = self.leaving.values().map(seen_by_all).filter(|at| *at <= now).max();
+        if let (Some(settled), Some((asked, _))) = (settled, &self.held)
+            && *asked < settled
+        {
+            self.held = None;
+        }
+        let fresh = self.leaving.iter().filter(|(_, since)| seen_by_all(since) > now);
+        fresh.map(|(device, _)| device.clone()).collect()
+    }
+}
+
 impl Carver {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
@@ -140,6 +177,7 @@ impl Carver {
                 Ok(()) = self.features.changed() => {}
                 Ok(()) = self.neighbours.changed() => {}
                 Ok(()) = self.health.changed() => {}
+                Ok(()) = self.policies.changed() => {}
                 () = self.changed.notified() => tokio::time::sleep(SETTLE).await,
                 () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {}
                 () = stop.cancelled() => return,
@@ -154,6 +192,8 @@ impl Carver {
         // for the seconds until it is known.
         features.lowest()?;
         self.neighbours.mark_unchanged();
+        // So may what the policies allow.
+        let policies = self.policies.borrow_and_update().clone()?;
         let Seen { inventory, down, .. } = self.seen.borrow_and_update().clone();
         let mut kept = match self.kept(inventory.as_ref(), down.is_some(), memory).await {
             Ok(kept) => kept,
@@ -191,15 +231,19 @@ impl Carver {
         let capabilities = memory.capabilities.clone();
         let refused = self.executor.refused_modes();
         self.tell_refused(memory, &refused);
-        let rules: BTreeMap<GpuUuid, GpuRules> =
-            inventory.gpus.keys().map(|uuid| (uuid.clone(), self.rules.clone())).collect();
-        memory.evicts.extend(rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
+        let resolved = self.resolved(policies, &inventory, &kept.ordinals);
+        self.grant(memory, &resolved, &kept.ordinals);
+        memory.evicts.extend(resolved.rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
         memory.evicts.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
         kept.add_health(&health, &inventory, |gpu| memory.evicts.get(gpu) == Some(&true));
+        let features = match &resolved.mode_lock {
+            Some((lock, _)) => features.with_mode_lock(*lock),
+            None => features,
+        };
         let stuck = refused.keys().cloned().collect();
         let partitioning = Partitioning {
             capabilities: &capabilities,
-            rules: &rules,
+            rules: &resolved.rules,
             occupied: &kept.occupied.0,
             stuck: &stuck,
         };
@@ -222,6 +266,19 @@ impl Carver {
         for gpu in &gone {
             memory.gone.entry(gpu.clone()).or_insert(now);
         }
+        let leaving = if features.supports(Feature::Taints) {
+            leaving(previous.as_ref(), &offered.pool, &kept.ordinals, &inventory)
+        } else {
+            BTreeSet::new()
+        };
+        let fresh = memory.leave(leaving, now, self.timing.leave);
+        if let Some(previous) = previous.as_ref().filter(|_| !fresh.is_empty() && gone.is_empty()) {
+            let leaving: BTreeSet<_> = memory.leaving.keys().cloned().collect();
+            memory.withdrawn.clone_from(&leaving);
+            let pool = taint_leaving(previous, &offered.pool, &leaving);
+            self.publish(memory, Carved { pool, ..offered });
+            return Some(self.timing.leave);
+        }
         // Something known is not offered any more: if a claim holds it, it must stay published. Who holds what is
         // only asked then, since the answer is a list of all claims.
         let vanished =
@@ -230,6 +287,7 @@ impl Carver {
             || !memory.asked && offers_less_than_it_may(&kept.ordinals, &capabilities, &offered.pool);
         if gone.is_empty() && !memory.keeps_withdrawn && !vanished() && !unsure() {
             memory.held = None;
+            memory.withdrawn.clear();
             self.publish(memory, offered);
             return (!refused.is_empty()).then_some(self.timing.withdrawn);
         }
@@ -237,9 +295,60 @@ impl Carver {
         let withdrawn: BTreeSet<DeviceName> =
             held.into_iter().filter(|device| offered.pool.device(device).is_none()).collect();
         memory.keeps_withdrawn = !withdrawn.is_empty();
+        memory.withdrawn.clone_from(&withdrawn);
         let again = !(gone.is_empty() && withdrawn.is_empty() && refused.is_empty() && memory.asked);
         self.publish(memory, carve_with(&withdrawn));
         again.then_some(self.timing.withdrawn)
+    }
+
+    /// Tells the executor what it may do to which GPU, and remembers it for a restart.
+    fn grant(&self, memory: &mut Memory, resolved: &Resolved, ordinals: &Ordinals) {
+        let before = memory.rights.take().unwrap_or_else(|| self.rights.load());
+        let of_gpu = |device: &DeviceName| {
+            let kind = DeviceKind::parse(device).ok()?;
+            ordinals.gpu(kind.ordinal())
+        };
+        let holders: BTreeSet<_> =
+            memory.leaving.keys().chain(&memory.withdrawn).filter_map(of_gpu).collect();
+        // Before it has been asked once, anything may be held.
+        let rights = rights_of(&resolved.rules, &before, |gpu| !memory.asked || holders.contains(gpu));
+        if rights != before
+            && let Err(error) = self.rights.save(&rights)
+        {
+            tracing::warn!(%error, "what the policies allow is not remembered for a restart");
+        }
+        self.executor.set_rights(rights.clone());
+        memory.rights = Some(rights);
+    }
+
+    /// What the policies make of the GPUs; told where it is new.
+    fn resolved(&self, known: Arc<Known>, inventory: &Inventory, ordinals: &Ordinals) -> Arc<Resolved> {
+        let before = self.effective.borrow().clone().map(|effective| effective.resolved);
+        let resolved = known.resolve(&self.node, inventory, ordinals, &self.rules, before.as_deref());
+        let resolved = Arc::new(resolved);
+        let nothing = Resolved::default();
+        let before = before.as_deref().unwrap_or(&nothing);
+        for (gpu, by) in resolved.by.iter().filter(|(gpu, by)| before.by.get(*gpu) != Some(*by)) {
+            tracing::info!(%gpu, rule = %by, "a policy decides what this GPU may become");
+        }
+        for gpu in before.by.keys().filter(|gpu| !resolved.by.contains_key(*gpu)) {
+            tracing::info!(%gpu, "no policy speaks of this GPU any more");
+        }
+        for problem in resolved.problems.iter().filter(|problem| !before.problems.contains(problem)) {
+            tracing::warn!(%problem, "a policy does not do what was probably meant");
+            let (teller, name) = (self.teller.clone(), problem.rule.policy.clone());
+            let (uid, note) = (known.uid(&name).map(str::to_owned), format!("node {}: {problem}", self.node));
+            self.told.spawn(async move {
+                teller.warn_policy(&name, uid.as_deref(), "rule-without-effect", &note).await;
+            });
+        }
+        let effective = Effective { known, resolved: resolved.clone() };
+        self.effective.send_if_modified(|now| {
+            let changed = now.as_ref() != Some(&effective);
+            *now = Some(effective);
+            changed
+        });
+        resolved
     }
 
     fn tell_foreign(&self, memory: &mut Memory, foreign: &[(GpuUuid, Placement)]) {
@@ -438,6 +547,23 @@ fn gone(ordinals: &Ordinals, inventory: &Inventory, pool: &Pool) -> BTreeSet<Gpu
         pool.devices().filter_map(|d| Some(DeviceKind::parse(&d.name).ok()?.ordinal())).collect();
     let all = ordinals.iter().filter(|(gpu, ordinal)| !listed(gpu) && !published.contains(ordinal));
     all.map(|(gpu, _)| gpu.clone()).collect()
+}
+
+/// Published devices of GPUs that are there, which are not offered any more: a policy has changed, say. They are tainted
+/// for a while before it is asked who holds them, so that the scheduler cannot give one out between the answer and their
+/// end.
+fn leaving(
+    previous: Option<&Pool>,
+    offered: &Pool,
+    ordinals: &Ordinals,
+    inventory: &Inventory,
+) -> BTreeSet<DeviceName> {
+    let is_there = |device: &DeviceName| {
+        let ordinal = DeviceKind::parse(device).ok().map(|kind| kind.ordinal());
+        ordinal.and_then(|n| ordinals.gpu(n)).is_some_and(|gpu| inventory.gpus.contains_key(gpu))
+    };
+    let names = previous.into_iter().flat_map(Pool::devices).map(|device| &device.name);
+    names.filter(|name| offered.device(name).is_none() && is_there(name)).cloned().collect()
 }
 
 /// Whether a numbered GPU is not offered as a whole, or could be cut and is not. It may be held as such from before

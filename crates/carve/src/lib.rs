@@ -14,6 +14,7 @@ mod counters;
 mod features;
 mod held;
 mod layout;
+mod leave;
 mod modes;
 mod note;
 mod partition;
@@ -28,6 +29,7 @@ mod whole;
 
 pub use carve::{Carved, Input, carve, carve_partitions, pool_name};
 pub use features::{Feature, OneMode, ServerFeatures};
+pub use leave::taint_leaving;
 pub use note::Note;
 pub use partition::Partitioning;
 pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};

@@ -7,5 +7,5 @@ pub mod api;
 pub mod build;
 pub mod kubelet;
 
-pub use api::{ApiError, FakeApi, Fault, Gate, HttpServer, View, WaitTimeout};
+pub use api::{ApiError, FakeApi, Fault, Gate, GpuNode, GpuPolicy, HttpServer, View, WaitTimeout};
 pub use kubelet::{ClaimRef, FakeKubelet, HealthWatch, KubeletConfig, KubeletError};

@@ -17,6 +17,7 @@ mod life;
 mod mig;
 mod neighbours;
 mod node;
+mod policy;
 mod publish;
 mod records;
 mod rolling;

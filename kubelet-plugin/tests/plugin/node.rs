@@ -126,6 +126,8 @@ impl Node {
         timing.health_busy = Duration::from_millis(50);
         timing.reconcile_busy = Duration::from_millis(50);
         timing.withdrawn = Duration::from_millis(200);
+        timing.leave = Duration::from_millis(200);
+        timing.policy_retry = Duration::from_millis(100);
         timing.cdi_settle = Duration::from_millis(20);
         timing.publisher_poll = Duration::from_millis(100);
         timing.call = Duration::from_secs(10);

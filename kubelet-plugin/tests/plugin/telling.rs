@@ -153,6 +153,9 @@ fn assert_documented(text: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
     let node = Node::new("h100x2");
+    for (name, spec) in [("good", serde_json::json!({})), ("bad", serde_json::json!({ "prio": 1 }))] {
+        node.api.put(&divvy_fake_cluster::GpuPolicy::new(name, spec)).unwrap();
+    }
     // A fence, from a claim of a later version.
     let newer = node.claim("newer", &["gpu-1"]);
     let plugin = node.start().await;

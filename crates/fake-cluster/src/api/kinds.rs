@@ -6,6 +6,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::custom::{GpuNode, GpuPolicy};
+
 /// Types that the typed helpers accept: the Kubernetes types and derived custom resources.
 pub trait Object: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone {}
 impl<K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone> Object for K {}
@@ -76,7 +78,8 @@ impl Kind {
     }
 }
 
-/// What is served from the start; custom resources are registered by the caller.
+/// What is served from the start: Kubernetes' own, and the driver's definitions as if its chart were installed. Others
+/// are registered by the caller.
 pub(crate) fn builtin() -> Vec<Kind> {
     vec![
         Kind::of::<core::v1::Node>(false, true),
@@ -92,5 +95,7 @@ pub(crate) fn builtin() -> Vec<Kind> {
         Kind::of::<resource::v1::ResourceClaimTemplate>(true, false),
         Kind::of::<resource::v1::DeviceClass>(false, false),
         Kind::of::<resource::v1::DeviceTaintRule>(false, true),
+        Kind::of::<GpuPolicy>(false, false),
+        Kind::of::<GpuNode>(false, true),
     ]
 }

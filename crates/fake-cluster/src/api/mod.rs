@@ -5,6 +5,7 @@
 //! authentication, admission, garbage collection by owner, graceful pod deletion, paging, JSON patches.
 
 mod call;
+mod custom;
 mod defaults;
 mod error;
 mod faults;
@@ -29,6 +30,7 @@ use std::time::Duration;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use tokio::sync::{Semaphore, watch as watch_channel};
 
+pub use custom::{GpuNode, GpuPolicy};
 pub use error::ApiError;
 pub use faults::{Fault, Held};
 pub use gates::Gate;
@@ -97,6 +99,21 @@ impl FakeApi {
         let mut state = self.0.lock();
         state.store.kinds.retain(|known| known.res != kind.res);
         state.store.kinds.push(kind);
+    }
+
+    /// Deletes the definition of a resource, and with it all its objects: requests for it get 404.
+    pub fn unregister<K: Object>(&self) {
+        let res = Res::of::<K>();
+        let names: Vec<_> = self.list::<K>().iter().map(|object| object.meta().clone()).collect();
+        for meta in names {
+            let (namespace, name) = (meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default());
+            let _gone = self.delete::<K>(&namespace, &name);
+        }
+        let mut state = self.0.lock();
+        state.store.kinds.retain(|known| known.res != res);
+        state.epoch += 1;
+        drop(state);
+        self.0.wake();
     }
 
     /// Sets what `/version` answers, e.g. `1.36.4`.

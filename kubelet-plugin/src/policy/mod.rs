@@ -1,0 +1,89 @@
+//! The policies of administrators: watched in the API, remembered on disk, and handed to whoever decides what is
+//! published (`publish`), together with the labels of this node that they may ask for.
+
+mod book;
+mod rights;
+mod store;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use divvy_api::policy::GpuPolicy;
+use divvy_carve::{GpuRules, NodeFacts, Resolved, resolve};
+use divvy_model::{Inventory, Ordinals};
+use serde_json::{Value, json};
+
+pub(crate) use rights::{RightsFile, rights_of};
+pub(crate) use watch::{PolicyWatch, RETRY, WAIT};
+
+/// What is known of policies and of the node that they are about.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Whether the cluster has the definition of `GpuPolicy`.
+    pub(crate) served: bool,
+    /// The policies that can be read; of one that cannot, the last version that could.
+    pub(crate) policies: Vec<GpuPolicy>,
+    /// Policies whose present version cannot be read, and why.
+    pub(crate) bad: BTreeMap<String, String>,
+    /// Labels of this node.
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+impl Known {
+    /// What they make of the node's GPUs.
+    pub(crate) fn resolve(
+        &self,
+        node: &str,
+        inventory: &Inventory,
+        ordinals: &Ordinals,
+        defaults: &GpuRules,
+        before: Option<&Resolved>,
+    ) -> Resolved {
+        let node = NodeFacts { name: node, labels: &self.labels };
+        let mut resolved = resolve(&self.policies, &node, inventory, ordinals, defaults);
+        if let Some(before) = before {
+            resolved.keep_unread(before, inventory);
+        }
+        resolved
+    }
+
+    /// The UID of a policy, for Events about it.
+    pub(crate) fn uid(&self, name: &str) -> Option<&str> {
+        self.policies.iter().find(|policy| policy.name == name)?.uid.as_deref()
+    }
+}
+
+/// What is in force, for those who show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Effective {
+    /// The policies and the node's labels.
+    pub(crate) known: Arc<Known>,
+    /// What they make of the GPUs.
+    pub(crate) resolved: Arc<Resolved>,
+}
+
+impl Effective {
+    /// As `/debug/state` has it.
+    pub(crate) fn state(&self) -> Value {
+        let by = |uuid| self.resolved.by.get(uuid).map(ToString::to_string);
+        let gpus = self
+            .resolved
+            .rules
+            .iter()
+            .map(|(uuid, rules)| (uuid.to_string(), json!({ "decidedBy": by(uuid), "rules": rules })));
+        json!({
+            "served": self.known.served,
+            "policies": self.known.policies.iter().map(|policy| json!({
+                "name": policy.name,
+                "generation": policy.generation,
+                "priority": policy.spec.priority,
+            })).collect::<Vec<_>>(),
+            "bad": self.known.bad,
+            "nodeLabels": self.known.labels,
+            "modeLock": self.resolved.mode_lock,
+            "gpus": gpus.collect::<serde_json::Map<_, _>>(),
+            "problems": self.resolved.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! The task that watches the policies.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_api::names::{API_VERSION, GROUP, VERSION};
+use divvy_api::policy::{GpuPolicy, KIND, PLURAL};
+use divvy_controller::{PublishError, Watch, Watched};
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Known;
+use super::book::{Book, Unreadable};
+use super::store::Store;
+use crate::config::Timing;
+use crate::events::Teller;
+use crate::metrics::Metrics;
+use crate::node_watch::NodeFacts;
+
+const FORBIDDEN: u16 = 403;
+const NOT_FOUND: u16 = 404;
+
+/// Watches. What is known goes out over a channel: nothing before policies and labels have been read once, or could
+/// not be for a while.
+pub(crate) struct PolicyWatch {
+    node: String,
+    policies: Watch<DynamicObject>,
+    nodes: watch::Receiver<Option<Arc<NodeFacts>>>,
+    book: Book,
+    store: Store,
+    retry: Duration,
+    wait: Duration,
+    teller: Arc<Teller>,
+    told: TaskTracker,
+    metrics: Metrics,
+    out: watch::Sender<Option<Arc<Known>>>,
+    /// What was sent last, or will be as soon as both are read.
+    known: Known,
+    /// Whether the policies have been read.
+    read: bool,
+    /// Enough has been waited.
+    impatient: bool,
+    /// Not asked for before then: there is no such kind, or no right to it.
+    later: Option<Instant>,
+    /// Already logged.
+    problem: Option<String>,
+}
+
+impl PolicyWatch {
+    pub(crate) fn new(
+        client: &Client,
+        (node, nodes): (&str, watch::Receiver<Option<Arc<NodeFacts>>>),
+        plugin_dir: &Path,
+        timing: &Timing,
+        (teller, told): (Arc<Teller>, TaskTracker),
+        metrics: Metrics,
+    ) -> (Self, watch::Receiver<Option<Arc<Known>>>) {
+        let resource = ApiResource {
+            group: GROUP.to_owned(),
+            version: VERSION.to_owned(),
+            api_version: API_VERSION.to_owned(),
+            kind: KIND.to_owned(),
+            plural: PLURAL.to_owned(),
+        };
+        let (out, receiver) = watch::channel(None);
+        let store = Store::new(plugin_dir);
+        let watching = Self {
+            node: node.to_owned(),
+            policies: Watch::new(Api::all_with(client.clone(), &resource), String::new(), "GpuPolicies"),
+            nodes,
+            book: Book::remembering(store.load()),
+            store,
+            retry: timing.policy_retry,
+            wait: timing.policy_wait,
+            teller,
+            told,
+            metrics,
+            out,
+            known: Known::default(),
+            read: false,
+            impatient: false,
+            later: None,
+            problem: None,
+        };
+        (watching, receiver)
+    }
+
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let fallback = Instant::now() + self.wait;
+        loop {
+            let later = self.later;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep_until(later.unwrap_or(fallback)), if later.is_some() => self.later = None,
+                event = self.policies.next(), if later.is_none() => self.heed(event),
+                Ok(()) = self.nodes.changed() => {}
+                () = sleep_until(fallback), if !self.impatient => self.impatient = true,
+            }
+            self.send();
+        }
+    }
+
+    fn heed(&mut self, event: Result<Watched<DynamicObject>, PublishError>) {
+        let told = match event {
+            Ok(Watched::Listed(objects, _)) => {
+                self.problem = None;
+                self.known.served = true;
+                self.read = true;
+                self.book.listed(objects)
+            }
+            Ok(Watched::Watching) => return,
+            Ok(Watched::Apply(object)) => self.book.applied(*object).into_iter().collect(),
+            Ok(Watched::Delete(object)) => {
+                self.book.deleted(object.metadata.name.as_deref().unwrap_or_default());
+                Vec::new()
+            }
+            Err(error) => {
+                match error.code() {
+                    Some(NOT_FOUND) => {
+                        // With the definition, the policies are gone too.
+                        self.book.clear();
+                        self.known.served = false;
+                        self.read = true;
+                        self.later = Some(Instant::now() + self.retry);
+                        if self.problem.replace(String::new()).is_none() {
+                            tracing::info!(
+                                "this cluster has no definition of GpuPolicy: the flags say what GPUs may become"
+                            );
+                        }
+                        Vec::new()
+                    }
+                    code => {
+                        if code == Some(FORBIDDEN) {
+                            self.read = true;
+                            self.later = Some(Instant::now() + self.retry);
+                        }
+                        say(
+                            &mut self.problem,
+                            &error,
+                            "policies are not watched: the last known ones stay in force",
+                        );
+                        return;
+                    }
+                }
+            }
+        };
+        for unreadable in told {
+            self.tell(unreadable);
+        }
+    }
+
+    fn tell(&self, unreadable: Unreadable) {
+        let Unreadable { name, uid, why, has_earlier } = unreadable;
+        let instead = if has_earlier { "its last readable version stays in force" } else { "it is ignored" };
+        let note = format!("node {} cannot use this policy, {instead}: {why}", self.node);
+        tracing::warn!(policy = name, why, has_earlier, "a policy cannot be used");
+        let teller = self.teller.clone();
+        self.told.spawn(async move { teller.warn_policy(&name, uid.as_deref(), "bad-policy", &note).await });
+    }
+
+    fn send(&mut self) {
+        let policies = self.book.policies();
+        let facts = self.nodes.borrow_and_update().clone();
+        let labels_matter = policies.iter().any(selects_by_labels);
+        let read = self.read && (facts.is_some() || !labels_matter);
+        if self.out.borrow().is_none() && !read {
+            if !self.impatient {
+                return;
+            }
+            tracing::warn!(
+                policies = self.read,
+                labels = facts.is_some(),
+                "policies or the node's labels cannot be read: those known last are used"
+            );
+        }
+        self.known.labels = facts.map(|facts| facts.labels.clone()).unwrap_or_default();
+        if policies != self.known.policies
+            && let Err(error) = self.store.save(&policies)
+        {
+            tracing::warn!(%error, "policies are not remembered for a restart");
+        }
+        self.known.policies = policies;
+        self.known.bad.clone_from(self.book.bad());
+        let gauge = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        self.metrics.policies.set(gauge(self.known.policies.len()));
+        self.metrics.policies_bad.set(gauge(self.known.bad.len()));
+        self.out.send_if_modified(|out| {
+            let changed = out.as_deref() != Some(&self.known);
+            if changed {
+                *out = Some(Arc::new(self.known.clone()));
+            }
+            changed
+        });
+    }
+}
+
+fn selects_by_labels(policy: &GpuPolicy) -> bool {
+    let rules = policy.spec.rules.iter().filter_map(|rule| rule.nodes.as_ref());
+    policy.spec.nodes.iter().chain(rules).any(|nodes| nodes.selector.is_some())
+}
+
+/// Logs a problem, once for as long as it stays the same.
+fn say(before: &mut Option<String>, error: &PublishError, what: &str) {
+    let text = error.to_string();
+    if before.as_ref() != Some(&text) {
+        tracing::warn!(error = text, "{what}");
+        *before = Some(text);
+    }
+}
+
+/// How long a policy may stay unknown before the node goes on with what it remembers.
+pub(crate) const WAIT: Duration = Duration::from_secs(10);
+/// How often a definition that is not there, or a right that is missing, is asked for again.
+pub(crate) const RETRY: Duration = Duration::from_secs(30);

@@ -1,0 +1,246 @@
+//! Policies: what is published follows them, and claims survive their changes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use divvy_fake_cluster::{Fault, GpuPolicy};
+use k8s_openapi::api::core::v1::Node as KubeNode;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use serde_json::{Value, json};
+
+use crate::node::{Node, PATIENCE, Plugin, plain, wait};
+
+fn put(node: &Node, name: &str, spec: Value) {
+    node.api.put(&GpuPolicy::new(name, spec)).unwrap();
+}
+
+/// What GPUs are published as, by ordinal: `w` whole, `m` in partitions, `t` in time-sliced shares.
+fn offers(node: &Node) -> BTreeMap<u32, String> {
+    let mut offers = BTreeMap::<u32, [bool; 3]>::new();
+    for (name, taints) in node.published() {
+        if taints.iter().any(|key| key == "gpu.divvy.dev/withdrawn") {
+            continue;
+        }
+        let mut parts = name.trim_start_matches("gpu-").split('-');
+        let gpu = offers.entry(parts.next().unwrap().parse().unwrap()).or_default();
+        match parts.next() {
+            None => gpu[0] = true,
+            Some("mig") => gpu[1] = true,
+            Some("ts") => gpu[2] = true,
+            Some(_) => {}
+        }
+    }
+    let text = |offer: [bool; 3]| {
+        ["w", "m", "t"].into_iter().zip(offer).filter(|(_, is)| *is).map(|(t, _)| t).collect()
+    };
+    offers.into_iter().map(|(gpu, offer)| (gpu, text(offer))).collect()
+}
+
+/// Two small partitions of the first GPU.
+fn two_partitions(node: &Node) -> (String, String) {
+    let mut names =
+        node.published().into_iter().map(|(name, _)| name).filter(|n| n.starts_with("gpu-0-mig-1g"));
+    (names.next().unwrap(), names.next().unwrap())
+}
+
+async fn wait_for_offers(node: &Node, expected: &[&str]) {
+    let expected: BTreeMap<u32, String> =
+        (0_u32..).zip(expected).map(|(n, offer)| (n, (*offer).to_owned())).collect();
+    wait(&format!("{expected:?}, there is {:?}", offers(node)), || (offers(node) == expected).then_some(()))
+        .await;
+}
+
+fn metric(plugin: &Plugin, name: &str) -> String {
+    let text = plugin.metrics.encode();
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap();
+    line.rsplit(' ').next().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_gpu_of_a_node_may_become_something_else_and_a_change_is_published() {
+    let node = Node::new("h100x3");
+    put(
+        &node,
+        "p",
+        json!({ "rules": [
+            { "gpus": { "ordinals": [0] }, "modes": ["Whole"] },
+            { "gpus": { "ordinals": [1] }, "modes": ["Mig"], "mig": { "profiles": ["7g.80gb"] } },
+            { "gpus": { "ordinals": [2] }, "modes": ["TimeSlicing"], "shares": { "slots": 4 } },
+        ] }),
+    );
+    let plugin = node.start().await;
+    let without_admin: Vec<String> =
+        node.published().into_iter().map(|(name, _)| name).filter(|name| !name.ends_with("-admin")).collect();
+    assert_eq!(without_admin, ["gpu-0", "gpu-2-ts", "gpu-1-mig-7g80gb-0-0"]);
+    assert_eq!(metric(&plugin, "divvy_gpu_policies"), "1");
+
+    let everything = json!({ "products": ["*h100*"] });
+    put(&node, "p", json!({ "rules": [{ "gpus": everything, "modes": ["Whole", "Mig", "TimeSlicing"] }] }));
+    wait_for_offers(&node, &["wmt", "wmt", "wmt"]).await;
+
+    // Another one, which is asked first, and then none at all.
+    put(&node, "q", json!({ "priority": 1, "rules": [{ "gpus": { "ordinals": [2] }, "modes": ["Whole"] }] }));
+    wait_for_offers(&node, &["wmt", "wmt", "w"]).await;
+    node.api.delete::<GpuPolicy>("", "p").unwrap();
+    node.api.delete::<GpuPolicy>("", "q").unwrap();
+    wait("the defaults", || (node.published() == plain(&["gpu-2", "gpu-1", "gpu-0"])).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_are_for_nodes_by_name_and_by_labels_that_may_change() {
+    let node = Node::new("h100x1");
+    put(&node, "a", json!({ "nodes": { "names": ["n2"] }, "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    put(
+        &node,
+        "b",
+        json!({ "nodes": { "selector": { "matchLabels": { "pool": "cut" } } }, "rules": [{ "modes": ["Whole", "Mig"] }] }),
+    );
+    let plugin = node.start().await;
+    assert_eq!(offers(&node), [(0, "w".to_owned())].into());
+    let label = |value: &str| {
+        let value = value.to_owned();
+        node.api
+            .modify::<KubeNode>("", "n1", |n| {
+                n.metadata.labels.get_or_insert_default().insert("pool".to_owned(), value);
+            })
+            .unwrap();
+    };
+    label("cut");
+    wait_for_offers(&node, &["wm"]).await;
+    label("other");
+    wait_for_offers(&node, &["w"]).await;
+    put(&node, "c", json!({ "nodes": { "names": ["n1"] }, "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    wait_for_offers(&node, &["wm"]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_allocated_but_not_prepared_survives_a_change_and_is_served() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wm"]).await;
+    // The scheduler has given it out; no pod has started.
+    let (partition, other) = two_partitions(&node);
+    let claim = node.claim("cut", &[&partition]);
+    // GPUs are as they are from now on, and this one's MIG mode is off.
+    node.api.delete::<GpuPolicy>("", "p").unwrap();
+    // What is held stays, with a taint; the rest goes.
+    let taints = |name: &str| node.published().into_iter().find(|(n, _)| n == name).map(|(_, taints)| taints);
+    wait("the end of the others", || taints(&other).is_none().then_some(())).await;
+    assert_eq!(taints(&partition), Some(vec!["gpu.divvy.dev/withdrawn".to_owned()]));
+    plugin.stop().await;
+    let plugin = node.start().await;
+    node.prepare(&claim).await.unwrap();
+    // Now its MIG mode is on, and as it is it is offered.
+    wait_for_offers(&node, &["m"]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_allocated_before_the_scheduler_saw_that_its_device_goes_keeps_it_published() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wm"]).await;
+    let (partition, other) = two_partitions(&node);
+    let held = node.api.hold("list", "resourceclaims");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole"] }] }));
+    // First the taint, and only then the question who holds what.
+    let taints = |name: &str| node.published().into_iter().find(|(n, _)| n == name).map(|(_, taints)| taints);
+    let withdrawn = Some(vec!["gpu.divvy.dev/withdrawn".to_owned()]);
+    wait("the taints", || (taints(&partition) == withdrawn && taints(&other) == withdrawn).then_some(()))
+        .await;
+    let claim = node.claim("late", &[&partition]);
+    drop(held);
+    wait("the end of the others", || taints(&other).is_none().then_some(())).await;
+    assert_eq!(taints(&partition), withdrawn);
+    node.prepare(&claim).await.unwrap();
+    node.unprepare(&claim).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "late").unwrap();
+    wait("its end", || taints(&partition).is_none().then_some(())).await;
+    assert_eq!(offers(&node), [(0, "w".to_owned())].into());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_policy_is_told_and_the_node_keeps_the_last_good_one_also_over_a_restart() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wm"]).await;
+    put(&node, "p", json!({ "rules": [{ "mode": ["Whole"] }] }));
+    put(&node, "worse", json!({ "priority": "high" }));
+    let told_of = |name: &str| {
+        let about = |e: &Event| e.regarding.as_ref().is_some_and(|r| r.name.as_deref() == Some(name));
+        node.api.list::<Event>().into_iter().find(about).map(|event| {
+            assert_eq!(event.reason.as_deref(), Some("BadPolicy"));
+            assert_eq!(event.regarding.unwrap().kind.as_deref(), Some("GpuPolicy"));
+            event.note.unwrap()
+        })
+    };
+    let told = wait("the Event", || told_of("p")).await;
+    assert!(
+        told.starts_with("node n1 cannot use this policy, its last readable version stays in force: spec.rules[0]: unknown field `mode`"),
+        "{told}"
+    );
+    assert!(wait("the other Event", || told_of("worse")).await.contains("it is ignored"));
+    wait("the metric", || (metric(&plugin, "divvy_gpu_policies_bad") == "2").then_some(())).await;
+    assert_eq!(offers(&node), [(0, "wm".to_owned())].into());
+    plugin.stop().await;
+
+    let plugin = node.start().await;
+    assert_eq!(metric(&plugin, "divvy_gpu_policies_bad"), "2");
+    assert_eq!(offers(&node), [(0, "wm".to_owned())].into());
+    node.api.delete::<GpuPolicy>("", "p").unwrap();
+    wait_for_offers(&node, &["w"]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_without_the_definition_is_served_by_the_flags_until_it_has_one() {
+    let node = Node::new("h100x1");
+    node.api.unregister::<GpuPolicy>();
+    let plugin = node.start().await;
+    assert_eq!(offers(&node), [(0, "w".to_owned())].into());
+    node.api.register::<GpuPolicy>(false, false);
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    wait_for_offers(&node, &["wm"]).await;
+    // With the definition, its objects go.
+    node.api.unregister::<GpuPolicy>();
+    wait_for_offers(&node, &["w"]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_right_to_policies_or_without_an_answer_the_last_known_ones_are_used() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wm"]).await;
+    plugin.stop().await;
+
+    node.api.fail_next(1000, "list", "gpupolicies", Fault::Status(403));
+    node.api.fail_next(1000, "list", "nodes", Fault::Status(403));
+    let plugin = node.start().await;
+    assert_eq!(offers(&node), [(0, "wm".to_owned())].into());
+    // What is not allowed is asked for again.
+    node.api.clear_faults();
+    node.api.delete::<GpuPolicy>("", "p").unwrap();
+    wait_for_offers(&node, &["w"]).await;
+    plugin.stop().await;
+
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    node.api.fail_next(100_000, "list", "gpupolicies", Fault::Status(500));
+    let mut config = node.config(&[]);
+    config.timing.policy_wait = Duration::from_millis(500);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    assert_eq!(offers(&node), [(0, "w".to_owned())].into(), "what was known last is that there was none");
+    node.api.clear_faults();
+    wait_for_offers(&node, &["wm"]).await;
+    assert!(node.api.wait_until(|api| api.count("watch", "gpupolicies") > 0, PATIENCE).await.is_ok());
+    plugin.stop().await;
+}
