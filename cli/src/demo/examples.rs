@@ -36,6 +36,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "class-per-team",
     "extended-resource",
     "admin-beside-others",
+    "policy-per-gpu",
+    "policy-shares",
+    "policy-profiles",
+    "policy-one-mode",
     "admin-access",
 ];
 

@@ -49,12 +49,15 @@ impl World {
     /// Starts the node and waits until its GPUs are published and the plugin is registered.
     pub(crate) async fn start(sim: &SimNode, policies: &[GpuPolicy]) -> Result<Self> {
         let expected = expected(sim, policies);
-        let offer = if policies.is_empty() { Offer::Auto } else { Offer::Everything };
         let folder =
             tempfile::Builder::new().prefix("divvy-demo-").tempdir().context("a temporary folder")?;
         let host = host_of(sim).build(&folder.path().join("host")).context("the demo's host")?;
         let api = FakeApi::new();
         api.put(&Node { ..build::mk_node(NODE) }).context("the demo's node")?;
+        for policy in policies {
+            let spec = serde_json::to_value(&policy.spec).context("a GpuPolicy")?;
+            api.put(&divvy_fake_cluster::GpuPolicy::new(&policy.name, spec)).context("a GpuPolicy")?;
+        }
         for (name, kind) in CLASSES {
             api.put(&class(name, kind)).context("the demo's device classes")?;
         }
@@ -71,7 +74,7 @@ impl World {
             host_root: folder.path().join("host"),
             device_nodes: Some(host.node_table),
             nvml_library: None,
-            offer,
+            offer: Offer::Auto,
             mig_profiles: String::new(),
             ignored_xids: String::new(),
             hook_path: None,
