@@ -68,6 +68,12 @@ impl Shared<'_> {
         }
     }
 
+    /// For whoever waits.
+    fn tell(&self, minute: u64) {
+        let wrong = self.tally.lock().map_or(0, |tally| tally.wrong.len());
+        crate::process::say(&format!("minute {minute}: {wrong} things were wrong"));
+    }
+
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
@@ -90,9 +96,14 @@ pub fn run(cluster: &Cluster, driver: &Driver, day: &Day) -> Result<Tally> {
         let load = scope.spawn(|| load::run(&shared, day));
         let troubles = scope.spawn(|| trouble::run(&shared, day));
         let watch = scope.spawn(|| watch::run(&shared));
-        let end = Instant::now() + day.length;
-        while Instant::now() < end && cluster.is_up() {
+        let (begin, mut told) = (Instant::now(), 0);
+        while begin.elapsed() < day.length && cluster.is_up() {
             std::thread::sleep(Duration::from_secs(1));
+            let minute = begin.elapsed().as_secs() / 60;
+            if minute > told {
+                told = minute;
+                shared.tell(minute);
+            }
         }
         shared.over.store(true, Ordering::Relaxed);
         let died = |_| anyhow::anyhow!("a thread of the test panicked");
