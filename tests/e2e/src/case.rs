@@ -97,6 +97,16 @@ impl Env<'_> {
         self.api().delete(&self.path("Pod", pod)?, &json!({"gracePeriodSeconds": 0}))
     }
 
+    /// Makes the kubelet look at a pod again: by itself it would, after a failed prepare, in a minute or more.
+    pub fn nudge(&self, pod: &str) -> Result<()> {
+        let change = json!({"metadata": {"annotations": {"e2e": "look again"}}});
+        match self.api().patch(&self.path("Pod", pod)?, &change) {
+            // A pod that was on its way out may be gone by now.
+            Err(error) if error.to_string().contains("404") => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
     /// Waits until an object is gone.
     pub fn wait_until_gone(&self, kind: &str, name: &str) -> Result<()> {
         let path = self.path(kind, name)?;

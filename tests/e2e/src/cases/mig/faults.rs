@@ -8,7 +8,7 @@ use divvy_model::mig::{MigCapabilities, Placement};
 
 use super::{
     Context, DeviceName, Env, PartitionName, Result, Value, allocated, check, create_pod, end, ensure,
-    everything, h100, is_partition, json, names, only, places, poll, run_pod,
+    everything, h100, is_partition, names, only, places, poll, run_pod,
 };
 use crate::api::at;
 use crate::case::PATIENCE;
@@ -95,12 +95,7 @@ pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
 fn kill(env: &Env, gpu: &str, pod: &str) -> Result<()> {
     let clear = || env.driver.gpus().edit(gpu, |engine, _| engine.clear_faults(None));
     env.driver.kill_and(clear)?;
-    let nudge = json!({"metadata": {"annotations": {"e2e": "look again"}}});
-    match env.api().patch(&env.path("Pod", pod)?, &nudge) {
-        // A pod that was on its way out may be gone by now.
-        Err(error) if error.to_string().contains("404") => Ok(()),
-        other => other.map(drop),
-    }
+    env.nudge(pod)
 }
 
 pub(in crate::cases) fn killed(env: &Env) -> Result<()> {

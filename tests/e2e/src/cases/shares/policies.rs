@@ -79,6 +79,7 @@ pub(in crate::cases) fn hot(env: &Env) -> Result<()> {
     policy.change(&spec(&[gpu], &["Whole"]))?;
     env.driver.start()?;
     // What was promised is kept.
+    env.nudge("allocated")?;
     check(env, "allocated", "main", "allocated")?;
     // Nobody else gets it, in neither way.
     poll("a share that nobody else is given", PATIENCE, || Ok(!offered(env, gpu)?.contains("gpu-share")))?;
