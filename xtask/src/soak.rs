@@ -14,8 +14,9 @@ use divvy_e2e::runner::{Outcome, Plan, run as run_cases};
 use divvy_e2e::soak::{self, Day, Trouble};
 use divvy_e2e::{Cluster, Extent, Gates, Options};
 
-/// The name of the cluster, for `cargo xtask cluster`.
-const NAME: &str = "soak";
+/// The names of the clusters, for `cargo xtask cluster`: both may run at once.
+const OLDER_NAME: &str = "soak-versions";
+const DAY_NAME: &str = "soak-day";
 /// Releases before the one that CI tests with; those below 1.36 also with the gates of sharing switched on.
 const OLDER: [&str; 3] = ["1.36.4", "1.35.8", "1.34.9"];
 
@@ -107,10 +108,10 @@ fn gates_of(version: &str) -> &'static [Gates] {
     }
 }
 
-fn up(version: &str, gates: Gates) -> Result<Cluster> {
+fn up(name: &str, version: &str, gates: Gates) -> Result<Cluster> {
     Parts::ensure(version)?;
-    Cluster::down(NAME)?;
-    let (name, version) = (NAME.to_owned(), version.to_owned());
+    Cluster::down(name)?;
+    let (name, version) = (name.to_owned(), version.to_owned());
     Cluster::up(&Options { name, version, owned: true, extent: Extent::Whole, gates })
 }
 
@@ -125,7 +126,7 @@ fn on_version(
     let suits = |case: &&divvy_e2e::case::Case| case.of_sharing && case.suits(version, gates);
     let cases: Vec<_> = ALL.iter().filter(suits).filter(|case| wanted(case.name)).copied().collect();
     crate::say(&format!("\nKubernetes {version}, {}: {} cases", gates.name(), cases.len()));
-    let cluster = up(version, gates)?;
+    let cluster = up(OLDER_NAME, version, gates)?;
     let failures = failures.join(format!("{version}-{}", gates.name().replace(' ', "-")));
     let driver = Driver::install(&cluster, programs, GPUS).inspect_err(|_| {
         // The error that counts is the one being returned.
@@ -136,7 +137,7 @@ fn on_version(
 
 fn one_day(day: &Day, version: &str, programs: &Programs, failures: &Path) -> Result<()> {
     let start = Instant::now();
-    let cluster = up(version, Gates::Default)?;
+    let cluster = up(DAY_NAME, version, Gates::Default)?;
     let driver = Driver::install(&cluster, programs, soak::GPUS)?;
     let tally = soak::run(&cluster, &driver, day).inspect_err(|_| {
         let _ = cluster.collect_logs(failures);

@@ -57,7 +57,7 @@ pub(in crate::cases) fn several(env: &Env) -> Result<()> {
 pub(in crate::cases) fn deployment(env: &Env) -> Result<()> {
     const PODS: usize = 8;
     let gpu = h100(env, 6)?;
-    let _policy = Policy::modes(env, &[gpu], &["Whole", "TimeSlicing"])?;
+    let _policy = Policy::modes(env, &[gpu], &["TimeSlicing"])?;
     let wanted = [("memory", "100Mi"), ("cores", "10")];
     let spec = json!({"devices": {"requests": [share("gpu", &[gpu], &wanted)]}});
     env.create(&template("share", &spec))?;
