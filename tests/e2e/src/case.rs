@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::api::{Api, at, has_condition};
-use crate::cluster::{Cluster, Gates};
+use crate::cluster::Cluster;
 use crate::driver::Driver;
 use crate::objects::{SAID, collection};
+use crate::options::Gates;
 use crate::parts::numbers;
 use crate::wait::wait_for;
 

@@ -18,90 +18,13 @@ use crate::images;
 use crate::logs;
 use crate::namespaces::Namespaces;
 use crate::oci::Image;
-use crate::parts::{self, Parts};
+use crate::options::{Extent, Gates, Options};
+use crate::parts::Parts;
 use crate::process::{Daemon, Signal, output, output_of};
 use crate::wait::{poll, wait_for};
 
 /// How long a start may take on a busy machine. It takes seconds on an idle one.
 const START: Duration = Duration::from_mins(2);
-
-/// What cluster to bring up.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Its name; clusters of different names do not touch each other.
-    pub name: String,
-    /// The Kubernetes version, as `1.37.1`.
-    pub version: String,
-    /// Whether it ends with the value returned and with this process; else `Cluster::down` ends it.
-    pub owned: bool,
-    /// How much of it.
-    pub extent: Extent,
-    /// Feature gates.
-    pub gates: Gates,
-}
-
-/// Feature gates of all its programs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Gates {
-    /// As the version has them.
-    #[default]
-    Default,
-    /// Those of partitions and shares are on, too: before 1.36 they are off by default.
-    Sharing,
-}
-
-impl Gates {
-    /// As people call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Default => "default gates",
-            Self::Sharing => "gates of sharing",
-        }
-    }
-
-    /// The value of `--feature-gates`, if it is needed.
-    fn flag(self) -> Option<&'static str> {
-        match self {
-            Self::Default => None,
-            Self::Sharing => Some("--feature-gates=DRAPartitionableDevices=true,DRAConsumableCapacity=true"),
-        }
-    }
-}
-
-/// How much of a cluster is brought up.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Extent {
-    /// All of it, with a node that runs pods.
-    #[default]
-    Whole,
-    /// API server and scheduler: nodes are what somebody writes, and no pod ever runs.
-    Scheduling,
-}
-
-impl Extent {
-    /// What runs, in the order it is started.
-    fn components(self) -> &'static [Component] {
-        match self {
-            Self::Whole => &Component::ALL,
-            Self::Scheduling => {
-                &[Component::Etcd, Component::ApiServer, Component::ApiProxy, Component::Scheduler]
-            }
-        }
-    }
-}
-
-impl Options {
-    /// A cluster for a test: of the version set, ending with the test.
-    pub fn for_test(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            version: parts::version_setting(),
-            owned: true,
-            extent: Extent::Whole,
-            gates: Gates::Default,
-        }
-    }
-}
 
 /// A running cluster.
 #[derive(Debug)]

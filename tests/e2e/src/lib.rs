@@ -22,6 +22,7 @@ pub mod logs;
 pub mod namespaces;
 pub mod objects;
 pub mod oci;
+pub mod options;
 pub mod parts;
 pub mod process;
 pub mod programs;
@@ -29,6 +30,7 @@ pub mod runner;
 pub mod soak;
 mod wait;
 
-pub use cluster::{Cluster, Extent, Gates, Options};
+pub use cluster::Cluster;
 pub use components::Component;
+pub use options::{Extent, Gates, Options};
 pub use wait::{poll, wait_for};

@@ -1,0 +1,82 @@
+//! What cluster to bring up: its version, how much of it, its feature gates.
+
+use crate::components::Component;
+use crate::parts;
+
+/// What cluster to bring up.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Its name; clusters of different names do not touch each other.
+    pub name: String,
+    /// The Kubernetes version, as `1.37.1`.
+    pub version: String,
+    /// Whether it ends with the value returned and with this process; else `Cluster::down` ends it.
+    pub owned: bool,
+    /// How much of it.
+    pub extent: Extent,
+    /// Feature gates.
+    pub gates: Gates,
+}
+
+/// Feature gates of all its programs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Gates {
+    /// As the version has them.
+    #[default]
+    Default,
+    /// Those of partitions and shares are on, too: before 1.36 they are off by default.
+    Sharing,
+}
+
+impl Gates {
+    /// As people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default gates",
+            Self::Sharing => "gates of sharing",
+        }
+    }
+
+    /// The value of `--feature-gates`, if it is needed.
+    pub(crate) fn flag(self) -> Option<&'static str> {
+        match self {
+            Self::Default => None,
+            Self::Sharing => Some("--feature-gates=DRAPartitionableDevices=true,DRAConsumableCapacity=true"),
+        }
+    }
+}
+
+/// How much of a cluster is brought up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it, with a node that runs pods.
+    #[default]
+    Whole,
+    /// API server and scheduler: nodes are what somebody writes, and no pod ever runs.
+    Scheduling,
+}
+
+impl Extent {
+    /// What runs, in the order it is started.
+    pub(crate) fn components(self) -> &'static [Component] {
+        match self {
+            Self::Whole => &Component::ALL,
+            Self::Scheduling => {
+                &[Component::Etcd, Component::ApiServer, Component::ApiProxy, Component::Scheduler]
+            }
+        }
+    }
+}
+
+impl Options {
+    /// A cluster for a test: of the version set, ending with the test.
+    pub fn for_test(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            version: parts::version_setting(),
+            owned: true,
+            extent: Extent::Whole,
+            gates: Gates::Default,
+        }
+    }
+}
