@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_fake_cluster::HealthWatch;
+use divvy_fake_cluster::{GpuPolicy, HealthWatch};
 use divvy_gpu_sim::{Fault, profile};
 use divvy_model::health::{GpuEventKind, RecoveryAction, RowRemap};
 use divvy_model::{GpuErrorCode, GpuOp, GpuUuid, MigMode};
 use divvy_proto::health::v1::HealthStatus;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::json;
 
 use crate::node::{DRIVER, Node, PATIENCE, POOL, plain, wait};
 
@@ -297,5 +298,28 @@ async fn a_card_that_replaces_a_lost_one_in_its_slot_is_another_gpu_and_the_old_
     node.unprepare(&claim).await.unwrap();
     node.api.delete::<ResourceClaim>("default", "c").unwrap();
     node.wait_tainted(&[("gpu-1", &[]), ("gpu-2", &[])]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_leave_a_sick_gpu_where_a_policy_says_so_also_one_that_is_lost() {
+    let node = Node::new("h100x2");
+    let rule = json!({ "gpus": { "ordinals": [0] }, "modes": ["Whole"], "health": { "evict": true } });
+    node.api.put(&GpuPolicy::new("evict", json!({ "rules": [rule] }))).unwrap();
+    let plugin = node.start().await;
+    for index in [0, 1] {
+        node.recovery(&node.uuid(index), RecoveryAction::Reset);
+    }
+    node.wait_tainted(&[
+        ("gpu-0", &["gpu.divvy.dev/recovery=reset:NoExecute"]),
+        ("gpu-1", &["gpu.divvy.dev/recovery=reset:NoSchedule"]),
+    ])
+    .await;
+    node.sim.lose_gpu(&node.uuid(0));
+    node.wait_tainted(&[
+        ("gpu-0", &["gpu.divvy.dev/lost=:NoExecute", "gpu.divvy.dev/recovery=reset:NoExecute"]),
+        ("gpu-1", &["gpu.divvy.dev/recovery=reset:NoSchedule"]),
+    ])
+    .await;
     plugin.stop().await;
 }
