@@ -30,6 +30,9 @@ pub struct Input<'a> {
     /// Devices that claims have, but for those with admin access: as the records say, and where it matters as the
     /// ResourceClaims in the API do, prepared or not.
     pub held: &'a BTreeSet<DeviceName>,
+    /// Devices that are not offered any more and that claims may have all the same, until that is known: kept like held
+    /// ones, and away from everybody. Without effect where the server drops the taints that would say so.
+    pub leaving: &'a BTreeSet<DeviceName>,
     /// What was carved last: where a device is taken from when its GPU no longer answers.
     pub previous: Option<&'a Pool>,
     /// What the API server can store.
@@ -73,13 +76,18 @@ pub fn carve(input: &Input<'_>) -> Carved {
 /// the node's name is a node's name.
 pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> Carved {
     let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
-    for name in input.held.iter().filter_map(|name| PartitionName::parse(name).ok()) {
+    static NOTHING: BTreeSet<DeviceName> = BTreeSet::new();
+    let leaving = if input.features.supports(Feature::Taints) { input.leaving } else { &NOTHING };
+    let staying = input.held.union(leaving);
+    for name in staying.filter_map(|name| PartitionName::parse(name).ok()) {
         held_partitions.entry(name.ordinal).or_default().push(name);
     }
     let mut run = Run {
         input,
         partitioning,
         held_partitions,
+        in_use: modes_of(input.held),
+        leaving: Leaving { devices: leaving, modes: modes_of(leaving) },
         notes: Vec::new(),
         cards: BTreeMap::new(),
         kept: BTreeSet::new(),
@@ -99,12 +107,22 @@ pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> C
 pub(crate) struct Run<'a> {
     pub(crate) input: &'a Input<'a>,
     pub(crate) partitioning: &'a Partitioning<'a>,
-    /// Partitions that claims have, by the ordinal of their GPU.
+    /// Partitions that claims have or may have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
+    /// The modes of what claims have, by the ordinal of the GPU.
+    pub(crate) in_use: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    pub(crate) leaving: Leaving<'a>,
     pub(crate) notes: Vec<Note>,
     /// By ordinal.
     pub(crate) cards: BTreeMap<u32, Card>,
     pub(crate) kept: BTreeSet<DeviceName>,
+}
+
+/// What claims may have without its being known.
+pub(crate) struct Leaving<'a> {
+    pub(crate) devices: &'a BTreeSet<DeviceName>,
+    /// Their modes, by the ordinal of the GPU.
+    pub(crate) modes: BTreeMap<u32, BTreeSet<OfferedMode>>,
 }
 
 /// What is published of one GPU.
@@ -136,8 +154,9 @@ impl Card {
 }
 
 impl Run<'_> {
-    pub(crate) fn is_held(&self, device: &DeviceKind) -> bool {
-        self.input.held.contains(&device.device_name())
+    /// Whether a device must stay published.
+    pub(crate) fn stays(&self, device: &DeviceName) -> bool {
+        self.input.held.contains(device) || self.leaving.devices.contains(device)
     }
 
     pub(crate) fn card(&mut self, ordinal: u32) -> &mut Card {
@@ -248,9 +267,9 @@ impl Run<'_> {
         mode: OfferedMode,
         mut taints: Vec<Taint>,
     ) -> Option<Device> {
-        let held = self.input.held.contains(&device.name);
+        let stays = self.stays(&device.name);
         if !choice.offers(mode) {
-            if !held {
+            if !stays {
                 return None;
             }
             let on = one.gpu.facts.mig_mode.is_on();
@@ -262,13 +281,15 @@ impl Run<'_> {
             self.keep(&device.name, why);
             taints.push(Taint::no_schedule(keys::WITHDRAWN, Some(value)));
         }
-        self.tainted(one.uuid, device, taints, held)
+        self.tainted(one.uuid, device, taints, stays)
     }
 
     /// Notes that a device is published only because a claim holds it.
     pub(crate) fn keep(&mut self, device: &DeviceName, why: String) {
-        self.kept.insert(device.clone());
-        self.notes.push(Note::HeldAndWithdrawn { device: device.clone(), why });
+        if self.input.held.contains(device) {
+            self.kept.insert(device.clone());
+            self.notes.push(Note::HeldAndWithdrawn { device: device.clone(), why });
+        }
     }
 
     /// The device with its taints; `None` if it must not be given out and only a taint could say so.
@@ -277,7 +298,7 @@ impl Run<'_> {
         uuid: &GpuUuid,
         mut device: Device,
         taints: Vec<Taint>,
-        held: bool,
+        stays: bool,
     ) -> Option<Device> {
         device.taints = self.checked(&device.name, taints);
         if !self.input.features.supports(Feature::Taints) {
@@ -285,7 +306,7 @@ impl Run<'_> {
             // Held: nobody else can get it anyway, and an allocated device stays. Not held: it must not be given
             // out, and without taints leaving it out is the only way to say so.
             if let Some(taint) = taints.into_iter().find(|t| t.effect.blocks())
-                && !held
+                && !stays
             {
                 self.notes.push(Note::TaintsDropped { gpu: uuid.clone(), taint: taint.key });
                 return None;
@@ -328,6 +349,21 @@ pub(crate) struct One<'a> {
     pub(crate) ordinal: u32,
     pub(crate) uuid: &'a GpuUuid,
     pub(crate) gpu: &'a Gpu,
+}
+
+/// The modes in which devices are of their GPUs.
+fn modes_of(devices: &BTreeSet<DeviceName>) -> BTreeMap<u32, BTreeSet<OfferedMode>> {
+    let mut modes: BTreeMap<u32, BTreeSet<OfferedMode>> = BTreeMap::new();
+    for kind in devices.iter().filter_map(|name| DeviceKind::parse(name).ok()) {
+        let mode = match kind {
+            DeviceKind::Whole { .. } => OfferedMode::Whole,
+            DeviceKind::Partition(_) => OfferedMode::Mig,
+            DeviceKind::Share { .. } => OfferedMode::TimeSlicing,
+            DeviceKind::Admin { .. } => continue,
+        };
+        modes.entry(kind.ordinal()).or_default().insert(mode);
+    }
+    modes
 }
 
 fn mode_label(mode: OfferedMode) -> &'static str {

@@ -52,11 +52,12 @@ impl Run<'_> {
     /// Devices that claims have on GPUs that are gone.
     pub(crate) fn held_without_gpu(&mut self) {
         let input = self.input;
-        for name in input.held {
+        for name in input.held.union(self.leaving.devices) {
             let kind = DeviceKind::parse(name).ok();
             let known = kind.and_then(|kind| Some((input.ordinals.gpu(kind.ordinal())?, kind)));
             let Some((uuid, kind)) = known else {
-                self.notes.push(Note::HeldUnknown { device: name.clone() });
+                let note = Note::HeldUnknown { device: name.clone() };
+                self.notes.extend(input.held.contains(name).then_some(note));
                 continue;
             };
             let there = self.cards.get(&kind.ordinal()).is_some_and(|card| card.has(name));
@@ -64,8 +65,10 @@ impl Run<'_> {
             if there || matches!(kind, DeviceKind::Admin { .. }) {
                 continue;
             }
-            self.notes.push(Note::HeldAndGone { device: name.clone() });
-            self.kept.insert(name.clone());
+            if input.held.contains(name) {
+                self.notes.push(Note::HeldAndGone { device: name.clone() });
+                self.kept.insert(name.clone());
+            }
             let device = self.previous_or_bare(&kind, uuid);
             let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
             taints.push(Taint::no_schedule(keys::LOST, None));
@@ -83,7 +86,7 @@ impl Run<'_> {
             .filter(|device| is_of(device, uuid))
             .filter_map(|device| Some((kind_of(&device.name)?, device.clone())))
             .collect();
-        for kind in self.input.held.iter().filter_map(kind_of) {
+        for kind in self.input.held.union(self.leaving.devices).filter_map(kind_of) {
             let name = kind.device_name();
             if !matches!(kind, DeviceKind::Admin { .. }) && !devices.iter().any(|(_, d)| d.name == name) {
                 let device = self.previous_or_bare(&kind, uuid);
@@ -100,8 +103,8 @@ impl Run<'_> {
     }
 
     fn publish(&mut self, uuid: &GpuUuid, kind: &DeviceKind, device: Device, taints: Vec<Taint>) {
-        let held = self.is_held(kind);
-        let Some(device) = self.tainted(uuid, device, taints, held) else { return };
+        let stays = self.stays(&device.name);
+        let Some(device) = self.tainted(uuid, device, taints, stays) else { return };
         let card = self.card(kind.ordinal());
         match kind {
             DeviceKind::Whole { .. } => card.whole = Some(device),

@@ -53,14 +53,8 @@ impl Run<'_> {
     pub(crate) fn choose(&mut self, one: &One<'_>, rules: &GpuRules, cuttable: bool) -> Choice {
         let facts = &one.gpu.facts;
         let on = facts.mig_mode.is_on();
-        let mut in_use = BTreeSet::new();
-        let ordinal = one.ordinal;
-        let of_kind = [
-            (OfferedMode::Whole, self.is_held(&DeviceKind::Whole { ordinal })),
-            (OfferedMode::Mig, self.held_partitions.contains_key(&ordinal)),
-            (OfferedMode::TimeSlicing, self.is_held(&DeviceKind::Share { ordinal })),
-        ];
-        in_use.extend(of_kind.into_iter().filter(|(_, held)| *held).map(|(mode, _)| mode));
+        let nothing = BTreeSet::new();
+        let in_use = self.in_use.get(&one.ordinal).unwrap_or(&nothing);
         let choice = modes::choose(&Facts {
             asked: &rules.modes,
             instances: rules.instances,
@@ -70,10 +64,11 @@ impl Run<'_> {
             toggles: facts.architecture.toggles_mig_without_reset(),
             cuttable,
             features: self.input.features,
-            in_use: &in_use,
+            in_use,
+            leaving: self.leaving.modes.get(&one.ordinal).unwrap_or(&nothing),
         });
-        let gpu = || one.uuid.clone();
         let is_whole = in_use.contains(&OfferedMode::Whole);
+        let gpu = || one.uuid.clone();
         if choice.modes.is_empty() && on && rules.modes == Modes::AsIs && !is_whole {
             self.notes.push(Note::MigModeOn { gpu: gpu() });
         }
@@ -192,18 +187,12 @@ impl Run<'_> {
     ) {
         let profile = of_profile.profile;
         let name = PartitionName::new(from.one.ordinal, &of_profile.label, profile.id, placement.start);
-        // A profile's name changes with the driver. The device keeps the one that a claim was given.
-        let held = held.iter().find(|held| held.is_same_partition(&name));
         let living = match from.rules.instances {
             Instances::Ours => None,
             Instances::Static => from.living(profile.id, placement),
         };
         let offered = of_profile.offered && (from.rules.instances == Instances::Ours || living.is_some());
-        if !offered && held.is_none() {
-            return;
-        }
         let mut device = of_profile.device.clone();
-        device.name = held.unwrap_or(&name).device_name();
         if let Some(uuid) = living {
             let uuid = AttributeValue::String(uuid.to_string());
             device.attributes.insert(attr::UUID.to_owned(), uuid);
@@ -212,13 +201,24 @@ impl Run<'_> {
             device.consumes.push(from.budget.partition(profile, placement));
         }
         let overlapping = from.occupied.iter().filter(|(at, _)| at.overlaps(placement));
-        let mut taints: Vec<_> = taints.iter().cloned().chain(overlapping.map(|(_, t)| t.clone())).collect();
-        if !offered {
-            self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
-            taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("not-offered")));
+        let taints: Vec<_> = taints.iter().cloned().chain(overlapping.map(|(_, t)| t.clone())).collect();
+        // A profile's name changes with the driver. The device keeps the one that a claim was given.
+        let mut names: Vec<_> = held.iter().filter(|held| held.is_same_partition(&name)).collect();
+        if names.is_empty() && offered {
+            names.push(&name);
         }
-        if let Some(device) = self.tainted(from.one.uuid, device, taints, held.is_some()) {
-            self.card(from.one.ordinal).partitions.push(device);
+        for called in names {
+            let device = Device { name: called.device_name(), ..device.clone() };
+            let mut taints = taints.clone();
+            let is_held = self.input.held.contains(&device.name);
+            if !offered || (*called != name && !is_held) {
+                self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
+                taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("not-offered")));
+            }
+            let stays = self.stays(&device.name);
+            if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
+                self.card(from.one.ordinal).partitions.push(device);
+            }
         }
     }
 }

@@ -92,7 +92,16 @@ struct World {
 impl World {
     fn carve(&self, previous: Option<&Pool>) -> Carved {
         let Self { inventory, ordinals, taints, held, features } = self;
-        carve(&Input { node: "node-1", inventory, ordinals, taints, held, previous, features })
+        carve(&Input {
+            node: "node-1",
+            inventory,
+            ordinals,
+            taints,
+            held,
+            leaving: &BTreeSet::new(),
+            previous,
+            features,
+        })
     }
 }
 

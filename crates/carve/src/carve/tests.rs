@@ -66,7 +66,16 @@ impl Node {
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
         let Self { inventory, ordinals, taints, held, features } = self;
-        let carved = carve(&Input { node: "n1", inventory, ordinals, taints, held, previous, features });
+        let carved = carve(&Input {
+            node: "n1",
+            inventory,
+            ordinals,
+            taints,
+            held,
+            leaving: &BTreeSet::new(),
+            previous,
+            features,
+        });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }

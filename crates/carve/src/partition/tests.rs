@@ -21,6 +21,7 @@ struct Node {
     rules: Rules,
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
     stuck: BTreeSet<GpuUuid>,
+    leaving: BTreeSet<DeviceName>,
 }
 
 impl Node {
@@ -44,6 +45,7 @@ impl Node {
             rules: BTreeMap::new(),
             occupied: BTreeMap::new(),
             stuck: BTreeSet::new(),
+            leaving: BTreeSet::new(),
         }
     }
 
@@ -89,16 +91,27 @@ impl Node {
     }
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
-        let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied, stuck } = self;
-        let input = Input { node: "n1", inventory, ordinals, taints, held, previous, features };
+        let Self {
+            inventory,
+            ordinals,
+            taints,
+            held,
+            features,
+            capabilities,
+            rules,
+            occupied,
+            stuck,
+            leaving,
+        } = self;
+        let input = Input { node: "n1", inventory, ordinals, taints, held, leaving, previous, features };
         let carved = carve_partitions(&input, &Partitioning { capabilities, rules, occupied, stuck });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }
 
     fn whole_only(&self) -> Carved {
-        let Self { inventory, ordinals, taints, held, features, .. } = self;
-        carve(&Input { node: "n1", inventory, ordinals, taints, held, previous: None, features })
+        let Self { inventory, ordinals, taints, held, leaving, features, .. } = self;
+        carve(&Input { node: "n1", inventory, ordinals, taints, held, leaving, previous: None, features })
     }
 }
 
