@@ -102,7 +102,7 @@ fn shown(inventory: &Inventory, offer: Offer) -> Shown {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
-        leaving: &BTreeSet::new(),
+        recorded: &BTreeSet::new(),
         previous: None,
         // As on a cluster that has everything divvy uses.
         features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 0)),

@@ -33,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
 use crate::node_watch;
 use crate::policy::{PolicyWatch, RightsFile};
-use crate::publish::Carver;
+use crate::publish::{Carver, Offering};
 use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
 use crate::reconcile::Keeper;
@@ -121,6 +121,7 @@ async fn run_ready(
     let (changed, lingers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let teller = Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name));
     let told = TaskTracker::new();
+    let (features_tx, features) = watch::channel(ServerFeatures::default());
     let service = Arc::new(ClaimService::new(One {
         driver: config.driver_name.clone(),
         pool: claims.pool.clone(),
@@ -131,6 +132,7 @@ async fn run_ready(
         budget: config.timing.call,
         changed: changed.clone(),
         lingers: lingers.clone(),
+        features: features_tx.clone(),
         refresh: refresh.clone(),
         after: told.clone(),
     }));
@@ -152,7 +154,6 @@ async fn run_ready(
 
     let (registered_tx, registered) = watch::channel(Registered::NotYet);
     let (in_charge_tx, in_charge) = watch::channel(false);
-    let (features_tx, features) = watch::channel(ServerFeatures::default());
     let (desired_tx, desired) = watch::channel(None::<Pool>);
     let (uses_tx, neighbours) = watch::channel(Arc::default());
     let health_gpus = gpus.clone();
@@ -199,6 +200,7 @@ async fn run_ready(
     );
     part(&mut parts, "the policy watch", policy_watch.run(parts_stop.clone()));
     let (effective_tx, effective) = watch::channel(None);
+    let (offering_tx, offering) = watch::channel(Offering::default());
     let rights = RightsFile::new(plugin_dir);
     executor.set_rights(rights.load());
     let busy = service.clone();
@@ -209,6 +211,7 @@ async fn run_ready(
         claims: claims.clone(),
         foreign: Arc::default(),
         rules: config.gpu_rules(),
+        mode_lock: config.mode_lock,
         policies,
         effective: effective_tx,
         rights,
@@ -222,6 +225,7 @@ async fn run_ready(
         teller,
         told,
         desired: desired_tx,
+        offering: offering_tx,
         metrics: metrics.clone(),
         timing: config.timing,
     };
@@ -276,6 +280,7 @@ async fn run_ready(
         health: health_book,
         service: service.clone(),
         effective,
+        offering,
     };
     for (server, listener) in http_servers(&config, HttpServer::new(registry, readiness), debug).await? {
         let until = parts_stop.clone();

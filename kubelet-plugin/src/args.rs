@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 
 use clap::Parser;
+use divvy_carve::ModeLock;
 use divvy_telemetry::LogFormat;
 
 use crate::config::Offer;
@@ -53,6 +54,11 @@ pub struct Args {
     /// MIG mode where that needs no reset; Kubernetes 1.36.2 and later, below it one of them).
     #[arg(long, env = "OFFER", value_enum, default_value_t)]
     pub offer: Offer,
+    /// Whether one GPU is offered in several modes at once where several are asked for: auto (if the version of the API
+    /// server says that the scheduler keeps them apart, and until a claim proves otherwise), on or off. A GpuPolicy
+    /// with modeLock overrides it.
+    #[arg(long, env = "MODE_LOCK", default_value = "auto", value_parser = mode_lock)]
+    pub mode_lock: ModeLock,
     /// MIG profiles that are offered besides the plain ones, by suffix, separated by commas: +me, +me.all, -me, +gfx.
     /// Each costs the scheduler of the whole cluster.
     #[arg(
@@ -97,4 +103,13 @@ pub struct Args {
 #[expect(clippy::unnecessary_wraps, reason = "clap wants a parser that may fail")]
 fn path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(PathBuf::from(text))
+}
+
+fn mode_lock(text: &str) -> Result<ModeLock, String> {
+    match text {
+        "auto" | "" => Ok(ModeLock::Auto),
+        "on" => Ok(ModeLock::On),
+        "off" => Ok(ModeLock::Off),
+        _ => Err("expected auto, on or off".to_owned()),
+    }
 }

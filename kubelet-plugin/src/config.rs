@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_carve::{GpuRules, Modes};
+use divvy_carve::{GpuRules, ModeLock, Modes};
 use divvy_model::health::HealthRules;
 use divvy_model::mig::ProfileVariant;
 
@@ -71,6 +71,8 @@ pub struct Config {
     pub nvml_library: Option<PathBuf>,
     /// How GPUs are offered.
     pub offer: Offer,
+    /// Whether a GPU may be offered in several modes, where no policy says it.
+    pub mode_lock: ModeLock,
     /// Profiles offered besides the plain ones.
     pub mig_profiles: BTreeSet<ProfileVariant>,
     /// By which rules the health of GPUs is judged.
@@ -185,6 +187,7 @@ impl TryFrom<Args> for Config {
             device_nodes,
             nvml_library,
             offer,
+            mode_lock,
             mig_profiles,
             ignored_xids,
             hook_path,
@@ -256,6 +259,7 @@ impl TryFrom<Args> for Config {
             device_nodes,
             nvml_library,
             offer,
+            mode_lock,
             mig_profiles,
             health,
             hook_path,

@@ -12,6 +12,7 @@ use crate::health;
 use crate::inventory::Seen;
 use crate::neighbours::Uses;
 use crate::policy::Effective;
+use crate::publish::Offering;
 use crate::registration::Registered;
 use crate::service::ClaimService;
 
@@ -27,6 +28,7 @@ pub(crate) struct Debug {
     pub(crate) health: watch::Receiver<Arc<health::Kept>>,
     pub(crate) service: Arc<ClaimService>,
     pub(crate) effective: watch::Receiver<Option<Effective>>,
+    pub(crate) offering: watch::Receiver<Offering>,
 }
 
 impl Debug {
@@ -66,6 +68,7 @@ impl Debug {
                 "unmonitored": health.unmonitored.iter().map(|(gpu, code)| (gpu.to_string(), json!(code.to_string()))).collect::<serde_json::Map<_, _>>(),
                 "noEvents": health.no_events,
             },
+            "offering": *self.offering.borrow(),
             "policy": self.effective.borrow().as_ref().map(Effective::state),
             "executor": self.executor.debug_state(),
             "pool": {

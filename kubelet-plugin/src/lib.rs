@@ -21,6 +21,7 @@ mod edits;
 mod error;
 mod events;
 mod health;
+mod holders;
 mod inventory;
 mod metrics;
 mod neighbours;

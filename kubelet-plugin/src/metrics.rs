@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use divvy_carve::OneMode;
 use divvy_executor::HeldDevice;
 use divvy_model::health::{HealthBook, XidClass};
 use divvy_model::{DeviceKind, GpuUuid, Ordinals};
@@ -62,6 +63,8 @@ pub(crate) struct Metrics {
     pub(crate) slices_bytes: Gauge,
     /// Devices in the pool that is to be published.
     pub(crate) devices: Gauge,
+    /// Whether GPUs are offered in one mode each although several are asked for, by reason.
+    one_mode: Gauges,
     /// Policies in force.
     pub(crate) policies: Gauge,
     /// Policies whose present version cannot be read.
@@ -125,6 +128,11 @@ impl Metrics {
             slices: registry.gauge("slices", "ResourceSlices published"),
             slices_bytes: registry.gauge("slices_bytes", "Size of the published ResourceSlices, as JSON"),
             devices: registry.gauge("devices", "Devices to be published"),
+            one_mode: registry.gauges(
+                "one_mode",
+                "1 if GPUs are offered in one mode each although several are asked for, by reason",
+                OneMode::NAMES.map(|reason| vec![("reason", reason.to_owned())]),
+            ),
             policies: registry.gauge("gpu_policies", "GpuPolicies in force"),
             policies_bad: registry
                 .gauge("gpu_policies_bad", "GpuPolicies whose present version cannot be read"),
@@ -198,6 +206,11 @@ impl Metrics {
             series
         });
         self.devices_of_claims.set(each.collect());
+    }
+
+    /// Sets whether GPUs are offered in one mode each for this reason.
+    pub(crate) fn one_mode(&self, reason: &str, so: bool) {
+        self.one_mode.get_or_create_owned(&vec![("reason", reason.to_owned())]).set(so.into());
     }
 
     /// Sets the number of records in each phase, in the order of [`PHASES`].

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use divvy_api::names::taints as keys;
 use divvy_carve::{
-    Carved, Feature, GpuRules, Input, Note, Partitioning, Pool, Resolved, ServerFeatures, Taint,
-    carve_partitions, pool_name, taint_leaving, validate,
+    Carved, Feature, GpuRules, Input, Instances, ModeLock, Note, OneMode, Partitioning, Pool, Resolved,
+    ServerFeatures, Taint, carve_partitions, taint_leaving, validate,
 };
 use divvy_claims::{Phase, Rights};
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
+use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -23,10 +24,11 @@ use crate::api::KubeClaims;
 use crate::config::Timing;
 use crate::events::Teller;
 use crate::health::view::{HealthView, Holdings};
+use crate::holders::{Holders, gone, leaving, offers_less_than_it_may, recorded};
 use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
 use crate::neighbours::{Use, Uses};
-use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied};
+use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied, Places};
 use crate::policy::{Effective, Known, RightsFile, rights_of};
 
 /// Changes of records come in bursts; one look after each is enough.
@@ -41,6 +43,8 @@ pub(crate) struct Carver {
     pub(crate) foreign: Arc<Foreign>,
     /// What may be done with GPUs that no policy speaks of.
     pub(crate) rules: GpuRules,
+    /// Whether a GPU may be published in several modes, where no policy says it.
+    pub(crate) mode_lock: ModeLock,
     pub(crate) policies: watch::Receiver<Option<Arc<Known>>>,
     /// What the policies make of the GPUs.
     pub(crate) effective: watch::Sender<Option<Effective>>,
@@ -62,8 +66,28 @@ pub(crate) struct Carver {
     pub(crate) teller: Arc<Teller>,
     pub(crate) told: TaskTracker,
     pub(crate) desired: watch::Sender<Option<Pool>>,
+    /// What became of what was asked for.
+    pub(crate) offering: watch::Sender<Offering>,
     pub(crate) metrics: Metrics,
     pub(crate) timing: Timing,
+}
+
+/// What is offered and what is not, for those who show it.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Offering {
+    /// Why a GPU may be published in one mode only.
+    #[serde(serialize_with = "in_words")]
+    pub(crate) one_mode: Option<OneMode>,
+    /// Whether more was asked for.
+    pub(crate) several_asked: bool,
+    /// What is left out, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+#[expect(clippy::ref_option, reason = "as serde calls it")]
+fn in_words<S: serde::Serializer>(why: &Option<OneMode>, to: S) -> Result<S::Ok, S::Error> {
+    why.as_ref().map(ToString::to_string).serialize(to)
 }
 
 /// What is remembered from one look to the next.
@@ -82,27 +106,29 @@ struct Memory {
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     /// GPUs with a number that are not there and not published, since when.
     gone: BTreeMap<GpuUuid, Instant>,
-    /// Devices that are published and not offered any more, since when.
-    leaving: BTreeMap<DeviceName, Instant>,
     /// Devices that are published only because a claim holds them or did a moment ago.
     withdrawn: BTreeSet<DeviceName>,
     /// What prepare may do to GPUs, as last said; `None` before the first time.
     rights: Option<Rights>,
-    /// Whether the API has told once who holds what.
-    asked: bool,
-    /// Whether a device is published only because a claim holds it.
+    /// Whether a device is published only because a claim holds it, or may.
     keeps_withdrawn: bool,
     /// Whether pods leave a GPU that falls ill, by its last rules: one that is lost has none.
     evicts: BTreeMap<GpuUuid, bool>,
-    /// Devices that claims in the API hold; as of when.
-    held: Option<(Instant, BTreeSet<DeviceName>)>,
+    holders: Holders,
+    /// Whether a GPU was given out in two modes, already looked into.
+    conflict: bool,
+    /// Why there is one mode for each GPU, as last told.
+    one_mode: Option<OneMode>,
 }
 
 /// Numbers, taints, and what is counted, read from the records on a thread.
 struct Kept {
     ordinals: Ordinals,
     taints: BTreeMap<GpuUuid, Vec<Taint>>,
+    /// What lingers; what others have made comes to it.
     occupied: Occupied,
+    /// Devices in use.
+    recorded: BTreeSet<DeviceName>,
     /// What others have made, and whether that was found out a moment ago.
     foreign: Vec<(GpuUuid, Placement)>,
     stale: bool,
@@ -135,31 +161,6 @@ impl Kept {
         for gpu in lost {
             taint(&mut self.taints, &gpu, keys::LOST);
         }
-    }
-}
-
-impl Memory {
-    /// Notes what is leaving; those that are so fresh that the scheduler may not have seen their taint yet. A list of
-    /// claims from before it had counts for nothing.
-    fn leave(
-        &mut self,
-        leaving: BTreeSet<DeviceName>,
-        now: Instant,
-        lasts: Duration,
-    ) -> BTreeSet<DeviceName> {
-        self.leaving.retain(|device, _| leaving.contains(device));
-        for device in leaving {
-            self.leaving.entry(device).or_insert(now);
-        }
-        let seen_by_all = |since: &Instant| *since + lasts;
-        let settled = self.leaving.values().map(seen_by_all).filter(|at| *at <= now).max();
-        if let (Some(settled), Some((asked, _))) = (settled, &self.held)
-            && *asked < settled
-        {
-            self.held = None;
-        }
-        let fresh = self.leaving.iter().filter(|(_, since)| seen_by_all(since) > now);
-        fresh.map(|(device, _)| device.clone()).collect()
     }
 }
 
@@ -207,7 +208,6 @@ impl Carver {
         };
         memory.problem = None;
         memory.look_soon = kept.stale;
-        self.tell_foreign(memory, &kept.foreign);
         self.metrics.records(kept.phases);
         self.metrics.fenced.set(i64::try_from(kept.fenced).unwrap_or(i64::MAX));
         self.metrics.held(&kept.held);
@@ -236,10 +236,13 @@ impl Carver {
         memory.evicts.extend(resolved.rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
         memory.evicts.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
         kept.add_health(&health, &inventory, |gpu| memory.evicts.get(gpu) == Some(&true));
-        let features = match &resolved.mode_lock {
-            Some((lock, _)) => features.with_mode_lock(*lock),
-            None => features,
-        };
+        let lock = resolved.mode_lock.as_ref().map_or(self.mode_lock, |(lock, _)| *lock);
+        let features = features.with_mode_lock(lock);
+        let foreign = not_static(kept.foreign, &resolved);
+        self.tell_foreign(memory, &foreign);
+        for (gpu, placement) in &foreign {
+            kept.occupied.add(gpu, *placement, keys::FOREIGN);
+        }
         let stuck = refused.keys().cloned().collect();
         let partitioning = Partitioning {
             capabilities: &capabilities,
@@ -254,6 +257,7 @@ impl Carver {
                 ordinals: &kept.ordinals,
                 taints: &kept.taints,
                 held,
+                recorded: &kept.recorded,
                 previous: previous.as_ref(),
                 features: &features,
             };
@@ -271,33 +275,54 @@ impl Carver {
         } else {
             BTreeSet::new()
         };
-        let fresh = memory.leave(leaving, now, self.timing.leave);
+        let fresh = memory.holders.leave(leaving, now, self.timing.leave);
         if let Some(previous) = previous.as_ref().filter(|_| !fresh.is_empty() && gone.is_empty()) {
-            let leaving: BTreeSet<_> = memory.leaving.keys().cloned().collect();
+            let leaving = memory.holders.all_leaving();
             memory.withdrawn.clone_from(&leaving);
             let pool = taint_leaving(previous, &offered.pool, &leaving);
-            self.publish(memory, Carved { pool, ..offered });
+            self.publish(memory, Carved { pool, ..offered }, &features);
             return Some(self.timing.leave);
         }
         // Something known is not offered any more: if a claim holds it, it must stay published. Who holds what is
         // only asked then, since the answer is a list of all claims.
-        let vanished =
-            || previous.iter().flat_map(Pool::devices).any(|d| offered.pool.device(&d.name).is_none());
+        let there = |device: &DeviceName| offered.pool.device(device).is_some();
+        let vanished = || {
+            let previous = previous.iter().flat_map(Pool::devices).map(|device| &device.name);
+            previous.chain(&kept.recorded).any(|device| !there(device))
+        };
         let unsure =
-            || !memory.asked && offers_less_than_it_may(&kept.ordinals, &capabilities, &offered.pool);
-        if gone.is_empty() && !memory.keeps_withdrawn && !vanished() && !unsure() {
-            memory.held = None;
+            || !memory.holders.asked && offers_less_than_it_may(&kept.ordinals, &capabilities, &offered.pool);
+        let conflict = features.conflict() && !memory.conflict;
+        memory.conflict = features.conflict();
+        if conflict {
+            memory.holders.held = None;
+        }
+        if gone.is_empty() && !memory.keeps_withdrawn && !conflict && !vanished() && !unsure() {
+            memory.holders.held = None;
             memory.withdrawn.clear();
-            self.publish(memory, offered);
+            self.publish(memory, offered, &features);
             return (!refused.is_empty()).then_some(self.timing.withdrawn);
         }
-        let held = self.held(memory, now, previous.as_ref()).await;
-        let withdrawn: BTreeSet<DeviceName> =
-            held.into_iter().filter(|device| offered.pool.device(device).is_none()).collect();
-        memory.keeps_withdrawn = !withdrawn.is_empty();
-        memory.withdrawn.clone_from(&withdrawn);
-        let again = !(gone.is_empty() && withdrawn.is_empty() && refused.is_empty() && memory.asked);
-        self.publish(memory, carve_with(&withdrawn));
+        let Some(held) = self.held(&mut memory.holders, now).await else {
+            // Nothing is withdrawn before it is known who holds it; nothing new of it is given out either.
+            let carved = match &previous {
+                None => offered,
+                Some(previous) => {
+                    let names: BTreeSet<_> = previous.devices().map(|device| device.name.clone()).collect();
+                    let vanished = names.iter().filter(|device| !there(device)).cloned();
+                    memory.withdrawn.extend(vanished);
+                    Carved { pool: taint_leaving(previous, &offered.pool, &names), ..offered }
+                }
+            };
+            self.publish(memory, carved, &features);
+            return Some(self.timing.withdrawn);
+        };
+        let carved = carve_with(&held);
+        memory.keeps_withdrawn = carved.pool != offered.pool;
+        memory.withdrawn.clone_from(&carved.kept);
+        let settled = gone.is_empty() && refused.is_empty() && !memory.keeps_withdrawn;
+        let again = !(settled && kept.recorded.iter().all(there));
+        self.publish(memory, carved, &features);
         again.then_some(self.timing.withdrawn)
     }
 
@@ -309,9 +334,10 @@ impl Carver {
             ordinals.gpu(kind.ordinal())
         };
         let holders: BTreeSet<_> =
-            memory.leaving.keys().chain(&memory.withdrawn).filter_map(of_gpu).collect();
+            memory.holders.leaving.keys().chain(&memory.withdrawn).filter_map(of_gpu).collect();
         // Before it has been asked once, anything may be held.
-        let rights = rights_of(&resolved.rules, &before, |gpu| !memory.asked || holders.contains(gpu));
+        let rights =
+            rights_of(&resolved.rules, &before, |gpu| !memory.holders.asked || holders.contains(gpu));
         if rights != before
             && let Err(error) = self.rights.save(&rights)
         {
@@ -379,9 +405,10 @@ impl Carver {
         memory.refused = refused.keys().cloned().collect();
     }
 
-    fn publish(&self, memory: &mut Memory, carved: Carved) {
+    fn publish(&self, memory: &mut Memory, carved: Carved, features: &ServerFeatures) {
         let Carved { pool, notes, .. } = carved;
         let notes: BTreeSet<Note> = notes.into_iter().collect();
+        self.tell_one_mode(memory, &notes, features);
         for note in notes.difference(&memory.notes) {
             tracing::warn!(%note, "not published as it could be");
             if let Some(reason) = concerns_operators(note) {
@@ -405,6 +432,31 @@ impl Carver {
         });
     }
 
+    /// Tells why GPUs are published in one mode only although several are asked for, once.
+    fn tell_one_mode(&self, memory: &mut Memory, notes: &BTreeSet<Note>, features: &ServerFeatures) {
+        let asked = notes.iter().any(|note| matches!(note, Note::OneMode { .. }));
+        let why = features.one_mode().filter(|_| asked);
+        for name in OneMode::NAMES {
+            self.metrics.one_mode(name, why.as_ref().is_some_and(|why| why.name() == name));
+        }
+        self.offering.send_replace(Offering {
+            one_mode: features.one_mode(),
+            several_asked: asked,
+            notes: notes.iter().map(ToString::to_string).collect(),
+        });
+        if memory.one_mode != why {
+            if let Some(why) = &why {
+                let note = format!("GPUs are offered in one mode each, not in all that are asked for: {why}");
+                tracing::warn!(reason = why.name(), "{note}");
+                let teller = self.teller.clone();
+                self.told.spawn(async move { teller.warn_node("one-mode-for-each-gpu", &note).await });
+            } else {
+                tracing::info!("GPUs may be offered in several modes");
+            }
+            memory.one_mode = why;
+        }
+    }
+
     /// Numbers new GPUs, forgets those long gone, and reads what the records say.
     async fn kept(
         &self,
@@ -423,7 +475,7 @@ impl Carver {
             .filter(|(_, since)| since.elapsed() > patience)
             .map(|(gpu, _)| gpu.clone())
             .collect();
-        let held = memory.held.as_ref().map(|(_, held)| held.clone());
+        let held = memory.holders.held.as_ref().map(|(_, held)| held.clone());
         let (executor, inventory) = (self.executor.clone(), inventory.cloned());
         let (busy, foreign) = (self.busy.clone(), self.foreign.clone());
         let neighbours = self.neighbours.borrow().clone();
@@ -462,9 +514,6 @@ impl Carver {
                 taint(&mut taints, gpu, keys::DRIVER_DOWN);
             }
             let (foreign, stale) = foreign.look(&executor, inventory.as_deref(), &records);
-            for (gpu, placement) in &foreign {
-                occupied.add(gpu, *placement, keys::FOREIGN);
-            }
             let mut fenced = BTreeSet::new();
             for gpu in executor.fences().map_err(|e| crate::chain(&e))?.keys() {
                 taint(&mut taints, gpu, keys::FENCED);
@@ -480,6 +529,7 @@ impl Carver {
                 ordinals,
                 taints,
                 occupied,
+                recorded: recorded(&records),
                 foreign,
                 stale,
                 phases: phases(&records),
@@ -489,39 +539,13 @@ impl Carver {
         });
         read.await.unwrap_or_else(|died| Err(died.to_string()))
     }
+}
 
-    /// Devices of our pool that any claim in the API has allocated. Without an answer: what was known, and what is
-    /// published now.
-    async fn held(&self, memory: &mut Memory, now: Instant, previous: Option<&Pool>) -> BTreeSet<DeviceName> {
-        if let Some((at, held)) = &memory.held
-            && at.elapsed() < self.timing.withdrawn
-        {
-            return held.clone();
-        }
-        match self.claims.list().await {
-            Ok(claims) => {
-                let pool = pool_name(&self.node);
-                let results = claims
-                    .into_iter()
-                    .filter_map(|claim| claim.status?.allocation?.devices?.results)
-                    .flatten()
-                    .filter(|result| result.driver == self.driver && result.pool == pool);
-                let held: BTreeSet<DeviceName> =
-                    results.filter_map(|result| result.device.parse().ok()).collect();
-                memory.held = Some((now, held.clone()));
-                memory.asked = true;
-                held
-            }
-            Err(error) => {
-                tracing::warn!(error = %crate::chain(&error), "claims not listed: devices that vanished stay published until it is known who holds them");
-                let known = memory.held.as_ref().map(|(_, held)| held.clone()).unwrap_or_default();
-                known
-                    .into_iter()
-                    .chain(previous.into_iter().flat_map(Pool::devices).map(|d| d.name.clone()))
-                    .collect()
-            }
-        }
-    }
+/// Instances of others that are in the way: where they are published as they are, they are not.
+fn not_static(foreign: Places, resolved: &Resolved) -> Places {
+    let is_static =
+        |gpu: &GpuUuid| resolved.rules.get(gpu).is_some_and(|rules| rules.instances == Instances::Static);
+    foreign.into_iter().filter(|(gpu, _)| !is_static(gpu)).collect()
 }
 
 /// The reason of an Event on the node, for notes that somebody should look into.
@@ -530,63 +554,13 @@ fn concerns_operators(note: &Note) -> Option<&'static str> {
         Note::Unreadable { .. } => Some("gpu-unreadable"),
         Note::HeldAndGone { .. } => Some("gpu-lost"),
         Note::HeldUnknown { .. } => Some("unknown-device"),
+        Note::GivenTwice { .. } => Some("given-twice"),
         _ => None,
     }
 }
 
 fn taint(taints: &mut BTreeMap<GpuUuid, Vec<Taint>>, gpu: &GpuUuid, key: &str) {
     taints.entry(gpu.clone()).or_default().push(Taint::no_schedule(key, None));
-}
-
-/// Numbered GPUs that NVML does not list and that have no device in the pool.
-fn gone(ordinals: &Ordinals, inventory: &Inventory, pool: &Pool) -> BTreeSet<GpuUuid> {
-    let listed = |gpu: &GpuUuid| {
-        inventory.gpus.contains_key(gpu) || inventory.problems.iter().any(|problem| problem.gpu == *gpu)
-    };
-    let published: BTreeSet<u32> =
-        pool.devices().filter_map(|d| Some(DeviceKind::parse(&d.name).ok()?.ordinal())).collect();
-    let all = ordinals.iter().filter(|(gpu, ordinal)| !listed(gpu) && !published.contains(ordinal));
-    all.map(|(gpu, _)| gpu.clone()).collect()
-}
-
-/// Published devices of GPUs that are there, which are not offered any more: a policy has changed, say. They are tainted
-/// for a while before it is asked who holds them, so that the scheduler cannot give one out between the answer and their
-/// end.
-fn leaving(
-    previous: Option<&Pool>,
-    offered: &Pool,
-    ordinals: &Ordinals,
-    inventory: &Inventory,
-) -> BTreeSet<DeviceName> {
-    let is_there = |device: &DeviceName| {
-        let ordinal = DeviceKind::parse(device).ok().map(|kind| kind.ordinal());
-        ordinal.and_then(|n| ordinals.gpu(n)).is_some_and(|gpu| inventory.gpus.contains_key(gpu))
-    };
-    let names = previous.into_iter().flat_map(Pool::devices).map(|device| &device.name);
-    names.filter(|name| offered.device(name).is_none() && is_there(name)).cloned().collect()
-}
-
-/// Whether a numbered GPU is not offered as a whole, or could be cut and is not. It may be held as such from before
-/// this process began.
-fn offers_less_than_it_may(
-    ordinals: &Ordinals,
-    capabilities: &BTreeMap<GpuUuid, MigCapabilities>,
-    pool: &Pool,
-) -> bool {
-    let cut: BTreeSet<u32> = pool
-        .devices()
-        .filter_map(|device| match DeviceKind::parse(&device.name).ok()? {
-            DeviceKind::Partition(name) => Some(name.ordinal),
-            DeviceKind::Whole { .. } | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => None,
-        })
-        .collect();
-    ordinals.iter().any(|(gpu, ordinal)| {
-        pool.device(&whole(ordinal)).is_none() || (capabilities.contains_key(gpu) && !cut.contains(&ordinal))
-    })
-}
-
-fn whole(ordinal: u32) -> DeviceName {
-    DeviceKind::Whole { ordinal }.device_name()
 }
 
 /// Claims by phase, in the order of [`PHASES`].

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_carve::ServerFeatures;
 use divvy_claims::{Claim, ClaimRef, PreparedDevice, Retry};
 use divvy_executor::{Call, Executor, PrepareError, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -48,6 +49,8 @@ pub(crate) struct One {
     pub(crate) changed: Arc<Notify>,
     /// Told when a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
+    /// Told of a scheduler that gives GPUs out in two modes.
+    pub(crate) features: watch::Sender<ServerFeatures>,
     /// Asks for the GPUs to be read again now.
     pub(crate) refresh: Arc<Notify>,
     /// What goes on after the answer.
@@ -194,6 +197,13 @@ impl One {
                 let message = failure.message();
                 self.metrics.failed("prepare", failure.category());
                 tracing::warn!(category = failure.category(), error = %message, "claim not prepared");
+                if failure.category() == "mode-conflict" {
+                    // Whoever publishes goes on with one mode for each GPU.
+                    self.features.send_if_modified(|features| {
+                        let before = std::mem::replace(features, features.after_conflict());
+                        before != *features
+                    });
+                }
                 if matches!(failure, Failure::Prepare(_)) {
                     // What is known of the GPU may be old news.
                     self.refresh.notify_one();

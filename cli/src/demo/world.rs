@@ -75,6 +75,7 @@ impl World {
             device_nodes: Some(host.node_table),
             nvml_library: None,
             offer: Offer::Auto,
+            mode_lock: divvy_carve::ModeLock::Auto,
             mig_profiles: String::new(),
             ignored_xids: String::new(),
             hook_path: None,
@@ -192,6 +193,7 @@ fn expected(sim: &SimNode, policies: &[GpuPolicy]) -> BTreeSet<String> {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
+        recorded: &BTreeSet::new(),
         previous: None,
         features: &features,
     };

@@ -27,12 +27,11 @@ pub struct Input<'a> {
     pub ordinals: &'a Ordinals,
     /// What health, fences, lingering claims and neighbours say, by GPU.
     pub taints: &'a BTreeMap<GpuUuid, Vec<Taint>>,
-    /// Devices that claims have, but for those with admin access: as the records say, and where it matters as the
-    /// ResourceClaims in the API do, prepared or not.
+    /// Devices that ResourceClaims in the API have allocated, prepared or not, but for those with admin access. They stay
+    /// published, and whoever has not asked the API leaves them out.
     pub held: &'a BTreeSet<DeviceName>,
-    /// Devices that are not offered any more and that claims may have all the same, until that is known: kept like held
-    /// ones, and away from everybody. Without effect where the server drops the taints that would say so.
-    pub leaving: &'a BTreeSet<DeviceName>,
+    /// Devices that are in use by what is recorded on the node: the mode that a GPU is in.
+    pub recorded: &'a BTreeSet<DeviceName>,
     /// What was carved last: where a device is taken from when its GPU no longer answers.
     pub previous: Option<&'a Pool>,
     /// What the API server can store.
@@ -76,18 +75,14 @@ pub fn carve(input: &Input<'_>) -> Carved {
 /// the node's name is a node's name.
 pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> Carved {
     let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
-    static NOTHING: BTreeSet<DeviceName> = BTreeSet::new();
-    let leaving = if input.features.supports(Feature::Taints) { input.leaving } else { &NOTHING };
-    let staying = input.held.union(leaving);
-    for name in staying.filter_map(|name| PartitionName::parse(name).ok()) {
+    for name in input.held.iter().filter_map(|name| PartitionName::parse(name).ok()) {
         held_partitions.entry(name.ordinal).or_default().push(name);
     }
     let mut run = Run {
         input,
         partitioning,
         held_partitions,
-        in_use: modes_of(input.held),
-        leaving: Leaving { devices: leaving, modes: modes_of(leaving) },
+        in_use: modes_of(input.held.union(input.recorded)),
         notes: Vec::new(),
         cards: BTreeMap::new(),
         kept: BTreeSet::new(),
@@ -107,22 +102,14 @@ pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> C
 pub(crate) struct Run<'a> {
     pub(crate) input: &'a Input<'a>,
     pub(crate) partitioning: &'a Partitioning<'a>,
-    /// Partitions that claims have or may have, by the ordinal of their GPU.
+    /// Partitions that claims have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
-    /// The modes of what claims have, by the ordinal of the GPU.
+    /// The modes in which GPUs are used, by ordinal.
     pub(crate) in_use: BTreeMap<u32, BTreeSet<OfferedMode>>,
-    pub(crate) leaving: Leaving<'a>,
     pub(crate) notes: Vec<Note>,
     /// By ordinal.
     pub(crate) cards: BTreeMap<u32, Card>,
     pub(crate) kept: BTreeSet<DeviceName>,
-}
-
-/// What claims may have without its being known.
-pub(crate) struct Leaving<'a> {
-    pub(crate) devices: &'a BTreeSet<DeviceName>,
-    /// Their modes, by the ordinal of the GPU.
-    pub(crate) modes: BTreeMap<u32, BTreeSet<OfferedMode>>,
 }
 
 /// What is published of one GPU.
@@ -156,7 +143,7 @@ impl Card {
 impl Run<'_> {
     /// Whether a device must stay published.
     pub(crate) fn stays(&self, device: &DeviceName) -> bool {
-        self.input.held.contains(device) || self.leaving.devices.contains(device)
+        self.input.held.contains(device)
     }
 
     pub(crate) fn card(&mut self, ordinal: u32) -> &mut Card {
@@ -352,9 +339,9 @@ pub(crate) struct One<'a> {
 }
 
 /// The modes in which devices are of their GPUs.
-fn modes_of(devices: &BTreeSet<DeviceName>) -> BTreeMap<u32, BTreeSet<OfferedMode>> {
+fn modes_of<'a>(devices: impl Iterator<Item = &'a DeviceName>) -> BTreeMap<u32, BTreeSet<OfferedMode>> {
     let mut modes: BTreeMap<u32, BTreeSet<OfferedMode>> = BTreeMap::new();
-    for kind in devices.iter().filter_map(|name| DeviceKind::parse(name).ok()) {
+    for kind in devices.filter_map(|name| DeviceKind::parse(name).ok()) {
         let mode = match kind {
             DeviceKind::Whole { .. } => OfferedMode::Whole,
             DeviceKind::Partition(_) => OfferedMode::Mig,

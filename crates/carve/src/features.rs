@@ -137,6 +137,11 @@ impl ServerFeatures {
         Self { conflict: true, ..self.clone() }
     }
 
+    /// Whether the scheduler has given a GPU out in two modes.
+    pub fn conflict(&self) -> bool {
+        self.conflict
+    }
+
     /// The same with this mode lock.
     #[must_use]
     pub fn with_mode_lock(&self, lock: ModeLock) -> Self {

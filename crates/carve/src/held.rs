@@ -52,12 +52,11 @@ impl Run<'_> {
     /// Devices that claims have on GPUs that are gone.
     pub(crate) fn held_without_gpu(&mut self) {
         let input = self.input;
-        for name in input.held.union(self.leaving.devices) {
+        for name in input.held {
             let kind = DeviceKind::parse(name).ok();
             let known = kind.and_then(|kind| Some((input.ordinals.gpu(kind.ordinal())?, kind)));
             let Some((uuid, kind)) = known else {
-                let note = Note::HeldUnknown { device: name.clone() };
-                self.notes.extend(input.held.contains(name).then_some(note));
+                self.notes.push(Note::HeldUnknown { device: name.clone() });
                 continue;
             };
             let there = self.cards.get(&kind.ordinal()).is_some_and(|card| card.has(name));
@@ -65,10 +64,8 @@ impl Run<'_> {
             if there || matches!(kind, DeviceKind::Admin { .. }) {
                 continue;
             }
-            if input.held.contains(name) {
-                self.notes.push(Note::HeldAndGone { device: name.clone() });
-                self.kept.insert(name.clone());
-            }
+            self.notes.push(Note::HeldAndGone { device: name.clone() });
+            self.kept.insert(name.clone());
             let device = self.previous_or_bare(&kind, uuid);
             let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
             taints.push(Taint::no_schedule(keys::LOST, None));
@@ -86,7 +83,7 @@ impl Run<'_> {
             .filter(|device| is_of(device, uuid))
             .filter_map(|device| Some((kind_of(&device.name)?, device.clone())))
             .collect();
-        for kind in self.input.held.union(self.leaving.devices).filter_map(kind_of) {
+        for kind in self.input.held.iter().filter_map(kind_of) {
             let name = kind.device_name();
             if !matches!(kind, DeviceKind::Admin { .. }) && !devices.iter().any(|(_, d)| d.name == name) {
                 let device = self.previous_or_bare(&kind, uuid);

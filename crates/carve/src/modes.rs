@@ -23,8 +23,6 @@ pub(crate) struct Facts<'a> {
     pub(crate) features: &'a ServerFeatures,
     /// The modes in which claims hold it.
     pub(crate) in_use: &'a BTreeSet<OfferedMode>,
-    /// The modes in which claims may hold it.
-    pub(crate) leaving: &'a BTreeSet<OfferedMode>,
 }
 
 /// The modes to offer, and what became of the others.
@@ -35,7 +33,7 @@ pub(crate) struct Choice {
     pub(crate) refused: Vec<Refused>,
     /// Why only one of several is offered.
     pub(crate) one_mode: Option<OneMode>,
-    /// A mode in which it is held, or may be, and that is not offered, where nothing but a taint keeps the others off it.
+    /// A mode in which it is held and that is not offered, where nothing but a taint keeps the others off it.
     pub(crate) guard: Option<OfferedMode>,
 }
 
@@ -88,8 +86,7 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
         choice.one_mode.clone_from(&single);
     }
     if single.is_some() {
-        let elsewhere = |modes: &BTreeSet<_>| modes.difference(&choice.modes).next().copied();
-        choice.guard = elsewhere(facts.in_use).or_else(|| elsewhere(facts.leaving));
+        choice.guard = facts.in_use.difference(&choice.modes).next().copied();
     }
     choice
 }
@@ -157,7 +154,6 @@ mod tests {
             cuttable: true,
             features: &features,
             in_use: &case.in_use,
-            leaving: &BTreeSet::new(),
         };
         choose(&facts).modes.into_iter().collect()
     }

@@ -65,7 +65,6 @@ impl Run<'_> {
             cuttable,
             features: self.input.features,
             in_use,
-            leaving: self.leaving.modes.get(&one.ordinal).unwrap_or(&nothing),
         });
         let is_whole = in_use.contains(&OfferedMode::Whole);
         let gpu = || one.uuid.clone();
@@ -210,8 +209,7 @@ impl Run<'_> {
         for called in names {
             let device = Device { name: called.device_name(), ..device.clone() };
             let mut taints = taints.clone();
-            let is_held = self.input.held.contains(&device.name);
-            if !offered || (*called != name && !is_held) {
+            if !offered {
                 self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
                 taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("not-offered")));
             }

@@ -110,7 +110,6 @@ struct World {
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
     stuck: BTreeSet<GpuUuid>,
     held: BTreeSet<DeviceName>,
-    leaving: BTreeSet<DeviceName>,
     features: ServerFeatures,
     /// Whether anything was given out against the counters.
     broken: bool,
@@ -135,7 +134,6 @@ impl World {
             occupied: BTreeMap::new(),
             stuck: BTreeSet::new(),
             held: BTreeSet::new(),
-            leaving: BTreeSet::new(),
             features: ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),
             broken: false,
             last: None,
@@ -147,10 +145,18 @@ impl World {
     }
 
     fn carve(&self) -> Carved {
-        let (none, Self { inventory, ordinals, held, leaving, features, .. }) = (BTreeMap::new(), self);
+        let (none, Self { inventory, ordinals, held, features, .. }) = (BTreeMap::new(), self);
         let previous = self.last.as_ref();
-        let input =
-            Input { node: "n1", inventory, ordinals, taints: &none, held, leaving, previous, features };
+        let input = Input {
+            node: "n1",
+            inventory,
+            ordinals,
+            taints: &none,
+            held,
+            recorded: held,
+            previous,
+            features,
+        };
         let Self { capabilities, rules, occupied, stuck, .. } = self;
         carve_partitions(&input, &Partitioning { capabilities, rules, occupied, stuck })
     }
@@ -303,7 +309,6 @@ fn snapshot(world: &World) -> World {
         occupied: world.occupied.clone(),
         stuck: world.stuck.clone(),
         held: world.held.clone(),
-        leaving: world.leaving.clone(),
         features: world.features.clone(),
         broken: world.broken,
         last: world.last.clone(),
@@ -326,19 +331,6 @@ proptest! {
         let mut world = World::new(spec);
         for event in events {
             world.happens(event);
-            // First what is not offered any more is kept from everybody; then it is known who has it.
-            let offered = world.carve().pool;
-            let previous = world.last.iter().flat_map(Pool::devices);
-            let gone = previous.filter(|d| offered.device(&d.name).is_none() && !is_admin(d));
-            world.leaving = gone.map(|device| device.name.clone()).collect();
-            let carved = world.carve();
-            check(&world, &carved)?;
-            for name in &world.leaving {
-                let untold = !world.features.supports(Feature::Taints);
-                prop_assert!(untold || carved.pool.device(name).is_some(), "{} is leaving and gone", name);
-            }
-            world.last = Some(carved.pool);
-            world.leaving.clear();
             let carved = world.carve();
             check(&world, &carved)?;
             world.last = Some(carved.pool);

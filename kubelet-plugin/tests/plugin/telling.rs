@@ -162,7 +162,8 @@ async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
     node.prepare(&newer).await.unwrap();
     plugin.stop().await;
     crate::records::make_newer(&crate::records::record(&node, &newer.uid));
-    let plugin = node.start().await;
+    let plugin = node.start_with(node.config(&["--offer", "everything", "--mode-lock", "off"]));
+    plugin.wait_ready().await;
     let claim = node.claim("c", &["gpu-0"]);
     node.prepare(&claim).await.unwrap();
     node.prepare(&node.claim("conflict", &["gpu-0"])).await.unwrap_err();

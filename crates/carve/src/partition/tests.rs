@@ -21,7 +21,6 @@ struct Node {
     rules: Rules,
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
     stuck: BTreeSet<GpuUuid>,
-    leaving: BTreeSet<DeviceName>,
 }
 
 impl Node {
@@ -45,7 +44,6 @@ impl Node {
             rules: BTreeMap::new(),
             occupied: BTreeMap::new(),
             stuck: BTreeSet::new(),
-            leaving: BTreeSet::new(),
         }
     }
 
@@ -91,27 +89,34 @@ impl Node {
     }
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
-        let Self {
+        let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied, stuck } = self;
+        let input = Input {
+            node: "n1",
             inventory,
             ordinals,
             taints,
             held,
+            recorded: &BTreeSet::new(),
+            previous,
             features,
-            capabilities,
-            rules,
-            occupied,
-            stuck,
-            leaving,
-        } = self;
-        let input = Input { node: "n1", inventory, ordinals, taints, held, leaving, previous, features };
+        };
         let carved = carve_partitions(&input, &Partitioning { capabilities, rules, occupied, stuck });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }
 
     fn whole_only(&self) -> Carved {
-        let Self { inventory, ordinals, taints, held, leaving, features, .. } = self;
-        carve(&Input { node: "n1", inventory, ordinals, taints, held, leaving, previous: None, features })
+        let Self { inventory, ordinals, taints, held, features, .. } = self;
+        carve(&Input {
+            node: "n1",
+            inventory,
+            ordinals,
+            taints,
+            held,
+            recorded: &BTreeSet::new(),
+            previous: None,
+            features,
+        })
     }
 }
 

@@ -185,20 +185,6 @@ fn a_held_share_stays_when_shares_are_no_longer_offered_and_keeps_the_others_off
 }
 
 #[test]
-fn what_is_leaving_is_kept_from_everybody_until_it_is_known_who_has_it() {
-    let mut node = Node::everything("h100x1");
-    let before = node.carve(None).pool;
-    node.rules.clear();
-    node.leaving = names(&before).iter().skip(1).map(|name| name.parse().unwrap()).collect();
-    let carved = node.carve(Some(&before));
-    assert_eq!((names(&carved.pool), open(&carved.pool)), (names(&before), vec!["gpu-0"]));
-    assert_eq!((sets(&carved.pool), carved.notes.len(), carved.kept.len()), (sets(&before), 0, 0));
-    // Where the scheduler does not count, the rest of the GPU waits too.
-    let old = node.server(36, 1).carve(Some(&before)).pool;
-    assert_eq!(open(&old), Vec::<&str>::new());
-}
-
-#[test]
 fn nothing_of_a_gpu_is_given_out_that_was_given_twice_and_no_counter_is_below_zero() {
     let mut node = Node::everything("h100x2");
     node.hold("gpu-0-ts");

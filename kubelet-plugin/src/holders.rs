@@ -1,0 +1,141 @@
+//! Who holds what: which devices must stay published although they are not offered any more. Claims in the API are
+//! listed only when something is withdrawn, or may have been while the plugin was away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use divvy_carve::{Pool, pool_name};
+use divvy_executor::HeldDevice;
+use divvy_model::mig::MigCapabilities;
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
+use tokio::time::Instant;
+
+use crate::publish::Carver;
+
+/// What is remembered of holders from one look to the next.
+#[derive(Default)]
+pub(crate) struct Holders {
+    /// Devices that are published and not offered any more, since when.
+    pub(crate) leaving: BTreeMap<DeviceName, Instant>,
+    /// Whether the API has told once who holds what.
+    pub(crate) asked: bool,
+    /// Devices that claims in the API hold; as of when.
+    pub(crate) held: Option<(Instant, BTreeSet<DeviceName>)>,
+}
+
+impl Holders {
+    /// Notes what is leaving; those that are so fresh that the scheduler may not have seen their taint yet. A list of
+    /// claims from before it had counts for nothing.
+    pub(crate) fn leave(
+        &mut self,
+        leaving: BTreeSet<DeviceName>,
+        now: Instant,
+        lasts: Duration,
+    ) -> BTreeSet<DeviceName> {
+        self.leaving.retain(|device, _| leaving.contains(device));
+        for device in leaving {
+            self.leaving.entry(device).or_insert(now);
+        }
+        let seen_by_all = |since: &Instant| *since + lasts;
+        let settled = self.leaving.values().map(seen_by_all).filter(|at| *at <= now).max();
+        if let (Some(settled), Some((asked, _))) = (settled, &self.held)
+            && *asked < settled
+        {
+            self.held = None;
+        }
+        let fresh = self.leaving.iter().filter(|(_, since)| seen_by_all(since) > now);
+        fresh.map(|(device, _)| device.clone()).collect()
+    }
+
+    /// Everything that is leaving.
+    pub(crate) fn all_leaving(&self) -> BTreeSet<DeviceName> {
+        self.leaving.keys().cloned().collect()
+    }
+}
+
+/// Devices in use by what is recorded on the node. Admin access is no use.
+pub(crate) fn recorded(records: &[HeldDevice]) -> BTreeSet<DeviceName> {
+    let uses = records.iter().filter(|record| record.hold.kind != HoldKind::Admin);
+    uses.map(|record| record.hold.device.clone()).collect()
+}
+
+impl Carver {
+    /// Devices of our pool that claims in the API have allocated. `None` without an answer.
+    pub(crate) async fn held(&self, holders: &mut Holders, now: Instant) -> Option<BTreeSet<DeviceName>> {
+        if let Some((at, held)) = &holders.held
+            && at.elapsed() < self.timing.withdrawn
+        {
+            return Some(held.clone());
+        }
+        match self.claims.list().await {
+            Ok(claims) => {
+                let pool = pool_name(&self.node);
+                let results = claims
+                    .into_iter()
+                    .filter_map(|claim| claim.status?.allocation?.devices?.results)
+                    .flatten()
+                    .filter(|result| result.driver == self.driver && result.pool == pool)
+                    // Admin access takes nothing from anybody, and is served by name.
+                    .filter(|result| result.admin_access != Some(true));
+                let held: BTreeSet<DeviceName> =
+                    results.filter_map(|result| result.device.parse().ok()).collect();
+                holders.held = Some((now, held.clone()));
+                holders.asked = true;
+                Some(held)
+            }
+            Err(error) => {
+                tracing::warn!(error = %crate::chain(&error), "claims not listed: devices that vanished stay published until it is known who holds them");
+                None
+            }
+        }
+    }
+}
+
+/// Numbered GPUs that NVML does not list and that have no device in the pool.
+pub(crate) fn gone(ordinals: &Ordinals, inventory: &Inventory, pool: &Pool) -> BTreeSet<GpuUuid> {
+    let listed = |gpu: &GpuUuid| {
+        inventory.gpus.contains_key(gpu) || inventory.problems.iter().any(|problem| problem.gpu == *gpu)
+    };
+    let published: BTreeSet<u32> =
+        pool.devices().filter_map(|d| Some(DeviceKind::parse(&d.name).ok()?.ordinal())).collect();
+    let all = ordinals.iter().filter(|(gpu, ordinal)| !listed(gpu) && !published.contains(ordinal));
+    all.map(|(gpu, _)| gpu.clone()).collect()
+}
+
+/// Published devices of GPUs that are there, which are not offered any more: a policy has changed, say. They are tainted
+/// for a while before it is asked who holds them, so that the scheduler cannot give one out between the answer and their
+/// end.
+pub(crate) fn leaving(
+    previous: Option<&Pool>,
+    offered: &Pool,
+    ordinals: &Ordinals,
+    inventory: &Inventory,
+) -> BTreeSet<DeviceName> {
+    let is_there = |device: &DeviceName| {
+        let kind = DeviceKind::parse(device).ok().filter(|kind| !matches!(kind, DeviceKind::Admin { .. }));
+        let gpu = kind.and_then(|kind| ordinals.gpu(kind.ordinal()));
+        gpu.is_some_and(|gpu| inventory.gpus.contains_key(gpu))
+    };
+    let names = previous.into_iter().flat_map(Pool::devices).map(|device| &device.name);
+    names.filter(|name| offered.device(name).is_none() && is_there(name)).cloned().collect()
+}
+
+/// Whether a numbered GPU is not offered in every mode that it may have been offered in. It may be held as such from
+/// before this process began.
+pub(crate) fn offers_less_than_it_may(
+    ordinals: &Ordinals,
+    capabilities: &BTreeMap<GpuUuid, MigCapabilities>,
+    pool: &Pool,
+) -> bool {
+    let kinds: BTreeSet<_> = pool.devices().filter_map(|d| DeviceKind::parse(&d.name).ok()).collect();
+    let cut: BTreeSet<u32> = kinds
+        .iter()
+        .filter(|kind| matches!(kind, DeviceKind::Partition(_)))
+        .map(DeviceKind::ordinal)
+        .collect();
+    ordinals.iter().any(|(gpu, ordinal)| {
+        !kinds.contains(&DeviceKind::Whole { ordinal })
+            || !kinds.contains(&DeviceKind::Share { ordinal })
+            || (capabilities.contains_key(gpu) && !cut.contains(&ordinal))
+    })
+}
