@@ -83,6 +83,7 @@ pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> C
         partitioning,
         held_partitions,
         in_use: modes_of(input.held.union(input.recorded)),
+        recorded: modes_of(input.recorded.iter()),
         notes: Vec::new(),
         cards: BTreeMap::new(),
         kept: BTreeSet::new(),
@@ -104,8 +105,10 @@ pub(crate) struct Run<'a> {
     pub(crate) partitioning: &'a Partitioning<'a>,
     /// Partitions that claims have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
-    /// The modes in which GPUs are used, by ordinal.
+    /// The modes in which GPUs are used or allocated, by ordinal.
     pub(crate) in_use: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    /// The same, by what is recorded alone.
+    pub(crate) recorded: BTreeMap<u32, BTreeSet<OfferedMode>>,
     pub(crate) notes: Vec<Note>,
     /// By ordinal.
     pub(crate) cards: BTreeMap<u32, Card>,

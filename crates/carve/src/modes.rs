@@ -21,8 +21,10 @@ pub(crate) struct Facts<'a> {
     /// Whether its profiles are known, and its counters fit the API.
     pub(crate) cuttable: bool,
     pub(crate) features: &'a ServerFeatures,
-    /// The modes in which claims hold it.
+    /// The modes in which it is used or allocated.
     pub(crate) in_use: &'a BTreeSet<OfferedMode>,
+    /// Those in which it is used.
+    pub(crate) recorded: &'a BTreeSet<OfferedMode>,
 }
 
 /// The modes to offer, and what became of the others.
@@ -79,9 +81,11 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     }
     let single = facts.features.one_mode();
     if choice.modes.len() > 1 && single.is_some() {
-        let held = choice.modes.iter().find(|mode| facts.in_use.contains(mode));
-        let fits = || choice.modes.iter().find(|mode| fits_mig_mode(**mode, facts.on));
-        let one = held.or_else(fits).or(choice.modes.first()).copied();
+        let among =
+            |used: &BTreeSet<OfferedMode>| choice.modes.iter().find(|mode| used.contains(mode)).copied();
+        let held = among(facts.recorded).or_else(|| among(facts.in_use));
+        let fits = || choice.modes.iter().find(|mode| fits_mig_mode(**mode, facts.on)).copied();
+        let one = held.or_else(fits).or(choice.modes.first().copied());
         choice.modes = one.into_iter().collect();
         choice.one_mode.clone_from(&single);
     }
@@ -126,6 +130,7 @@ mod tests {
         toggles: bool,
         version: KubeVersion,
         in_use: BTreeSet<OfferedMode>,
+        recorded: BTreeSet<OfferedMode>,
         instances: Instances,
         any_lives: bool,
     }
@@ -137,6 +142,7 @@ mod tests {
             toggles: true,
             version: NEW,
             in_use: BTreeSet::new(),
+            recorded: BTreeSet::new(),
             instances: Instances::Ours,
             any_lives: false,
         }
@@ -154,6 +160,7 @@ mod tests {
             cuttable: true,
             features: &features,
             in_use: &case.in_use,
+            recorded: &case.recorded,
         };
         choose(&facts).modes.into_iter().collect()
     }
@@ -179,6 +186,9 @@ mod tests {
         assert_eq!(chosen(&Case { on: true, ..old() }), [Mig]);
         assert_eq!(chosen(&Case { in_use: [TimeSlicing].into(), ..old() }), [TimeSlicing]);
         assert_eq!(chosen(&Case { in_use: [Mig].into(), ..old() }), [Mig]);
+        let all = || OfferedMode::ALL.into();
+        let used = Case { in_use: all(), recorded: [TimeSlicing].into(), ..old() };
+        assert_eq!(chosen(&used), [TimeSlicing], "what is used comes before what is only allocated");
         let shares_or_partitions = Modes::Only([Mig, TimeSlicing].into());
         assert_eq!(chosen(&Case { asked: shares_or_partitions, ..old() }), [TimeSlicing]);
         let older = Case { version: KubeVersion::new(1, 34, 9), on: true, ..h100() };

@@ -65,6 +65,7 @@ impl Run<'_> {
             cuttable,
             features: self.input.features,
             in_use,
+            recorded: self.recorded.get(&one.ordinal).unwrap_or(&nothing),
         });
         let is_whole = in_use.contains(&OfferedMode::Whole);
         let gpu = || one.uuid.clone();

@@ -15,6 +15,7 @@ mod health;
 mod kills;
 mod life;
 mod mig;
+mod modes;
 mod neighbours;
 mod node;
 mod policy;

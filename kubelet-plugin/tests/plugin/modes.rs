@@ -1,0 +1,119 @@
+//! Several modes of one GPU, and what becomes of them on a cluster that cannot keep them apart.
+
+use divvy_model::mig::GpuInstanceProfileId;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::json;
+
+use crate::node::{Node, Plugin, wait};
+
+fn metric(plugin: &Plugin, line: &str) -> bool {
+    plugin.metrics.encode().lines().any(|one| one == line)
+}
+
+fn told(node: &Node, reason: &str) -> Option<String> {
+    let events = node.api.list::<Event>();
+    events.into_iter().find(|event| event.reason.as_deref() == Some(reason)).and_then(|event| event.note)
+}
+
+/// Names of devices that nothing keeps claims away from, but for those for admins.
+fn open(node: &Node) -> Vec<String> {
+    let published = node.published().into_iter();
+    let open = published.filter(|(name, taints)| taints.is_empty() && !name.ends_with("-admin"));
+    open.map(|(name, _)| name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_told() {
+    let node = Node::new("h100x2");
+    let plugin = node.start_with(node.config(&["--offer", "everything"]));
+    plugin.wait_ready().await;
+    wait("every mode", || (open(&node).len() == 2 * 20).then_some(())).await;
+    let share = node.claim("share", &["gpu-0-ts"]);
+    node.prepare(&share).await.unwrap();
+    assert_eq!(open(&node).len(), 2 * 20, "counters keep them apart, not taints");
+
+    // A scheduler that does not count right.
+    let whole = node.claim("whole", &["gpu-0"]);
+    let refused = node.prepare(&whole).await.unwrap_err();
+    assert!(refused.contains("default/share"), "{refused}");
+    wait("one mode", || (open(&node) == ["gpu-1"]).then_some(())).await;
+    let published = node.published();
+    let taints = |name: &str| published.iter().find(|(n, _)| n == name).map(|(_, taints)| taints.len());
+    assert!(taints("gpu-0-ts") > Some(0) && taints("gpu-0") > Some(0), "{published:?}");
+    let sets = node.api.list::<ResourceSlice>().into_iter().flat_map(|s| s.spec.shared_counters);
+    assert_eq!(sets.flatten().count(), 0, "no counter of a GPU that was given twice");
+    let note = wait("an Event", || told(&node, "OneModeForEachGpu")).await;
+    assert!(note.contains("the scheduler has given a GPU out in two modes at once"), "{note}");
+    wait("an Event", || told(&node, "GivenTwice")).await;
+    assert!(metric(&plugin, "divvy_one_mode{reason=\"conflict\"} 1"), "{}", plugin.metrics.encode());
+
+    // The claim that came too late goes: the GPU goes on as it is used.
+    node.api.delete::<ResourceClaim>("default", "whole").unwrap();
+    node.unprepare(&whole).await.unwrap();
+    wait("shares", || (open(&node) == ["gpu-1", "gpu-0-ts"]).then_some(())).await;
+    // And the last share makes it a whole one.
+    node.unprepare(&share).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "share").unwrap();
+    wait("whole GPUs", || (open(&node) == ["gpu-1", "gpu-0"]).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_mode_lock_can_be_turned_off_and_on() {
+    for (flags, version, expected) in [
+        (["--mode-lock", "off"], "1.37.1", 1),
+        (["--mode-lock", "auto"], "1.36.1", 1),
+        (["--mode-lock", "on"], "1.36.1", 20),
+    ] {
+        let node = Node::new("h100x1");
+        node.api.set_version(version);
+        let plugin = node.start_with(node.config(&[&["--offer", "everything"], &flags[..]].concat()));
+        plugin.wait_ready().await;
+        wait(flags[1], || (open(&node).len() == expected).then_some(())).await;
+        let reasons: Vec<_> = ["turned-off", "version"]
+            .into_iter()
+            .filter(|reason| metric(&plugin, &format!("divvy_one_mode{{reason=\"{reason}\"}} 1")))
+            .collect();
+        let expected: &[&str] = match flags[1] {
+            "off" => &["turned-off"],
+            "auto" => &["version"],
+            _ => &[],
+        };
+        assert_eq!(reasons, expected, "{flags:?}");
+        assert_eq!(told(&node, "OneModeForEachGpu").is_some(), !expected.is_empty() && reasons == expected);
+        plugin.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mig_instances_of_somebody_else_are_published_where_a_policy_says_so() {
+    let node = Node::new("h100x1");
+    let gpu = node.sim.uuids()[0].clone();
+    node.sim.edit(|engine| {
+        engine.gpu(&gpu).unwrap().facts.mig_mode =
+            divvy_model::MigMode::Supported { current: true, pending: true };
+    });
+    let foreign = node.sim.make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
+    let spec = json!({ "rules": [{ "mig": { "instances": "Static" } }] });
+    node.api.put(&divvy_fake_cluster::GpuPolicy::new("static", spec)).unwrap();
+    let plugin = node.start_with(node.config(&[]));
+    plugin.wait_ready().await;
+    wait("the instance", || (open(&node) == ["gpu-0-mig-3g40gb-9-4"]).then_some(())).await;
+    let device = node
+        .api
+        .list::<ResourceSlice>()
+        .into_iter()
+        .flat_map(|slice| slice.spec.devices.into_iter().flatten())
+        .find(|device| device.name.contains("-mig-"))
+        .unwrap();
+    let uuid = device.attributes.unwrap()["uuid"].string.clone().unwrap();
+    assert_eq!(uuid, foreign.uuid.to_string());
+    assert_eq!(told(&node, "ForeignMigInstance"), None);
+    let claim = node.claim("c", &["gpu-0-mig-3g40gb-9-4"]);
+    let prepared = node.prepare(&claim).await.unwrap();
+    assert_eq!(prepared[0].device_name, "gpu-0-mig-3g40gb-9-4");
+    node.unprepare(&claim).await.unwrap();
+    assert_eq!(node.sim.inventory().gpus[&gpu].mig.as_ref().unwrap().instances.len(), 1, "it stays");
+    plugin.stop().await;
+}
