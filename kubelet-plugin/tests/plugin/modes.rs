@@ -41,10 +41,10 @@ async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_
     let published = node.published();
     let taints = |name: &str| published.iter().find(|(n, _)| n == name).map(|(_, taints)| taints.len());
     assert!(taints("gpu-0-ts") > Some(0) && taints("gpu-0") > Some(0), "{published:?}");
-    let sets = node.api.list::<ResourceSlice>().into_iter().flat_map(|s| s.spec.shared_counters);
+    let sets = node.api.list::<ResourceSlice>().into_iter().filter_map(|s| s.spec.shared_counters);
     assert_eq!(sets.flatten().count(), 0, "no counter of a GPU that was given twice");
-    let note = wait("an Event", || told(&node, "OneModeForEachGpu")).await;
-    assert!(note.contains("the scheduler has given a GPU out in two modes at once"), "{note}");
+    let text = wait("an Event", || told(&node, "OneModeForEachGpu")).await;
+    assert!(text.contains("the scheduler has given a GPU out in two modes at once"), "{text}");
     wait("an Event", || told(&node, "GivenTwice")).await;
     assert!(metric(&plugin, "divvy_one_mode{reason=\"conflict\"} 1"), "{}", plugin.metrics.encode());
 
