@@ -16,7 +16,7 @@ use crate::publish::Carver;
 #[derive(Default)]
 pub(crate) struct Holders {
     /// Devices that are published and not offered any more, since when.
-    pub(crate) leaving: BTreeMap<DeviceName, Instant>,
+    leaving: BTreeMap<DeviceName, Instant>,
     /// Whether the API has told once who holds what.
     pub(crate) asked: bool,
     /// Devices that claims in the API hold; as of when.

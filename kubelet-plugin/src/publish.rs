@@ -232,7 +232,6 @@ impl Carver {
         let refused = self.executor.refused_modes();
         self.tell_refused(memory, &refused);
         let resolved = self.resolved(policies, &inventory, &kept.ordinals);
-        self.grant(memory, &resolved, &kept.ordinals);
         memory.evicts.extend(resolved.rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
         memory.evicts.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
         kept.add_health(&health, &inventory, |gpu| memory.evicts.get(gpu) == Some(&true));
@@ -270,12 +269,11 @@ impl Carver {
         for gpu in &gone {
             memory.gone.entry(gpu.clone()).or_insert(now);
         }
-        let leaving = if features.supports(Feature::Taints) {
-            leaving(previous.as_ref(), &offered.pool, &kept.ordinals, &inventory)
-        } else {
-            BTreeSet::new()
-        };
-        let fresh = memory.holders.leave(leaving, now, self.timing.leave);
+        let leaving = leaving(previous.as_ref(), &offered.pool, &kept.ordinals, &inventory);
+        self.grant(memory, &resolved, &kept.ordinals, &leaving);
+        // Where taints are dropped nobody would see that they leave.
+        let told = if features.supports(Feature::Taints) { leaving } else { BTreeSet::new() };
+        let fresh = memory.holders.leave(told, now, self.timing.leave);
         if let Some(previous) = previous.as_ref().filter(|_| !fresh.is_empty() && gone.is_empty()) {
             let leaving = memory.holders.all_leaving();
             memory.withdrawn.clone_from(&leaving);
@@ -327,14 +325,19 @@ impl Carver {
     }
 
     /// Tells the executor what it may do to which GPU, and remembers it for a restart.
-    fn grant(&self, memory: &mut Memory, resolved: &Resolved, ordinals: &Ordinals) {
+    fn grant(
+        &self,
+        memory: &mut Memory,
+        resolved: &Resolved,
+        ordinals: &Ordinals,
+        leaving: &BTreeSet<DeviceName>,
+    ) {
         let before = memory.rights.take().unwrap_or_else(|| self.rights.load());
         let of_gpu = |device: &DeviceName| {
             let kind = DeviceKind::parse(device).ok()?;
             ordinals.gpu(kind.ordinal())
         };
-        let holders: BTreeSet<_> =
-            memory.holders.leaving.keys().chain(&memory.withdrawn).filter_map(of_gpu).collect();
+        let holders: BTreeSet<_> = leaving.iter().chain(&memory.withdrawn).filter_map(of_gpu).collect();
         // Before it has been asked once, anything may be held.
         let rights =
             rights_of(&resolved.rules, &before, |gpu| !memory.holders.asked || holders.contains(gpu));
