@@ -1,5 +1,5 @@
 //! The mode lock on the slices as they are published: the first claim decides what a GPU is, the last one frees it.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +69,7 @@ impl World {
     }
 
     /// Places a claim for one device; which it got, or why not.
-    fn place(&mut self, name: &str, class: &str, more: Value) -> Result<String, String> {
+    fn place(&mut self, name: &str, class: &str, more: &Value) -> Result<String, String> {
         let mut exactly = json!({ "deviceClassName": class, "allocationMode": "ExactCount", "count": 1 });
         exactly.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
         let mut claim: ResourceClaim = from_value(json!({
@@ -83,9 +83,10 @@ impl World {
         match Allocator::new(Features::default()).allocate_one(&inputs, &claim).unwrap() {
             Outcome::DoesNotFit(why) => Err(why.to_string()),
             Outcome::Fits(allocated) => {
-                let device =
-                    allocated.results[0].devices.as_ref().unwrap().results.as_ref().unwrap()[0].clone();
-                let status = json!({ "allocation": allocated.results[0] });
+                let [result] = allocated.results.as_slice() else { panic!("one claim, one result") };
+                let devices = result.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap();
+                let device = devices.first().unwrap().clone();
+                let status = json!({ "allocation": result });
                 claim.status = Some(from_value(status).unwrap());
                 self.held.push(claim);
                 Ok(device.device)
@@ -105,55 +106,55 @@ fn memory(quantity: &str) -> Value {
 #[test]
 fn while_a_share_lives_its_gpu_is_nothing_else_and_the_last_one_frees_it() {
     let mut world = World::new("h100x1");
-    assert_eq!(world.place("a", "gpu-share", memory("30Gi")), Ok("gpu-0-ts".to_owned()));
-    assert_eq!(world.place("b", "gpu-share", memory("40Gi")), Ok("gpu-0-ts".to_owned()));
-    let over = world.place("c", "gpu-share", memory("20Gi")).unwrap_err();
+    assert_eq!(world.place("a", "gpu-share", &memory("30Gi")), Ok("gpu-0-ts".to_owned()));
+    assert_eq!(world.place("b", "gpu-share", &memory("40Gi")), Ok("gpu-0-ts".to_owned()));
+    let over = world.place("c", "gpu-share", &memory("20Gi")).unwrap_err();
     assert!(over.contains("without enough memory left"), "{over}");
     for class in ["gpu", "mig"] {
-        let why = world.place("x", class, json!({})).unwrap_err();
+        let why = world.place("x", class, &json!({})).unwrap_err();
         assert!(why.contains("counter set gpu-0") && why.contains("default/a"), "{class}: {why}");
     }
     world.release("a");
-    assert!(world.place("x", "gpu", json!({})).is_err(), "one is left");
+    assert!(world.place("x", "gpu", &json!({})).is_err(), "one is left");
     world.release("b");
-    assert_eq!(world.place("x", "gpu", json!({})), Ok("gpu-0".to_owned()));
+    assert_eq!(world.place("x", "gpu", &json!({})), Ok("gpu-0".to_owned()));
     for class in ["gpu-share", "mig"] {
-        assert!(world.place("y", class, json!({})).is_err(), "{class}");
+        assert!(world.place("y", class, &json!({})).is_err(), "{class}");
     }
     world.release("x");
-    assert_eq!(world.place("m", "mig", json!({})), Ok("gpu-0-mig-1g10gb-19-0".to_owned()));
-    assert!(world.place("y", "gpu-share", json!({})).is_err());
-    assert_eq!(world.place("n", "mig", json!({})), Ok("gpu-0-mig-1g10gb-19-1".to_owned()));
+    assert_eq!(world.place("m", "mig", &json!({})), Ok("gpu-0-mig-1g10gb-19-0".to_owned()));
+    assert!(world.place("y", "gpu-share", &json!({})).is_err());
+    assert_eq!(world.place("n", "mig", &json!({})), Ok("gpu-0-mig-1g10gb-19-1".to_owned()));
 }
 
 #[test]
 fn small_claims_fill_from_one_end_and_whole_gpus_from_the_other() {
     let mut world = World::new("h100x3");
-    assert_eq!(world.place("a", "gpu-share", json!({})), Ok("gpu-0-ts".to_owned()));
-    assert_eq!(world.place("b", "gpu", json!({})), Ok("gpu-2".to_owned()));
-    assert_eq!(world.place("c", "mig", json!({})), Ok("gpu-1-mig-1g10gb-19-0".to_owned()));
-    assert_eq!(world.place("d", "gpu-share", json!({})), Ok("gpu-0-ts".to_owned()));
+    assert_eq!(world.place("a", "gpu-share", &json!({})), Ok("gpu-0-ts".to_owned()));
+    assert_eq!(world.place("b", "gpu", &json!({})), Ok("gpu-2".to_owned()));
+    assert_eq!(world.place("c", "mig", &json!({})), Ok("gpu-1-mig-1g10gb-19-0".to_owned()));
+    assert_eq!(world.place("d", "gpu-share", &json!({})), Ok("gpu-0-ts".to_owned()));
 }
 
 #[test]
 fn who_asks_for_nothing_gets_a_fair_part_and_all_of_them_fit() {
     let mut world = World::new("l4x1");
     for n in 0..16 {
-        assert_eq!(world.place(&format!("s{n}"), "gpu-share", json!({})), Ok("gpu-0-ts".to_owned()), "{n}");
+        assert_eq!(world.place(&format!("s{n}"), "gpu-share", &json!({})), Ok("gpu-0-ts".to_owned()), "{n}");
     }
-    let why = world.place("one-more", "gpu-share", json!({})).unwrap_err();
+    let why = world.place("one-more", "gpu-share", &json!({})).unwrap_err();
     assert!(why.contains("without enough"), "{why}");
 }
 
 #[test]
 fn a_gpu_in_use_can_be_had_with_admin_access() {
     let mut world = World::new("h100x1");
-    world.place("a", "mig", json!({})).unwrap();
-    let admin = world.place("monitor", "gpu-admin", json!({ "adminAccess": true }));
+    world.place("a", "mig", &json!({})).unwrap();
+    let admin = world.place("monitor", "gpu-admin", &json!({ "adminAccess": true }));
     assert_eq!(admin, Ok("gpu-0-admin".to_owned()));
     assert!(
-        world.place("monitor-2", "gpu", json!({ "adminAccess": true })).is_err(),
+        world.place("monitor-2", "gpu", &json!({ "adminAccess": true })).is_err(),
         "counters are in the way"
     );
-    assert_eq!(world.place("b", "mig", json!({})), Ok("gpu-0-mig-1g10gb-19-1".to_owned()));
+    assert_eq!(world.place("b", "mig", &json!({})), Ok("gpu-0-mig-1g10gb-19-1".to_owned()));
 }

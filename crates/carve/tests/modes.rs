@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    fn gpu(&self, at: &Index) -> GpuUuid {
+    fn gpu(&self, at: Index) -> GpuUuid {
         at.get(&self.all.gpus.keys().cloned().collect::<Vec<_>>()).clone()
     }
 
@@ -163,8 +163,8 @@ impl World {
 
     fn happens(&mut self, event: Event) {
         match event {
-            Event::Rules(gpu, rules) => drop(self.rules.insert(self.gpu(&gpu), rules)),
-            Event::NoRules(gpu) => drop(self.rules.remove(&self.gpu(&gpu))),
+            Event::Rules(gpu, rules) => drop(self.rules.insert(self.gpu(gpu), rules)),
+            Event::NoRules(gpu) => drop(self.rules.remove(&self.gpu(gpu))),
             Event::Give(which) => {
                 let Some(pool) = &self.last else { return };
                 let fits: Vec<_> = pool.devices().filter(|device| self.would_give(pool, device)).collect();
@@ -181,7 +181,7 @@ impl World {
                 }
             }
             Event::GiveNamed(gpu, name) => {
-                let ordinal = self.ordinals.of(&self.gpu(&gpu)).unwrap();
+                let ordinal = self.ordinals.of(&self.gpu(gpu)).unwrap();
                 self.held.insert(format!("gpu-{ordinal}-{name}").parse().unwrap());
                 self.broken = true;
             }
@@ -192,7 +192,7 @@ impl World {
                 }
             }
             Event::MigMode(gpu, on) => {
-                let gpu = self.gpu(&gpu);
+                let gpu = self.gpu(gpu);
                 for inventory in [&mut self.all, &mut self.inventory] {
                     if let Some(gpu) = inventory.gpus.get_mut(&gpu)
                         && gpu.facts.mig_mode != MigMode::Unsupported
@@ -201,14 +201,14 @@ impl World {
                     }
                 }
             }
-            Event::Lose(gpu) => drop(self.inventory.gpus.remove(&self.gpu(&gpu))),
+            Event::Lose(gpu) => drop(self.inventory.gpus.remove(&self.gpu(gpu))),
             Event::Find => self.inventory = self.all.clone(),
-            Event::Stuck(gpu, true) => drop(self.stuck.insert(self.gpu(&gpu))),
-            Event::Stuck(gpu, false) => drop(self.stuck.remove(&self.gpu(&gpu))),
-            Event::Occupied(gpu, None) => drop(self.occupied.remove(&self.gpu(&gpu))),
+            Event::Stuck(gpu, true) => drop(self.stuck.insert(self.gpu(gpu))),
+            Event::Stuck(gpu, false) => drop(self.stuck.remove(&self.gpu(gpu))),
+            Event::Occupied(gpu, None) => drop(self.occupied.remove(&self.gpu(gpu))),
             Event::Occupied(gpu, Some(start)) => {
                 let taint = Taint::no_schedule("gpu.divvy.dev/foreign", None);
-                self.occupied.insert(self.gpu(&gpu), vec![(Placement { start, size: 1 }, taint)]);
+                self.occupied.insert(self.gpu(gpu), vec![(Placement { start, size: 1 }, taint)]);
             }
             Event::Server(version) => self.features = self.features.observe(version),
             Event::Dropped(feature) => self.features = self.features.without([feature]),
