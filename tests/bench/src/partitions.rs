@@ -49,7 +49,7 @@ pub(crate) fn measure(programs: &Programs, parent: &Path, rounds: usize) -> Resu
     let dra = rig.connect(&mut plugin)?;
     let mut bench = Bench { rig, plugin, dra, next: 0 };
     let mut rows = Vec::new();
-    for (creation, rounds) in [(Duration::ZERO, rounds), (REAL, rounds.div_ceil(20))] {
+    for (creation, rounds) in [(Duration::ZERO, rounds), (REAL, rounds.div_ceil(20).max(5))] {
         let create_ms = u64::try_from(creation.as_millis())?;
         bench.rig.mock()?.edit(|engine| engine.latency = MigLatency { create_ms, ..engine.latency })?;
         let (mut one, mut together, mut apart) = (Times::default(), Times::default(), Times::default());
