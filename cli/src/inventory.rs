@@ -5,7 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use divvy_carve::{GpuRules, Input, KubeVersion, Note, Partitioning, Pool, ServerFeatures, carve_partitions};
+use divvy_api::policy::GpuPolicy;
+use divvy_carve::{
+    GpuRules, Input, KubeVersion, NodeFacts, Note, Partitioning, Pool, ServerFeatures, carve_partitions,
+    resolve,
+};
 use divvy_gpu_sim::SimNode;
 use divvy_host::HostRoot;
 use divvy_kubelet_plugin::Offer;
@@ -13,6 +17,7 @@ use divvy_model::{GpuFacts, HostTopology, Inventory, MigMode, NvLinkPeer, Ordina
 use serde::Serialize;
 
 use crate::format::{self, Format};
+use crate::manifests::Manifests;
 use crate::slices::Picture;
 use crate::table::Table;
 
@@ -25,6 +30,15 @@ pub(crate) struct Args {
     /// What GPUs that can do MIG are offered as, as the node plugin's flag says it
     #[arg(long, value_enum, default_value_t)]
     offer: Offer,
+    /// A file with GpuPolicies that decide what the GPUs may become; may be given several times
+    #[arg(long, value_name = "FILE")]
+    policy: Vec<PathBuf>,
+    /// Name of the node that policies may ask for
+    #[arg(long, value_name = "NAME", default_value = "this-node")]
+    node_name: String,
+    /// Label of the node that policies may ask for; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    node_label: Vec<(String, String)>,
     /// How to show it
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -51,6 +65,10 @@ struct Shown {
 #[derive(Debug, Serialize)]
 struct ShownGpu {
     ordinal: Option<u32>,
+    /// The rule of a policy that decides what it may become.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decided_by: Option<String>,
+    rules: GpuRules,
     #[serde(flatten)]
     facts: GpuFacts,
     topology: HostTopology,
@@ -66,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Some(spec) => SimNode::parse(spec).context("--sim cannot be used")?.inventory(),
         None => of_this_machine(args)?,
     };
-    let shown = shown(&inventory, args.offer);
+    let shown = shown(&inventory, args)?;
     format::show(&shown, args.output, table)?;
     Ok(if shown.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -86,7 +104,21 @@ fn of_this_machine(args: &Args) -> Result<Inventory> {
     Ok(divvy_nvml::read_inventory(&driver, &topology)?)
 }
 
-fn shown(inventory: &Inventory, offer: Offer) -> Shown {
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected a key, = and a value")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn policies(files: &[PathBuf]) -> Result<Vec<GpuPolicy>> {
+    let mut policies = Vec::new();
+    for file in files {
+        let text = fs_err::read_to_string(file)?;
+        policies.extend(Manifests::parse(&file.display().to_string(), &text)?.policies);
+    }
+    Ok(policies)
+}
+
+fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
     let mut ordinals = Ordinals::default();
     ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
     let capabilities: BTreeMap<_, _> = inventory
@@ -94,10 +126,13 @@ fn shown(inventory: &Inventory, offer: Offer) -> Shown {
         .iter()
         .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone())))
         .collect();
-    let rules = GpuRules { modes: offer.modes(), ..GpuRules::default() };
-    let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), rules.clone())).collect();
+    let defaults = GpuRules { modes: args.offer.modes(), ..GpuRules::default() };
+    let labels = args.node_label.iter().cloned().collect();
+    let node = NodeFacts { name: &args.node_name, labels: &labels };
+    let resolved = resolve(&policies(&args.policy)?, &node, inventory, &ordinals, &defaults);
+    let lock = resolved.mode_lock.as_ref().map(|(lock, _)| *lock).unwrap_or_default();
     let input = Input {
-        node: "this-node",
+        node: &args.node_name,
         inventory,
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
@@ -105,15 +140,17 @@ fn shown(inventory: &Inventory, offer: Offer) -> Shown {
         recorded: &BTreeSet::new(),
         previous: None,
         // As on a cluster that has everything divvy uses.
-        features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 0)),
+        features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 0)).with_mode_lock(lock),
     };
-    let carved = carve_partitions(&input, &Partitioning::new(&capabilities, &rules));
+    let carved = carve_partitions(&input, &Partitioning::new(&capabilities, &resolved.rules));
     let domains = inventory.nvlink_domains();
     let mut gpus: Vec<ShownGpu> = inventory
         .gpus
         .iter()
         .map(|(uuid, gpu)| ShownGpu {
             ordinal: ordinals.of(uuid),
+            decided_by: resolved.by.get(uuid).map(ToString::to_string),
+            rules: resolved.rules.get(uuid).cloned().unwrap_or_default(),
             facts: gpu.facts.clone(),
             topology: gpu.topology.clone(),
             nvlink_domain: domains.get(uuid).cloned(),
@@ -124,13 +161,14 @@ fn shown(inventory: &Inventory, offer: Offer) -> Shown {
         })
         .collect();
     gpus.sort_by_key(|gpu| gpu.ordinal);
-    Shown {
+    let odd = resolved.problems.iter().map(ToString::to_string);
+    Ok(Shown {
         system: inventory.system.clone(),
         gpus,
         problems: inventory.problems.iter().map(|p| p.error.to_string()).collect(),
         pool: carved.pool,
-        notes: carved.notes.iter().map(Note::to_string).collect(),
-    }
+        notes: carved.notes.iter().map(Note::to_string).chain(odd).collect(),
+    })
 }
 
 fn table(shown: &Shown) -> String {
@@ -163,6 +201,10 @@ fn table(shown: &Shown) -> String {
     let cut = shown.gpus.iter().filter(|gpu| gpu.facts.mig_mode.is_on());
     for picture in cut.filter_map(|gpu| gpu.picture.as_ref()) {
         out += &format!("\n\n{}", picture.lines().join("\n"));
+    }
+    for gpu in shown.gpus.iter().filter(|gpu| gpu.decided_by.is_some()) {
+        let (name, by) = (gpu.ordinal.unwrap_or_default(), gpu.decided_by.as_deref().unwrap_or_default());
+        out += &format!("\n\ngpu-{name} by {by}");
     }
     out += "\n\npublished:";
     for (name, count) in grouped(&shown.pool) {
