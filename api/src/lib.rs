@@ -10,6 +10,7 @@ pub mod crd;
 mod error;
 mod fields;
 pub mod names;
+pub mod node;
 pub mod policy;
 mod tree;
 

@@ -27,6 +27,7 @@ use crate::dra::DraServer;
 use crate::drain;
 use crate::error::{RunError, io_error};
 use crate::events::Teller;
+use crate::gpu_node;
 use crate::health::{HealthOwner, Told, service::HealthServer};
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
@@ -201,6 +202,16 @@ async fn run_ready(
     part(&mut parts, "the policy watch", policy_watch.run(parts_stop.clone()));
     let (effective_tx, effective) = watch::channel(None);
     let (offering_tx, offering) = watch::channel(Offering::default());
+    let (reports_tx, reports) = watch::channel(None);
+    let writer = gpu_node::Writer {
+        client: client.clone(),
+        node: config.node_name.clone(),
+        reports,
+        publishes: in_charge.clone(),
+        every: config.timing.gpu_node,
+        retry: config.timing.policy_retry,
+    };
+    part(&mut parts, "the GpuNode", writer.run(parts_stop.clone()));
     let rights = RightsFile::new(plugin_dir);
     executor.set_rights(rights.load());
     let busy = service.clone();
@@ -215,6 +226,7 @@ async fn run_ready(
         policies,
         effective: effective_tx,
         rights,
+        reports: reports_tx,
         seen: seen.clone(),
         features,
         neighbours: neighbours.clone(),

@@ -136,6 +136,8 @@ pub struct Timing {
     pub policy_wait: Duration,
     /// How often a definition of policies that is not there, or a right to them that is missing, is asked for again.
     pub policy_retry: Duration,
+    /// Least time between two writes of the node's GpuNode.
+    pub gpu_node: Duration,
     /// How long running calls may take to finish when the plugin stops.
     pub drain: Duration,
 }
@@ -162,6 +164,7 @@ impl Default for Timing {
             publisher_poll: Duration::from_secs(2),
             executor: divvy_executor::Timing::default(),
             version: Duration::from_mins(10),
+            gpu_node: Duration::from_secs(5),
             policy_wait: crate::policy::WAIT,
             policy_retry: crate::policy::RETRY,
             drain: Duration::from_secs(20),

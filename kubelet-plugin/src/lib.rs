@@ -20,6 +20,7 @@ mod drain;
 mod edits;
 mod error;
 mod events;
+mod gpu_node;
 mod health;
 mod holders;
 mod inventory;

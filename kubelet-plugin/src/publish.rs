@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::names::taints as keys;
+use divvy_api::node::GpuNodeStatus;
 use divvy_carve::{
     Carved, Feature, GpuRules, Input, Instances, ModeLock, Note, OneMode, Partitioning, Pool, Resolved,
     ServerFeatures, Taint, carve_partitions, taint_leaving, validate,
 };
-use divvy_claims::{Phase, Rights};
+use divvy_claims::{Fence, Phase, Rights};
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
@@ -23,6 +24,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::KubeClaims;
 use crate::config::Timing;
 use crate::events::Teller;
+use crate::gpu_node::{Facts, report};
 use crate::health::view::{HealthView, Holdings};
 use crate::holders::{Holders, gone, leaving, offers_less_than_it_may, recorded};
 use crate::inventory::Seen;
@@ -50,6 +52,8 @@ pub(crate) struct Carver {
     pub(crate) effective: watch::Sender<Option<Effective>>,
     /// What prepare was allowed last.
     pub(crate) rights: RightsFile,
+    /// What people are told of the node.
+    pub(crate) reports: watch::Sender<Option<GpuNodeStatus>>,
     pub(crate) seen: watch::Receiver<Seen>,
     pub(crate) features: watch::Receiver<ServerFeatures>,
     /// GPUs that others use.
@@ -110,6 +114,8 @@ struct Memory {
     withdrawn: BTreeSet<DeviceName>,
     /// What prepare may do to GPUs, as last said; `None` before the first time.
     rights: Option<Rights>,
+    /// For the node's report.
+    about: Option<About>,
     /// Whether a device is published only because a claim holds it, or may.
     keeps_withdrawn: bool,
     /// Whether pods leave a GPU that falls ill, by its last rules: one that is lost has none.
@@ -135,6 +141,16 @@ struct Kept {
     phases: [i64; PHASES.len()],
     held: Vec<HeldDevice>,
     fenced: usize,
+    fences: BTreeMap<GpuUuid, Fence>,
+}
+
+/// What the node's report is made of, beside what is published.
+struct About {
+    inventory: Arc<Inventory>,
+    ordinals: Ordinals,
+    records: Vec<HeldDevice>,
+    fences: BTreeMap<GpuUuid, Fence>,
+    kubernetes: String,
 }
 
 impl Kept {
@@ -170,6 +186,7 @@ impl Carver {
         let mut memory = Memory::default();
         loop {
             let mut again = self.look(&mut memory).await;
+            self.report(&memory);
             if memory.look_soon {
                 again = Some(again.map_or(FOREIGN_LASTS, |again| again.min(FOREIGN_LASTS)));
             }
@@ -184,6 +201,27 @@ impl Carver {
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    /// What people are told of the node.
+    fn report(&self, memory: &Memory) {
+        let (Some(about), Some(pool)) = (&memory.about, &*self.desired.borrow()) else { return };
+        let Some(effective) = &*self.effective.borrow() else { return };
+        let facts = Facts {
+            inventory: &about.inventory,
+            ordinals: &about.ordinals,
+            records: &about.records,
+            fences: &about.fences,
+            pool,
+            effective,
+            kubernetes: about.kubernetes.clone(),
+        };
+        let report = report(&facts);
+        self.reports.send_if_modified(|now| {
+            let changed = now.as_ref() != Some(&report);
+            *now = Some(report);
+            changed
+        });
     }
 
     /// Decides once; after how long to look again even if nothing is told to change.
@@ -211,6 +249,7 @@ impl Carver {
         self.metrics.records(kept.phases);
         self.metrics.fenced.set(i64::try_from(kept.fenced).unwrap_or(i64::MAX));
         self.metrics.held(&kept.held);
+        let records = kept.held.clone();
         let held = Holdings { devices: std::mem::take(&mut kept.held), ordinals: kept.ordinals.clone() };
         self.held.send_if_modified(|known| {
             let changed = **known != held;
@@ -235,6 +274,13 @@ impl Carver {
         memory.evicts.extend(resolved.rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
         memory.evicts.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
         kept.add_health(&health, &inventory, |gpu| memory.evicts.get(gpu) == Some(&true));
+        memory.about = Some(About {
+            inventory: inventory.clone(),
+            ordinals: kept.ordinals.clone(),
+            records,
+            fences: kept.fences.clone(),
+            kubernetes: features.lowest().map(|version| version.to_string()).unwrap_or_default(),
+        });
         let lock = resolved.mode_lock.as_ref().map_or(self.mode_lock, |(lock, _)| *lock);
         let features = features.with_mode_lock(lock);
         let foreign = not_static(kept.foreign, &resolved);
@@ -518,7 +564,8 @@ impl Carver {
             }
             let (foreign, stale) = foreign.look(&executor, inventory.as_deref(), &records);
             let mut fenced = BTreeSet::new();
-            for gpu in executor.fences().map_err(|e| crate::chain(&e))?.keys() {
+            let open = executor.fences().map_err(|e| crate::chain(&e))?;
+            for gpu in open.keys() {
                 taint(&mut taints, gpu, keys::FENCED);
                 fenced.insert(gpu.clone());
             }
@@ -538,6 +585,7 @@ impl Carver {
                 phases: phases(&records),
                 held: records,
                 fenced: fenced.len(),
+                fences: open,
             })
         });
         read.await.unwrap_or_else(|died| Err(died.to_string()))

@@ -1,17 +1,19 @@
 //! The CustomResourceDefinitions as values. `cargo xtask crds` writes them into the chart; tests hold them against
 //! the types that decode the objects. No program of a node contains them.
 
+mod node;
 mod policy;
 
 use serde_json::{Map, Value, json};
 
 use crate::names::{GROUP, VERSION};
 
+pub use node::gpu_node;
 pub use policy::gpu_policy;
 
 /// All definitions, with the name of their file in the chart.
 pub fn all() -> Vec<(&'static str, Value)> {
-    vec![("gpupolicies.yaml", gpu_policy())]
+    vec![("gpunodes.yaml", gpu_node()), ("gpupolicies.yaml", gpu_policy())]
 }
 
 /// Names of one kind.

@@ -11,6 +11,7 @@ mod bad_input;
 mod binary;
 mod claims;
 mod driver;
+mod gpu_node;
 mod health;
 mod kills;
 mod life;

@@ -127,6 +127,7 @@ impl Node {
         timing.reconcile_busy = Duration::from_millis(50);
         timing.withdrawn = Duration::from_millis(200);
         timing.leave = Duration::from_millis(200);
+        timing.gpu_node = Duration::from_millis(100);
         timing.policy_retry = Duration::from_millis(100);
         timing.cdi_settle = Duration::from_millis(20);
         timing.publisher_poll = Duration::from_millis(100);

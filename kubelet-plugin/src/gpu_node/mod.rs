@@ -1,0 +1,8 @@
+//! This node's `GpuNode`: what its GPUs are now, who holds them, what is wrong. Worked out whenever the pool is
+//! (`publish`), written by a task of its own, at a limited rate; nothing waits for it.
+
+mod report;
+mod writer;
+
+pub(crate) use report::{Facts, report};
+pub(crate) use writer::Writer;

@@ -1,0 +1,112 @@
+//! The task that writes the `GpuNode`: when something has changed, not more often than now and then, and only while this
+//! instance is the one that publishes.
+
+use std::time::Duration;
+
+use divvy_api::names::{API_VERSION, FIELD_MANAGER, GROUP, VERSION};
+use divvy_api::node::{GpuNodeStatus, KIND, PLURAL};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How long one write may take.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Writes.
+pub(crate) struct Writer {
+    pub(crate) client: Client,
+    pub(crate) node: String,
+    pub(crate) reports: watch::Receiver<Option<GpuNodeStatus>>,
+    pub(crate) publishes: watch::Receiver<bool>,
+    /// Least time between two writes.
+    pub(crate) every: Duration,
+    /// How long to wait after a write that failed.
+    pub(crate) retry: Duration,
+}
+
+impl Writer {
+    /// Runs until `stop`. The object stays, as slices do; it is deleted with its Node.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let (mut written, mut told) = (None::<GpuNodeStatus>, None::<String>);
+        let mut not_before = Instant::now();
+        loop {
+            let now = self.reports.borrow_and_update().clone();
+            if !*self.publishes.borrow_and_update() {
+                // Whoever publishes meanwhile writes something else.
+                written = None;
+            } else if let Some(report) = now.filter(|report| written.as_ref() != Some(report)) {
+                tokio::select! {
+                    () = sleep_until(not_before) => {}
+                    () = stop.cancelled() => return,
+                }
+                // What is newest now.
+                let report = self.reports.borrow_and_update().clone().unwrap_or(report);
+                match self.write(&report).await {
+                    Ok(()) => {
+                        (written, told) = (Some(report), None);
+                        not_before = Instant::now() + self.every;
+                    }
+                    Err(problem) => {
+                        if told.as_ref() != Some(&problem) {
+                            tracing::warn!(problem, "GpuNode not written; tried again by itself");
+                            told = Some(problem);
+                        }
+                        tokio::select! {
+                            () = sleep(self.retry) => {}
+                            () = stop.cancelled() => return,
+                        }
+                    }
+                }
+                continue;
+            }
+            tokio::select! {
+                Ok(()) = self.reports.changed() => {}
+                Ok(()) = self.publishes.changed() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn write(&self, report: &GpuNodeStatus) -> Result<(), String> {
+        let write = async {
+            let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
+            let resource = ApiResource {
+                group: GROUP.to_owned(),
+                version: VERSION.to_owned(),
+                api_version: API_VERSION.to_owned(),
+                kind: KIND.to_owned(),
+                plural: PLURAL.to_owned(),
+            };
+            let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
+            let params = PatchParams::apply(FIELD_MANAGER).force();
+            let uid = node.metadata.uid.unwrap_or_default();
+            api.patch(&self.node, &params, &Patch::Apply(object(&self.node, &uid))).await?;
+            let status = GpuNodeStatus { changed: Some(Timestamp::now().to_string()), ..report.clone() };
+            let patch = json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": self.node }, "status": status });
+            api.patch_status(&self.node, &params, &Patch::Apply(patch)).await.map(drop)
+        };
+        match timeout(ANSWER, write).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(crate::chain(&error)),
+            Err(_) => Err("no answer in time".to_owned()),
+        }
+    }
+}
+
+/// The object but for its status. It goes when its Node goes.
+fn object(node: &str, uid: &str) -> Value {
+    json!({
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": node,
+            "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": node, "uid": uid }],
+        },
+    })
+}

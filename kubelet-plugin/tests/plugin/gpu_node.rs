@@ -1,0 +1,72 @@
+//! What a node says about its GPUs.
+
+use divvy_api::node::{GpuNodeStatus, Holder};
+use divvy_fake_cluster::{Fault, GpuNode, GpuPolicy};
+use serde_json::json;
+
+use crate::node::{Node, wait};
+
+fn status(node: &Node) -> Option<GpuNodeStatus> {
+    serde_json::from_value(node.api.get::<GpuNode>("", "n1")?.status).ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_tells_who_holds_its_gpus_by_which_rule_and_what_is_wrong_and_writes_only_changes() {
+    let node = Node::new("h100x3");
+    let spec = json!({ "rules": [{ "name": "big", "gpus": { "ordinals": [0] }, "modes": ["Whole"] }] });
+    node.api.put(&GpuPolicy::new("p", spec)).unwrap();
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let held = wait("the holder", || status(&node).filter(|status| status.summary.claims == 1)).await;
+    assert_eq!(held.gpus.len(), 3);
+    let gpu = &held.gpus[0];
+    assert_eq!(
+        (gpu.name.as_str(), gpu.mode.as_str(), gpu.policy.as_str(), gpu.product.as_str()),
+        ("gpu-0", "whole", "p/big", "NVIDIA H100 80GB HBM3")
+    );
+    assert_eq!(gpu.offered, ["whole"]);
+    let holder = Holder {
+        namespace: "default".to_owned(),
+        name: "c".to_owned(),
+        uid: claim.uid.clone(),
+        device: "gpu-0".to_owned(),
+        phase: "prepared".to_owned(),
+        reason: String::new(),
+    };
+    assert_eq!(gpu.holders, [holder]);
+    assert_eq!((held.summary.free, held.summary.modes.as_str()), (2, "1 whole, 2 idle"));
+    assert_eq!(held.versions.kubernetes, "1.37.1");
+    let object = node.api.get::<GpuNode>("", "n1").unwrap();
+    let owner = &object.metadata.owner_references.unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.name.as_str()), ("Node", "n1"));
+
+    node.api.forget_requests();
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    assert_eq!(node.api.count("patch", "*"), 0, "written while nothing happens");
+
+    // Processes that outlive their claim.
+    node.sim.start_process(&node.sim.uuids()[0], 4711);
+    node.unprepare(&claim).await.unwrap();
+    let stuck =
+        wait("what is stuck", || status(&node).filter(|status| status.summary.trouble == "gpu-0 lingering"))
+            .await;
+    assert_eq!(stuck.gpus[0].holders[0].phase, "leaving");
+    assert!(stuck.gpus[0].holders[0].reason.contains("4711"), "{stuck:?}");
+    node.sim.end_process(4711);
+    wait("its end", || status(&node).filter(|status| status.summary.free == 3)).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_node_that_cannot_be_written_holds_up_nothing_and_is_written_later() {
+    let node = Node::new("h100x1");
+    node.api.unregister::<GpuNode>();
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    node.api.fail_next(2, "patch", "gpunodes", Fault::Status(403));
+    node.api.register::<GpuNode>(false, true);
+    wait("the holder", || status(&node).filter(|status| status.summary.claims == 1)).await;
+    plugin.stop().await;
+}
