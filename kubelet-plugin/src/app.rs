@@ -213,7 +213,10 @@ async fn run_ready(
     };
     part(&mut parts, "the GpuNode", writer.run(parts_stop.clone()));
     let rights = RightsFile::new(plugin_dir);
-    executor.set_rights(rights.load());
+    match rights.load() {
+        Some(known) => executor.set_rights(known),
+        None => executor.await_rights(config.timing.policy_wait),
+    }
     let busy = service.clone();
     let carver = Carver {
         node: config.node_name.clone(),

@@ -12,6 +12,12 @@ use tokio::time::Instant;
 
 use crate::publish::Carver;
 
+/// How long the question who holds what may take: GPUs may fall ill meanwhile.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How often it is asked at the start before something is published without an answer.
+const ASK_FIRST: u32 = 5;
+
 /// What is remembered of holders from one look to the next.
 #[derive(Default)]
 pub(crate) struct Holders {
@@ -19,6 +25,8 @@ pub(crate) struct Holders {
     leaving: BTreeMap<DeviceName, Instant>,
     /// Whether the API has told once who holds what.
     pub(crate) asked: bool,
+    /// How often it has not answered.
+    unanswered: u32,
     /// Devices that claims in the API hold; as of when.
     pub(crate) held: Option<(Instant, BTreeSet<DeviceName>)>,
 }
@@ -47,6 +55,12 @@ impl Holders {
         fresh.map(|(device, _)| device.clone()).collect()
     }
 
+    /// Whether the slices that the process before this one left are better than any that could be made without knowing of
+    /// a claim. Not for ever: the right to ask may be missing.
+    pub(crate) fn asks_first(&self) -> bool {
+        !self.asked && self.unanswered < ASK_FIRST
+    }
+
     /// Everything that is leaving.
     pub(crate) fn all_leaving(&self) -> BTreeSet<DeviceName> {
         self.leaving.keys().cloned().collect()
@@ -67,7 +81,11 @@ impl Carver {
         {
             return Some(held.clone());
         }
-        match self.claims.list().await {
+        let answer = match tokio::time::timeout(ANSWER, self.claims.list()).await {
+            Ok(answer) => answer.map_err(|error| crate::chain(&error)),
+            Err(_) => Err("no answer in time".to_owned()),
+        };
+        match answer {
             Ok(claims) => {
                 let pool = pool_name(&self.node);
                 let results = claims
@@ -84,7 +102,11 @@ impl Carver {
                 Some(held)
             }
             Err(error) => {
-                tracing::warn!(error = %crate::chain(&error), "claims not listed: devices that vanished stay published until it is known who holds them");
+                holders.unanswered += 1;
+                tracing::warn!(
+                    error,
+                    "claims not listed: devices that vanished stay published until it is known who holds them"
+                );
                 None
             }
         }
@@ -120,22 +142,30 @@ pub(crate) fn leaving(
     names.filter(|name| offered.device(name).is_none() && is_there(name)).cloned().collect()
 }
 
-/// Whether a numbered GPU is not offered in every mode that it may have been offered in. It may be held as such from
-/// before this process began.
+/// Whether a numbered GPU is not offered as all that it may have been offered as. It may be held as such from before this
+/// process began.
 pub(crate) fn offers_less_than_it_may(
     ordinals: &Ordinals,
     capabilities: &BTreeMap<GpuUuid, MigCapabilities>,
     pool: &Pool,
 ) -> bool {
     let kinds: BTreeSet<_> = pool.devices().filter_map(|d| DeviceKind::parse(&d.name).ok()).collect();
-    let cut: BTreeSet<u32> = kinds
+    let partitions: BTreeSet<_> = kinds
         .iter()
-        .filter(|kind| matches!(kind, DeviceKind::Partition(_)))
-        .map(DeviceKind::ordinal)
+        .filter_map(|kind| match kind {
+            DeviceKind::Partition(name) => Some((name.ordinal, name.profile, name.start)),
+            DeviceKind::Whole { .. } | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => None,
+        })
         .collect();
+    // Each of them: a policy may have left out profiles only.
+    let cut = |gpu: &GpuUuid, ordinal: u32| {
+        let profiles = capabilities.get(gpu).into_iter().flat_map(MigCapabilities::profiles);
+        let mut places = profiles.flat_map(|p| p.placements.iter().map(|place| (p.id, place.start)));
+        places.all(|(profile, start)| partitions.contains(&(ordinal, profile, start)))
+    };
     ordinals.iter().any(|(gpu, ordinal)| {
         !kinds.contains(&DeviceKind::Whole { ordinal })
             || !kinds.contains(&DeviceKind::Share { ordinal })
-            || (capabilities.contains_key(gpu) && !cut.contains(&ordinal))
+            || !cut(gpu, ordinal)
     })
 }

@@ -350,7 +350,8 @@ impl Carver {
         let Some(held) = self.held(&mut memory.holders, now).await else {
             // Nothing is withdrawn before it is known who holds it; nothing new of it is given out either.
             let carved = match &previous {
-                None => offered,
+                None if memory.holders.asks_first() => return Some(self.timing.driver_retry),
+                None => carve_with(&kept.recorded),
                 Some(previous) => {
                     let names: BTreeSet<_> = previous.devices().map(|device| device.name.clone()).collect();
                     let vanished = names.iter().filter(|device| !there(device)).cloned();
@@ -378,7 +379,8 @@ impl Carver {
         ordinals: &Ordinals,
         leaving: &BTreeSet<DeviceName>,
     ) {
-        let before = memory.rights.take().unwrap_or_else(|| self.rights.load());
+        let known = memory.rights.take().or_else(|| self.rights.load());
+        let before = known.clone().unwrap_or_default();
         let of_gpu = |device: &DeviceName| {
             let kind = DeviceKind::parse(device).ok()?;
             ordinals.gpu(kind.ordinal())
@@ -387,7 +389,7 @@ impl Carver {
         // Before it has been asked once, anything may be held.
         let rights =
             rights_of(&resolved.rules, &before, |gpu| !memory.holders.asked || holders.contains(gpu));
-        if rights != before
+        if known.as_ref() != Some(&rights)
             && let Err(error) = self.rights.save(&rights)
         {
             tracing::warn!(%error, "what the policies allow is not remembered for a restart");

@@ -106,6 +106,8 @@ pub struct Executor {
     pub(crate) orphans: Mutex<Orphans>,
     pub(crate) noticed: Mutex<Noticed>,
     rights: Mutex<Arc<Rights>>,
+    /// Until when (time since boot) the rights are on their way and those above a guess.
+    rights_until: Mutex<Option<Duration>>,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.
@@ -136,12 +138,27 @@ impl Executor {
             orphans: Mutex::default(),
             noticed: Mutex::default(),
             rights: Mutex::default(),
+            rights_until: Mutex::default(),
         }
     }
 
     /// What the node's rules say about single GPUs from now on. Before it is first called no GPU is spoken of.
     pub fn set_rights(&self, rights: Rights) {
         *self.rights.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(rights);
+        *self.rights_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The node's rules are not known yet: for this long at most, what depends on them waits for
+    /// [`Executor::set_rights`].
+    pub fn await_rights(&self, at_most: Duration) {
+        let until = self.parts.clock.now() + at_most;
+        *self.rights_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+    }
+
+    /// Whether the rights are a guess, and better ones to be waited for.
+    pub(crate) fn awaits_rights(&self) -> bool {
+        let until = *self.rights_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| self.parts.clock.now() < until)
     }
 
     pub(crate) fn rights(&self) -> Arc<Rights> {

@@ -68,6 +68,10 @@ impl Executor {
             Ok(ordinals) => ordinals,
             Err(error) => return failed(chain(&error)),
         };
+        if self.awaits_rights() {
+            // Whose its partitions are could only be guessed.
+            return None;
+        }
         let inventory = self.parts.inventory.inventory();
         let (records, gpus) = (BTreeMap::new(), BTreeMap::new());
         let rights = self.rights();

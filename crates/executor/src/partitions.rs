@@ -99,6 +99,8 @@ impl Executor {
         let mut modes = BTreeMap::new();
         for device in &record.devices {
             match device.kind {
+                // Whoever makes the instances sets the mode.
+                HoldKind::Partition { .. } if device.is_static => {}
                 HoldKind::Partition { .. } => {
                     modes.insert(&device.gpu, true);
                 }
@@ -117,9 +119,16 @@ impl Executor {
         self.noticed(|n| n.refused.clone())
     }
 
-    /// Tries refused changes of MIG mode again.
+    /// Tries refused changes of MIG mode again, where they are still ours to make: the rules may have changed since.
     pub(crate) fn retry_modes(&self, records: &Records) {
+        let rights = self.rights();
         for (gpu, refused) in self.refused_modes() {
+            let ours = || self.gpu_state(&gpu).is_ok_and(|state| state.turned_mig_on());
+            let may = self.config.toggle_mig || rights.toggle_mig.contains(&gpu) || ours();
+            if !may || rights.static_gpus.contains(&gpu) {
+                self.noticed(|n| n.refused.remove(&gpu));
+                continue;
+            }
             let now = self.parts.clock.now();
             let unreadable = records.values().any(|stored| stored.fine().is_none());
             let held = records

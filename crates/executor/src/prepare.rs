@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use divvy_claims::{
     Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry,
-    Rights, Snapshot, Stored,
+    Rights, Snapshot, Step, Stored,
 };
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
 
@@ -145,7 +145,8 @@ impl Executor {
         let records = self.state.records().map_err(stored)?;
         let gpus = concerned.iter().map(|gpu| Ok((gpu.clone(), self.state.gpu(gpu)?)));
         let gpus = gpus.collect::<Result<BTreeMap<_, _>, StoreError>>().map_err(stored)?;
-        let rights = self.rights();
+        // Asked first: rights that come in between are only waited for once more.
+        let (awaits_rights, rights) = (self.awaits_rights(), self.rights());
         let inventory = self.parts.inventory.inventory().map(|i| self.with_modes_of(i, &concerned, &rights));
         let snapshot = Snapshot {
             driver: &self.config.driver,
@@ -158,6 +159,9 @@ impl Executor {
             rights: &rights,
         };
         match (self.config.decide)(claim, &snapshot) {
+            decision if awaits_rights && depends_on_rights(&decision) => {
+                Ok(Attempt::Again(PrepareError::RulesUnknown { claim: claim.reference() }, None))
+            }
             Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
                 // The same answer would name what is gone: undone first (a partition that is gone is no error), then
                 // made anew under the same names.
@@ -349,6 +353,17 @@ fn in_use(claim: &Claim, wanted: &Holders, holder: &ClaimRef, held: &DeviceName,
         Clash::TimeSlice { wanted, found } => {
             Refusal::TimeSliceConflict { claim, device, gpu, wanted, holder, found }
         }
+    }
+}
+
+/// Whether the node's rules have a say: MIG mode may be changed or not, and a partition is ours to make or others'.
+fn depends_on_rights(decision: &Decision) -> bool {
+    match decision {
+        Decision::Run(plan) => plan.steps.iter().any(Step::is_hardware),
+        Decision::Refuse(refusal) => {
+            matches!(refusal, Refusal::MigModeOff { .. } | Refusal::MigModeOn { .. })
+        }
+        Decision::Ready(_) | Decision::Wait(_) => false,
     }
 }
 

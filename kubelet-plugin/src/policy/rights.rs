@@ -20,8 +20,8 @@ struct Stored {
     static_gpus: BTreeSet<GpuUuid>,
 }
 
-/// The rights that rules give. `still` says of which GPUs devices are held that are not offered any more: whoever has
-/// one may need what was allowed `before`.
+/// The rights that rules give. `still` says of which GPUs devices are published, or may be held, that are not offered any
+/// more: whoever has one may need what was allowed `before`.
 pub(crate) fn rights_of(rules: &Rules, before: &Rights, still: impl Fn(&GpuUuid) -> bool) -> Rights {
     let of = |fits: &dyn Fn(&divvy_carve::GpuRules) -> bool| -> BTreeSet<GpuUuid> {
         rules.iter().filter(|(_, rules)| fits(rules)).map(|(gpu, _)| gpu.clone()).collect()
@@ -40,21 +40,21 @@ impl RightsFile {
         Self(plugin_dir.join("rights.json"))
     }
 
-    /// What was saved last; none, and why in the log, if that cannot be read.
-    pub(crate) fn load(&self) -> Rights {
+    /// What was saved last; `None` if nothing was, or, and then why in the log, if it cannot be read.
+    pub(crate) fn load(&self) -> Option<Rights> {
         let problem = match fs_err::read(&self.0) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(Stored { version: VERSION, toggle_mig, static_gpus }) => {
-                    return Rights { toggle_mig, static_gpus };
+                    return Some(Rights { toggle_mig, static_gpus });
                 }
                 Ok(Stored { version, .. }) => format!("it has version {version}, this divvy reads {VERSION}"),
                 Err(error) => error.to_string(),
             },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Rights::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => error.to_string(),
         };
         tracing::warn!(file = %self.0.display(), problem, "what the policies allowed last is not known");
-        Rights::default()
+        None
     }
 
     /// Replaces what was saved.
@@ -90,11 +90,11 @@ mod tests {
     fn rights_are_read_as_they_were_saved_and_a_broken_file_is_none() {
         let dir = tempfile::tempdir().unwrap();
         let file = RightsFile::new(dir.path());
-        assert_eq!(file.load(), Rights::default());
+        assert_eq!(file.load(), None);
         let rights = Rights { toggle_mig: [gpu(1)].into(), static_gpus: [gpu(2)].into() };
         file.save(&rights).unwrap();
-        assert_eq!(file.load(), rights);
+        assert_eq!(file.load(), Some(rights));
         fs_err::write(&file.0, "{").unwrap();
-        assert_eq!(file.load(), Rights::default());
+        assert_eq!(file.load(), None);
     }
 }

@@ -69,11 +69,14 @@ impl PolicyWatch {
         };
         let (out, receiver) = watch::channel(None);
         let store = Store::new(plugin_dir);
+        let book = Book::remembering(store.load());
+        // As the file has it, so that it is written again when they turn out to be gone.
+        let known = Known { policies: book.policies(), ..Known::default() };
         let watching = Self {
             node: node.to_owned(),
             policies: Watch::new(Api::all_with(client.clone(), &resource), String::new(), "GpuPolicies"),
             nodes,
-            book: Book::remembering(store.load()),
+            book,
             store,
             retry: timing.policy_retry,
             wait: timing.policy_wait,
@@ -81,7 +84,7 @@ impl PolicyWatch {
             told,
             metrics,
             out,
-            known: Known::default(),
+            known,
             read: false,
             impatient: false,
             later: None,

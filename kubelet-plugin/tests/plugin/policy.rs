@@ -9,7 +9,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
-use crate::node::{Node, PATIENCE, Plugin, plain, wait};
+use crate::node::{DRIVER, Node, PATIENCE, Plugin, plain, wait};
 
 fn put(node: &Node, name: &str, spec: Value) {
     node.api.put(&GpuPolicy::new(name, spec)).unwrap();
@@ -162,6 +162,49 @@ async fn a_claim_allocated_before_the_scheduler_saw_that_its_device_goes_keeps_i
     node.api.delete::<ResourceClaim>("default", "late").unwrap();
     wait("its end", || taints(&partition).is_none().then_some(())).await;
     assert_eq!(offers(&node), [(0, "w".to_owned())].into());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_is_held_and_not_offered_any_more_stays_published_over_a_restart() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig", "TimeSlicing"] }] }));
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wmt"]).await;
+    let (partition, _) = two_partitions(&node);
+    node.claim("cut", &[&partition]);
+    plugin.stop().await;
+    // In every mode as before, but not in such partitions.
+    let fewer = json!({ "profiles": ["3g.40gb"] });
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig", "TimeSlicing"], "mig": fewer }] }));
+    let is_gone = |node: &Node| !node.published().iter().any(|(name, _)| *name == partition);
+    // Nobody says who holds what, for a while.
+    node.api.fail_next(2, "list", "resourceclaims", Fault::Status(500));
+    for _ in 0..2 {
+        let plugin = node.start().await;
+        wait("the others' end", || (node.published().len() < 8).then_some(())).await;
+        assert!(!is_gone(&node), "{:?}", node.published());
+        plugin.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prepare_that_comes_before_what_is_allowed_is_known_waits_for_it() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wm"]).await;
+    let claim = node.claim("cut", &[&two_partitions(&node).0]);
+    plugin.stop().await;
+    fs_err::remove_file(node.config(&[]).plugin_dir.join("rights.json")).unwrap();
+    let held = node.api.hold("list", "gpupolicies");
+    let plugin = node.start_with(node.config(&[]));
+    node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
+    let (prepared, ()) = tokio::join!(node.prepare(&claim), async {
+        node.api.wait_until(|api| api.count("get", "resourceclaims") > 0, PATIENCE).await.unwrap();
+        drop(held);
+    });
+    prepared.unwrap();
     plugin.stop().await;
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use divvy_claims::{Claim, Phase, Progress, Stored};
+use divvy_claims::{Claim, Phase, Progress, Rights, Stored};
 use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared, chain};
 use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId, Placement};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuUuid, MigMode};
@@ -287,6 +287,33 @@ fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
     world.unprepare(&executor, &uid("w")).unwrap();
     world.prepare(&executor, &a).unwrap();
     assert!(mode(&world, &gpu));
+}
+
+#[test]
+fn a_refused_change_of_mig_mode_is_not_tried_again_once_the_gpus_instances_are_others() {
+    let (world, executor, a, gpu) = setup();
+    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
+    world.prepare(&executor, &a).unwrap_err();
+    assert!(executor.refused_modes()[&gpu].on);
+    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.clear());
+    executor.set_rights(Rights { static_gpus: [gpu.clone()].into(), ..Rights::default() });
+    executor.reconcile(&world.view());
+    assert_eq!(executor.refused_modes().len(), 0);
+    let mode = sim(&world).mig_mode(&gpu).unwrap();
+    assert_eq!(mode, MigMode::Supported { current: false, pending: false });
+}
+
+#[test]
+fn what_depends_on_rights_that_are_not_known_yet_waits_for_them_and_not_for_ever() {
+    let (world, executor, a, _) = setup();
+    executor.await_rights(Duration::from_mins(5));
+    let error = world.prepare(&executor, &a).unwrap_err();
+    assert_eq!(error.category(), "rules-unknown");
+    assert!(is_clean(&world) && !error.is_permanent());
+    executor.await_rights(Duration::from_secs(5));
+    let began = world.lock().now;
+    world.prepare(&executor, &a).unwrap();
+    assert!(world.lock().now.saturating_sub(began) >= Duration::from_secs(5));
 }
 
 #[test]
