@@ -26,15 +26,19 @@ pub(crate) struct Writer {
     pub(crate) publishes: watch::Receiver<bool>,
     /// Least time between two writes.
     pub(crate) every: Duration,
-    /// How long to wait after a write that failed.
+    /// How long to wait after a write that failed; longer each time, since the definition may be missing for good.
     pub(crate) retry: Duration,
 }
+
+/// Longest pause between two attempts.
+const LONGEST: Duration = Duration::from_mins(5);
 
 impl Writer {
     /// Runs until `stop`. The object stays, as slices do; it is deleted with its Node.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let (mut written, mut told) = (None::<GpuNodeStatus>, None::<String>);
         let mut not_before = Instant::now();
+        let (mut is_there, mut pause) = (false, self.retry);
         loop {
             let now = self.reports.borrow_and_update().clone();
             if !*self.publishes.borrow_and_update() {
@@ -47,9 +51,10 @@ impl Writer {
                 }
                 // What is newest now.
                 let report = self.reports.borrow_and_update().clone().unwrap_or(report);
-                match self.write(&report).await {
+                match self.write(&report, is_there).await {
                     Ok(()) => {
                         (written, told) = (Some(report), None);
+                        (is_there, pause) = (true, self.retry);
                         not_before = Instant::now() + self.every;
                     }
                     Err(problem) => {
@@ -57,8 +62,11 @@ impl Writer {
                             tracing::warn!(problem, "GpuNode not written; tried again by itself");
                             told = Some(problem);
                         }
+                        // Somebody may have deleted it.
+                        let wait = if is_there { self.retry } else { pause };
+                        (is_there, pause) = (false, (pause * 2).min(LONGEST));
                         tokio::select! {
-                            () = sleep(self.retry) => {}
+                            () = sleep(wait) => {}
                             () = stop.cancelled() => return,
                         }
                     }
@@ -73,9 +81,9 @@ impl Writer {
         }
     }
 
-    async fn write(&self, report: &GpuNodeStatus) -> Result<(), String> {
+    /// Writes the status, and before it the object unless it is there.
+    async fn write(&self, report: &GpuNodeStatus, is_there: bool) -> Result<(), String> {
         let write = async {
-            let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
             let resource = ApiResource {
                 group: GROUP.to_owned(),
                 version: VERSION.to_owned(),
@@ -85,8 +93,11 @@ impl Writer {
             };
             let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
             let params = PatchParams::apply(FIELD_MANAGER).force();
-            let uid = node.metadata.uid.unwrap_or_default();
-            api.patch(&self.node, &params, &Patch::Apply(object(&self.node, &uid))).await?;
+            if !is_there {
+                let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
+                let uid = node.metadata.uid.unwrap_or_default();
+                api.patch(&self.node, &params, &Patch::Apply(object(&self.node, &uid))).await?;
+            }
             let status = GpuNodeStatus { changed: Some(Timestamp::now().to_string()), ..report.clone() };
             let patch = json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": self.node }, "status": status });
             api.patch_status(&self.node, &params, &Patch::Apply(patch)).await.map(drop)

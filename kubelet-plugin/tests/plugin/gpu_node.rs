@@ -68,5 +68,14 @@ async fn a_gpu_node_that_cannot_be_written_holds_up_nothing_and_is_written_later
     node.api.fail_next(2, "patch", "gpunodes", Fault::Status(403));
     node.api.register::<GpuNode>(false, true);
     wait("the holder", || status(&node).filter(|status| status.summary.claims == 1)).await;
+    // It is written as a whole once, and again when somebody has deleted it.
+    node.api.forget_requests();
+    node.unprepare(&claim).await.unwrap();
+    wait("its end", || status(&node).filter(|status| status.summary.claims == 0)).await;
+    assert_eq!(node.api.count("get", "nodes"), 0);
+    node.api.delete::<GpuNode>("", "n1").unwrap();
+    node.prepare(&claim).await.unwrap();
+    wait("the holder", || status(&node).filter(|status| status.summary.claims == 1)).await;
+    assert!(node.api.get::<GpuNode>("", "n1").unwrap().metadata.owner_references.is_some());
     plugin.stop().await;
 }
