@@ -148,8 +148,8 @@ pub(in crate::cases) fn ampere(env: &Env) -> Result<()> {
             let devices = env.driver.devices()?;
             let parts =
                 |device: &&Value| at(device, "attributes.parentUUID.string") == gpu && is_partition(device);
-            let whole = devices.iter().any(|device| at(device, "attributes.uuid.string") == gpu);
-            Ok(devices.iter().any(|device| parts(&device)) && !whole)
+            Ok(devices.iter().any(|device| parts(&device))
+                && !devices.iter().any(|device| is_whole(device, gpu)))
         })?;
         for profile in profiles {
             let name = profile.replace('.', "-");
@@ -160,12 +160,16 @@ pub(in crate::cases) fn ampere(env: &Env) -> Result<()> {
         only(env, gpu, &[])?;
         set_mode(env, gpu, false)?;
     }
-    let uuid = |device: &Value, gpu: &str| at(device, "attributes.uuid.string") == gpu;
     poll("whole GPUs again", PATIENCE, || {
         let devices = env.driver.devices()?;
         let all = env.driver.gpus().of_product("");
-        Ok(all.iter().all(|gpu| devices.iter().any(|device| uuid(device, gpu))))
+        Ok(all.iter().all(|gpu| devices.iter().any(|device| is_whole(device, gpu))))
     })
+}
+
+/// Whether a device is all of this GPU, to one claim. The one for admins has its UUID too.
+fn is_whole(device: &Value, gpu: &str) -> bool {
+    at(device, "attributes.uuid.string") == gpu && at(device, "attributes.type.string") == "gpu"
 }
 
 /// An admin's work, since here MIG mode needs a reset: and that, that nobody has the GPU open.

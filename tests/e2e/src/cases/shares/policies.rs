@@ -19,14 +19,16 @@ pub(in crate::cases) fn per_gpu(env: &Env) -> Result<()> {
     wait_for_modes(env, &[shared], &["TimeSlicing"])?;
     wait_for_modes(env, &[cut], &["Mig"])?;
     wait_for_modes(env, &[exclusive], &["Whole"])?;
-    let profiles: std::collections::BTreeSet<String> = env
-        .driver
-        .devices()?
-        .iter()
-        .filter(|device| super::at(device, "attributes.parentUUID.string") == cut)
-        .filter_map(|device| super::at(device, "attributes.profile.string").as_str().map(str::to_owned))
-        .collect();
-    ensure!(profiles.iter().eq(["1g.10gb", "3g.40gb"]), "profiles of the GPU that is cut: {profiles:?}");
+    // What is no longer offered is tainted first and withdrawn seconds later.
+    poll("only the profiles that the rule names", PATIENCE, || {
+        let devices = env.driver.devices()?;
+        let profiles: std::collections::BTreeSet<&str> = devices
+            .iter()
+            .filter(|device| super::at(device, "attributes.parentUUID.string") == cut)
+            .filter_map(|device| super::at(device, "attributes.profile.string").as_str())
+            .collect();
+        Ok(profiles.iter().eq(&["1g.10gb", "3g.40gb"]))
+    })?;
     // All three at once, on one node.
     let a = run(env, "a", &[share("gpu", &[shared], &[("cores", "10")])])?;
     let b = create(env, "b", &[super::partition("part", &[cut], "3g.40gb")])?;
