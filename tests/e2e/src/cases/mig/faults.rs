@@ -19,10 +19,12 @@ const NOTICED: Duration = Duration::from_mins(2);
 /// What the taints of a GPU's devices have to be while somebody else's instance is there, or none is.
 fn tainted_as(env: &Env, gpu: &str, caps: &MigCapabilities, foreign: Option<Placement>) -> Result<bool> {
     let devices = env.driver.devices()?;
+    // The device for admins takes nothing from anybody, whoever else is there.
     let is_of = |device: &&Value| {
-        [at(device, "attributes.parentUUID.string"), at(device, "attributes.uuid.string")]
-            .iter()
-            .any(|uuid| *uuid == gpu)
+        at(device, "attributes.type.string") != "gpu-admin"
+            && [at(device, "attributes.parentUUID.string"), at(device, "attributes.uuid.string")]
+                .iter()
+                .any(|uuid| *uuid == gpu)
     };
     let mut count = 0;
     for device in devices.iter().filter(is_of) {
