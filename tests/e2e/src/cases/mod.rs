@@ -77,7 +77,7 @@ pub const ALL: &[Case] = &[
     modes("instances_of_an_admin_are_given_out_and_never_touched", shares::static_partitions),
     alone("gpus_of_one_node_have_different_modes", shares::per_gpu),
     alone("policies_are_for_nodes_by_name_and_label", shares::per_node),
-    shares("a_changed_policy_takes_nothing_away", shares::hot),
+    modes("a_changed_policy_takes_nothing_away", shares::hot),
     alone("a_bad_policy_is_refused", shares::bad),
     shares("of_two_policies_priority_and_name_decide", shares::two),
     older("an_older_cluster_gets_one_mode_of_a_gpu", shares::one_mode),
