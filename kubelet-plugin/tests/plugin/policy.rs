@@ -196,12 +196,11 @@ async fn a_prepare_that_comes_before_what_is_allowed_is_known_waits_for_it() {
     wait_for_offers(&node, &["wm"]).await;
     let claim = node.claim("cut", &[&two_partitions(&node).0]);
     plugin.stop().await;
+    // Else what it is told of the next one could be of this one.
+    node.kubelet.wait_for(|plugins| plugins.is_empty().then_some(()), PATIENCE).await.unwrap();
     fs_err::remove_file(node.config(&[]).plugin_dir.join("rights.json")).unwrap();
     let held = node.api.hold("list", "gpupolicies");
     let plugin = node.start_with(node.config(&[]));
-    // The kubelet still knows the plugin that has stopped, so its word is not enough; nor is a file that may be left over.
-    let socket = node.config(&[]).sockets.dra;
-    wait("somebody at the DRA socket", || std::os::unix::net::UnixStream::connect(&socket).ok()).await;
     node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
     let (prepared, ()) = tokio::join!(node.prepare(&claim), async {
         node.api.wait_until(|api| api.count("get", "resourceclaims") > 0, PATIENCE).await.unwrap();
