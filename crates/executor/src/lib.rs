@@ -32,6 +32,7 @@ mod state;
 mod store;
 mod strangers;
 mod time_slices;
+mod unwind;
 mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};

@@ -241,13 +241,13 @@ fn nothing_happened(code: GpuErrorCode) -> bool {
     .contains(&code)
 }
 
-/// Codes that say that no instance lives: none is there, MIG mode is off, the GPU is gone or the module unloaded (no
-/// instance outlives either).
+/// Codes that say that no instance lives: none is there, MIG mode is off, the driver knows no such GPU (it was taken out,
+/// or another board is in its place) or the module is unloaded (no instance outlives either). A GPU that is *lost* is
+/// still the driver's: it may come back with all that was on it, unless it is reset.
 fn is_gone(code: GpuErrorCode) -> bool {
     [
         GpuErrorCode::NOT_FOUND,
         GpuErrorCode::NOT_SUPPORTED,
-        GpuErrorCode::GPU_IS_LOST,
         GpuErrorCode::GPU_NOT_FOUND,
         GpuErrorCode::DRIVER_NOT_LOADED,
     ]

@@ -218,6 +218,15 @@ impl Executor {
         // What others have made stays.
         let mut devices = self.partitions_of_cdi_file(uid, &ordinals);
         devices.retain(|device| !device.is_static);
+        // A GPU that is lost, or whose driver has not answered yet: only this file knows of what may live there.
+        for (name, gpu, is_static) in self.named_in_cdi_file(uid, &ordinals) {
+            let device = name.device_name();
+            let told = is_static || devices.iter().any(|known| known.allocated.device == device);
+            let nothing_lives = || self.parts.steps.instances(&gpu).is_ok_and(|living| living.is_empty());
+            if !told && !nothing_lives() {
+                return Err(format!("{gpu} does not tell what lives at the place of {device}"));
+            }
+        }
         let steps: Vec<_> = devices.iter().filter_map(RecordedDevice::step).collect();
         let gpus = steps.iter().filter_map(|step| step.gpu().cloned()).collect();
         let until = self.parts.clock.now() + BRIEFLY;
@@ -232,24 +241,17 @@ impl Executor {
         Ok(())
     }
 
-    /// The partitions that a claim's CDI file names, and whether others have made them.
+    /// The partitions that a claim's CDI file names, and whether others have made them. Those of GPUs that are not in the
+    /// inventory are left out.
     pub(crate) fn partitions_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Vec<RecordedDevice> {
-        let read = self.parts.cdi.read(&self.cdi_name(uid)).ok().flatten();
-        let spec = read.and_then(|bytes| divvy_cdi::Spec::from_json_bytes(&bytes).ok());
-        let inventory = self.parts.inventory.inventory();
-        let (Some(spec), Some(inventory)) = (spec, inventory) else { return Vec::new() };
-        let partition = |found: &divvy_cdi::Device| {
-            let device: DeviceName =
-                found.name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
-            let PartitionName { ordinal, profile, start, .. } = PartitionName::parse(&device).ok()?;
-            let gpu = ordinals.gpu(ordinal)?.clone();
+        let Some(inventory) = self.parts.inventory.inventory() else { return Vec::new() };
+        let partition = |(name, gpu, is_static): (PartitionName, GpuUuid, bool)| {
             let mig = inventory.gpus.get(&gpu)?.mig.as_ref()?;
-            let placement = mig.capabilities.placement(profile, start)?;
-            let is_static = found.container_edits.env.contains(&static_mark(&device));
+            let placement = mig.capabilities.placement(name.profile, name.start)?;
             let allocated = AllocatedDevice {
                 request: String::new(),
                 pool: String::new(),
-                device,
+                device: name.device_name(),
                 share_id: None,
                 admin_access: false,
                 consumed_capacity: BTreeMap::new(),
@@ -257,12 +259,28 @@ impl Executor {
             Some(RecordedDevice {
                 allocated,
                 gpu,
-                kind: HoldKind::Partition { profile, placement },
+                kind: HoldKind::Partition { profile: name.profile, placement },
                 time_slice: None,
                 is_static,
             })
         };
-        spec.devices.iter().filter_map(partition).collect()
+        self.named_in_cdi_file(uid, ordinals).into_iter().filter_map(partition).collect()
+    }
+
+    /// A claim's CDI file: its partitions, their GPUs, and whether others have made them.
+    fn named_in_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Vec<(PartitionName, GpuUuid, bool)> {
+        let read = self.parts.cdi.read(&self.cdi_name(uid)).ok().flatten();
+        let Some(spec) = read.and_then(|bytes| divvy_cdi::Spec::from_json_bytes(&bytes).ok()) else {
+            return Vec::new();
+        };
+        let named = |found: &divvy_cdi::Device| {
+            let device: DeviceName =
+                found.name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
+            let name = PartitionName::parse(&device).ok()?;
+            let gpu = ordinals.gpu(name.ordinal)?.clone();
+            Some((name, gpu, found.container_edits.env.contains(&static_mark(&device))))
+        };
+        spec.devices.iter().filter_map(named).collect()
     }
 
     /// Whether the partitions a record says it made still live: a reload of the driver or somebody else may have

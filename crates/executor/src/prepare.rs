@@ -11,8 +11,8 @@ use divvy_claims::{
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
 
 use crate::release::Release;
-use crate::run::Left;
 use crate::state::{Records, Trace, Traced};
+use crate::unwind::Left;
 use crate::{
     Call, CdiError, Executor, Folder, LockError, LockGuard, LockName, Lookup, PrepareError, Stamp,
     StoreError, Watch,
@@ -251,10 +251,10 @@ impl Executor {
         let device = || record.devices.first().map(|d| (d.allocated.device.clone(), d.gpu.clone()));
         match self.release(record) {
             Ok(Release::Released) => Ok(None),
-            Ok(Release::Blocked(why)) => Ok(device().map(|(device, _)| {
+            Ok(Release::Blocked { why, .. }) => Ok(device().map(|(device, _)| {
                 Refusal::StillHeld { claim: reference(), device, holder: record.reference(), why }.into()
             })),
-            Err(Left::Steps(reason)) => Ok(device()
+            Err(Left::Steps { reason, .. }) => Ok(device()
                 .map(|(device, gpu)| Refusal::Fenced { claim: reference(), device, gpu, reason }.into())),
             Err(Left::Store(source)) => Err(PrepareError::Store { claim: reference(), source }),
             Err(Left::Cdi(source)) => Err(PrepareError::Cdi { claim: reference(), source }),

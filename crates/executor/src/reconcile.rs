@@ -131,7 +131,7 @@ impl Executor {
         let _gpu_locks = self.lock_gpus(&gpus_of_record(record), until).ok()?;
         match self.release(record) {
             Ok(Release::Released) => Some(Event::OrphanUndone { claim: uid.clone() }),
-            Ok(Release::Blocked(why)) => kept(&format!("its claim is gone, but {why}")),
+            Ok(Release::Blocked { why, .. }) => kept(&format!("its claim is gone, but {why}")),
             Err(left) => failed(left.to_string()),
         }
     }

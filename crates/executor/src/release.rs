@@ -6,8 +6,8 @@ use std::time::Duration;
 use divvy_claims::{Leaving, Phase, Record, Stored};
 use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, HoldKind};
 
-use crate::run::Left;
 use crate::state::{Trace, Traced};
+use crate::unwind::Left;
 use crate::{Call, Event, Executor, LockError, Lookup, StoreError, UnprepareError};
 
 /// How an unprepare ended. All of these are a success towards the kubelet: an error would leave the pod terminating.
@@ -31,8 +31,13 @@ pub enum Unprepared {
 /// How letting go went, unless it failed.
 pub(crate) enum Release {
     Released,
-    /// Nothing was changed.
-    Blocked(String),
+    /// The devices are still held.
+    Blocked {
+        /// What is in the way.
+        why: String,
+        /// Whether that can pass within seconds: a GPU that is lost does not.
+        soon: bool,
+    },
 }
 
 /// How long reconcile and waiting prepares wait for a lock before they leave a claim to whoever has it.
@@ -82,9 +87,9 @@ impl Executor {
                 }
             };
             // No lock is held from here on.
-            let reason = match outcome {
+            let (reason, soon) = match outcome {
                 Ok(Release::Released) => return Ok(Unprepared::Done),
-                Ok(Release::Blocked(reason)) => reason,
+                Ok(Release::Blocked { why, soon }) => (why, soon),
                 Err(corrupt) => match self.read_again_from_api(uid, wait_until) {
                     Some(Event::SetAside { .. }) => return Ok(Unprepared::Done),
                     Some(Event::Rebuilt { .. }) => {
@@ -95,7 +100,7 @@ impl Executor {
                 },
             };
             waited = true;
-            if self.parts.clock.now() >= wait_until || call.cancel.is_cancelled() {
+            if !soon || self.parts.clock.now() >= wait_until || call.cancel.is_cancelled() {
                 return match unwritten {
                     None => Ok(Unprepared::Lingering(reason)),
                     Some(source) => Err(UnprepareError::CannotLinger { claim: uid.clone(), reason, source }),
@@ -148,17 +153,17 @@ impl Executor {
     /// nobody would come back to a claim whose record says that it is prepared.
     fn release_or_linger(&self, record: Record) -> Result<(Release, Option<StoreError>), Left> {
         match self.release(&record) {
-            Ok(Release::Blocked(reason)) => {
+            Ok(Release::Blocked { why, soon }) => {
                 self.remove_cdi(&record.uid)?;
                 let undoing = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
-                let phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing });
+                let phase = Phase::Leaving(Leaving { reason: why.clone(), undoing });
                 let mut problem = None;
                 if record.phase != phase {
                     problem = self.state.write_record(&Record { phase, ..record }).err();
                 }
-                Ok((Release::Blocked(reason), problem))
+                Ok((Release::Blocked { why, soon }, problem))
             }
-            Err(Left::Steps(reason)) => Ok((Release::Blocked(reason), None)),
+            Err(Left::Steps { reason: why, soon }) => Ok((Release::Blocked { why, soon }, None)),
             other => other.map(|release| (release, None)),
         }
     }
@@ -166,7 +171,7 @@ impl Executor {
     /// Lets go if no process is in the way. Under the locks of the claim and its GPUs.
     pub(crate) fn release(&self, record: &Record) -> Result<Release, Left> {
         match self.in_the_way(record)? {
-            Some(reason) => Ok(Release::Blocked(reason)),
+            Some(why) => Ok(Release::Blocked { why, soon: true }),
             None => self.unwind(record.clone()).map(|()| Release::Released),
         }
     }
@@ -256,7 +261,7 @@ impl Executor {
             Ok((Release::Released, _)) if cut_short => Some(Event::TakenBack { claim: uid.clone() }),
             Ok((Release::Released, _)) => Some(Event::Released { claim: uid.clone() }),
             // Here the record says already that it is not prepared; only the reason may be an old one.
-            Ok((Release::Blocked(why), _)) => Some(Event::Kept { claim: uid.clone(), why }),
+            Ok((Release::Blocked { why, .. }, _)) => Some(Event::Kept { claim: uid.clone(), why }),
             Err(left) => failed(left.to_string()),
         }
     }
@@ -289,7 +294,7 @@ fn failed(uid: &ClaimUid, left: Left) -> UnprepareError {
         Left::Store(source) => UnprepareError::Store { claim: uid.clone(), source },
         Left::Cdi(source) => UnprepareError::Cdi { claim: uid.clone(), source },
         // Turned into `Blocked` before it gets here; kept total rather than panicking.
-        Left::Steps(reason) => UnprepareError::Store {
+        Left::Steps { reason, .. } => UnprepareError::Store {
             claim: uid.clone(),
             source: StoreError {
                 what: reason,

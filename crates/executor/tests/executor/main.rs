@@ -17,6 +17,8 @@ mod mig_crash;
 #[cfg(test)]
 mod mig_hardware;
 #[cfg(test)]
+mod mig_lost;
+#[cfg(test)]
 mod mig_rows;
 #[cfg(test)]
 mod modes;

@@ -43,11 +43,15 @@ pub(crate) fn sim(world: &World) -> SimNode {
     world.lock().sim.clone().unwrap()
 }
 
-/// What lives on a GPU now.
+/// What lives on a GPU now, whether or not it can be asked.
 pub(crate) fn living(world: &World, gpu: &GpuUuid) -> Vec<(GpuInstance, Vec<ComputeInstance>)> {
     let engine = sim(world).engine();
-    let instances = engine.gpu_instances(gpu).unwrap_or_default();
-    instances.into_iter().map(|i| (i, engine.compute_instances(gpu, i.id).unwrap())).collect()
+    let there = engine.gpus().iter().filter(|g| g.facts.uuid == *gpu).flat_map(|g| &g.instances);
+    there.map(|living| (living.instance, living.compute.clone())).collect()
+}
+
+fn is_lost(world: &World, gpu: &GpuUuid) -> bool {
+    sim(world).engine().gpus().iter().any(|g| g.facts.uuid == *gpu && g.lost)
 }
 
 /// The memory slices a device needs.
@@ -182,11 +186,13 @@ impl Story {
                 .foreign
                 .iter()
                 .flat_map(|(gpu, i)| i.iter().map(move |i| (gpu.clone(), i.id)))
+                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
                 .collect();
             let made: BTreeSet<_> = self
                 .foreign
                 .iter()
                 .flat_map(|(gpu, made)| made.iter().map(move |c| (gpu.clone(), c.gpu_instance)))
+                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
                 .collect();
             let busy = !self.world.lock().mig_late.is_empty();
             assert!(busy || told == made, "told {told:?}, made {made:?}");
@@ -235,6 +241,9 @@ impl Story {
 
     fn remove_foreign(&mut self, which: impl Fn(&GpuUuid, Placement) -> bool) {
         for (gpu, made) in &mut self.foreign {
+            if is_lost(&self.cast.world, gpu) {
+                continue;
+            }
             let there = living(&self.cast.world, gpu);
             made.retain(|foreign| {
                 let (instance, _) = there.iter().find(|(_, c)| c.contains(foreign)).unwrap();
@@ -303,7 +312,7 @@ impl Story {
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
         let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
-        match self.chance.below(26) {
+        match self.chance.below(28) {
             0..=3 => self.allocate(any),
             4..=8 => self.prepare(&allocated),
             9..=11 => self.unprepare(&known),
@@ -351,6 +360,13 @@ impl Story {
                 self.world.lock().cdi.clear();
             }
             24 => self.reconcile(),
+            25 => {
+                let number = self.chance.below(GPUS);
+                let gpu = self.world.gpu(number);
+                self.say(format!("{gpu} falls off the bus"));
+                sim(&self.world).lose_gpu(&gpu);
+            }
+            26 => self.gpus_come_back(),
             _ => self.time_passes(),
         }
         self.recover();
@@ -386,6 +402,11 @@ impl Story {
         self.world.lock().pods.insert(100, format!("pod-{}", claim.name));
     }
 
+    fn gpus_come_back(&self) {
+        self.say("GPUs come back".to_owned());
+        (0..GPUS).for_each(|number| drop(sim(&self.world).restore_gpu(&self.world.gpu(number))));
+    }
+
     fn quiet(&self) {
         sim(&self.world).edit(|e| {
             e.end_process(100);
@@ -405,6 +426,7 @@ impl Story {
             m.process_error = None;
         }
         self.quiet();
+        self.gpus_come_back();
         self.world.pass(Duration::from_mins(5));
         // Whoever is in the way of an allocated claim goes.
         let wanted: Vec<_> = self.world.lock().api.values().cloned().collect();

@@ -1,0 +1,213 @@
+//! Taking back what a prepare did, and what is left where that cannot be done now. Called under the locks of the claim
+//! and its GPUs.
+
+use divvy_claims::{
+    Fence, GpuState, Leaving, Observed, Phase, Progress, Record, StepError, StepState, Stored,
+};
+use divvy_model::GpuUuid;
+
+use crate::{CdiError, Executor, PrepareError, StoreError, chain};
+
+/// Why something could not be taken back as a whole. What is left is on record.
+#[derive(Debug)]
+pub(crate) enum Left {
+    Store(StoreError),
+    Cdi(CdiError),
+    /// A step's outcome is not known, or its undo failed: the claim lingers.
+    Steps {
+        /// What is in the way.
+        reason: String,
+        /// Whether that can pass within seconds.
+        soon: bool,
+    },
+}
+
+impl From<StoreError> for Left {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<CdiError> for Left {
+    fn from(error: CdiError) -> Self {
+        Self::Cdi(error)
+    }
+}
+
+impl std::fmt::Display for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Store(error) => f.write_str(&chain(error)),
+            Self::Cdi(error) => f.write_str(&chain(error)),
+            Self::Steps { reason, .. } => f.write_str(reason),
+        }
+    }
+}
+
+/// Why a step could not be taken back.
+struct Stuck {
+    reason: String,
+    /// Whether it is known how things stand.
+    certain: bool,
+    /// Whether it can pass within seconds.
+    soon: bool,
+}
+
+impl Executor {
+    /// Undoes what a failed prepare made, in the same call, and reports both errors if that fails too.
+    pub(crate) fn take_back(
+        &self,
+        record: Record,
+        first: PrepareError,
+        earlier: Option<&[u8]>,
+    ) -> PrepareError {
+        match self.unwind_to(record, earlier) {
+            Ok(()) => first,
+            Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
+        }
+    }
+
+    /// Nothing was made but files: the earlier record is to be there again. If it cannot be written, what is on disk
+    /// now holds the same devices.
+    pub(crate) fn put_back(&self, record: &Record, earlier: &[u8], first: PrepareError) -> PrepareError {
+        let back = self.state.put_back(&record.uid, earlier).map_err(Left::from);
+        match back.and_then(|()| Ok(self.remove_cdi(&record.uid)?)) {
+            Ok(()) => first,
+            Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
+        }
+    }
+
+    /// Takes back all that a record says, in reverse, and the record last.
+    pub(crate) fn unwind(&self, record: Record) -> Result<(), Left> {
+        self.unwind_to(record, None)
+    }
+
+    /// Takes back all that a record says, and leaves what was there before it: nothing, or an earlier record.
+    fn unwind_to(&self, record: Record, earlier: Option<&[u8]>) -> Result<(), Left> {
+        let no_cdi = self.remove_cdi(&record.uid);
+        if earlier.is_none() {
+            no_cdi?;
+            return self.unwind_steps(record, None);
+        }
+        // An earlier record that is to be there again also says what its file is: that can wait.
+        self.unwind_steps(record, earlier)?;
+        Ok(no_cdi?)
+    }
+
+    fn unwind_steps(&self, mut record: Record, earlier: Option<&[u8]>) -> Result<(), Left> {
+        let on_disk = record.clone();
+        // Of another boot: the hardware has forgotten.
+        let live = record.boot == self.config.boot;
+        if live && record.steps.iter().any(|s| s.progress != Progress::Undone) {
+            // A crash from here on must not look like a prepared claim, nor like one that only waits for processes.
+            let begun = matches!(&record.phase, Phase::Preparing)
+                || matches!(&record.phase, Phase::Leaving(l) if l.undoing);
+            if !begun {
+                let reason = "its partitions are being removed".to_owned();
+                record.phase = Phase::Leaving(Leaving { reason, undoing: true });
+                match self.state.write_record(&record) {
+                    // Everything can be removed from a full disk. Should a crash leave a record that says "prepared",
+                    // then its partitions are seen to be gone, and whoever removes them again finds nothing to do.
+                    Err(error) if error.is_full() => tracing::warn!(
+                        claim.uid = %record.uid,
+                        error = chain(&error),
+                        "partitions are removed without a trace of having begun"
+                    ),
+                    written => written?,
+                }
+            }
+            let mut steps = std::mem::take(&mut record.steps);
+            let mut stuck = None;
+            for state in steps.iter_mut().rev() {
+                if let Err(why) = self.undo_step(state) {
+                    stuck = Some((state.step.gpu().cloned(), why));
+                    break;
+                }
+            }
+            record.steps = steps;
+            if let Some((gpu, Stuck { reason, certain, soon })) = stuck {
+                // What certainly is still there is held by the record; only the unknown endangers its neighbours.
+                if let Some(gpu) = gpu.filter(|_| !certain) {
+                    self.fence(&record, &gpu, &reason)?;
+                }
+                record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
+                // Tried again often while somebody waits: only news is written.
+                if record != on_disk {
+                    self.state.write_record(&record)?;
+                }
+                return Err(Left::Steps { reason, soon });
+            }
+        }
+        self.clear_fences(&record)?;
+        match earlier {
+            Some(earlier) => self.state.put_back(&record.uid, earlier)?,
+            None => self.state.remove_record(&record.uid)?,
+        }
+        self.settle_time_slices_of(&record.gpus());
+        Ok(())
+    }
+
+    fn undo_step(&self, state: &mut StepState) -> Result<(), Stuck> {
+        let steps = &self.parts.steps;
+        let step = &state.step;
+        let unknown = |reason| Stuck { reason, certain: false, soon: true };
+        if let Progress::Intended { before } | Progress::Begun { before, .. } = &state.progress {
+            state.progress = match steps.probe(step, before) {
+                Observed::Absent => Progress::Undone,
+                Observed::Ours(outcome) => Progress::Done { outcome },
+                Observed::InFlight => return Err(unknown(format!("the call to {step} has not come back"))),
+                Observed::Uncertain(what) => {
+                    return Err(unknown(format!(
+                        "it is not certain whether the step to {step} was done: {what}"
+                    )));
+                }
+            };
+        }
+        if let Progress::Done { outcome } = &state.progress {
+            if !step.is_owned() {
+                state.progress = Progress::Undone;
+                return Ok(());
+            }
+            steps.undo(step, outcome).map_err(|error| Stuck {
+                reason: format!("undoing the step to {step} failed: {}", chain(&error)),
+                certain: matches!(error, StepError::NotDone(_)),
+                soon: matches!(error, StepError::Unknown(_)) || error.cause().soon,
+            })?;
+            state.progress = Progress::Undone;
+        }
+        Ok(())
+    }
+
+    fn fence(&self, record: &Record, gpu: &GpuUuid, reason: &str) -> Result<(), StoreError> {
+        let mut state = self.gpu_state(gpu)?;
+        let fence =
+            Fence { claim: record.uid.clone(), reason: reason.to_owned(), boot: self.config.boot.clone() };
+        if state.fence.as_ref() == Some(&fence) {
+            return Ok(());
+        }
+        state.fence = Some(fence);
+        self.state.write_gpu(gpu, &state, self.parts.clock.now())
+    }
+
+    /// Lifts the fences this claim's steps have put up. Its GPUs are those of its devices and of its steps.
+    fn clear_fences(&self, record: &Record) -> Result<(), StoreError> {
+        let mut gpus = record.gpus();
+        gpus.extend(record.steps.iter().filter_map(|s| s.step.gpu().cloned()));
+        for gpu in gpus {
+            let mut state = self.gpu_state(&gpu)?;
+            if state.fence.as_ref().is_some_and(|fence| fence.claim == record.uid) {
+                state.fence = None;
+                self.state.write_gpu(&gpu, &state, self.parts.clock.now())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A state that cannot be read is as good as none: what may be wrong on the GPU is in the claims' records.
+    pub(crate) fn gpu_state(&self, gpu: &GpuUuid) -> Result<GpuState, StoreError> {
+        Ok(match self.state.gpu(gpu)? {
+            Stored::Fine(state) => state,
+            Stored::Absent | Stored::Corrupt { .. } | Stored::Newer { .. } => GpuState::default(),
+        })
+    }
+}
