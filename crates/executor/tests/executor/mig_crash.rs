@@ -404,7 +404,9 @@ impl Story {
 
     fn gpus_come_back(&self) {
         self.say("GPUs come back".to_owned());
-        (0..GPUS).for_each(|number| drop(sim(&self.world).restore_gpu(&self.world.gpu(number))));
+        for number in 0..GPUS {
+            sim(&self.world).restore_gpu(&self.world.gpu(number));
+        }
     }
 
     fn quiet(&self) {
