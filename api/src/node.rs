@@ -18,6 +18,9 @@ pub struct GpuNodeStatus {
     pub versions: Versions,
     /// The GPUs, by number.
     pub gpus: Vec<GpuStatus>,
+    /// What is wrong or not as it could be: with the node first, then by GPU.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<Trouble>,
     /// Policies whose present version the node cannot read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bad_policies: Vec<String>,
@@ -38,9 +41,12 @@ pub struct Summary {
     pub claims: u32,
     /// GPUs by mode, in words: `2 whole, 1 partitioned, 5 idle`.
     pub modes: String,
-    /// GPUs that are not given out, and why: `gpu-3 lost`.
+    /// What needs a person, in words: `bad-policy, gpu-3 lost`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
+    /// Since when the oldest of it is so (RFC 3339).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
 }
 
 /// Versions in force.
@@ -104,4 +110,38 @@ pub struct Holder {
     /// What keeps it, while it is leaving.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The pods that the claim was prepared for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<String>,
+    /// When the claim was allocated (RFC 3339), if the API server tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+}
+
+/// Something that is wrong with a node, a GPU or a part of it, or not as it could be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Trouble {
+    /// What, as a stable word: `lost`, `xid`, `fenced`, `lingering`, `neighbour`, `driver-down`, …
+    pub kind: String,
+    /// Whether nobody needs to do anything: it was asked for, or goes by itself.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub notice: bool,
+    /// The GPU, as `gpu-3`; empty: the node.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub gpu: String,
+    /// The device, partition or policy it is about, where it is not all of the GPU or node.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub subject: String,
+    /// The claim concerned, as `namespace/name`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub claim: String,
+    /// Why, in words.
+    pub why: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remedy: String,
+    /// Since when (RFC 3339). It outlasts restarts of the node's plugin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
 }

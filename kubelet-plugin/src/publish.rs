@@ -11,7 +11,7 @@ use divvy_carve::{
     Carved, Feature, GpuRules, Input, Instances, ModeLock, Note, OneMode, Partitioning, Pool, Resolved,
     ServerFeatures, Taint, carve_partitions, taint_leaving, validate,
 };
-use divvy_claims::{Fence, Phase, Rights};
+use divvy_claims::{Fence, Head, Phase, Rights};
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
@@ -140,16 +140,24 @@ struct Kept {
     stale: bool,
     phases: [i64; PHASES.len()],
     held: Vec<HeldDevice>,
+    /// Claims that were let go, are not gone, and are not being worked on.
+    lingering: BTreeSet<ClaimUid>,
     fenced: usize,
     fences: BTreeMap<GpuUuid, Fence>,
+    newer: BTreeMap<ClaimUid, Head>,
 }
 
 /// What the node's report is made of, beside what is published.
 struct About {
-    inventory: Arc<Inventory>,
+    /// `None` where the driver has not answered since the plugin started.
+    inventory: Option<Arc<Inventory>>,
     ordinals: Ordinals,
     records: Vec<HeldDevice>,
+    lingering: BTreeSet<ClaimUid>,
     fences: BTreeMap<GpuUuid, Fence>,
+    newer: BTreeMap<ClaimUid, Head>,
+    refused: BTreeMap<GpuUuid, RefusedMode>,
+    foreign: Places,
     kubernetes: String,
 }
 
@@ -205,15 +213,31 @@ impl Carver {
 
     /// What people are told of the node.
     fn report(&self, memory: &Memory) {
-        let (Some(about), Some(pool)) = (&memory.about, &*self.desired.borrow()) else { return };
-        let Some(effective) = &*self.effective.borrow() else { return };
+        let Some(about) = &memory.about else { return };
+        let (seen, pool) = (self.seen.borrow().clone(), self.desired.borrow().clone());
+        let (effective, health) = (self.effective.borrow().clone(), self.health.borrow().clone());
+        // Half a picture is none, except where the driver is why it stays one.
+        let whole = about.inventory.is_some() && pool.is_some() && effective.is_some() && health.is_some();
+        if !whole && seen.problem.is_none() {
+            return;
+        }
         let facts = Facts {
-            inventory: &about.inventory,
+            inventory: about.inventory.as_deref(),
             ordinals: &about.ordinals,
             records: &about.records,
+            lingering: &about.lingering,
             fences: &about.fences,
-            pool,
-            effective,
+            newer: &about.newer,
+            pool: pool.as_ref(),
+            effective: effective.as_ref(),
+            health: &health.unwrap_or_default(),
+            neighbours: &self.neighbours.borrow().clone(),
+            foreign: &about.foreign,
+            refused: &about.refused,
+            notes: &memory.notes,
+            one_mode: memory.one_mode.as_ref(),
+            driver: seen.down.as_deref().or(seen.problem.as_deref()),
+            released: seen.released.as_deref(),
             kubernetes: about.kubernetes.clone(),
         };
         let report = report(&facts);
@@ -256,6 +280,18 @@ impl Carver {
             *known = Arc::new(held);
             changed
         });
+        let refused = self.executor.refused_modes();
+        memory.about = Some(About {
+            inventory: inventory.clone(),
+            ordinals: kept.ordinals.clone(),
+            records,
+            lingering: std::mem::take(&mut kept.lingering),
+            fences: std::mem::take(&mut kept.fences),
+            newer: std::mem::take(&mut kept.newer),
+            refused: refused.clone(),
+            foreign: Places::new(),
+            kubernetes: features.lowest().map(|version| version.to_string()).unwrap_or_default(),
+        });
         let inventory = inventory?;
         // As with the version: a GPU may have been ill before this process began.
         let health = self.health.borrow_and_update().clone()?;
@@ -268,23 +304,18 @@ impl Carver {
         }
         memory.capabilities.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
         let capabilities = memory.capabilities.clone();
-        let refused = self.executor.refused_modes();
         self.tell_refused(memory, &refused);
         let resolved = self.resolved(policies, &inventory, &kept.ordinals);
         memory.evicts.extend(resolved.rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
         memory.evicts.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
         kept.add_health(&health, &inventory, |gpu| memory.evicts.get(gpu) == Some(&true));
-        memory.about = Some(About {
-            inventory: inventory.clone(),
-            ordinals: kept.ordinals.clone(),
-            records,
-            fences: kept.fences.clone(),
-            kubernetes: features.lowest().map(|version| version.to_string()).unwrap_or_default(),
-        });
         let lock = resolved.mode_lock.as_ref().map_or(self.mode_lock, |(lock, _)| *lock);
         let features = features.with_mode_lock(lock);
         let foreign = not_static(kept.foreign, &resolved);
         self.tell_foreign(memory, &foreign);
+        if let Some(about) = &mut memory.about {
+            about.foreign.clone_from(&foreign);
+        }
         for (gpu, placement) in &foreign {
             kept.occupied.add(gpu, *placement, keys::FOREIGN);
         }
@@ -538,14 +569,16 @@ impl Carver {
             };
             let ordinals = match present {
                 Some(present) => executor.number_gpus(&present, &keep).map_err(|e| crate::chain(&e))?,
-                None => Ordinals::default(),
+                None => executor.ordinals().map_err(|e| crate::chain(&e))?,
             };
             let records = executor.held().map_err(|e| crate::chain(&e))?;
             let mut taints = BTreeMap::<GpuUuid, Vec<Taint>>::new();
             let mut occupied = Occupied::default();
+            let mut lingering = BTreeSet::new();
             for record in
                 records.iter().filter(|r| matches!(r.phase, Phase::Leaving(_)) && !busy(&r.claim.uid))
             {
+                lingering.insert(record.claim.uid.clone());
                 // What lingers in a partition is in the way of what overlaps it, not of its neighbours.
                 match record.hold.kind {
                     HoldKind::Partition { placement, .. } => {
@@ -571,7 +604,8 @@ impl Carver {
                 taint(&mut taints, gpu, keys::FENCED);
                 fenced.insert(gpu.clone());
             }
-            for head in executor.fenced_by_newer().map_err(|e| crate::chain(&e))?.values() {
+            let newer = executor.fenced_by_newer().map_err(|e| crate::chain(&e))?;
+            for head in newer.values() {
                 for gpu in &head.gpus {
                     taint(&mut taints, gpu, keys::FENCED);
                     fenced.insert(gpu.clone());
@@ -586,8 +620,10 @@ impl Carver {
                 stale,
                 phases: phases(&records),
                 held: records,
+                lingering,
                 fenced: fenced.len(),
                 fences: open,
+                newer,
             })
         });
         read.await.unwrap_or_else(|died| Err(died.to_string()))

@@ -122,6 +122,8 @@ pub struct HeldDevice {
     pub phase: Phase,
     /// The pods that it was prepared for.
     pub pods: Vec<PodRef>,
+    /// When the claim was allocated, as the API told.
+    pub allocated_at: Option<String>,
     /// The partition that was made for it, where the device is one.
     #[serde(skip)]
     pub made: Option<MadePartition>,
@@ -182,6 +184,7 @@ impl Executor {
                     hold,
                     phase: record.phase.clone(),
                     pods: record.pods.clone(),
+                    allocated_at: record.allocated_at.clone(),
                     made: device.partition(&record.steps),
                 };
                 record.holds().zip(&record.devices).map(of).collect::<Vec<_>>()

@@ -2,6 +2,8 @@
 //! (`publish`), written by a task of its own, at a limited rate; nothing waits for it.
 
 mod report;
+mod since;
+mod troubles;
 mod writer;
 
 pub(crate) use report::{Facts, report};

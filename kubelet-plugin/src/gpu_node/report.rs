@@ -2,55 +2,90 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Versions};
-use divvy_carve::{Pool, TaintEffect};
-use divvy_claims::{Fence, Phase};
-use divvy_executor::HeldDevice;
-use divvy_model::{DeviceKind, GpuUuid, HoldKind, Inventory, Mode, Ordinals};
+use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
+use divvy_carve::{Device, Note, OneMode, Pool, TaintEffect};
+use divvy_claims::{Fence, Head, Phase};
+use divvy_executor::{HeldDevice, RefusedMode};
+use divvy_model::mig::Placement;
+use divvy_model::{ClaimUid, DeviceKind, GpuUuid, HoldKind, Inventory, Mode, Ordinals};
 
+use super::troubles::troubles;
+use crate::health::view::HealthView;
+use crate::neighbours::Uses;
 use crate::policy::Effective;
 
 /// What is known.
 pub(crate) struct Facts<'a> {
-    pub(crate) inventory: &'a Inventory,
+    /// `None` where the driver has not answered since the plugin started.
+    pub(crate) inventory: Option<&'a Inventory>,
     pub(crate) ordinals: &'a Ordinals,
     pub(crate) records: &'a [HeldDevice],
+    /// Claims that have been let go and are still not gone.
+    pub(crate) lingering: &'a BTreeSet<ClaimUid>,
     pub(crate) fences: &'a BTreeMap<GpuUuid, Fence>,
-    pub(crate) pool: &'a Pool,
-    pub(crate) effective: &'a Effective,
+    /// GPUs that records of a later version name, with those records' claims.
+    pub(crate) newer: &'a BTreeMap<ClaimUid, Head>,
+    pub(crate) pool: Option<&'a Pool>,
+    pub(crate) effective: Option<&'a Effective>,
+    pub(crate) health: &'a HealthView,
+    /// GPUs that others use.
+    pub(crate) neighbours: &'a Uses,
+    /// Instances that others have made.
+    pub(crate) foreign: &'a [(GpuUuid, Placement)],
+    /// GPUs whose MIG mode does not change.
+    pub(crate) refused: &'a BTreeMap<GpuUuid, RefusedMode>,
+    /// What is not published as it could be.
+    pub(crate) notes: &'a BTreeSet<Note>,
+    /// Why there is one mode for each GPU although more are asked for.
+    pub(crate) one_mode: Option<&'a OneMode>,
+    /// Why the driver cannot be used now.
+    pub(crate) driver: Option<&'a str>,
+    /// Who has asked that the driver be let go, while it is.
+    pub(crate) released: Option<&'a str>,
     /// The API server's version.
     pub(crate) kubernetes: String,
 }
 
-/// What a `GpuNode` says of it. [`GpuNodeStatus::changed`] is left to the writer.
+impl Facts<'_> {
+    fn devices(&self) -> impl Iterator<Item = (&Device, DeviceKind)> {
+        let all = self.pool.into_iter().flat_map(Pool::devices);
+        all.filter_map(|device| Some((device, DeviceKind::parse(&device.name).ok()?)))
+    }
+}
+
+/// What a `GpuNode` says of it. Times are left to the writer.
 pub(crate) fn report(facts: &Facts<'_>) -> GpuNodeStatus {
     let mut by_ordinal: Vec<(u32, &GpuUuid)> = facts.ordinals.iter().map(|(uuid, n)| (n, uuid)).collect();
     by_ordinal.sort();
     let known = |(n, uuid): &(u32, &GpuUuid)| {
-        facts.inventory.gpus.contains_key(*uuid)
+        facts.inventory.is_none_or(|inventory| inventory.gpus.contains_key(*uuid))
             || facts.records.iter().any(|r| r.hold.gpu == **uuid)
-            || facts.pool.devices().any(|d| DeviceKind::parse(&d.name).is_ok_and(|k| k.ordinal() == *n))
+            || facts.devices().any(|(_, kind)| kind.ordinal() == *n)
     };
     let gpus: Vec<GpuStatus> =
         by_ordinal.into_iter().filter(known).map(|(n, uuid)| gpu(facts, n, uuid)).collect();
     let claims: BTreeSet<&String> = gpus.iter().flat_map(|g| &g.holders).map(|h| &h.uid).collect();
     let free = gpus.iter().filter(|g| g.holders.is_empty() && g.taints.is_empty() && !g.offered.is_empty());
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let troubles = troubles(facts);
+    let driver = facts.inventory.map(|inventory| inventory.system.driver_version.clone());
     GpuNodeStatus {
         summary: Summary {
             gpus: count(gpus.len()),
             free: count(free.count()),
             claims: count(claims.len()),
             modes: modes(&gpus),
-            trouble: trouble(&gpus),
+            trouble: trouble(&troubles),
+            since: None,
         },
         versions: Versions {
             divvy: env!("CARGO_PKG_VERSION").to_owned(),
-            driver: facts.inventory.system.driver_version.clone(),
+            driver: driver.unwrap_or_default(),
             kubernetes: facts.kubernetes.clone(),
         },
-        bad_policies: facts.effective.known.bad.keys().cloned().collect(),
+        bad_policies: facts.effective.map(|e| e.known.bad.keys().cloned().collect()).unwrap_or_default(),
         gpus,
+        troubles,
         changed: None,
     }
 }
@@ -59,8 +94,7 @@ fn gpu(facts: &Facts<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
     let held: Vec<&HeldDevice> = facts.records.iter().filter(|record| record.hold.gpu == *uuid).collect();
     let mode = held.iter().find_map(|record| record.hold.kind.needs()).unwrap_or(Mode::Idle);
     let (mut offered, mut taints) = (BTreeSet::new(), BTreeSet::new());
-    for device in facts.pool.devices() {
-        let Ok(kind) = DeviceKind::parse(&device.name) else { continue };
+    for (device, kind) in facts.devices() {
         if kind.ordinal() != ordinal {
             continue;
         }
@@ -82,10 +116,18 @@ fn gpu(facts: &Facts<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
     GpuStatus {
         name: format!("gpu-{ordinal}"),
         uuid: uuid.to_string(),
-        product: facts.inventory.gpus.get(uuid).map(|gpu| gpu.facts.product_name.clone()).unwrap_or_default(),
+        product: facts
+            .inventory
+            .and_then(|inventory| inventory.gpus.get(uuid))
+            .map(|gpu| gpu.facts.product_name.clone())
+            .unwrap_or_default(),
         mode: mode.name().to_owned(),
         offered: offered.into_iter().collect(),
-        policy: facts.effective.resolved.by.get(uuid).map(ToString::to_string).unwrap_or_default(),
+        policy: facts
+            .effective
+            .and_then(|effective| effective.resolved.by.get(uuid))
+            .map(ToString::to_string)
+            .unwrap_or_default(),
         holders,
         taints: taints.into_iter().collect(),
         fence: facts.fences.get(uuid).map(|fence| fence.reason.clone()).unwrap_or_default(),
@@ -109,6 +151,8 @@ fn holder(held: &HeldDevice) -> Holder {
         device,
         phase: phase.to_owned(),
         reason,
+        pods: held.pods.iter().map(|pod| pod.name.clone()).collect(),
+        since: held.allocated_at.clone(),
     }
 }
 
@@ -122,16 +166,19 @@ fn modes(gpus: &[GpuStatus]) -> String {
     counts.collect::<Vec<_>>().join(", ")
 }
 
-/// `gpu-3 lost, gpu-4 fenced+lingering`. What only makes room for another mode or policy is no trouble.
-fn trouble(gpus: &[GpuStatus]) -> String {
-    let of = gpus.iter().filter_map(|gpu| {
-        let keys: Vec<&str> = gpu
-            .taints
-            .iter()
-            .map(String::as_str)
-            .filter(|key| !matches!(*key, "withdrawn" | "mode"))
-            .collect();
-        (!keys.is_empty()).then(|| format!("{} {}", gpu.name, keys.join("+")))
+/// `bad-policy, gpu-3 lost, gpu-4 fenced+lingering`: what needs a person.
+fn trouble(troubles: &[Trouble]) -> String {
+    let mut of: Vec<(&str, Vec<&str>)> = Vec::new();
+    for trouble in troubles.iter().filter(|trouble| !trouble.notice) {
+        match of.iter_mut().find(|(gpu, _)| *gpu == trouble.gpu) {
+            Some((_, kinds)) if kinds.contains(&trouble.kind.as_str()) => {}
+            Some((_, kinds)) => kinds.push(&trouble.kind),
+            None => of.push((&trouble.gpu, vec![&trouble.kind])),
+        }
+    }
+    let each = of.iter().map(|(gpu, kinds)| match *gpu {
+        "" => kinds.join(", "),
+        gpu => format!("{gpu} {}", kinds.join("+")),
     });
-    of.collect::<Vec<_>>().join(", ")
+    each.collect::<Vec<_>>().join(", ")
 }

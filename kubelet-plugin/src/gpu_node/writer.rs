@@ -15,6 +15,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::since::Since;
+
 /// How long one write may take.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -39,8 +41,13 @@ impl Writer {
         let (mut written, mut told) = (None::<GpuNodeStatus>, None::<String>);
         let mut not_before = Instant::now();
         let (mut is_there, mut pause) = (false, self.retry);
+        let mut since = Since::default();
         loop {
             let now = self.reports.borrow_and_update().clone();
+            // Also while another instance writes: this one may take over.
+            if let Some(report) = &now {
+                since.see(report, Timestamp::now());
+            }
             if !*self.publishes.borrow_and_update() {
                 // Whoever publishes meanwhile writes something else.
                 written = None;
@@ -51,7 +58,8 @@ impl Writer {
                 }
                 // What is newest now.
                 let report = self.reports.borrow_and_update().clone().unwrap_or(report);
-                match self.write(&report, is_there).await {
+                since.see(&report, Timestamp::now());
+                match self.write(&report, is_there, &mut since).await {
                     Ok(()) => {
                         (written, told) = (Some(report), None);
                         (is_there, pause) = (true, self.retry);
@@ -81,8 +89,8 @@ impl Writer {
         }
     }
 
-    /// Writes the status, and before it the object unless it is there.
-    async fn write(&self, report: &GpuNodeStatus, is_there: bool) -> Result<(), String> {
+    /// Writes the status, and before it the object unless it is there. The answer to that has what was told before.
+    async fn write(&self, report: &GpuNodeStatus, is_there: bool, since: &mut Since) -> Result<(), String> {
         let write = async {
             let resource = ApiResource {
                 group: GROUP.to_owned(),
@@ -96,9 +104,11 @@ impl Writer {
             if !is_there {
                 let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
                 let uid = node.metadata.uid.unwrap_or_default();
-                api.patch(&self.node, &params, &Patch::Apply(object(&self.node, &uid))).await?;
+                let there = api.patch(&self.node, &params, &Patch::Apply(object(&self.node, &uid))).await?;
+                let told = there.data.get("status").cloned().unwrap_or_default();
+                since.take_over(&serde_json::from_value(told).unwrap_or_default(), Timestamp::now());
             }
-            let status = GpuNodeStatus { changed: Some(Timestamp::now().to_string()), ..report.clone() };
+            let status = since.stamp(report, Timestamp::now());
             let patch = json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": self.node }, "status": status });
             api.patch_status(&self.node, &params, &Patch::Apply(patch)).await.map(drop)
         };

@@ -71,7 +71,7 @@ impl HealthView {
 }
 
 /// The taint of an ailment. Values are label values.
-fn taint(ailment: Ailment, evict: bool) -> Taint {
+pub(crate) fn taint(ailment: Ailment, evict: bool) -> Taint {
     let (key, value) = match ailment {
         Ailment::Lost => (keys::LOST, None),
         Ailment::Silent => (keys::UNREADABLE, None),

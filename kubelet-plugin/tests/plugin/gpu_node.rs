@@ -33,6 +33,8 @@ async fn a_node_tells_who_holds_its_gpus_by_which_rule_and_what_is_wrong_and_wri
         device: "gpu-0".to_owned(),
         phase: "prepared".to_owned(),
         reason: String::new(),
+        pods: vec!["pod".to_owned()],
+        since: None,
     };
     assert_eq!(gpu.holders, [holder]);
     assert_eq!((held.summary.free, held.summary.modes.as_str()), (2, "1 whole, 2 idle"));
@@ -77,5 +79,49 @@ async fn a_gpu_node_that_cannot_be_written_holds_up_nothing_and_is_written_later
     node.prepare(&claim).await.unwrap();
     wait("the holder", || status(&node).filter(|status| status.summary.claims == 1)).await;
     assert!(node.api.get::<GpuNode>("", "n1").unwrap().metadata.owner_references.is_some());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn since_when_a_gpu_is_in_trouble_outlasts_the_plugin_and_what_to_do_is_told() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let uuid = node.sim.uuids()[0].clone();
+    assert!(node.sim.lose_gpu(&uuid));
+    let lost = |status: GpuNodeStatus| {
+        (status.summary.trouble == "gpu-0 lost").then_some((status.troubles, status.summary.since))
+    };
+    let told = wait("the lost GPU", || status(&node).and_then(lost)).await;
+    assert_eq!((told.0.len(), told.0[0].kind.as_str(), &told.0[0].since), (1, "lost", &told.1));
+    assert!(told.1.is_some());
+    assert_eq!(told.0[0].remedy, "reset the GPU or reboot the node; if it stays away, look at the board");
+    plugin.stop().await;
+    // Another second, as the record has it: a new one would be told from the old one.
+    let second = |since: &str| since[17..19].to_owned();
+    let then = second(told.1.as_deref().unwrap());
+    wait("another second", || {
+        let now = k8s_openapi::jiff::Timestamp::now();
+        let now = k8s_openapi::jiff::Timestamp::from_second(now.as_second()).unwrap().to_string();
+        (second(&now) != then).then_some(())
+    })
+    .await;
+    node.api.forget_requests();
+    let plugin = node.start().await;
+    wait("its first report", || (node.api.count("patch", "gpunodes/status") > 0).then_some(())).await;
+    let again = wait("the lost GPU", || status(&node).and_then(lost)).await;
+    assert_eq!(again, told);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_driver_never_came_says_so() {
+    let node = Node::new("h100x1");
+    node.sim.edit(|engine| engine.set_driver_loaded(false));
+    let plugin = node.start_with(node.config(&[]));
+    let away = |status: &GpuNodeStatus| status.summary.trouble == "driver-down";
+    let told = wait("the missing driver", || status(&node).filter(away)).await;
+    assert_eq!((told.summary.gpus, told.troubles.len()), (0, 1));
+    node.sim.edit(|engine| engine.set_driver_loaded(true));
+    wait("its GPU", || status(&node).filter(|status| status.summary.free == 1 && !away(status))).await;
     plugin.stop().await;
 }

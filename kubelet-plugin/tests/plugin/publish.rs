@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use divvy_fake_cluster::{Fault, Gate};
+use divvy_fake_cluster::{Fault, Gate, GpuNode};
 use divvy_gpu_sim::profile;
 use divvy_model::MigMode;
 use k8s_openapi::api::events::v1::Event;
@@ -22,6 +22,8 @@ async fn the_plugin_registers_and_publishes_its_gpus_once() {
     assert_eq!(slices[0].spec.pool.name, "n1/divvy");
     assert_eq!(slices[0].metadata.owner_references.as_ref().unwrap()[0].name, "n1");
 
+    let told = || node.api.get::<GpuNode>("", "n1").filter(|told| !told.status.is_null());
+    wait("what the node tells of itself", told).await;
     node.api.forget_requests();
     // Several rounds of listing GPUs and reading all facts.
     tokio::time::sleep(Duration::from_millis(1200)).await;

@@ -1,0 +1,344 @@
+//! What `divvy status` answers, as values: the fleet, a node, a GPU. Functions of a [`Snapshot`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, bail};
+use divvy_api::names::{CLASS_ADMIN, NODE_LABEL};
+use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Trouble, Versions};
+use divvy_carve::pool_name;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde::Serialize;
+
+use super::claim::{ClaimLine, refused};
+use super::snapshot::{Snapshot, full_name, name, namespace, time};
+use super::waiting::{Asker, Verdict, Why, open_claims};
+
+/// Questions that are answered for the fleet; pods of one Deployment ask the same.
+const ANSWERED: usize = 200;
+
+/// All nodes, and whatever is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Fleet {
+    /// Whether somebody has to do something.
+    pub(crate) needs_person: bool,
+    /// Nodes with divvy, by name.
+    pub(crate) nodes: Vec<NodeLine>,
+    /// What is wrong or worth knowing, by node.
+    pub(crate) troubles: Vec<Told>,
+    /// Claims that their nodes refuse to prepare.
+    pub(crate) refused: Vec<ClaimLine>,
+    /// Pods whose claims are not allocated.
+    pub(crate) waiting: Vec<Waiting>,
+    /// What could not be read.
+    pub(crate) unread: Vec<String>,
+}
+
+/// One node in short.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodeLine {
+    pub(crate) name: String,
+    pub(crate) gpus: u32,
+    pub(crate) free: u32,
+    pub(crate) claims: u32,
+    pub(crate) modes: String,
+    pub(crate) trouble: String,
+    pub(crate) versions: Versions,
+    /// When anything of it changed last.
+    pub(crate) changed: Option<String>,
+}
+
+/// A trouble, where, and whom it concerns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Told {
+    /// The node.
+    pub(crate) node: String,
+    /// What, why, since when, what to do.
+    #[serde(flatten)]
+    pub(crate) trouble: Trouble,
+    /// Claims that hold the GPU, with their pods.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) affects: Vec<String>,
+}
+
+/// A pod that waits for its claims.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Waiting {
+    /// `namespace/name`.
+    pub(crate) pod: String,
+    /// Other pods that ask for the very same.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) others: usize,
+    /// `namespace/name` of the claims.
+    pub(crate) claims: Vec<String>,
+    /// When the pod was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) since: Option<String>,
+    /// Why.
+    #[serde(flatten)]
+    pub(crate) why: Why,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+/// One node in full.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodeReport {
+    /// Whether somebody has to do something.
+    pub(crate) needs_person: bool,
+    pub(crate) node: NodeLine,
+    /// Its GPUs, by number.
+    pub(crate) gpus: Vec<GpuStatus>,
+    pub(crate) troubles: Vec<Told>,
+    /// What could not be read.
+    pub(crate) unread: Vec<String>,
+}
+
+/// One GPU in full.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GpuReport {
+    /// Whether somebody has to do something.
+    pub(crate) needs_person: bool,
+    pub(crate) node: String,
+    pub(crate) gpu: GpuStatus,
+    /// Its own, and those of its node.
+    pub(crate) troubles: Vec<Told>,
+    /// What could not be read.
+    pub(crate) unread: Vec<String>,
+}
+
+/// The fleet; waiting and refused claims of one namespace, or of all.
+pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
+    let reported = snapshot.reports.iter().map(|(name, status)| line(name, status));
+    let silent = snapshot
+        .nodes
+        .iter()
+        .filter(|node| is_ours(node) && !snapshot.reports.contains_key(name(&node.metadata)));
+    let silent = silent.map(|node| line(name(&node.metadata), &GpuNodeStatus::default()));
+    let mut nodes: Vec<NodeLine> = reported.chain(silent).collect();
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut troubles: Vec<Told> = nodes.iter().flat_map(|node| troubles(snapshot, &node.name)).collect();
+    troubles.sort_by_key(|told| told.trouble.notice);
+    let shown = |of: &str| only.is_none_or(|only| only == of);
+    let claims = snapshot.claims.iter().filter(|claim| shown(namespace(&claim.metadata)));
+    let refused: Vec<ClaimLine> = claims.filter_map(|claim| refused(claim, &snapshot.driver)).collect();
+    let waiting = waiting(snapshot, &shown);
+    let needs_person = troubles.iter().any(|told| !told.trouble.notice)
+        || !refused.is_empty()
+        || waiting.iter().any(|one| matches!(one.why.verdict, Verdict::Mistake | Verdict::NeverFits));
+    Fleet { needs_person, nodes, troubles, refused, waiting, unread: snapshot.unread.clone() }
+}
+
+/// One node.
+pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {
+    let status = status_of(snapshot, wanted)?;
+    let troubles = troubles(snapshot, wanted);
+    Ok(NodeReport {
+        needs_person: troubles.iter().any(|told| !told.trouble.notice),
+        node: line(wanted, &status),
+        gpus: status.gpus,
+        troubles,
+        unread: snapshot.unread.clone(),
+    })
+}
+
+/// One GPU, by its UUID, the beginning of that, or `NODE/gpu-N`.
+pub(crate) fn gpu(snapshot: &Snapshot, wanted: &str) -> Result<GpuReport> {
+    let is = |node: &str, gpu: &GpuStatus| match wanted.split_once('/') {
+        Some((on, name)) => on == node && name == gpu.name,
+        None => wanted.starts_with("GPU-") && gpu.uuid.starts_with(wanted),
+    };
+    let all =
+        snapshot.reports.iter().flat_map(|(node, status)| status.gpus.iter().map(move |gpu| (node, gpu)));
+    let found: Vec<_> = all.filter(|(node, gpu)| is(node, gpu)).collect();
+    let [(node, gpu)] = found.as_slice() else {
+        let named: Vec<String> =
+            found.iter().take(5).map(|(node, gpu)| format!("{node}/{}", gpu.name)).collect();
+        if named.is_empty() {
+            bail!(
+                "no GPU {wanted:?} is known: name it by UUID, or as NODE/gpu-0 (`divvy status` lists the nodes){}",
+                missing(snapshot)
+            );
+        }
+        bail!("{wanted:?} is the beginning of several UUIDs: {}", named.join(", "));
+    };
+    let troubles: Vec<Told> = troubles(snapshot, node)
+        .into_iter()
+        .filter(|told| told.trouble.gpu.is_empty() || told.trouble.gpu == gpu.name)
+        .collect();
+    Ok(GpuReport {
+        needs_person: troubles.iter().any(|told| !told.trouble.notice),
+        node: (*node).clone(),
+        gpu: (*gpu).clone(),
+        troubles,
+        unread: snapshot.unread.clone(),
+    })
+}
+
+fn status_of(snapshot: &Snapshot, wanted: &str) -> Result<GpuNodeStatus> {
+    if let Some(status) = snapshot.reports.get(wanted) {
+        return Ok(status.clone());
+    }
+    match snapshot.nodes.iter().find(|node| name(&node.metadata) == wanted) {
+        Some(node) if is_ours(node) => Ok(GpuNodeStatus::default()),
+        Some(_) => bail!(
+            "divvy does not run on node {wanted}: it has no label {NODE_LABEL}=true (`kubectl label node {wanted} {NODE_LABEL}=true`){}",
+            missing(snapshot)
+        ),
+        None => bail!("there is no node {wanted}{}", missing(snapshot)),
+    }
+}
+
+/// What else may be why something was not found.
+fn missing(snapshot: &Snapshot) -> String {
+    snapshot.unread.iter().map(|unread| format!("; {unread}")).collect()
+}
+
+fn is_ours(node: &Node) -> bool {
+    node.metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(NODE_LABEL))
+        .is_some_and(|value| value == "true")
+}
+
+fn line(name: &str, status: &GpuNodeStatus) -> NodeLine {
+    let summary = status.summary.clone();
+    NodeLine {
+        name: name.to_owned(),
+        gpus: summary.gpus,
+        free: summary.free,
+        claims: summary.claims,
+        modes: summary.modes,
+        trouble: summary.trouble,
+        versions: status.versions.clone(),
+        changed: status.changed.clone(),
+    }
+}
+
+/// What a node's plugin tells, and what can be seen only from outside.
+pub(crate) fn troubles(snapshot: &Snapshot, node: &str) -> Vec<Told> {
+    let status = snapshot.reports.get(node);
+    let mut all: Vec<Told> = outside(snapshot, node, status)
+        .into_iter()
+        .map(|trouble| Told { node: node.to_owned(), trouble, affects: Vec::new() })
+        .collect();
+    let reported =
+        status.iter().flat_map(|status| status.troubles.iter().map(move |trouble| (status, trouble)));
+    all.extend(reported.map(|(status, trouble)| {
+        let of_gpu = status.gpus.iter().filter(|gpu| !trouble.notice && gpu.name == trouble.gpu);
+        let claims: BTreeSet<String> = of_gpu.flat_map(|gpu| &gpu.holders).map(holder).collect();
+        Told { node: node.to_owned(), trouble: trouble.clone(), affects: claims.into_iter().collect() }
+    }));
+    all
+}
+
+fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> Option<Trouble> {
+    let object = snapshot.nodes.iter().find(|object| name(&object.metadata) == node);
+    let conditions = object.and_then(|object| object.status.as_ref()?.conditions.as_ref());
+    let not_ready = conditions.into_iter().flatten().find(|c| c.type_ == "Ready" && c.status != "True");
+    if let Some(condition) = not_ready {
+        return Some(Trouble {
+            kind: "node-not-ready".to_owned(),
+            why: condition.message.clone().unwrap_or_else(|| "the kubelet does not answer".to_owned()),
+            remedy: "get the node's kubelet to answer; what is told of its GPUs is from before".to_owned(),
+            since: condition.last_transition_time.as_ref().map(time),
+            ..Trouble::default()
+        });
+    }
+    let Some(status) = status else {
+        return Some(Trouble {
+            kind: "no-report".to_owned(),
+            why: format!("the node has the label {NODE_LABEL}=true, and nothing tells of its GPUs"),
+            remedy: format!(
+                "look for its plugin: `kubectl get pods -A -l app.kubernetes.io/name=divvy --field-selector spec.nodeName={node}`, and its log (docs/runbooks/not-registered.md)"
+            ),
+            ..Trouble::default()
+        });
+    };
+    let pool = pool_name(node);
+    let published =
+        snapshot.slices.iter().any(|s| s.spec.driver == snapshot.driver && s.spec.pool.name == pool);
+    let offers = status.gpus.iter().any(|gpu| !gpu.offered.is_empty());
+    let unknown = snapshot.unread.iter().any(|unread| unread.starts_with("ResourceSlices"));
+    (offers && !published && !unknown).then(|| Trouble {
+        kind: "not-published".to_owned(),
+        why: "the node has GPUs to offer, and no ResourceSlice says so: its plugin does not run, or the kubelet does not know it".to_owned(),
+        remedy: "look at the plugin's pod and log (docs/runbooks/slices-not-published.md)".to_owned(),
+        ..Trouble::default()
+    })
+}
+
+/// `default/train (pod a, b)`.
+fn holder(holder: &Holder) -> String {
+    let pods = match holder.pods.as_slice() {
+        [] => String::new(),
+        pods => format!(" (pod {})", pods.join(", ")),
+    };
+    format!("{}/{}{pods}", holder.namespace, holder.name)
+}
+
+fn waiting(snapshot: &Snapshot, shown: &dyn Fn(&str) -> bool) -> Vec<Waiting> {
+    let mut asker = Asker::new(snapshot);
+    let mut told: BTreeMap<String, usize> = BTreeMap::new();
+    let mut all: Vec<Waiting> = Vec::new();
+    for pod in snapshot.pods.iter().filter(|pod| shown(namespace(&pod.metadata))) {
+        let claims = open_claims(pod, snapshot);
+        if claims.is_empty() || !asks_us(snapshot, &claims) || told.len() >= ANSWERED {
+            continue;
+        }
+        let why = asker.ask(&claims, Some(pod));
+        // Pods of one owner that wait for the same reason are one line.
+        let owner = owner(pod);
+        let key = serde_json::json!([namespace(&pod.metadata), owner, why]).to_string();
+        if let (Some(_), Some(at)) = (&owner, told.get(&key)) {
+            if let Some(first) = all.get_mut(*at) {
+                first.others += 1;
+            }
+            continue;
+        }
+        told.insert(key, all.len());
+        all.push(Waiting {
+            pod: full_name(&pod.metadata),
+            others: 0,
+            claims: claims.iter().map(|claim| full_name(&claim.metadata)).collect(),
+            since: pod.metadata.creation_timestamp.as_ref().map(time),
+            why,
+        });
+    }
+    all
+}
+
+fn owner(pod: &Pod) -> Option<String> {
+    pod.metadata.owner_references.iter().flatten().map(|owner| owner.uid.clone()).next()
+}
+
+/// Whether one of the claims asks for a class of ours: one that names our driver or is called as ours are.
+fn asks_us(snapshot: &Snapshot, claims: &[&k8s_openapi::api::resource::v1::ResourceClaim]) -> bool {
+    let domain = CLASS_ADMIN.split_once('.').map_or(CLASS_ADMIN, |(_, domain)| domain);
+    let ours: BTreeSet<&str> = snapshot
+        .classes
+        .iter()
+        .filter(|class| {
+            let selectors = class.spec.iter().flat_map(|spec| spec.selectors.iter().flatten());
+            let mut expressions = selectors.filter_map(|s| Some(&s.cel.as_ref()?.expression));
+            expressions.any(|expression| expression.contains(&snapshot.driver))
+        })
+        .map(|class| name(&class.metadata))
+        .collect();
+    let requests = claims.iter().filter_map(|claim| claim.spec.as_ref()?.devices.as_ref()?.requests.as_ref());
+    let mut classes = requests.flatten().flat_map(|request| {
+        let exact = request.exactly.iter().map(|exactly| exactly.device_class_name.as_str());
+        let first = request.first_available.iter().flatten().map(|sub| sub.device_class_name.as_str());
+        exact.chain(first).collect::<Vec<_>>()
+    });
+    classes.any(|class| ours.contains(class) || class.ends_with(domain))
+}

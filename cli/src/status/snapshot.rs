@@ -1,0 +1,100 @@
+//! What the API server said, as one value: reports are functions of it.
+
+use std::collections::BTreeMap;
+
+use divvy_api::node::GpuNodeStatus;
+use divvy_carve::pool_name;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+
+/// The cluster at one moment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot {
+    /// When that was.
+    pub(crate) now: Timestamp,
+    /// The name of our driver.
+    pub(crate) driver: String,
+    /// Minor version of the API server.
+    pub(crate) minor: u32,
+    /// All nodes.
+    pub(crate) nodes: Vec<Node>,
+    /// What nodes' plugins tell, by node.
+    pub(crate) reports: BTreeMap<String, GpuNodeStatus>,
+    /// What is published, by all drivers.
+    pub(crate) slices: Vec<ResourceSlice>,
+    /// All claims.
+    pub(crate) claims: Vec<ResourceClaim>,
+    /// All classes.
+    pub(crate) classes: Vec<DeviceClass>,
+    /// Pods that have not begun.
+    pub(crate) pods: Vec<Pod>,
+    /// What could not be read, and what is missing for that.
+    pub(crate) unread: Vec<String>,
+}
+
+impl Snapshot {
+    /// The node of one of our pools.
+    pub(crate) fn node_of(&self, pool: &str) -> Option<&str> {
+        self.reports
+            .keys()
+            .map(String::as_str)
+            .chain(self.nodes.iter().map(|node| name(&node.metadata)))
+            .find(|node| pool_name(node) == pool)
+    }
+
+    /// How long ago that was.
+    pub(crate) fn age(&self, since: &str) -> Option<String> {
+        let since: Timestamp = since.parse().ok()?;
+        Some(span(self.now.as_second().saturating_sub(since.as_second())))
+    }
+
+    /// `12m (since 2026-11-21T20:31:00Z)`.
+    pub(crate) fn since(&self, since: &str) -> String {
+        self.age(since).map_or_else(|| since.to_owned(), |age| format!("{age} (since {since})"))
+    }
+}
+
+/// Seconds as kubectl writes them: two units at most.
+fn span(seconds: i64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match seconds {
+        ..0 => "0s".to_owned(),
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h{minutes}m", seconds / 3600),
+        _ => format!("{days}d{hours}h"),
+    }
+}
+
+/// A time of the API as text, in whole seconds.
+pub(crate) fn time(time: &Time) -> String {
+    Timestamp::from_second(time.0.as_second()).unwrap_or(time.0).to_string()
+}
+
+/// An object's name.
+pub(crate) fn name(meta: &ObjectMeta) -> &str {
+    meta.name.as_deref().unwrap_or_default()
+}
+
+/// An object's namespace.
+pub(crate) fn namespace(meta: &ObjectMeta) -> &str {
+    meta.namespace.as_deref().unwrap_or_default()
+}
+
+/// `namespace/name`.
+pub(crate) fn full_name(meta: &ObjectMeta) -> String {
+    format!("{}/{}", namespace(meta), name(meta))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::span;
+
+    #[test]
+    fn spans_have_two_units_at_most() {
+        let all = [-3, 5, 119, 120, 7199, 7200, 172_799, 172_800, 1_000_000];
+        assert_eq!(all.map(span), ["0s", "5s", "119s", "2m", "119m", "2h0m", "47h59m", "2d0h", "11d13h"]);
+    }
+}

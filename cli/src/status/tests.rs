@@ -1,0 +1,345 @@
+//! The answers about a made-up fleet, as text and as values.
+
+use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::claim::State;
+use super::snapshot::Snapshot;
+use super::waiting::Verdict;
+use super::{claim, claim_name, render, report};
+
+const DRIVER: &str = "gpu.divvy.dev";
+
+fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn node(name: &str) -> Value {
+    json!({
+        "metadata": { "name": name, "labels": { "divvy.dev/gpu": "true", "disk": "fast" } },
+        "spec": {},
+        "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
+    })
+}
+
+/// A slice with these whole GPUs; `lost` ones are tainted.
+fn slice(node: &str, gpus: &[(&str, bool)]) -> Value {
+    let device = |(name, lost): &(&str, bool)| {
+        let mut device = json!({ "name": name, "attributes": { "type": { "string": "gpu" } } });
+        if *lost {
+            device["taints"] = json!([{ "key": "gpu.divvy.dev/lost", "effect": "NoSchedule" }]);
+        }
+        device
+    };
+    json!({
+        "metadata": { "name": format!("{node}-0") },
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": node,
+            "pool": { "name": format!("{node}/divvy"), "generation": 1, "resourceSliceCount": 1 },
+            "devices": gpus.iter().map(device).collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn ask(name: &str, class: &str, count: u32) -> Value {
+    let exactly = json!({ "deviceClassName": class, "allocationMode": "ExactCount", "count": count });
+    json!({
+        "metadata": {
+            "namespace": "default", "name": name, "uid": format!("uid-{name}"),
+            "creationTimestamp": "2026-11-21T19:00:00Z",
+        },
+        "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": exactly }] } },
+    })
+}
+
+fn allocated(name: &str, node: &str, device: &str) -> Value {
+    let mut claim = ask(name, DRIVER, 1);
+    let pool = format!("{node}/divvy");
+    claim["status"] = json!({
+        "allocation": {
+            "allocationTimestamp": "2026-11-21T19:30:00Z",
+            "devices": { "results": [{ "request": "gpu", "driver": DRIVER, "pool": pool, "device": device }] },
+        },
+        "reservedFor": [{ "resource": "pods", "name": format!("{name}-pod"), "uid": "u" }],
+    });
+    claim
+}
+
+fn refused(name: &str, node: &str, device: &str) -> Value {
+    let mut claim = allocated(name, node, device);
+    claim["status"]["devices"] = json!([{
+        "driver": DRIVER, "pool": format!("{node}/divvy"), "device": device,
+        "conditions": [{
+            "type": "Prepared", "status": "False", "reason": "WrongMode",
+            "message": "gpu-1 is used in shares\nhint: delete pod x", "lastTransitionTime": "2026-11-21T19:45:00Z",
+        }],
+    }]);
+    claim
+}
+
+fn pod(name: &str, claims: &[&str]) -> Value {
+    json!({
+        "metadata": { "namespace": "default", "name": name, "creationTimestamp": "2026-11-21T19:50:00Z" },
+        "spec": {
+            "containers": [],
+            "resourceClaims": claims.iter().map(|c| json!({ "name": c, "resourceClaimName": c })).collect::<Vec<_>>(),
+        },
+        "status": { "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0/3 nodes are available",
+        }] },
+    })
+}
+
+fn gpu(number: u32, holder: Option<&str>) -> GpuStatus {
+    let holder = holder.map(|name| Holder {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-{name}"),
+        device: format!("gpu-{number}"),
+        phase: "prepared".to_owned(),
+        pods: vec![format!("{name}-pod")],
+        since: Some("2026-11-21T19:30:00Z".to_owned()),
+        ..Holder::default()
+    });
+    GpuStatus {
+        name: format!("gpu-{number}"),
+        uuid: format!("GPU-12345678-1234-1234-1234-12345678000{number}"),
+        product: "NVIDIA L4".to_owned(),
+        mode: if holder.is_some() { "whole" } else { "idle" }.to_owned(),
+        offered: vec!["whole".to_owned()],
+        holders: holder.into_iter().collect(),
+        ..GpuStatus::default()
+    }
+}
+
+fn status(gpus: Vec<GpuStatus>, troubles: Vec<Trouble>, trouble: &str) -> GpuNodeStatus {
+    let held = u32::try_from(gpus.iter().filter(|gpu| !gpu.holders.is_empty()).count()).unwrap();
+    let all = u32::try_from(gpus.len()).unwrap();
+    let summary = Summary {
+        gpus: all,
+        free: all - held,
+        claims: held,
+        modes: format!("{held} whole, {} idle", all - held),
+        trouble: trouble.to_owned(),
+        since: None,
+    };
+    let versions = Versions {
+        divvy: "0.1.0".to_owned(),
+        driver: "580.95.05".to_owned(),
+        kubernetes: "1.37.1".to_owned(),
+    };
+    let changed = Some("2026-11-21T19:58:00Z".to_owned());
+    GpuNodeStatus { summary, versions, gpus, troubles, changed, ..GpuNodeStatus::default() }
+}
+
+fn lost() -> Trouble {
+    Trouble {
+        kind: "lost".to_owned(),
+        gpu: "gpu-1".to_owned(),
+        why: "the GPU fell off the bus".to_owned(),
+        remedy: "reset the GPU or reboot the node".to_owned(),
+        since: Some("2026-11-21T19:48:00Z".to_owned()),
+        ..Trouble::default()
+    }
+}
+
+/// n1: one GPU held, one lost under a claim; n2: both held; n3: cordoned; n4: silent.
+fn world() -> Snapshot {
+    let mut cordoned = node("n3");
+    cordoned["spec"] = json!({ "unschedulable": true });
+    let class = json!({
+        "metadata": { "name": DRIVER },
+        "spec": { "selectors": [{ "cel": { "expression": "device.driver == 'gpu.divvy.dev' && device.attributes['gpu.divvy.dev'].type == 'gpu'" } }] },
+    });
+    let notice = Trouble {
+        kind: "one-mode".to_owned(),
+        notice: true,
+        why: "GPUs are offered in one mode each".to_owned(),
+        ..Trouble::default()
+    };
+    Snapshot {
+        now: "2026-11-21T20:00:00Z".parse::<Timestamp>().unwrap(),
+        driver: DRIVER.to_owned(),
+        minor: 37,
+        nodes: typed(json!([node("n1"), node("n2"), cordoned, node("n4")])),
+        reports: [
+            ("n1", status(vec![gpu(0, Some("a")), gpu(1, Some("b"))], vec![lost()], "gpu-1 lost")),
+            ("n2", status(vec![gpu(0, Some("c")), gpu(1, Some("d"))], vec![notice], "")),
+            ("n3", status(vec![gpu(0, None)], Vec::new(), "")),
+        ]
+        .map(|(name, status)| (name.to_owned(), status))
+        .into(),
+        slices: typed(json!([
+            slice("n1", &[("gpu-0", false), ("gpu-1", true)]),
+            slice("n2", &[("gpu-0", false), ("gpu-1", false)]),
+            slice("n3", &[("gpu-0", false)]),
+        ])),
+        claims: typed(json!([
+            allocated("a", "n1", "gpu-0"),
+            allocated("b", "n1", "gpu-1"),
+            allocated("c", "n2", "gpu-0"),
+            refused("d", "n2", "gpu-1"),
+            ask("waits", DRIVER, 1),
+            ask("greedy", DRIVER, 9),
+            ask("wrong", "no.such.divvy.dev", 1),
+            ask("unused", DRIVER, 1),
+        ])),
+        classes: typed(json!([class])),
+        pods: typed(json!([pod("w", &["waits"]), pod("g", &["greedy"]), pod("x", &["wrong"])])),
+        unread: Vec::new(),
+    }
+}
+
+/// Compares with a file; `DIVVY_BLESS=1` writes it.
+fn golden(name: &str, text: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/status").join(name);
+    if std::env::var_os("DIVVY_BLESS").is_some() {
+        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+        fs_err::write(&path, format!("{text}\n")).unwrap();
+    }
+    assert_eq!(format!("{text}\n"), fs_err::read_to_string(path).unwrap());
+}
+
+#[test]
+fn the_fleet_shows_its_nodes_then_what_is_wrong_then_who_waits_for_what() {
+    let world = world();
+    let fleet = report::fleet(&world, None);
+    assert!(fleet.needs_person);
+    golden("fleet.txt", &render::fleet(&world, &fleet));
+    golden("fleet.json", &serde_json::to_string_pretty(&fleet).unwrap());
+}
+
+#[test]
+fn a_healthy_fleet_needs_nobody_also_while_pods_wait_for_room() {
+    let mut world = world();
+    world.nodes.retain(|node| node.metadata.name.as_deref() == Some("n2"));
+    world.reports.retain(|name, _| name == "n2");
+    world.slices.retain(|slice| slice.spec.node_name.as_deref() == Some("n2"));
+    world.claims.retain(|claim| !["greedy", "wrong"].contains(&claim.metadata.name.as_deref().unwrap()));
+    world
+        .claims
+        .iter_mut()
+        .for_each(|claim| claim.status.iter_mut().for_each(|status| status.devices = None));
+    let fleet = report::fleet(&world, None);
+    let waiting: Vec<_> = fleet.waiting.iter().map(|one| (one.pod.as_str(), one.why.verdict)).collect();
+    assert_eq!(waiting, [("default/w", Verdict::NoRoom)]);
+    assert!(!fleet.needs_person);
+    // Of another namespace nothing is shown.
+    assert_eq!(report::fleet(&world, Some("other")).waiting, []);
+}
+
+#[test]
+fn pods_of_one_owner_that_wait_for_the_same_are_one_line() {
+    let mut world = world();
+    let owned = |name: &str, claim: &str| {
+        let mut pod = pod(name, &[claim]);
+        pod["metadata"]["ownerReferences"] =
+            json!([{ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r" }]);
+        pod
+    };
+    world.claims.push(typed(ask("waits-2", DRIVER, 1)));
+    world.pods = typed(json!([owned("r-1", "waits"), owned("r-2", "waits-2")]));
+    let waiting = report::fleet(&world, None).waiting;
+    assert_eq!(waiting.len(), 1);
+    assert_eq!((waiting[0].pod.as_str(), waiting[0].others), ("default/r-1", 1));
+}
+
+#[test]
+fn a_node_shows_its_gpus_and_what_is_wrong_with_them() {
+    let world = world();
+    let node = report::node(&world, "n1").unwrap();
+    assert!(node.needs_person);
+    golden("node.txt", &render::node(&world, &node));
+    assert!(!report::node(&world, "n2").unwrap().needs_person);
+    let silent = report::node(&world, "n4").unwrap();
+    assert_eq!(silent.troubles[0].trouble.kind, "no-report");
+    assert_eq!(report::node(&world, "n9").unwrap_err().to_string(), "there is no node n9");
+}
+
+#[test]
+fn a_gpu_is_found_by_uuid_its_beginning_or_its_node_and_name() {
+    let mut world = world();
+    let gpu = report::gpu(&world, "n1/gpu-1").unwrap();
+    assert!(gpu.needs_person);
+    golden("gpu.txt", &render::gpu(&world, &gpu));
+    assert!(!report::gpu(&world, "n1/gpu-0").unwrap().needs_person);
+    world.reports.retain(|name, _| name == "n1");
+    assert_eq!(report::gpu(&world, &gpu.gpu.uuid).unwrap().gpu, gpu.gpu);
+    let error = |wanted: &str| report::gpu(&world, wanted).unwrap_err().to_string();
+    assert_eq!(error("GPU-1234"), "\"GPU-1234\" is the beginning of several UUIDs: n1/gpu-0, n1/gpu-1");
+    assert!(error("n2/gpu-0").starts_with("no GPU \"n2/gpu-0\" is known: name it by UUID, or as NODE/gpu-0"));
+}
+
+#[test]
+fn a_claim_shows_what_it_has_or_why_it_waits_node_by_node() {
+    let world = world();
+    let about = |name: &str| claim::claim(&world, "default", name).unwrap();
+    let states = ["a", "b", "d", "waits", "greedy", "wrong", "unused"].map(|name| {
+        let report = about(name);
+        (name, report.state, report.waiting.map(|why| why.verdict), report.needs_person)
+    });
+    assert_eq!(
+        states,
+        [
+            ("a", State::Prepared, None, false),
+            ("b", State::Prepared, None, true),
+            ("d", State::Refused, None, true),
+            ("waits", State::Waiting, Some(Verdict::NoRoom), false),
+            ("greedy", State::Waiting, Some(Verdict::NeverFits), true),
+            ("wrong", State::Waiting, Some(Verdict::Mistake), true),
+            ("unused", State::Unused, None, false),
+        ]
+    );
+    for name in ["b", "d", "waits", "wrong"] {
+        golden(&format!("claim-{name}.txt"), &render::claim(&world, &about(name)));
+    }
+    let missing = claim::claim(&world, "other", "a").unwrap_err().to_string();
+    assert_eq!(missing, "there is no claim other/a; there is default/a");
+}
+
+#[test]
+fn room_that_came_free_is_seen_and_what_keeps_the_pod_is_left_to_the_scheduler() {
+    let mut world = world();
+    world.nodes.iter_mut().for_each(|node| node.spec.as_mut().unwrap().unschedulable = None);
+    let waits = claim::claim(&world, "default", "waits").unwrap();
+    assert_eq!(waits.waiting.unwrap().verdict, Verdict::Fits);
+    assert_eq!(waits.scheduler.as_deref(), Some("0/3 nodes are available"));
+    // Unless the pod selects other nodes.
+    let spec = world.pods[0].spec.as_mut().unwrap();
+    spec.node_selector = Some([("disk".to_owned(), "slow".to_owned())].into());
+    let why = claim::claim(&world, "default", "waits").unwrap().waiting.unwrap();
+    assert_eq!(why.verdict, Verdict::NeverFits);
+    assert_eq!(why.nodes[0].reasons, ["the node does not have the label disk=slow that the pod selects"]);
+}
+
+#[test]
+fn what_could_not_be_read_is_told_and_a_dead_plugin_shows() {
+    let mut world = world();
+    world.slices.clear();
+    world.unread.push("ResourceClaims may not be listed: who holds and who waits is not known".to_owned());
+    let node = report::node(&world, "n3").unwrap();
+    assert_eq!((node.troubles.len(), node.troubles[0].trouble.kind.as_str()), (1, "not-published"));
+    assert!(
+        render::node(&world, &node).ends_with(
+            "not known:\n  ResourceClaims may not be listed: who holds and who waits is not known"
+        )
+    );
+    world.nodes[2] = typed({
+        let mut node = self::node("n3");
+        let condition = json!({ "type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status." });
+        node["status"] = json!({ "conditions": [condition] });
+        node
+    });
+    assert_eq!(report::node(&world, "n3").unwrap().troubles[0].trouble.kind, "node-not-ready");
+}
+
+#[test]
+fn a_claim_is_named_with_its_namespace_or_in_that_of_the_context() {
+    assert_eq!(claim_name("a/b", None, "default").unwrap(), ("a", "b"));
+    assert_eq!(claim_name("b", Some("a"), "default").unwrap(), ("a", "b"));
+    assert_eq!(claim_name("b", None, "ctx").unwrap(), ("ctx", "b"));
+    assert!(claim_name("a/b", Some("c"), "default").is_err());
+}

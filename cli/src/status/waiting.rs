@@ -1,0 +1,353 @@
+//! Why a claim is not allocated: the scheduler's allocator, asked offline for every node, and its reasons in short.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_allocator::{
+    AllocatedState, Allocator, Explanation, Features, Holder, Inputs, Outcome, Reason, RequestReason, Slices,
+};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use serde::Serialize;
+
+use super::snapshot::{Snapshot, full_name, name};
+
+/// Names that are written out; the rest is counted.
+const NAMED: usize = 3;
+
+/// What helps where others hold what is asked for.
+const ROOM: &str = "it is placed when enough pods of these claims end; a smaller request may fit now";
+
+/// What becomes of a claim that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verdict {
+    /// A node has what it asks for: the scheduler has not come to it, or something else keeps its pod.
+    Fits,
+    /// It would fit if what others hold came free.
+    NoRoom,
+    /// It would not, whoever lets go of what.
+    NeverFits,
+    /// It cannot be allocated anywhere as it is written.
+    Mistake,
+}
+
+impl Verdict {
+    /// As a sentence about the claim.
+    pub(crate) fn sentence(self) -> &'static str {
+        match self {
+            Self::Fits => {
+                "there is room for it: the scheduler has not come to it yet, or something else keeps the pod"
+            }
+            Self::NoRoom => "no room now: it waits for what others hold",
+            Self::NeverFits => "it fits on no node, even if nothing were held",
+            Self::Mistake => "it cannot be allocated as it is written",
+        }
+    }
+}
+
+/// Why claims wait that are allocated together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Why {
+    /// In one word.
+    pub(crate) verdict: Verdict,
+    /// What is wrong with the claim itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mistake: Option<String>,
+    /// Why not on these nodes: those with the same reasons together.
+    pub(crate) nodes: Vec<NodesWhy>,
+    /// What helps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<String>,
+}
+
+/// Nodes with the same reasons.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodesWhy {
+    /// Their names.
+    pub(crate) nodes: Vec<String>,
+    /// The reasons in short.
+    pub(crate) reasons: Vec<String>,
+    /// All the reasons of the first of them, device by device.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) detail: String,
+}
+
+/// What is asked again and again.
+pub(crate) struct Asker<'a> {
+    snapshot: &'a Snapshot,
+    slices: Slices<'a>,
+    allocated: AllocatedState,
+    nothing: AllocatedState,
+    allocator: Allocator,
+    /// Answers by what was asked: the pods of a Deployment ask the same.
+    known: BTreeMap<String, Why>,
+}
+
+/// What one node says.
+enum Answer {
+    Fits,
+    /// Why not, and whether it would fit if nothing were held.
+    Not(Box<Short>, bool),
+    Mistake(String),
+}
+
+/// Reasons of one node, to be merged with those of others.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Short {
+    /// What makes nodes alike.
+    reasons: Vec<String>,
+    /// Who holds what is wanted.
+    held_by: BTreeSet<String>,
+    detail: String,
+    hint: Option<String>,
+}
+
+impl<'a> Asker<'a> {
+    /// Indexes the snapshot.
+    pub(crate) fn new(snapshot: &'a Snapshot) -> Self {
+        Self {
+            snapshot,
+            slices: Slices::new(&snapshot.slices),
+            allocated: AllocatedState::from_claims(&snapshot.claims),
+            nothing: AllocatedState::default(),
+            allocator: Allocator::new(Features::of_kubernetes(snapshot.minor)),
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// Why these claims, which one pod needs together, are not allocated.
+    pub(crate) fn ask(&mut self, claims: &[&ResourceClaim], pod: Option<&Pod>) -> Why {
+        // Names do not matter to the answer: the first that asks is named in it.
+        let specs: Vec<_> = claims.iter().map(|claim| &claim.spec).collect();
+        let selector = pod.and_then(|pod| pod.spec.as_ref()?.node_selector.as_ref());
+        let node = pod.and_then(|pod| pod.spec.as_ref()?.node_name.as_ref());
+        let question = serde_json::json!([specs, selector, node]).to_string();
+        if let Some(why) = self.known.get(&question) {
+            return why.clone();
+        }
+        let why = self.find_out(claims, pod);
+        self.known.insert(question, why.clone());
+        why
+    }
+
+    fn find_out(&self, claims: &[&ResourceClaim], pod: Option<&Pod>) -> Why {
+        let of_node: BTreeSet<&str> =
+            self.snapshot.slices.iter().filter_map(|slice| slice.spec.node_name.as_deref()).collect();
+        let everywhere = self.snapshot.slices.iter().any(|slice| slice.spec.node_name.is_none());
+        let mut why = Why { verdict: Verdict::NeverFits, mistake: None, nodes: Vec::new(), hint: None };
+        // By reasons; who holds what is added up.
+        let mut alike: Vec<(Short, Vec<String>)> = Vec::new();
+        for node in &self.snapshot.nodes {
+            let name = name(&node.metadata);
+            if !everywhere && !of_node.contains(name) {
+                continue;
+            }
+            match self.on(node, claims, pod) {
+                Answer::Fits => {
+                    why.verdict = Verdict::Fits;
+                    why.nodes = vec![NodesWhy {
+                        nodes: vec![name.to_owned()],
+                        reasons: vec!["has what is asked for".to_owned()],
+                        detail: String::new(),
+                    }];
+                    return why;
+                }
+                Answer::Mistake(mistake) => {
+                    return Why { verdict: Verdict::Mistake, mistake: Some(mistake), ..why };
+                }
+                Answer::Not(short, room) => {
+                    if room {
+                        why.verdict = Verdict::NoRoom;
+                    }
+                    match alike.iter_mut().find(|(other, _)| other.reasons == short.reasons) {
+                        Some((other, nodes)) => {
+                            other.held_by.extend(short.held_by);
+                            nodes.push(name.to_owned());
+                        }
+                        None => alike.push((*short, vec![name.to_owned()])),
+                    }
+                }
+            }
+        }
+        if alike.is_empty() {
+            why.hint = Some("no driver publishes devices for any node: is one running?".to_owned());
+        }
+        why.hint = why.hint.or_else(|| match why.verdict {
+            Verdict::NoRoom => Some(ROOM.to_owned()),
+            _ => alike.iter().find_map(|(short, _)| short.hint.clone()),
+        });
+        why.nodes = alike.into_iter().map(|(short, nodes)| short.told(nodes)).collect();
+        why
+    }
+
+    fn on(&self, node: &Node, claims: &[&ResourceClaim], pod: Option<&Pod>) -> Answer {
+        if let Some(reason) = pod.and_then(|pod| keeps_away(node, pod)) {
+            return Answer::Not(Box::new(Short { reasons: vec![reason], ..Short::default() }), false);
+        }
+        let inputs =
+            |allocated| Inputs { slices: &self.slices, classes: &self.snapshot.classes, allocated, node };
+        match self.allocator.allocate(&inputs(&self.allocated), claims) {
+            Ok(Outcome::Fits(_)) => Answer::Fits,
+            Ok(Outcome::DoesNotFit(now)) => match self.allocator.allocate(&inputs(&self.nothing), claims) {
+                Ok(Outcome::Fits(_)) => Answer::Not(Box::new(Short::of(&now)), true),
+                // Who holds what does not matter then.
+                Ok(Outcome::DoesNotFit(ever)) => Answer::Not(Box::new(Short::of(&ever)), false),
+                Err(_) => Answer::Not(Box::new(Short::of(&now)), false),
+            },
+            Err(error) if error.is_of_node() => {
+                let reasons = vec![error.to_string()];
+                Answer::Not(Box::new(Short { reasons, ..Short::default() }), false)
+            }
+            Err(error) => Answer::Mistake(format!("{:#}", anyhow::Error::new(error))),
+        }
+    }
+}
+
+/// What keeps the pod from a node, of what is looked at: the node it is for, cordons, and the pod's node selector.
+fn keeps_away(node: &Node, pod: &Pod) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    if spec.node_name.as_deref().is_some_and(|wanted| wanted != name(&node.metadata)) {
+        return Some("the pod is for another node".to_owned());
+    }
+    if node.spec.as_ref()?.unschedulable == Some(true) {
+        return Some("the node is cordoned".to_owned());
+    }
+    let labels = node.metadata.labels.as_ref();
+    let lacks = |(key, value): &(&String, &String)| labels.and_then(|all| all.get(*key)) != Some(*value);
+    let (key, value) = spec.node_selector.iter().flatten().find(lacks)?;
+    Some(format!("the node does not have the label {key}={value} that the pod selects"))
+}
+
+impl Short {
+    fn of(explanation: &Explanation) -> Self {
+        let detail = explanation.to_string();
+        let hint = detail.rsplit_once("\nhint: ").map(|(_, hint)| hint.to_owned());
+        let mut short = Self { hint, ..Self::default() };
+        if explanation.competing {
+            short.reasons.push(if explanation.limited {
+                "together its requests exceed what one claim can have".to_owned()
+            } else {
+                "each device could be had alone, not all of them together".to_owned()
+            });
+            for constraint in &explanation.constraints {
+                short.reasons.push(format!("{}: {}", constraint.constraint, constraint.problem));
+            }
+        } else {
+            for request in &explanation.requests {
+                short.reasons.push(short_request(request));
+            }
+        }
+        for (_, problem) in &explanation.unusable_pools {
+            short.reasons.push(format!("a pool of it {problem}"));
+        }
+        let reasons = explanation.requests.iter().flat_map(|request| &request.refused).map(|d| &d.reason);
+        short.held_by = reasons.flat_map(holders).map(ToString::to_string).collect();
+        short.detail = detail;
+        short
+    }
+
+    fn told(self, nodes: Vec<String>) -> NodesWhy {
+        let mut reasons = self.reasons;
+        if !self.held_by.is_empty() {
+            reasons.push(format!("held by {}", some(self.held_by.iter())));
+        }
+        NodesWhy { nodes, reasons, detail: self.detail }
+    }
+}
+
+/// `request "gpu" wants 1, 0 of 3 can be had: 1 in use, 2 tainted gpu.divvy.dev/lost`.
+fn short_request(request: &RequestReason) -> String {
+    let mut counts: BTreeMap<(u8, String), usize> = BTreeMap::new();
+    for refused in &request.refused {
+        *counts.entry(kind(&refused.reason)).or_default() += 1;
+    }
+    let total = request.available + request.refused.len();
+    let wanted = request.wanted.map_or_else(|| "all".to_owned(), |wanted| wanted.to_string());
+    let reasons: Vec<String> =
+        counts.into_iter().map(|((_, what), count)| format!("{count} {what}")).collect();
+    let class = &request.class;
+    if total == 0 {
+        return format!(
+            "request {:?} wants {wanted} of class {class}, and there are no devices",
+            request.request
+        );
+    }
+    let colon = if reasons.is_empty() { "" } else { ": " };
+    format!(
+        "request {:?} wants {wanted} of class {class}, {} of {total} devices can be had{colon}{}",
+        request.request,
+        request.available,
+        reasons.join(", ")
+    )
+}
+
+/// A reason without what differs from node to node; what others hold first, what nobody wants last.
+fn kind(reason: &Reason) -> (u8, String) {
+    match reason {
+        Reason::InUse { .. } | Reason::CounterShort { .. } | Reason::PoolOverdrawn { .. } => {
+            (0, "in use, or part of what is".to_owned())
+        }
+        Reason::CapacityShort { capacity, wanted, .. } => {
+            (1, format!("with less than {wanted} {capacity} left"))
+        }
+        Reason::CapacityExceeded { capacity, wanted, .. } => {
+            (2, format!("that cannot give {wanted} {capacity}"))
+        }
+        Reason::NoSuchCapacity { capacity } => (3, format!("without capacity {capacity}")),
+        Reason::Tainted { taint } => {
+            (4, format!("tainted {}", taint.rsplit_once(':').map_or(taint.as_str(), |(t, _)| t)))
+        }
+        Reason::NoSuchAttribute { constraint } => (5, format!("without a value for {constraint}")),
+        Reason::NotOnNode => (6, "for other nodes".to_owned()),
+        Reason::FeatureOff => (6, "that need a feature gate which is off".to_owned()),
+        Reason::Failed { error } => (7, format!("not judged ({error})")),
+        Reason::SelectorFalse { origin, expression, .. } => {
+            let expression: Vec<&str> = expression.split_whitespace().collect();
+            (8, format!("not selected by {origin} (`{}`)", expression.join(" ")))
+        }
+    }
+}
+
+fn holders(reason: &Reason) -> &[Holder] {
+    match reason {
+        Reason::InUse { by }
+        | Reason::CounterShort { by, .. }
+        | Reason::PoolOverdrawn { by, .. }
+        | Reason::CapacityShort { by, .. } => by,
+        _ => &[],
+    }
+}
+
+/// A list that stays short.
+pub(crate) fn some<T: AsRef<str>>(names: impl ExactSizeIterator<Item = T>) -> String {
+    let total = names.len();
+    let named: Vec<String> = names.take(NAMED).map(|name| name.as_ref().to_owned()).collect();
+    let rest = if total > NAMED { format!(" and {} more", total - NAMED) } else { String::new() };
+    format!("{}{rest}", named.join(", "))
+}
+
+/// Claims of a pod that are not allocated yet, if they are there.
+pub(crate) fn open_claims<'a>(pod: &Pod, snapshot: &'a Snapshot) -> Vec<&'a ResourceClaim> {
+    let namespace = super::snapshot::namespace(&pod.metadata);
+    let claims = claims_of(pod).into_iter().map(|claim| format!("{namespace}/{claim}"));
+    let names: BTreeSet<String> = claims.collect();
+    let is_open = |claim: &&ResourceClaim| {
+        claim.status.as_ref().is_none_or(|status| status.allocation.is_none())
+            && names.contains(&full_name(&claim.metadata))
+    };
+    snapshot.claims.iter().filter(is_open).collect()
+}
+
+/// Names of a pod's claims, those made of templates too.
+pub(crate) fn claims_of(pod: &Pod) -> Vec<String> {
+    let named = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let made = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let extended = pod.status.iter().filter_map(|s| s.extended_resource_claim_status.as_ref());
+    named
+        .filter_map(|claim| claim.resource_claim_name.clone())
+        .chain(made.filter_map(|status| status.resource_claim_name.clone()))
+        .chain(extended.map(|status| status.resource_claim_name.clone()))
+        .collect()
+}

@@ -1,0 +1,143 @@
+//! `divvy status` as its users run it: the program, a kubeconfig, an API server on a port.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests; clippy excepts only the test functions themselves"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use divvy_fake_cluster::build::{
+    allocated, mk_claim, mk_class, mk_device, mk_node, mk_pod, mk_result, mk_slice, reserved,
+};
+use divvy_fake_cluster::{FakeApi, Fault, GpuNode, HttpServer};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::{Value, json};
+
+const DRIVER: &str = "gpu.divvy.dev";
+
+struct Cluster {
+    api: FakeApi,
+    _server: HttpServer,
+    dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// One node with one GPU, which a claim holds, and a pod that waits for it.
+    async fn new() -> Self {
+        let api = FakeApi::new();
+        api.put(&mk_node("n1")).unwrap();
+        api.put(&mk_class(DRIVER, DRIVER)).unwrap();
+        let mut slice: ResourceSlice = mk_slice("n1-0", DRIVER, "n1", vec![mk_device("gpu-0")]);
+        "n1/divvy".clone_into(&mut slice.spec.pool.name);
+        api.put(&slice).unwrap();
+        let held = allocated(
+            mk_claim("default", "held", DRIVER, 1),
+            vec![mk_result("gpu", DRIVER, "n1/divvy", "gpu-0")],
+        );
+        let held: ResourceClaim = api.put(&reserved(held, "runs", "u")).unwrap();
+        api.put(&mk_claim("default", "waits", DRIVER, 1)).unwrap();
+        let status = PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() };
+        let pod = Pod { status: Some(status), ..mk_pod("default", "w", None, &["waits"]) };
+        api.put(&pod).unwrap();
+        let mut node = GpuNode::new("n1", Value::Null);
+        node.status = json!({
+            "summary": { "gpus": 1, "free": 0, "claims": 1, "modes": "1 whole" },
+            "versions": { "divvy": "0.1.0", "driver": "580.95.05" },
+            "gpus": [{
+                "name": "gpu-0", "uuid": "GPU-12345678-1234-1234-1234-123456780000", "mode": "whole", "offered": ["whole"],
+                "holders": [{ "namespace": "default", "name": "held", "uid": held.metadata.uid, "device": "gpu-0", "phase": "prepared" }],
+            }],
+        });
+        api.put(&node).unwrap();
+        let server = api.serve_http().await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        fs_err::write(dir.path().join("config"), server.kubeconfig()).unwrap();
+        Self { api, _server: server, dir }
+    }
+
+    async fn run(&self, program: &Path, args: &[&str]) -> Output {
+        let mut command = tokio::process::Command::new(program);
+        command.args(args).arg("--kubeconfig").arg(self.dir.path().join("config"));
+        command.env_remove("KUBECONFIG").output().await.unwrap()
+    }
+
+    async fn status(&self, args: &[&str]) -> (Option<i32>, String) {
+        let all: Vec<&str> = ["status"].iter().chain(args).copied().collect();
+        let output = self.run(divvy(), &all).await;
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    }
+}
+
+fn divvy() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_divvy"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_answer_comes_from_a_server_and_its_exit_status_says_whether_somebody_is_needed() {
+    let cluster = Cluster::new().await;
+    let (code, fleet) = cluster.status(&[]).await;
+    assert_eq!(code, Some(0), "{fleet}");
+    assert!(fleet.contains("\nn1    1     0     1       1 whole  -        580.95.05  -\n"), "{fleet}");
+    assert!(fleet.contains("pod default/w"), "{fleet}");
+    assert!(fleet.contains("no room now: it waits for what others hold"), "{fleet}");
+    assert!(fleet.contains("held by default/held"), "{fleet}");
+    assert!(fleet.ends_with("\nnothing needs anybody\n"), "{fleet}");
+    let (code, claim) = cluster.status(&["claim", "waits"]).await;
+    assert_eq!(code, Some(0), "{claim}");
+    assert!(claim.starts_with("claim default/waits, pods w\nwaits: nothing is allocated"), "{claim}");
+    let (_, claim) = cluster.status(&["claim", "default/held", "-o", "json"]).await;
+    let claim: Value = serde_json::from_str(&claim).unwrap();
+    let device = &claim["devices"][0];
+    assert_eq!(
+        (&claim["state"], &device["node"], &device["phase"]),
+        (&json!("prepared"), &json!("n1"), &json!("prepared"))
+    );
+    assert_eq!(cluster.status(&["gpu", "GPU-12345678"]).await.0, Some(0));
+    let (_, yaml) = cluster.status(&["node", "n1", "-o", "yaml"]).await;
+    assert!(yaml.starts_with("needsPerson: false\n"), "{yaml}");
+
+    cluster.api.modify::<GpuNode>("", "n1", |node| {
+        node.status["troubles"] = json!([{ "kind": "lost", "gpu": "gpu-0", "why": "the GPU fell off the bus", "since": "2026-11-21T19:48:00Z" }]);
+    }).unwrap();
+    for about in [&[][..], &["node", "n1"], &["gpu", "n1/gpu-0"], &["claim", "held"]] {
+        let (code, text) = cluster.status(about).await;
+        assert_eq!(code, Some(3), "{text}");
+        assert!(
+            text.contains("  n1 gpu-0: lost, for ") && text.contains("why: the GPU fell off the bus"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_may_not_be_read_is_told_and_what_cannot_be_found_fails() {
+    let cluster = Cluster::new().await;
+    cluster.api.fail_next(1, "list", "resourceclaims", Fault::Status(403));
+    let (code, text) = cluster.status(&[]).await;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("not known:\n  ResourceClaims may not be listed"), "{text}");
+    cluster.api.unregister::<GpuNode>();
+    let (code, text) = cluster.status(&["node", "n1"]).await;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("the cluster has no GpuNodes (is divvy's chart installed?)"), "{text}");
+    let (code, text) = cluster.status(&["--context", "nowhere"]).await;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("nowhere"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_the_name_kubectl_divvy_it_is_a_plugin_of_kubectl() {
+    let cluster = Cluster::new().await;
+    let plugin: PathBuf = cluster.dir.path().join("kubectl-divvy");
+    std::os::unix::fs::symlink(divvy(), &plugin).unwrap();
+    let output = cluster.run(&plugin, &["status"]).await;
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8(output.stdout).unwrap().starts_with("NODE"));
+    let help = tokio::process::Command::new(&plugin).args(["status", "--help"]).output().await.unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains("Usage: kubectl divvy status [OPTIONS] [COMMAND]"), "{help}");
+}

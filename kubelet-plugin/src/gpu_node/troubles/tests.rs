@@ -1,0 +1,186 @@
+//! Everything that can be wrong with a node at once, and nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use divvy_carve::{OneMode, PolicyProblem, Resolved, RuleRef};
+use divvy_claims::{ClaimRef, Fence, Head, Leaving};
+use divvy_executor::{HeldDevice, RefusedMode};
+use divvy_gpu_sim::SimNode;
+use divvy_model::health::RecoveryAction;
+use divvy_model::{BootId, GpuError, GpuErrorCode, GpuOp, Hold, HoldKind, Inventory, Ordinals};
+
+use super::*;
+use crate::gpu_node::report;
+use crate::health::view::{HealthView, Sick};
+use crate::neighbours::Uses;
+use crate::policy::{Effective, Known};
+
+/// What facts borrow from.
+#[derive(Default)]
+struct World {
+    inventory: Option<Inventory>,
+    ordinals: Ordinals,
+    records: Vec<HeldDevice>,
+    lingering: BTreeSet<ClaimUid>,
+    fences: BTreeMap<GpuUuid, Fence>,
+    newer: BTreeMap<ClaimUid, Head>,
+    effective: Option<Effective>,
+    health: HealthView,
+    neighbours: Uses,
+    foreign: Vec<(GpuUuid, Placement)>,
+    refused: BTreeMap<GpuUuid, RefusedMode>,
+    notes: BTreeSet<Note>,
+    one_mode: Option<OneMode>,
+    driver: Option<String>,
+    released: Option<String>,
+}
+
+impl World {
+    /// A node with this many H100, of which nobody wants anything.
+    fn new(gpus: u32) -> (Self, Vec<GpuUuid>) {
+        let inventory = SimNode::parse(&format!("h100x{gpus}")).unwrap().inventory();
+        let mut ordinals = Ordinals::default();
+        ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+        let uuids = (0..gpus).map(|n| ordinals.gpu(n).unwrap().clone()).collect();
+        (Self { inventory: Some(inventory), ordinals, ..Self::default() }, uuids)
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts {
+            inventory: self.inventory.as_ref(),
+            ordinals: &self.ordinals,
+            records: &self.records,
+            lingering: &self.lingering,
+            fences: &self.fences,
+            newer: &self.newer,
+            pool: None,
+            effective: self.effective.as_ref(),
+            health: &self.health,
+            neighbours: &self.neighbours,
+            foreign: &self.foreign,
+            refused: &self.refused,
+            notes: &self.notes,
+            one_mode: self.one_mode.as_ref(),
+            driver: self.driver.as_deref(),
+            released: self.released.as_deref(),
+            kubernetes: "1.37.1".to_owned(),
+        }
+    }
+
+    fn hold(&mut self, name: &str, gpu: &GpuUuid, phase: Phase) -> ClaimUid {
+        let uid: ClaimUid = format!("uid-{name}").parse().unwrap();
+        let claim = ClaimRef { uid: uid.clone(), namespace: "default".to_owned(), name: name.to_owned() };
+        let device = format!("gpu-{}", self.ordinals.of(gpu).unwrap()).parse().unwrap();
+        let hold =
+            Hold { claim: uid.clone(), gpu: gpu.clone(), device, kind: HoldKind::Whole, time_slice: None };
+        self.records.push(HeldDevice {
+            claim,
+            hold,
+            phase,
+            pods: Vec::new(),
+            allocated_at: None,
+            made: None,
+        });
+        uid
+    }
+}
+
+/// One line each, without what is to be done: `!` for what needs a person.
+fn lines(world: &World) -> Vec<String> {
+    let line = |t: &Trouble| {
+        assert!(!t.why.is_empty(), "{t:?}");
+        assert!(t.notice || !t.remedy.is_empty(), "nothing is said to do about {t:?}");
+        let mark = if t.notice { " " } else { "!" };
+        format!("{mark} {} | {} | {} | {} | {}", t.kind, t.gpu, t.subject, t.claim, t.why)
+    };
+    troubles(&world.facts()).iter().map(line).collect()
+}
+
+#[test]
+fn a_healthy_node_has_no_troubles() {
+    let (world, _) = World::new(2);
+    assert_eq!(lines(&world), Vec::<String>::new());
+    assert_eq!(report(&world.facts()).summary.trouble, "");
+}
+
+#[test]
+fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_last() {
+    let (mut world, gpus) = World::new(9);
+    let boot: BootId = "3f2c0a4e-52a3-4a0c-9f5e-0123456789ab".parse().unwrap();
+    let leaving = Leaving { reason: "process 4711 still uses it".to_owned(), undoing: false };
+    let stuck = world.hold("stuck", &gpus[0], Phase::Leaving(leaving.clone()));
+    world.lingering.insert(stuck);
+    // Being worked on: about to be gone.
+    world.hold("busy", &gpus[0], Phase::Leaving(leaving));
+    let cut = world.hold("cut", &gpus[1], Phase::Preparing);
+    world.fences.insert(gpus[1].clone(), Fence { claim: cut, reason: "a step was cut off".to_owned(), boot });
+    let later = Head { claim: None, gpus: vec![gpus[2].clone()] };
+    world.newer.insert("uid-later".parse().unwrap(), later);
+    world.refused.insert(gpus[3].clone(), RefusedMode { on: true, why: "in use by dcgm".to_owned() });
+    world.foreign.push((gpus[3].clone(), Placement { start: 4, size: 4 }));
+    let plugin = Use::DevicePlugin { resource: "nvidia.com/gpu".to_owned(), to: "pod a/b".to_owned() };
+    let uses = [plugin, Use::Processes { pids: vec![7, 8] }];
+    world.neighbours.insert(gpus[4].clone(), uses.into());
+    let whole = [Ailment::Xid(79), Ailment::Recovery(RecoveryAction::Reset), Ailment::RemapPending];
+    world.health.sick.insert(gpus[5].clone(), Sick { gpu: whole.into(), partitions: Vec::new() });
+    let part = vec![(Placement { start: 0, size: 1 }, [Ailment::Ecc].into())];
+    world.health.sick.insert(gpus[6].clone(), Sick { gpu: BTreeSet::new(), partitions: part });
+    let inventory = world.inventory.as_mut().unwrap();
+    inventory.gpus.remove(&gpus[7]);
+    inventory.gpus.remove(&gpus[8]);
+    let error = GpuError::on_gpu(GpuOp::Facts, GpuErrorCode::UNKNOWN, &gpus[8]);
+    inventory.problems.push(divvy_model::GpuProblem { gpu: gpus[8].clone(), error });
+    let rule = RuleRef { policy: "p".to_owned(), index: 0, name: Some("big".to_owned()) };
+    let problem = PolicyProblem { rule, gpu: gpus[0].clone(), problem: "no such profile".to_owned() };
+    let known = Known { bad: BTreeMap::from([("q".to_owned(), "no rules".to_owned())]), ..Known::default() };
+    let resolved = Resolved { problems: vec![problem], ..Resolved::default() };
+    world.effective = Some(Effective { known: Arc::new(known), resolved: Arc::new(resolved) });
+    world.one_mode = Some(OneMode::TurnedOff);
+    world.notes.insert(Note::GivenTwice { gpu: 2, devices: "gpu-2 and gpu-2-ts".to_owned() });
+    world.notes.insert(Note::HeldUnknown { device: "strange-1".parse().unwrap() });
+    world.driver = Some("libnvidia-ml.so.1 is not there".to_owned());
+    assert_eq!(
+        lines(&world),
+        [
+            "! bad-policy |  | q |  | no rules",
+            "! driver-down |  |  |  | libnvidia-ml.so.1 is not there",
+            "! unknown-device |  | strange-1 |  | a claim holds strange-1, which this driver does not know: delete the claim, or bring back the version that published it",
+            "! lingering | gpu-0 | gpu-0 | default/stuck | the claim was released and still holds it: process 4711 still uses it",
+            "! fenced | gpu-1 |  | default/cut | what is on the GPU is not certain: a step was cut off",
+            "! fenced | gpu-2 | record uid-later |  | a later version of divvy has written the record of a claim on it",
+            "! given-twice | gpu-2 |  |  | claims have been given gpu-2 and gpu-2-ts, which one GPU cannot be at once: nothing of gpu-2 is given out until one of them is released",
+            "! foreign | gpu-3 | memory slices 4..7 |  | a MIG instance that divvy has not made is there",
+            "! mig-mode-refused | gpu-3 |  |  | its MIG mode could not be turned on: in use by dcgm",
+            "! neighbour | gpu-4 | nvidia.com/gpu of pod a/b |  | the device plugin of nvidia.com/gpu has given it to pod a/b",
+            "! neighbour | gpu-4 | processes |  | no claim of divvy holds it, and process 7, 8 computes on it",
+            "! recovery | gpu-5 | reset |  | the GPU needs recovery: reset",
+            "! row-remap | gpu-5 |  |  | the GPU has replaced memory rows that wait for a reset",
+            "! xid | gpu-5 | 79 |  | the GPU reported Xid 79 (node)",
+            "! ecc | gpu-6 | memory slices 0..0 |  | a partition of the GPU had ECC errors that could not be corrected",
+            "! lost | gpu-7 |  |  | the driver does not list the GPU any more",
+            "! unreadable | gpu-8 |  |  | the GPU cannot be read: NVML facts failed on GPU-12345678-1234-1234-0000-123456780008: UNKNOWN (999)",
+            "  one-mode |  | turned-off |  | GPUs are offered in one mode each, not in all that are asked for: the mode lock is turned off (--mode-lock, or modeLock of a GpuPolicy)",
+            "  rule-without-effect | gpu-0 | p/big |  | no such profile",
+        ]
+    );
+    assert_eq!(
+        report(&world.facts()).summary.trouble,
+        "bad-policy, driver-down, unknown-device, gpu-0 lingering, gpu-1 fenced, gpu-2 fenced+given-twice, gpu-3 foreign+mig-mode-refused, gpu-4 neighbour, gpu-5 recovery+row-remap+xid, gpu-6 ecc, gpu-7 lost, gpu-8 unreadable"
+    );
+}
+
+#[test]
+fn a_driver_that_was_never_there_is_told_with_the_gpus_known_from_before() {
+    let (mut world, gpus) = World::new(2);
+    world.inventory = None;
+    world.driver = Some("libnvidia-ml.so.1 is not there".to_owned());
+    world.hold("running", &gpus[1], Phase::Prepared);
+    let status = report(&world.facts());
+    let summary = (status.summary.gpus, status.summary.free, status.summary.claims);
+    assert_eq!((summary, status.summary.trouble.as_str()), ((2, 0, 1), "driver-down"));
+    // Asked for: nobody needs to come.
+    world.released = Some("the node is drained".to_owned());
+    let status = report(&world.facts());
+    assert_eq!((status.summary.trouble.as_str(), status.troubles[0].kind.as_str()), ("", "driver-released"));
+}
