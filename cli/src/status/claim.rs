@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 
-use super::report::{Told, troubles};
+use super::report::{Told, missing, troubles};
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
 use super::waiting::{Asker, Verdict, Why, claims_of, open_claims};
 
@@ -150,8 +150,7 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
             [] => String::new(),
             found => format!("; there is {}", found.join(", ")),
         };
-        let unread: String = snapshot.unread.iter().map(|unread| format!("; {unread}")).collect();
-        bail!("there is no claim {in_namespace}/{wanted}{hint}{unread}");
+        bail!("there is no claim {in_namespace}/{wanted}{hint}{}", missing(snapshot));
     };
     let uid = claim.metadata.uid.clone().unwrap_or_default();
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());

@@ -198,8 +198,8 @@ fn status_of(snapshot: &Snapshot, wanted: &str) -> Result<GpuNodeStatus> {
 }
 
 /// What else may be why something was not found.
-fn missing(snapshot: &Snapshot) -> String {
-    snapshot.unread.iter().map(|unread| format!("; {unread}")).collect()
+pub(super) fn missing(snapshot: &Snapshot) -> String {
+    snapshot.unread.iter().fold(String::new(), |text, unread| text + "; " + unread)
 }
 
 fn is_ours(node: &Node) -> bool {

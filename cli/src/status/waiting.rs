@@ -323,9 +323,9 @@ fn holders(reason: &Reason) -> &[Holder] {
 /// A list that stays short.
 pub(crate) fn some<T: AsRef<str>>(names: impl ExactSizeIterator<Item = T>) -> String {
     let total = names.len();
-    let named: Vec<String> = names.take(NAMED).map(|name| name.as_ref().to_owned()).collect();
+    let first: Vec<String> = names.take(NAMED).map(|name| name.as_ref().to_owned()).collect();
     let rest = if total > NAMED { format!(" and {} more", total - NAMED) } else { String::new() };
-    format!("{}{rest}", named.join(", "))
+    format!("{}{rest}", first.join(", "))
 }
 
 /// Claims of a pod that are not allocated yet, if they are there.
