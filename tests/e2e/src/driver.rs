@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;
 use serde_json::{Value, json};
 
@@ -108,6 +108,27 @@ impl<'a> Driver<'a> {
     /// The node's GPUs.
     pub fn gpus(&self) -> &Gpus {
         &self.gpus
+    }
+
+    /// `kubectl divvy` with these arguments: its exit status, and what it says.
+    pub fn kubectl_divvy(&self, args: &[&str]) -> Result<(Option<i32>, String)> {
+        let folder = self.cluster.state().join("plugins");
+        let link = folder.join("kubectl-divvy");
+        if !link.exists() {
+            ensure!(
+                self.programs.cli.exists(),
+                "{} is not there (cargo build --release -p divvy)",
+                self.programs.cli.display()
+            );
+            fs_err::create_dir_all(&folder)?;
+            fs_err::os::unix::fs::symlink(fs_err::canonicalize(&self.programs.cli)?, &link)?;
+        }
+        let mut command = self.cluster.command("kubectl", &[&["divvy"], args].concat());
+        let known = command.get_envs().find(|(name, _)| *name == "PATH").and_then(|(_, path)| path);
+        let path = format!("{}:{}", folder.display(), known.unwrap_or_default().to_string_lossy());
+        let done = command.env("PATH", path).output().context("kubectl cannot be started")?;
+        let said = [done.stdout, done.stderr].concat();
+        Ok((done.status.code(), String::from_utf8_lossy(&said).into_owned()))
     }
 
     /// The plugin as a program of the node, and not in a pod: its command line, with this kubeconfig.

@@ -17,6 +17,8 @@ pub struct Programs {
     pub hook: PathBuf,
     /// NVML over simulated GPUs.
     pub mock: PathBuf,
+    /// `divvy`, for the cases that ask it; may be missing in a folder of ready programs.
+    pub cli: PathBuf,
 }
 
 impl Programs {
@@ -25,26 +27,23 @@ impl Programs {
         let target =
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
         let is_static = format!("{}-unknown-linux-musl", env::consts::ARCH);
-        cargo(&["--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"])?;
+        cargo(&["--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock", "--package", "divvy"])?;
         cargo(&["--package", "divvy-cdi-hook", "--target", &is_static])?;
         let (own, hooks) = (target.join("release"), target.join(is_static).join("release"));
-        Self::at(own.join("divvy-kubelet-plugin"), hooks.join("divvy-cdi-hook"), own.join("libnvidia_ml.so"))
+        Self::at(&own, hooks.join("divvy-cdi-hook"))
     }
 
     /// Those in one folder.
     pub fn in_folder(folder: &Path) -> Result<Self> {
-        Self::at(
-            folder.join("divvy-kubelet-plugin"),
-            folder.join("divvy-cdi-hook"),
-            folder.join("libnvidia_ml.so"),
-        )
+        Self::at(folder, folder.join("divvy-cdi-hook"))
     }
 
-    fn at(plugin: PathBuf, hook: PathBuf, mock: PathBuf) -> Result<Self> {
+    fn at(folder: &Path, hook: PathBuf) -> Result<Self> {
+        let (plugin, mock) = (folder.join("divvy-kubelet-plugin"), folder.join("libnvidia_ml.so"));
         for file in [&plugin, &hook, &mock] {
             ensure!(file.exists(), "{} is not there", file.display());
         }
-        Ok(Self { plugin, hook, mock })
+        Ok(Self { plugin, hook, mock, cli: folder.join("divvy") })
     }
 }
 

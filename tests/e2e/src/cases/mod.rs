@@ -11,6 +11,7 @@ mod mig;
 mod pods;
 mod policy;
 mod shares;
+mod status;
 mod successors;
 
 use anyhow::Result;
@@ -59,6 +60,7 @@ pub const ALL: &[Case] = &[
     alone("the_plugin_can_be_a_program_of_the_node", faults::host_process),
     alone("a_sick_gpu_is_tainted_told_to_its_pod_and_given_out_again_when_it_is_well", health::xid),
     alone("a_lost_gpu_is_tainted_under_its_pod_and_comes_back", health::lost),
+    alone("status_tells_who_holds_what_is_lost_and_why_a_claim_waits", status::tells),
     modes("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
     modes("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
     modes("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),

@@ -1,0 +1,105 @@
+//! `kubectl divvy status` on a real cluster: a pod runs, another waits, and the GPU of both is lost.
+
+use anyhow::{Context, Result, ensure};
+use divvy_api::names;
+
+use crate::api::at;
+use crate::case::{Env, PATIENCE};
+use crate::objects::{Pod, claim, product};
+use crate::wait::{poll, wait_for};
+
+/// Of this kind there is one: cases that have the cluster to themselves may lose it.
+const PRODUCT: &str = "NVIDIA L4";
+
+/// Asks until the answer has this exit status and all of these words: nodes write what they tell a few seconds later.
+fn says(env: &Env, args: &[&str], code: i32, words: &[&str]) -> Result<String> {
+    let mut last = (None, String::new());
+    let found =
+        wait_for(&format!("`kubectl divvy {}` that says {words:?}", args.join(" ")), PATIENCE, || {
+            last = env.driver.kubectl_divvy(args)?;
+            let all = last.0 == Some(code) && words.iter().all(|word| last.1.contains(word));
+            Ok(all.then(|| last.1.clone()))
+        });
+    found.with_context(|| format!("it says, with exit status {:?}:\n{}", last.0, last.1))
+}
+
+pub(super) fn tells(env: &Env) -> Result<()> {
+    let gpus = env.driver.gpus();
+    let gpu = gpus.only(PRODUCT)?;
+    let lose = |lost: bool| {
+        gpus.edit(gpu, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.lost = lost))?.context("no such GPU")
+    };
+    env.create(&claim("held", &product(PRODUCT)))?;
+    env.create(&Pod::new("a").claim("held").build())?;
+    env.check("a", "main", &["held"])?;
+    env.create(&claim("waits", &product(PRODUCT)))?;
+    env.create(&Pod::new("b").claim("waits").build())?;
+    env.wait_until_unschedulable("b")?;
+    let (held, waits) = (format!("{}/held", env.namespace), format!("{}/waits", env.namespace));
+
+    // Nothing is wrong: it waits for the other.
+    let holder = format!("held by {held}");
+    let waiting =
+        ["waits: nothing is allocated", "why: no room now", "1 in use", &holder, "the scheduler says: 0/1"];
+    says(env, &["status", "claim", &waits], 0, &waiting)?;
+    says(
+        env,
+        &["status", "claim", "held", "-n", &env.namespace],
+        0,
+        &["its devices are ready", gpu, "pods a"],
+    )?;
+    let found = says(env, &["status", "gpu", gpu], 0, &[PRODUCT, "mode whole", &held, "prepared"])?;
+    let words: Vec<&str> = found.split_whitespace().collect();
+    let [name, "of", "node", node, ..] = words.as_slice() else {
+        anyhow::bail!("it begins with {found:?}");
+    };
+    let node = node.trim_end_matches(',');
+    says(env, &["status", "node", node], 0, &[gpu, &held])?;
+
+    lose(true)?;
+    let trouble = format!("{node} {name}: lost, for ");
+    let affected = format!("held by: {held} (pod a)");
+    let wrong = [
+        trouble.as_str(),
+        "why: the GPU fell off the bus",
+        &affected,
+        "do:  reset the GPU or reboot the node",
+    ];
+    let fleet = says(env, &["status"], 3, &wrong)?;
+    ensure!(fleet.contains(&format!("pod {}/b", env.namespace)), "nobody waits: {fleet}");
+    says(env, &["status", "gpu", &format!("{node}/{name}")], 3, &wrong)?;
+    says(env, &["status", "claim", &held], 3, &wrong)?;
+    // It would not fit if the other went: the GPU is tainted.
+    let tainted = format!("1 tainted {}", names::taints::LOST);
+    says(
+        env,
+        &["status", "claim", &waits],
+        3,
+        &["why: it fits on no node, even if nothing were held", &tainted],
+    )?;
+    let line = env.cluster.kubectl(&["get", "gpunodes"])?;
+    ensure!(
+        line.contains("TROUBLE") && line.contains(&format!("{name} lost")),
+        "kubectl get gpunodes: {line}"
+    );
+
+    // Since when outlasts the plugin.
+    let since =
+        |text: &str| text.split("(since ").nth(1).and_then(|rest| rest.split(')').next()).map(str::to_owned);
+    let before = since(&fleet).context("no time")?;
+    let written = || -> Result<String> {
+        let object = env.api().get(&format!("/apis/{}/gpunodes/{node}", names::API_VERSION))?;
+        let object = object.context("the node has no GpuNode")?;
+        Ok(at(&object, "status.changed").as_str().unwrap_or_default().to_owned())
+    };
+    let last = written()?;
+    env.driver.kill()?;
+    poll("what the next plugin tells", PATIENCE, || Ok(written()? != last))?;
+    let after = says(env, &["status", "gpu", gpu], 3, &wrong)?;
+    ensure!(since(&after).as_ref() == Some(&before), "lost since {before}, and after a restart {after}");
+
+    lose(false)?;
+    poll("end of the taint", PATIENCE * 3, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    says(env, &["status", "gpu", gpu], 0, &[&held])?;
+    Ok(())
+}
