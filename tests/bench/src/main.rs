@@ -192,7 +192,10 @@ fn run(args: &Released) -> Result<()> {
         progress("pods on a real Kubernetes");
         let Programs { plugin, mock } = programs;
         let built = match args.hook.clone() {
-            Some(hook) => divvy_e2e::programs::Programs { plugin, hook, mock },
+            Some(hook) => {
+                let cli = plugin.with_file_name("divvy");
+                divvy_e2e::programs::Programs { plugin, hook, mock, cli }
+            }
             None => divvy_e2e::programs::Programs::build()?,
         };
         let pods = if args.quick { 5 } else { 20 };
