@@ -4,8 +4,15 @@
 use std::path::PathBuf;
 use std::{env, error::Error};
 
-const PROTOCOLS: [&str; 6] =
-    ["registration", "dra_v1", "dra_v1beta1", "dra_health_v1", "dra_health_v1alpha1", "podresources_v1"];
+const PROTOCOLS: [&str; 7] = [
+    "registration",
+    "dra_v1",
+    "dra_v1beta1",
+    "dra_health_v1",
+    "dra_health_v1alpha1",
+    "podresources_v1",
+    "deviceplugin_v1beta1",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=protos");

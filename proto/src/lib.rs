@@ -94,5 +94,20 @@ pub mod podresources {
     }
 }
 
+/// Device plugins, which give devices out beside DRA: for the stand-in of one in the end-to-end tests.
+pub mod deviceplugin {
+    /// Version 1beta1, the only one (`v1beta1.Registration`, `v1beta1.DevicePlugin`).
+    #[allow(missing_docs, unreachable_pub, reason = "generated code")]
+    #[allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated code"
+    )]
+    pub mod v1beta1 {
+        generated!("deviceplugin_v1beta1", "v1beta1");
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -105,6 +105,10 @@ impl ServerFeatures {
     pub const SEVERAL_MODES: KubeVersion = KubeVersion::new(1, 36, 2);
     /// From here on counter sets have slices of their own.
     pub const PARTITIONS: KubeVersion = KubeVersion::new(1, 35, 0);
+    /// From here on the scheduler compares what a claim asks for with the device that it is about to give. 1.34 compares it
+    /// with another device of the same slice, the one whose place there is the number of the request's device: it refuses
+    /// what that one lacks or has given away, and stops with a panic where there is none.
+    pub const SHARES: KubeVersion = KubeVersion::new(1, 35, 0);
 
     /// What is known after a server answered with its version. Unchanged if the answer changes nothing.
     #[must_use]
@@ -158,11 +162,13 @@ impl ServerFeatures {
         &self.dropped
     }
 
-    /// Whether fields of a feature are worth sending. Taints and shares are tried on every server: the version does
-    /// not say whether their gate is on, the answer to a write does.
+    /// Whether fields of a feature are worth sending. Taints are tried on every server, shares on every one whose
+    /// scheduler counts them as they are meant: the version does not say whether their gate is on, the answer to a
+    /// write does.
     pub fn supports(&self, feature: Feature) -> bool {
         let new_enough = match feature {
-            Feature::Taints | Feature::Shares => true,
+            Feature::Taints => true,
+            Feature::Shares => self.lowest().is_none_or(|version| version >= Self::SHARES),
             Feature::Partitions => self.lowest().is_some_and(|version| version >= Self::PARTITIONS),
         };
         new_enough && !self.dropped.contains(&feature)
@@ -204,7 +210,9 @@ mod tests {
         assert!(!old.several_modes() && old.supports(Feature::Partitions));
         let new = (0..ServerFeatures::MEMORY).fold(old, |f, _| f.observe(V(1, 37, 1)));
         assert!(new.several_modes());
-        assert!(!new.observe(V(1, 34, 0)).supports(Feature::Partitions), "a lower one counts at once");
+        let lower = new.observe(V(1, 34, 9));
+        assert!(!lower.supports(Feature::Partitions), "a lower one counts at once");
+        assert!(!lower.supports(Feature::Shares) && lower.supports(Feature::Taints));
     }
 
     #[test]

@@ -118,7 +118,7 @@ pub enum Note {
     },
     /// The server cannot store what shares need.
     #[error(
-        "{gpu} is not offered in shares: the API server drops their fields (feature gate DRAConsumableCapacity)"
+        "{gpu} is not offered in shares: they need Kubernetes 1.35 or later with the feature gate DRAConsumableCapacity (on by default from 1.36)"
     )]
     NoShares {
         /// The GPU.

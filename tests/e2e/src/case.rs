@@ -39,7 +39,7 @@ pub enum Clusters {
     All,
     /// Those whose scheduler keeps the modes of a GPU apart: 1.36.2 and later.
     SeveralModes,
-    /// Those that know shares: 1.36 and later, earlier ones with their gates on.
+    /// Those that know shares: 1.36 and later, 1.35 with their gates on.
     Shares,
     /// Those below 1.36.2.
     OneMode,
@@ -52,7 +52,9 @@ impl Case {
         match self.clusters {
             Clusters::All => true,
             Clusters::SeveralModes => at_least((1, 36, 2)),
-            Clusters::Shares => at_least((1, 36, 0)) || gates == Gates::Sharing,
+            Clusters::Shares => {
+                at_least((1, 36, 0)) || (at_least((1, 35, 0)) && gates == Gates::Sharing)
+            }
             Clusters::OneMode => !at_least((1, 36, 2)),
         }
     }
@@ -142,6 +144,13 @@ impl Env<'_> {
         let events = self.api().list(&path).unwrap_or_default();
         let about = events.iter().filter(|event| at(event, "involvedObject.name") == object);
         about.map(|event| at(event, "message").as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// What Events say about the node.
+    pub fn node_messages(&self) -> Result<Vec<String>> {
+        let events = self.api().list("/api/v1/namespaces/default/events")?;
+        let about = events.iter().filter(|event| at(event, "involvedObject.kind") == "Node");
+        Ok(about.map(|event| at(event, "message").as_str().unwrap_or_default().to_owned()).collect())
     }
 
     /// A claim as it is now.

@@ -51,7 +51,7 @@ impl<'a> Driver<'a> {
 
     /// The plugin finds the driver below [`Gpus::root`], and containers get it from where the node itself has it.
     fn mount_driver(&self) -> Result<()> {
-        let files = self.gpus.root().join(Gpus::DRIVER_ROOT.trim_start_matches('/'));
+        let files = self.gpus.driver_files();
         let run = |args: &[&str]| {
             let (program, args) = args.split_first().context("no command")?;
             output(&mut self.cluster.command(program, args)).map(drop)
@@ -92,6 +92,9 @@ impl<'a> Driver<'a> {
     fn values(&self, tag: &str) -> Value {
         let mock = self.gpus.mock_state();
         let folder = mock.parent().unwrap_or(Path::new("/"));
+        // What nvidia-smi writes is the kernel module's memory on a real node; the host's files are read only here.
+        let slices = self.gpus.root().join(Gpus::TIME_SLICES.trim_start_matches('/'));
+        let seen = format!("/host{}", Gpus::TIME_SLICES);
         json!({
             "image": {"tag": tag, "pullPolicy": "Never"},
             "hostRoot": self.gpus.root(),
@@ -100,8 +103,14 @@ impl<'a> Driver<'a> {
             "extraEnv": [
                 {"name": "DIVVY_MOCK_STATE", "value": mock},
             ],
-            "extraVolumes": [{"name": "mock", "hostPath": {"path": folder}}],
-            "extraVolumeMounts": [{"name": "mock", "mountPath": folder}],
+            "extraVolumes": [
+                {"name": "mock", "hostPath": {"path": folder}},
+                {"name": "time-slices", "hostPath": {"path": slices}},
+            ],
+            "extraVolumeMounts": [
+                {"name": "mock", "mountPath": folder},
+                {"name": "time-slices", "mountPath": seen},
+            ],
         })
     }
 

@@ -1,6 +1,8 @@
 //! GPUs that do not exist, for a cluster's node: a folder that stands in for the node's `/` where the driver looks for
 //! NVIDIA's driver, sysfs, `/proc` and device nodes, and the state file of the mock NVML library in it.
 
+mod smi;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +11,7 @@ use divvy_gpu_sim::{Engine, SimInstance, SimSpec};
 use divvy_host::capability_minor;
 use divvy_host::fixture::{Fixture, FixtureGpu, FixtureHost};
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
-use divvy_model::{GpuProcess, GpuUuid};
+use divvy_model::{CudaVersion, GpuProcess, GpuUuid, TimeSlice};
 use fs_err as fs;
 use nvidia_ml::MockState;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
@@ -22,6 +24,7 @@ const MOCK: &str = "mock";
 pub struct Gpus {
     root: PathBuf,
     by_uuid: BTreeMap<String, Gpu>,
+    fixture: Fixture,
 }
 
 /// What tests want to know of a simulated GPU.
@@ -60,13 +63,64 @@ impl Gpus {
         fixture.driver_root = PathBuf::from(Self::DRIVER_ROOT);
         fixture.nvml = Some(nvml.to_owned());
         fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().clone_into(&mut fixture.boot_id);
-        let host = fixture.build(root)?;
+        let gpus = Self { root: root.to_owned(), by_uuid, fixture };
+        gpus.build(&gpus.fixture)?;
+        Ok(gpus)
+    }
+
+    fn build(&self, fixture: &Fixture) -> Result<()> {
+        let host = fixture.build(&self.root)?;
         for gpu in &fixture.gpus {
             capabilities(&host, gpu.minor)?;
         }
-        device_nodes(&root.join("dev"))?;
-        Ok(Self { root: root.to_owned(), by_uuid })
+        smi::install(&self.driver_files())?;
+        device_nodes(&self.root.join("dev"))
     }
+
+    /// The driver's files, for us.
+    pub fn driver_files(&self) -> PathBuf {
+        self.root.join(Self::DRIVER_ROOT.trim_start_matches('/'))
+    }
+
+    /// The version of the driver that is there from the beginning.
+    pub fn driver_version(&self) -> &str {
+        &self.fixture.driver_version
+    }
+
+    /// Takes the driver off the node: the module is unloaded, its libraries and what the kernel says of it are gone.
+    pub fn remove_driver(&self) -> Result<()> {
+        MockState::open(self.mock_state())?.edit(|engine| engine.set_driver_loaded(false))?;
+        for folder in ["usr", "lib"] {
+            fs::remove_dir_all(self.driver_files().join(folder))?;
+        }
+        for folder in ["sys/module/nvidia", "proc/driver/nvidia"] {
+            fs::remove_dir_all(self.root.join(folder))?;
+        }
+        let none = "Character devices:\n  1 mem\n\nBlock devices:\n";
+        Ok(fs::write(self.root.join("proc/devices"), none)?)
+    }
+
+    /// Installs a driver of this version and loads it.
+    pub fn install_driver(&self, version: &str) -> Result<()> {
+        self.build(&Fixture { driver_version: version.to_owned(), ..self.fixture.clone() })?;
+        Ok(MockState::open(self.mock_state())?.edit(|engine| {
+            engine.set_driver_version(version, CudaVersion { major: 13, minor: 0 });
+            engine.set_driver_loaded(true);
+        })?)
+    }
+
+    /// The time slice of a GPU, as the driver's `nvidia-smi` has set it.
+    pub fn time_slice(&self, uuid: &str) -> Result<TimeSlice> {
+        smi::time_slice(&self.driver_files(), uuid)
+    }
+
+    /// How the driver's `nvidia-smi` was called for a GPU, one line a call.
+    pub fn smi_calls(&self, uuid: &str) -> Result<Vec<String>> {
+        smi::calls(&self.driver_files(), uuid)
+    }
+
+    /// The folder in the driver's root that its `nvidia-smi` writes: the kernel module's memory.
+    pub const TIME_SLICES: &'static str = "/run/nvidia/driver/run/nvidia-timeslices";
 
     /// The folder that stands in for the node's `/`.
     pub fn root(&self) -> &Path {

@@ -23,9 +23,14 @@ pub fn common(parts: &Parts) -> Result<Vec<Image>> {
     Ok(vec![Image::new(PAUSE, &["/pause"]).program("/pause", &parts.bin("pause")?), busybox()?])
 }
 
+/// The machine's own busybox, a static program.
+pub(crate) fn busybox_program() -> Result<&'static Path> {
+    let program = ["/bin/busybox", "/usr/bin/busybox"].into_iter().map(Path::new).find(|path| path.exists());
+    program.context("no busybox; install it with: apt-get install busybox-static")
+}
+
 fn busybox() -> Result<Image> {
-    let program = ["/bin/busybox", "/usr/bin/busybox"].iter().map(Path::new).find(|path| path.exists());
-    let program = program.context("no busybox; install it with: apt-get install busybox-static")?;
+    let program = busybox_program()?;
     let mut image = Image::new(BUSYBOX, &["/bin/sh"]).program("/bin/busybox", program).folder("/tmp");
     for applet in output(Command::new(program).arg("--list"))?.lines().filter(|&name| name != "busybox") {
         image = image.link(&format!("/bin/{applet}"), "busybox");

@@ -15,6 +15,7 @@ mod cgroups;
 pub mod cluster;
 pub mod components;
 pub mod config;
+pub mod device_plugin;
 pub mod driver;
 pub mod gpus;
 pub mod images;

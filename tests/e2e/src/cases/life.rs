@@ -12,10 +12,10 @@ use divvy_gpu_sim::Engine;
 use serde_json::json;
 
 use super::SHARED;
+use super::faults::pod_with_gpu;
 use crate::api::at;
 use crate::case::Env;
 use crate::config::Layout;
-use crate::objects::{Pod, claim, product};
 use crate::process::say;
 use crate::wait::poll;
 
@@ -24,22 +24,15 @@ const NOTICED: Duration = Duration::from_mins(1);
 /// A process that no claim accounts for.
 const STRANGER: u32 = 4_000_000;
 
-fn pod_with_gpu(env: &Env, name: &str) -> Result<String> {
-    let uid = Env::uid(&env.create(&claim(name, &product(SHARED)))?)?;
-    env.create(&Pod::new(name).claim(name).build())?;
-    env.check(name, "main", &[name])?;
-    Ok(uid)
-}
-
 /// Changes the simulated node as a whole.
-fn edit(env: &Env, change: impl FnOnce(&mut Engine)) -> Result<()> {
+pub(super) fn edit(env: &Env, change: impl FnOnce(&mut Engine)) -> Result<()> {
     let gpus = env.driver.gpus();
     let any = gpus.of_product("").first().copied().context("the node has no GPU")?;
     gpus.edit(any, |engine, _| change(engine))
 }
 
 /// Waits until all published devices have a taint, or none has.
-fn all_tainted(env: &Env, key: &str, tainted: bool) -> Result<()> {
+pub(super) fn all_tainted(env: &Env, key: &str, tainted: bool) -> Result<()> {
     let what = format!("{} devices with the taint {key}", if tainted { "all" } else { "no" });
     poll(&what, NOTICED, || {
         let devices = env.driver.devices()?;
@@ -84,11 +77,24 @@ pub(super) fn rebooted(env: &Env) -> Result<()> {
     const BOOT: &str = "3c5f6d1e-8a5b-4c7d-9e21-5d1f0a9b7c42";
     let file = env.driver.gpus().root().join("proc/sys/kernel/random/boot_id");
     let real = fs_err::read_to_string(&file)?;
-    let uid = pod_with_gpu(env, "kept")?;
+    let (uid, ended) = (pod_with_gpu(env, "kept")?, pod_with_gpu(env, "ended")?);
     let minors = env.minors("kept")?;
-    env.driver.kill_and(|| {
-        edit(env, Engine::reboot)?;
-        Ok(fs_err::write(&file, BOOT)?)
+    thread::scope(|scope| {
+        let back = scope.spawn(|| {
+            // A pod whose unprepare waited over the reboot is let go without a driver; then that comes.
+            let gone = env.wait_until_gone("Pod", "ended").and_then(|()| env.driver.wait_until_unprepared(&ended));
+            edit(env, |engine| engine.set_driver_loaded(true))?;
+            gone
+        });
+        let killed = env.driver.kill_and(|| {
+            edit(env, |engine| {
+                engine.reboot();
+                engine.set_driver_loaded(false);
+            })?;
+            fs_err::write(&file, BOOT)?;
+            env.delete("Pod", "ended")
+        });
+        killed.and(back.join().map_err(|_| anyhow::anyhow!("the thread panicked"))?)
     })?;
     let carried_out_again = poll("the record to be carried out again", NOTICED, || {
         Ok(fs_err::read_to_string(env.driver.record(&uid))?.contains(BOOT))

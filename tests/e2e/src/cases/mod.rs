@@ -8,6 +8,8 @@ mod faults;
 mod health;
 mod life;
 mod mig;
+mod neighbours;
+mod nvidia_driver;
 mod pods;
 mod policy;
 mod shares;
@@ -56,6 +58,12 @@ pub const ALL: &[Case] = &[
     alone("the_driver_is_let_go_while_the_node_is_drained", life::drained),
     alone("claims_live_through_a_reboot", life::rebooted),
     alone("a_gpu_that_strangers_use_is_not_given_out", life::strangers),
+    alone("what_the_device_plugin_has_given_out_is_not_given_out", neighbours::device_plugin),
+    alone("what_another_driver_has_given_out_is_not_given_out", neighbours::other_driver),
+    alone("the_first_hold_is_refused_while_strangers_compute", neighbours::first_hold),
+    alone("cdi_files_follow_an_upgraded_driver", nvidia_driver::upgraded),
+    alone("a_driver_that_comes_after_the_plugin_is_found", nvidia_driver::late),
+    alone("cards_are_exchanged_under_the_plugin", nvidia_driver::exchanged),
     alone("no_claim_fails_in_rolling_updates", life::rolling_updates),
     alone("the_plugin_can_be_a_program_of_the_node", faults::host_process),
     alone("a_sick_gpu_is_tainted_told_to_its_pod_and_given_out_again_when_it_is_well", health::xid),
@@ -74,12 +82,14 @@ pub const ALL: &[Case] = &[
     modes("sixteen_shares_leave_a_gpu_free_when_the_last_is_gone", shares::leaves),
     shares("several_shares_in_one_pod_are_packed_or_spread", shares::several),
     shares("many_pods_run_on_one_card", shares::deployment),
+    shares("a_gpu_has_the_time_slice_that_is_asked_for_and_its_own_again", shares::intervals),
     modes("a_monitor_sees_gpus_that_others_hold", shares::admin),
     alone("a_share_can_be_an_extended_resource", shares::extended),
     modes("instances_of_an_admin_are_given_out_and_never_touched", shares::static_partitions),
     alone("gpus_of_one_node_have_different_modes", shares::per_gpu),
     alone("policies_are_for_nodes_by_name_and_label", shares::per_node),
     modes("a_changed_policy_takes_nothing_away", shares::hot),
+    modes("no_claim_is_lost_when_policies_change_under_it", shares::flips),
     alone("a_bad_policy_is_refused", shares::bad),
     shares("of_two_policies_priority_and_name_decide", shares::two),
     older("an_older_cluster_gets_one_mode_of_a_gpu", shares::one_mode),

@@ -20,6 +20,7 @@ use serde_json::json;
 
 pub use tally::Tally;
 pub use trouble::Trouble;
+pub(crate) use watch::contradictions_until;
 
 use crate::api::at;
 use crate::case::Env;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -101,6 +102,19 @@ pub(super) fn run(shared: &Shared) {
         }
         before = now;
     }
+}
+
+/// Looks until it is over, for a case. What is seen twice in a row counts.
+pub(crate) fn contradictions_until(env: &Env, over: &AtomicBool) -> BTreeSet<String> {
+    let (mut before, mut found) = (BTreeSet::new(), BTreeSet::new());
+    while !over.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(100));
+        let Ok(holds) = records(env) else { continue };
+        let now = contradictions(&holds);
+        found.extend(now.intersection(&before).cloned());
+        before = now;
+    }
+    found
 }
 
 #[cfg(test)]

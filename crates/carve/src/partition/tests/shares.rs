@@ -102,9 +102,11 @@ fn a_gpu_without_mig_counts_itself_once_when_it_is_offered_in_several_modes() {
     let uses = vec![CounterUse { set: "gpu-0".to_owned(), counters: itself }];
     assert!(alternatives(&pool).all(|device| device.consumes == uses));
 
-    let pool = Node::only("l4x1", &[OfferedMode::TimeSlicing]).server(34, 0).carve(None).pool;
+    let shared = |minor| Node::only("l4x1", &[OfferedMode::TimeSlicing]).server(minor, 0).carve(None).pool;
+    let pool = shared(35);
     assert_eq!((names(&pool), sets(&pool).len()), (vec!["gpu-0-ts"], 0), "one mode needs no counters");
     assert!(device(&pool, "gpu-0-ts").consumes.is_empty());
+    assert!(names(&shared(34)).is_empty(), "a scheduler of 1.34 compares with the wrong device");
     // Before Hopper MIG mode stays as it is; the other two share a card all the same.
     let pool = Node::everything("a100-40x1").carve(None).pool;
     assert_eq!((names(&pool), sets(&pool).len()), (vec!["gpu-0", "gpu-0-ts"], 1));
@@ -117,8 +119,8 @@ fn a_server_that_drops_the_fields_of_shares_gets_none_and_is_told_of() {
     let carved = node.carve(None);
     assert!(!names(&carved.pool).iter().any(|name| name.ends_with("-ts")));
     assert!(names(&carved.pool).contains(&"gpu-0") && names(&carved.pool).contains(&"gpu-0-mig-1g10gb-19-0"));
-    let why =
-        "is not offered in shares: the API server drops their fields (feature gate DRAConsumableCapacity)";
+    let why = "is not offered in shares: they need Kubernetes 1.35 or later with the feature gate \
+               DRAConsumableCapacity (on by default from 1.36)";
     assert_eq!(notes(&carved).iter().filter(|note| note.ends_with(why)).count(), 1);
 }
 

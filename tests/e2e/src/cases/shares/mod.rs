@@ -1,6 +1,8 @@
 //! Time-sliced shares, the mode lock and policies. Every case takes GPUs by UUID and says in a policy of its own what
 //! they may become, so that it depends on nothing that the chart was installed with.
 
+mod flips;
+mod intervals;
 mod lock;
 mod older;
 mod policies;
@@ -12,6 +14,8 @@ use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use serde_json::{Value, json};
 
+pub(super) use flips::flips;
+pub(super) use intervals::intervals;
 pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_shares};
 pub(super) use older::{not_twice, one_mode};
 pub(super) use policies::{bad, hot, per_gpu, per_node, two};
