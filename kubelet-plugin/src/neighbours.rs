@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::config::Config;
-use crate::events::Teller;
+use crate::events::{About, Teller};
 use crate::inventory::Seen;
 use crate::pod_resources;
 
@@ -163,8 +163,10 @@ impl Neighbours {
                     "{gpu} is not given out: {used} (a GPU belongs to one driver: take the label divvy.dev/gpu or the other driver off this node, or end the process)"
                 );
                 tracing::warn!(%gpu, "{note}");
-                let teller = self.teller.clone();
-                self.told.spawn(async move { teller.warn_node("gpu-used-by-others", &note).await });
+                let (teller, action) = (self.teller.clone(), format!("Withhold {gpu}"));
+                self.told.spawn(async move {
+                    teller.tell_of_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
+                });
             }
         }
         self.uses.send_if_modified(|known| {

@@ -17,6 +17,9 @@ use divvy_e2e::{Cluster, Extent, Gates, Options};
 /// The names of the clusters, for `cargo xtask cluster`: both may run at once.
 const OLDER_NAME: &str = "soak-versions";
 const DAY_NAME: &str = "soak-day";
+const UPDATE_NAME: &str = "soak-update";
+/// The last commit whose claim records are of version 2.
+const OLD: &str = "219ff12";
 /// Releases before the one that CI tests with; those below 1.36 also with the gates of sharing switched on.
 const OLDER: [&str; 3] = ["1.36.4", "1.35.8", "1.34.9"];
 
@@ -42,6 +45,15 @@ enum What {
         /// These releases
         #[arg(long, value_delimiter = ',', default_values = OLDER)]
         versions: Vec<String>,
+    },
+    /// An older plugin is updated to this one under pods that come and go, and back
+    Update {
+        /// The older one's commit, of this repository
+        #[arg(long, default_value = OLD)]
+        from: String,
+        /// Kubernetes version, as 1.36.4
+        #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
+        version: String,
     },
     /// A day in fast motion: pods of every kind, and everything is killed again and again
     Day {
@@ -82,6 +94,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             crate::say(&format!("{} passed, {} failed", all.passed, all.failed));
             ensure!(all.failed == 0, "{} cases failed; see {}", all.failed, args.failures.display());
+            Ok(())
+        }
+        What::Update { from, version } => {
+            let old = programs.of_commit(from)?;
+            let start = Instant::now();
+            let cluster = up(UPDATE_NAME, version, Gates::Default)?;
+            soak::update::run(&cluster, &old, &programs).inspect_err(|_| {
+                // The error that counts is the one being returned.
+                let _ = cluster.collect_logs(&args.failures);
+            })?;
+            crate::say(&format!("{:.0} s in all", start.elapsed().as_secs_f32()));
             Ok(())
         }
         What::Day { minutes, seed, pods, troubles, version } => {

@@ -1,6 +1,7 @@
 //! One end-to-end case and what it has: a namespace of its own on a cluster with the driver.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -102,7 +103,10 @@ impl Env<'_> {
 
     /// Makes the kubelet look at a pod again: by itself it would, after a failed prepare, in a minute or more.
     pub fn nudge(&self, pod: &str) -> Result<()> {
-        let change = json!({"metadata": {"annotations": {"e2e": "look again"}}});
+        // Another value each time, or nothing would have changed.
+        static TIMES: AtomicU32 = AtomicU32::new(0);
+        let times = TIMES.fetch_add(1, Ordering::Relaxed).to_string();
+        let change = json!({"metadata": {"annotations": {"e2e-look-again": times}}});
         match self.api().patch(&self.path("Pod", pod)?, &change) {
             // A pod that was on its way out may be gone by now.
             Err(error) if error.to_string().contains("404") => Ok(()),

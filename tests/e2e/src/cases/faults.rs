@@ -16,7 +16,7 @@ use crate::process::Signal;
 use crate::wait::{poll, wait_for};
 
 /// A pod with a GPU of its own; the claim has the pod's name.
-pub(super) fn pod_with_gpu(env: &Env, name: &str) -> Result<String> {
+pub(crate) fn pod_with_gpu(env: &Env, name: &str) -> Result<String> {
     let uid = Env::uid(&env.create(&claim(name, &product(SHARED)))?)?;
     env.create(&Pod::new(name).claim(name).build())?;
     env.check(name, "main", &[name])?;
@@ -24,7 +24,7 @@ pub(super) fn pod_with_gpu(env: &Env, name: &str) -> Result<String> {
 }
 
 /// Checks that a pod has run all the time.
-pub(super) fn undisturbed(env: &Env, name: &str) -> Result<()> {
+pub(crate) fn undisturbed(env: &Env, name: &str) -> Result<()> {
     let pod = env.wait_until_running(name)?;
     let restarts = at(&pod, "status.containerStatuses.0.restartCount");
     ensure!(restarts == 0, "pod {name} was restarted {restarts} times");

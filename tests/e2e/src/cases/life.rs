@@ -137,8 +137,19 @@ pub(super) fn strangers(env: &Env) -> Result<()> {
 
 pub(super) fn rolling_updates(env: &Env) -> Result<()> {
     const UPDATES: u32 = 3;
-    let over = AtomicBool::new(false);
     let kept = pod_with_gpu(env, "kept")?;
+    let lived = under_pods(env, || {
+        (0..UPDATES).try_for_each(|n| env.driver.upgrade(&[&format!("podAnnotations.update=n{n}")]))
+    })?;
+    env.end("kept", &kept)?;
+    say(&format!("     {UPDATES} rolling updates under {lived} pods, none refused"));
+    ensure!(lived >= UPDATES, "too few pods to tell: {lived}");
+    env.driver.upgrade(&[])
+}
+
+/// Does something while pods come and go in three streams. None of them may be refused; returns how many there were.
+pub(crate) fn under_pods(env: &Env, what: impl FnOnce() -> Result<()>) -> Result<u32> {
+    let over = AtomicBool::new(false);
     let stream = |name: &'static str| -> Result<u32> {
         let mut lived = 0;
         while !over.load(Ordering::Relaxed) {
@@ -151,20 +162,14 @@ pub(super) fn rolling_updates(env: &Env) -> Result<()> {
         }
         Ok(lived)
     };
-    let lived = thread::scope(|scope| {
+    thread::scope(|scope| {
         let streams = ["a", "b", "c"].map(|name| scope.spawn(move || stream(name)));
-        let updated =
-            (0..UPDATES).try_for_each(|n| env.driver.upgrade(&[&format!("podAnnotations.update=n{n}")]));
+        let done = what();
         over.store(true, Ordering::Relaxed);
         let mut lived = 0;
         for stream in streams {
             lived += stream.join().map_err(|_| anyhow::anyhow!("a stream of pods panicked"))??;
         }
-        updated.map(|()| lived)
-    });
-    let lived = lived?;
-    env.end("kept", &kept)?;
-    say(&format!("     {UPDATES} rolling updates under {lived} pods, none refused"));
-    ensure!(lived >= UPDATES, "too few pods to tell: {lived}");
-    env.driver.upgrade(&[])
+        done.map(|()| lived)
+    })
 }

@@ -18,6 +18,9 @@ mod successors;
 
 use anyhow::Result;
 
+pub(crate) use faults::{pod_with_gpu, undisturbed};
+pub(crate) use life::under_pods;
+
 use crate::case::{Case, Clusters, Env};
 
 /// The node's GPUs. `a30`: successors::claim_reused; `l40s`: pods::selectors; `l4`: successors::force_deleted; `t4`:

@@ -8,6 +8,7 @@
 mod load;
 mod tally;
 mod trouble;
+pub mod update;
 mod watch;
 
 use std::sync::Mutex;

@@ -196,12 +196,13 @@ fn given(env: &Env, claim: &str) -> Result<Vec<Given>> {
     Ok(given.collect())
 }
 
-/// The GPU that a published device is on.
+/// The GPU that a published device is on. While the pool is written anew a device may be in none of its slices.
 fn gpu_of(env: &Env, device: &str) -> Result<String> {
-    let devices = env.driver.devices()?;
-    let found = devices.iter().find(|found| at(found, "name") == device);
-    let gpu = found.and_then(|found| at(found, "attributes.gpuUUID.string").as_str());
-    gpu.map(str::to_owned).with_context(|| format!("no published device {device} has a gpuUUID"))
+    wait_for(&format!("published device {device} with a gpuUUID"), PATIENCE, || {
+        let devices = env.driver.devices()?;
+        let found = devices.iter().find(|found| at(found, "name") == device);
+        Ok(found.and_then(|found| at(found, "attributes.gpuUUID.string").as_str()).map(str::to_owned))
+    })
 }
 
 /// Waits until a pod runs and checks that a container sees exactly the GPUs of a claim and is told what it was granted
