@@ -53,9 +53,7 @@ impl Case {
         match self.clusters {
             Clusters::All => true,
             Clusters::SeveralModes => at_least((1, 36, 2)),
-            Clusters::Shares => {
-                at_least((1, 36, 0)) || (at_least((1, 35, 0)) && gates == Gates::Sharing)
-            }
+            Clusters::Shares => at_least((1, 36, 0)) || (at_least((1, 35, 0)) && gates == Gates::Sharing),
             Clusters::OneMode => !at_least((1, 36, 2)),
         }
     }

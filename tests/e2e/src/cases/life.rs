@@ -82,7 +82,8 @@ pub(super) fn rebooted(env: &Env) -> Result<()> {
     thread::scope(|scope| {
         let back = scope.spawn(|| {
             // A pod whose unprepare waited over the reboot is let go without a driver; then that comes.
-            let gone = env.wait_until_gone("Pod", "ended").and_then(|()| env.driver.wait_until_unprepared(&ended));
+            let gone =
+                env.wait_until_gone("Pod", "ended").and_then(|()| env.driver.wait_until_unprepared(&ended));
             edit(env, |engine| engine.set_driver_loaded(true))?;
             gone
         });

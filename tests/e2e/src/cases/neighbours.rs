@@ -79,7 +79,11 @@ pub(super) fn device_plugin(env: &Env) -> Result<()> {
     // What it has given out divvy does not give out.
     pod_of_plugin(env, "theirs", minor)?;
     wait_withheld(env, gpu, true)?;
-    wait_told(env, gpu, &format!("device plugin of {RESOURCE} has given it to pod {}/theirs", env.namespace))?;
+    wait_told(
+        env,
+        gpu,
+        &format!("device plugin of {RESOURCE} has given it to pod {}/theirs", env.namespace),
+    )?;
     let uid = Env::uid(&env.create(&claim("ours", &this(gpu)))?)?;
     env.create(&Pod::new("ours").claim("ours").build())?;
     env.wait_until_unschedulable("ours")?;

@@ -124,11 +124,12 @@ pub(super) fn exchanged(env: &Env) -> Result<()> {
     };
     let before = name_of(old)?;
     let profile = divvy_gpu_sim::profile("l40s").context("no such model")?;
-    let (card, new) = gpus.edit(old, |engine, uuid| {
-        let card = engine.remove_gpu(uuid);
-        card.zip(engine.add_gpu(profile))
-    })?
-    .context("the card cannot be exchanged")?;
+    let (card, new) = gpus
+        .edit(old, |engine, uuid| {
+            let card = engine.remove_gpu(uuid);
+            card.zip(engine.add_gpu(profile))
+        })?
+        .context("the card cannot be exchanged")?;
     // A card in the same slot has its device node; only the UUID is another one.
     let new = new.to_string();
     let start = std::time::Instant::now();

@@ -64,7 +64,8 @@ pub fn run(cluster: &Cluster, old: &Programs, new: &Programs) -> Result<()> {
     say("back to the old program and forward again: no pod was disturbed, and all ended");
     let last = pod_with_gpu(&env, "last")?;
     env.end("last", &last)?;
-    let claims = env.cluster.node_path(format!("/var/lib/kubelet/plugins/{}/claims", divvy_api::names::DRIVER));
+    let claims =
+        env.cluster.node_path(format!("/var/lib/kubelet/plugins/{}/claims", divvy_api::names::DRIVER));
     poll("end of all records of claims", END, || {
         let left = fs_err::read_dir(&claims)?.filter_map(Result::ok);
         Ok(left.filter(|file| file.path().extension().is_some_and(|e| e == "json")).count() == 0)

@@ -3,8 +3,8 @@
 use divvy_model::TimeSlice;
 
 use super::{
-    Context, Env, Pod, Policy, Result, Value, check, claim_for, end, ensure, h100, json, names, poll, run, share,
-    spec, wait_for_modes, whole,
+    Context, Env, Pod, Policy, Result, Value, check, claim_for, end, ensure, h100, json, names, poll, run,
+    share, spec, wait_for_modes, whole,
 };
 use crate::case::PATIENCE;
 use crate::wait::wait_for;
