@@ -55,7 +55,7 @@ fn kept(env: &Env, claim: &str) -> Result<()> {
     for one in given(env, claim)? {
         poll(&format!("tainted device {} of claim {claim}", one.device), PATIENCE, || {
             let devices = env.driver.devices()?;
-            let Some(found) = devices.iter().find(|found| at(found, "name") == one.device) else {
+            let Some(found) = devices.iter().find(|found| at(found, "name") == one.device.as_str()) else {
                 return Ok(false);
             };
             let taints = at(found, "taints").as_array().cloned().unwrap_or_default();
