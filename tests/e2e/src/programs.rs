@@ -53,8 +53,8 @@ impl Programs {
             };
             build(&["--package", "divvy-kubelet-plugin"])?;
             build(&["--package", "divvy-cdi-hook", "--target", &static_target()])?;
-            let built = target.join(static_target()).join("release/divvy-cdi-hook");
-            fs_err::copy(built, &hook)?;
+            let program = target.join(static_target()).join("release/divvy-cdi-hook");
+            fs_err::copy(program, &hook)?;
             // Last: it says that all is there.
             fs_err::copy(target.join("release/divvy-kubelet-plugin"), &plugin)?;
             fs_err::remove_dir_all(target)?;

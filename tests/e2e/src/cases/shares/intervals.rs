@@ -41,7 +41,7 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     };
     let policy = Policy::modes(env, &[gpu], &["TimeSlicing"])?;
     let wanted = share("gpu", &[gpu], &[("memory", "10Gi")]);
-    let plain = run(env, "plain", &[wanted.clone()])?;
+    let plain = run(env, "plain", std::slice::from_ref(&wanted))?;
     ensure!(gpus.smi_calls(gpu)?.is_empty(), "nobody asked for a time slice: {:?}", gpus.smi_calls(gpu)?);
 
     let long = create(env, "long", &wanted, ("ShareConfig", "Long"), &["main"])?;
