@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, Hold, HoldKind, Inventory, MigMode, Ordinals,
-    TimeSlice,
+    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, Hold, HoldKind, Inventory, MigMode, MigUuid,
+    Ordinals, TimeSlice,
 };
 
 use crate::{
@@ -43,6 +43,12 @@ pub struct Rights {
     pub toggle_mig: BTreeSet<GpuUuid>,
     /// GPUs whose instances are made by others: what lives is served; nothing is made or destroyed, and MIG mode stays.
     pub static_gpus: BTreeSet<GpuUuid>,
+    /// MIG devices that lived on such GPUs and still do: a claim that was given one is served it, even if instances of its
+    /// GPU are made by us from now on.
+    pub static_instances: BTreeMap<GpuUuid, BTreeSet<MigUuid>>,
+    /// Partitions of such GPUs that were given out, or may have been, when they were still made by us: they are made all
+    /// the same.
+    pub on_demand: BTreeSet<DeviceName>,
 }
 
 /// Why a holder is in the way.
@@ -195,7 +201,9 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         }
         // Admin access changes nothing, whatever its config says.
         let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
-        let is_static = matches!(hold, HoldKind::Partition { .. }) && seen.rights.static_gpus.contains(uuid);
+        let is_static = matches!(hold, HoldKind::Partition { .. })
+            && seen.rights.static_gpus.contains(uuid)
+            && !seen.rights.on_demand.contains(&result.device);
         let new = RecordedDevice {
             allocated: result.clone(),
             gpu: uuid.clone(),

@@ -167,6 +167,11 @@ impl Executor {
         self.rights.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// This boot.
+    pub fn boot(&self) -> &BootId {
+        &self.config.boot
+    }
+
     /// Marks the arrival of a call that must be answered within `budget`.
     pub fn begin(&self, budget: Duration) -> Call {
         let received = self.parts.clock.now();

@@ -10,8 +10,7 @@ use divvy_claims::{
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Ordinals};
 
 use crate::prepare::gpus_of;
-use crate::reconcile::BRIEFLY;
-use crate::release::nothing_is_known_to_run;
+use crate::release::{BRIEFLY, nothing_is_known_to_run};
 use crate::state::Traced;
 use crate::{Event, Executor, LockError, StoreError, chain};
 

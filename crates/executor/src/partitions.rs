@@ -12,10 +12,9 @@ use divvy_claims::{
 use divvy_model::mig::{GpuInstance, GpuInstanceId, PartitionName};
 use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind, MigMode, Ordinals, TimeSlice};
 
+use crate::release::BRIEFLY;
 use crate::state::Records;
 use crate::{Executor, StoreError, chain};
-
-const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// GPU instances by GPU.
 pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
@@ -94,10 +93,11 @@ impl Executor {
         Ok(())
     }
 
-    /// MIG mode that a record's devices need, before its steps are carried out in another boot.
+    /// MIG mode that a record's devices need, before its steps are carried out in another boot. Where the instances are
+    /// others', so is the mode.
     pub(crate) fn modes_of(&self, record: &Record) -> Result<Vec<Step>, StoreError> {
-        let mut modes = BTreeMap::new();
-        for device in &record.devices {
+        let (mut modes, rights) = (BTreeMap::new(), self.rights());
+        for device in record.devices.iter().filter(|device| !rights.static_gpus.contains(&device.gpu)) {
             match device.kind {
                 // Whoever makes the instances sets the mode.
                 HoldKind::Partition { .. } if device.is_static => {}
@@ -202,6 +202,24 @@ impl Executor {
             let HoldKind::Partition { profile, placement } = device.kind else { return false };
             *step == Step::create_partition(device.gpu.clone(), profile, placement)
         })
+    }
+
+    /// The step for a partition that was given out as one that others had made, and that lives: it is used, although the
+    /// rules say now that partitions are made. Every other step is what it was.
+    pub(crate) fn as_given(&self, record: &mut Record, step: Step) -> Step {
+        let rights = self.rights();
+        let Some(known) = step.gpu().filter(|_| step.is_owned()).and_then(|g| rights.static_instances.get(g))
+        else {
+            return step;
+        };
+        let theirs = match self.find_static(&step) {
+            Ok(Some(Outcome::Partition { uuid, .. })) => known.contains(&uuid),
+            _ => false,
+        };
+        let device = record.devices.iter_mut().find(|device| theirs && device.step().as_ref() == Some(&step));
+        let Some(device) = device else { return step };
+        device.is_static = true;
+        device.step().unwrap_or(step)
     }
 
     /// The partition that others have made at the place of a step, whole.

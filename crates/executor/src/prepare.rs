@@ -10,7 +10,7 @@ use divvy_claims::{
 };
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
 
-use crate::release::Release;
+use crate::release::{BRIEFLY, Release};
 use crate::state::{Records, Trace, Traced};
 use crate::unwind::Left;
 use crate::{
@@ -116,7 +116,7 @@ impl Executor {
                 Attempt::Again(why, fenced_by) => {
                     // The late call may have come back.
                     match fenced_by {
-                        Some(uid) => drop(self.finish(&uid)),
+                        Some(uid) => drop(self.finish(&uid, self.parts.clock.now() + BRIEFLY)),
                         // What the attempt itself wrote and took back is no reason to try again at once.
                         None => seen = waiting.forget(),
                     }
@@ -271,6 +271,8 @@ impl Executor {
         until: Duration,
     ) -> Result<Refusal, PrepareError> {
         let mut why = None;
+        // For all together: of a crowd of holders that others are at work on, none is waited for longer than of one.
+        let at_work = self.parts.clock.now() + BRIEFLY;
         for holder in &wanted.holders {
             let (uid, name) = match holder {
                 Holder::Record { claim, .. } => (&claim.uid, Some(claim)),
@@ -289,7 +291,7 @@ impl Executor {
                         }
                     }
                     // Only finishes what was unprepared or cut short; a live holder is left alone.
-                    drop(self.finish(uid));
+                    drop(self.finish(uid, at_work));
                     why.get_or_insert_with(|| Refusal::StillHeld {
                         claim: claim.reference(),
                         device: wanted.device.clone(),

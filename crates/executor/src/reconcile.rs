@@ -8,7 +8,7 @@ use std::time::Duration;
 use divvy_claims::{Claim, Phase, Record, Stored, claim_of_cdi_file};
 use divvy_model::{ClaimUid, DeviceName};
 
-use crate::release::{Release, gpus_of_record};
+use crate::release::{BRIEFLY, Release, gpus_of_record};
 use crate::state::Records;
 use crate::{Event, Executor, Refresh, Report, chain};
 
@@ -42,8 +42,6 @@ pub(crate) struct Orphans {
     /// Since when, and in which reconcile it was last so.
     since: BTreeMap<ClaimUid, (Duration, u64)>,
 }
-
-pub(crate) const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// So many files that could not be read are kept for people.
 const CORRUPT_KEPT: usize = 20;

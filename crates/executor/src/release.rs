@@ -41,7 +41,7 @@ pub(crate) enum Release {
 }
 
 /// How long reconcile and waiting prepares wait for a lock before they leave a claim to whoever has it.
-const BRIEFLY: Duration = Duration::from_millis(100);
+pub(crate) const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Pause between two looks at the processes on a device.
 const PROCESS_PAUSE: Duration = Duration::from_millis(100);
@@ -237,10 +237,9 @@ impl Executor {
     }
 
     /// Finishes a claim that lingers, or whose prepare a crash cut short. A claim that somebody is at work on, or
-    /// that is simply prepared, is left alone.
-    pub(crate) fn finish(&self, uid: &ClaimUid) -> Option<Event> {
+    /// that is simply prepared, is left alone. Locks are waited for until `until`.
+    pub(crate) fn finish(&self, uid: &ClaimUid, until: Duration) -> Option<Event> {
         let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
-        let until = self.parts.clock.now() + BRIEFLY;
         let _claim_lock = match self.lock_claim(uid, until) {
             Ok(lock) => lock,
             Err(LockError::TimedOut { .. }) => return None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored};
 use divvy_model::ClaimUid;
 
-use crate::release::gpus_of_record;
+use crate::release::{BRIEFLY, gpus_of_record};
 use crate::state::Records;
 use crate::{Event, Executor, LockError, PrepareError, Report, chain};
 
@@ -38,7 +38,7 @@ impl Executor {
         // Those that let go first: another boot's record may need what they hold.
         for (uid, stored) in &records {
             if stored.fine().is_some_and(|r| r.phase != Phase::Prepared) {
-                report.events.extend(self.finish(uid));
+                report.events.extend(self.finish(uid, self.parts.clock.now() + BRIEFLY));
             }
         }
         for (uid, stored) in &records {
@@ -71,7 +71,8 @@ impl Executor {
             records.into_iter().filter(|(_, stored)| leaving(stored)).map(|(uid, _)| uid).collect::<Vec<_>>()
         };
         let left = self.state.records().map(lingering).and_then(|claims| {
-            report.events.extend(claims.iter().filter_map(|uid| self.finish(uid)));
+            let finish = |uid| self.finish(uid, self.parts.clock.now() + BRIEFLY);
+            report.events.extend(claims.iter().filter_map(finish));
             if claims.is_empty() { Ok(claims) } else { self.state.records().map(lingering) }
         });
         let left = left.unwrap_or_else(|error| {
@@ -126,6 +127,9 @@ impl Executor {
         let mut steps = self
             .modes_of(&record)
             .map_err(|source| PrepareError::Store { claim: record.reference(), source })?;
+        if !steps.is_empty() && self.awaits_rights() {
+            return Err(PrepareError::RulesUnknown { claim: record.reference() });
+        }
         // The devices say what is needed; the steps of a prepare that was never finished may say less.
         steps.extend(Self::time_slices_of(&record));
         steps.extend(record.devices.iter().filter_map(RecordedDevice::step));

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use fs_err as fs;
 
@@ -61,6 +61,8 @@ impl FileStore {
         let write = || {
             let mut file = options.open(&temp)?;
             file.write_all(bytes)?;
+            // Finer than the filesystem's own: the stamps of two files differ whoever wrote them (see `Stamp`).
+            file.file().set_modified(SystemTime::now())?;
             if durability == Durability::Synced { file.sync_all() } else { Ok(()) }
         };
         write().inspect_err(|_| drop(fs::remove_file(&temp)))?;
@@ -89,7 +91,7 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 }
 
 fn stamp_of(meta: &std::fs::Metadata) -> Stamp {
-    Stamp(meta.ino(), i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()), meta.size())
+    Stamp(meta.ino(), i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()), meta.size())
 }
 
 impl Store for FileStore {

@@ -195,6 +195,18 @@ fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
 }
 
 #[test]
+fn no_two_contents_of_a_file_have_the_same_stamp_however_fast_they_follow_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
+    let write = |n: usize| {
+        store.write(Folder::Claims, "a.json", format!("{n:04}").as_bytes(), Durability::Lazy).unwrap();
+        store.list(Folder::Claims).unwrap()[0].stamp
+    };
+    let stamps: std::collections::BTreeSet<_> = (0..500).map(write).collect();
+    assert_eq!(stamps.len(), 500);
+}
+
+#[test]
 fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
     let dir = tempfile::tempdir().unwrap();
     let store = FileStore::open(dir.path()).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{Phase, Stored};
-use divvy_executor::{Event, Folder, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
+use divvy_executor::{Event, Folder, LockName, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
 use divvy_model::ClaimUid;
 
 use crate::world::{Moment, Place, World, claim, final_state};
@@ -313,4 +313,20 @@ fn of_the_unreadable_files_that_were_set_aside_the_newest_twenty_are_kept() {
     let kept: BTreeSet<_> = world.lock().files(Folder::Corrupt).into_keys().collect();
     let newest: BTreeSet<_> = (5..25).map(|n| format!("claim-uid-x-{}", 100 - n)).collect();
     assert_eq!(kept, newest);
+}
+
+#[test]
+fn a_crowd_of_holders_that_others_are_at_work_on_is_waited_for_together() {
+    let world = World::new("h100x1", 1);
+    let executor = world.start();
+    for n in 0..20 {
+        let share = crate::mig_crash::claim_of(&format!("s{n}"), &["gpu-0-ts"], "t1");
+        world.prepare(&executor, &share).unwrap();
+        world.lock().busy.insert(LockName::Claim(share.uid));
+    }
+    let began = world.lock().now;
+    let call = executor.begin(Duration::from_secs(1));
+    executor.prepare(&claim("w", &[0], "t2"), &call).unwrap_err();
+    let took = world.lock().now.saturating_sub(began);
+    assert!(took < Duration::from_millis(1500), "{took:?}");
 }

@@ -21,6 +21,8 @@ mod mig_lost;
 #[cfg(test)]
 mod mig_rows;
 #[cfg(test)]
+mod mig_rules;
+#[cfg(test)]
 mod modes;
 #[cfg(test)]
 mod story;

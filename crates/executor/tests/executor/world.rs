@@ -78,6 +78,7 @@ impl World {
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
                 pods: BTreeMap::new(),
+                busy: BTreeSet::new(),
             })),
             Arc::default(),
             Arc::default(),
@@ -133,7 +134,7 @@ impl World {
         };
         let parts = Parts {
             store: seam.clone(),
-            locks: Arc::new(TestLocks::default()),
+            locks: Arc::new(TestLocks::new(self.clone())),
             cdi: seam.clone(),
             edits: seam.clone(),
             steps,

@@ -112,6 +112,8 @@ pub(crate) struct Machine {
     pub slice_fault: Option<HardwareFault>,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
+    /// Locks that another process has.
+    pub busy: BTreeSet<LockName>,
 }
 
 /// A call of the driver that comes back late.

@@ -3,8 +3,7 @@
 use super::*;
 
 /// Locks of one process with one thread: one that is not free would never be.
-#[derive(Default)]
-pub(super) struct TestLocks(Arc<Mutex<BTreeSet<LockName>>>);
+pub(super) struct TestLocks(World, Arc<Mutex<BTreeSet<LockName>>>);
 
 struct Held(Arc<Mutex<BTreeSet<LockName>>>, LockName);
 
@@ -14,12 +13,25 @@ impl Drop for Held {
     }
 }
 
+impl TestLocks {
+    pub(super) fn new(world: World) -> Self {
+        Self(world, Arc::default())
+    }
+}
+
 impl Locks for TestLocks {
-    fn acquire(&self, name: &LockName, _until: Duration) -> Result<LockGuard, LockError> {
-        let mut held = self.0.lock().unwrap();
+    fn acquire(&self, name: &LockName, until: Duration) -> Result<LockGuard, LockError> {
+        {
+            let mut m = self.0.lock();
+            if m.busy.contains(name) {
+                m.now = m.now.max(until);
+                return Err(LockError::TimedOut { lock: name.to_string() });
+            }
+        }
+        let mut held = self.1.lock().unwrap();
         assert!(held.iter().all(|h| h < name), "{name} is taken after {held:?}");
         assert!(held.insert(name.clone()), "{name} is locked twice");
-        Ok(Box::new(Held(self.0.clone(), name.clone())))
+        Ok(Box::new(Held(self.1.clone(), name.clone())))
     }
 }
 
