@@ -8,10 +8,11 @@ use divvy_api::names;
 use divvy_claims::{Claim, ClaimRef, PodRef};
 use divvy_model::{DeviceName, MigUuid};
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -23,6 +24,14 @@ const ANSWER: Duration = Duration::from_secs(10);
 const LONGEST_NOTE: usize = 1024;
 /// Longest message of a condition, in bytes.
 const LONGEST_MESSAGE: usize = 32 * 1024;
+
+/// Where Events about cluster-scoped objects are.
+const CLUSTER_SCOPED: &str = "default";
+/// So much of a policy's name is in the name of an Event about it.
+const LONGEST_POLICY: usize = 200;
+/// Longest `reportingInstance`, in bytes.
+const LONGEST_INSTANCE: usize = 128;
+const ALREADY_EXISTS: u16 = 409;
 
 /// What is told about a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,16 +126,39 @@ impl Teller {
         }
     }
 
-    /// A warning on a policy.
-    pub(crate) async fn warn_policy(&self, name: &str, uid: Option<&str>, reason: &str, note: &str) {
-        let about = ObjectReference {
-            api_version: Some(names::API_VERSION.to_owned()),
-            kind: Some(divvy_api::policy::KIND.to_owned()),
-            name: Some(name.to_owned()),
-            uid: uid.map(str::to_owned),
-            ..ObjectReference::default()
+    /// A warning on a policy. All nodes of a cluster find the same in it: the first that says it (of `what`, where a
+    /// policy has several such things) says it for all, under a name that they agree on.
+    pub(crate) async fn warn_policy(&self, policy: &PolicyRef, reason: &str, what: &str, note: &str) {
+        let event = events::v1::Event {
+            metadata: ObjectMeta {
+                name: Some(policy.event_name(reason, what)),
+                namespace: Some(CLUSTER_SCOPED.to_owned()),
+                ..ObjectMeta::default()
+            },
+            event_time: Some(MicroTime(Timestamp::now())),
+            reporting_controller: Some(names::REPORTER.to_owned()),
+            reporting_instance: Some(cut(&self.node, LONGEST_INSTANCE)),
+            action: Some("Publish".to_owned()),
+            reason: Some(camel_case(reason)),
+            regarding: Some(ObjectReference {
+                api_version: Some(names::API_VERSION.to_owned()),
+                kind: Some(divvy_api::policy::KIND.to_owned()),
+                name: Some(policy.name.clone()),
+                uid: policy.uid.clone(),
+                ..ObjectReference::default()
+            }),
+            note: Some(cut(note, LONGEST_NOTE)),
+            type_: Some("Warning".to_owned()),
+            ..events::v1::Event::default()
         };
-        self.event(EventType::Warning, reason, note, "Publish", &about).await;
+        let api = Api::<events::v1::Event>::namespaced(self.client.clone(), CLUSTER_SCOPED);
+        let problem = match timeout(ANSWER, api.create(&PostParams::default(), &event)).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(kube::Error::Api(status))) if status.code == ALREADY_EXISTS => return,
+            Ok(Err(error)) => crate::chain(&error),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        tracing::warn!(policy = policy.name, problem, "Event not written");
     }
 
     /// A warning on a claim.
@@ -210,6 +242,33 @@ impl Teller {
     }
 }
 
+/// A policy in one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PolicyRef {
+    /// Name.
+    pub(crate) name: String,
+    /// UID.
+    pub(crate) uid: Option<String>,
+    /// Version of its spec.
+    pub(crate) generation: Option<i64>,
+}
+
+impl PolicyRef {
+    /// The same on every node and for every process: nothing of a node goes into it.
+    fn event_name(&self, reason: &str, what: &str) -> String {
+        let generation = self.generation.map(|generation| generation.to_string()).unwrap_or_default();
+        let parts = [self.uid.as_deref().unwrap_or_default(), &generation, reason, what];
+        // FNV-1a: any fixed function that all versions agree on.
+        let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let end = self.name.len().min(LONGEST_POLICY);
+        let name = self.name.get(..end).unwrap_or_default().trim_end_matches(['.', '-']);
+        format!("{name}.{hash:016x}")
+    }
+}
+
 /// What an Event is about.
 pub(crate) enum About<'a> {
     /// This node.
@@ -265,6 +324,25 @@ pub(crate) fn cut(text: &str, longest: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_nodes_give_one_event_of_a_policy_one_name_and_another_version_another() {
+        let policy = |name: &str, generation| PolicyRef {
+            name: name.to_owned(),
+            uid: Some("u".to_owned()),
+            generation: Some(generation),
+        };
+        let name = policy("p", 1).event_name("bad-policy", "");
+        assert_eq!(name, policy("p", 1).event_name("bad-policy", ""));
+        let others = [
+            policy("p", 2).event_name("bad-policy", ""),
+            policy("p", 1).event_name("rule-without-effect", ""),
+            policy("p", 1).event_name("bad-policy", "what"),
+        ];
+        assert!(others.iter().all(|other| *other != name), "{others:?}");
+        let long = policy(&format!("{}.{}", "a".repeat(199), "b".repeat(53)), 1).event_name("x", "");
+        assert!(long.len() <= 253 && !long.contains(".."), "{long}");
+    }
 
     #[test]
     fn reasons_and_notes_fit_the_api() {

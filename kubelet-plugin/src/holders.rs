@@ -8,6 +8,9 @@ use divvy_carve::{Pool, pool_name};
 use divvy_executor::HeldDevice;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::Api;
+use kube::api::ListParams;
 use tokio::time::Instant;
 
 use crate::publish::Carver;
@@ -61,6 +64,11 @@ impl Holders {
         !self.asked && self.unanswered < ASK_FIRST
     }
 
+    /// The API has not answered.
+    pub(crate) fn unanswered(&mut self) {
+        self.unanswered += 1;
+    }
+
     /// Everything that is leaving.
     pub(crate) fn all_leaving(&self) -> BTreeSet<DeviceName> {
         self.leaving.keys().cloned().collect()
@@ -74,6 +82,27 @@ pub(crate) fn recorded(records: &[HeldDevice]) -> BTreeSet<DeviceName> {
 }
 
 impl Carver {
+    /// Devices that an earlier process has published and that are still there. `None` without an answer.
+    pub(crate) async fn left_behind(&self) -> Option<BTreeSet<DeviceName>> {
+        let ours = format!("spec.driver={},spec.nodeName={}", self.driver, self.node);
+        let slices = Api::<ResourceSlice>::all(self.claims.client.clone());
+        let selected = ListParams::default().fields(&ours);
+        let answer = match tokio::time::timeout(ANSWER, slices.list(&selected)).await {
+            Ok(answer) => answer.map_err(|error| crate::chain(&error)),
+            Err(_) => Err("no answer in time".to_owned()),
+        };
+        match answer {
+            Ok(slices) => {
+                let devices = slices.items.into_iter().flat_map(|slice| slice.spec.devices).flatten();
+                Some(devices.filter_map(|device| device.name.parse().ok()).collect())
+            }
+            Err(error) => {
+                tracing::warn!(error, "it is not known yet what was published before");
+                None
+            }
+        }
+    }
+
     /// Devices of our pool that claims in the API have allocated. `None` without an answer.
     pub(crate) async fn held(&self, holders: &mut Holders, now: Instant) -> Option<BTreeSet<DeviceName>> {
         if let Some((at, held)) = &holders.held
@@ -102,7 +131,7 @@ impl Carver {
                 Some(held)
             }
             Err(error) => {
-                holders.unanswered += 1;
+                holders.unanswered();
                 tracing::warn!(
                     error,
                     "claims not listed: devices that vanished stay published until it is known who holds them"
@@ -128,7 +157,7 @@ pub(crate) fn gone(ordinals: &Ordinals, inventory: &Inventory, pool: &Pool) -> B
 /// for a while before it is asked who holds them, so that the scheduler cannot give one out between the answer and their
 /// end.
 pub(crate) fn leaving(
-    previous: Option<&Pool>,
+    published: &BTreeSet<DeviceName>,
     offered: &Pool,
     ordinals: &Ordinals,
     inventory: &Inventory,
@@ -138,8 +167,7 @@ pub(crate) fn leaving(
         let gpu = kind.and_then(|kind| ordinals.gpu(kind.ordinal()));
         gpu.is_some_and(|gpu| inventory.gpus.contains_key(gpu))
     };
-    let names = previous.into_iter().flat_map(Pool::devices).map(|device| &device.name);
-    names.filter(|name| offered.device(name).is_none() && is_there(name)).cloned().collect()
+    published.iter().filter(|name| offered.device(name).is_none() && is_there(name)).cloned().collect()
 }
 
 /// Whether a numbered GPU is not offered as all that it may have been offered as. It may be held as such from before this

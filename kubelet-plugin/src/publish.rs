@@ -31,7 +31,7 @@ use crate::inventory::Seen;
 use crate::metrics::{Metrics, PHASES};
 use crate::neighbours::{Use, Uses};
 use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied, Places};
-use crate::policy::{Effective, Known, RightsFile, rights_of};
+use crate::policy::{Effective, Known, RightsFile, Still, rights_of};
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -346,8 +346,24 @@ impl Carver {
         for gpu in &gone {
             memory.gone.entry(gpu.clone()).or_insert(now);
         }
-        let leaving = leaving(previous.as_ref(), &offered.pool, &kept.ordinals, &inventory);
-        self.grant(memory, &resolved, &kept.ordinals, &leaving);
+        let unsure =
+            || !memory.holders.asked && offers_less_than_it_may(&kept.ordinals, &capabilities, &offered.pool);
+        let unsure = unsure();
+        let before = match &previous {
+            Some(previous) => previous.devices().map(|device| device.name.clone()).collect(),
+            // An earlier process may have begun to withdraw something a moment ago.
+            None if unsure => match self.left_behind().await {
+                Some(devices) => devices,
+                None if memory.holders.asks_first() => {
+                    memory.holders.unanswered();
+                    return Some(self.timing.driver_retry);
+                }
+                None => BTreeSet::new(),
+            },
+            None => BTreeSet::new(),
+        };
+        let leaving = leaving(&before, &offered.pool, &kept.ordinals, &inventory);
+        self.grant(memory, &resolved, &inventory, &kept.ordinals, &leaving);
         // Where taints are dropped nobody would see that they leave.
         let told = if features.supports(Feature::Taints) { leaving } else { BTreeSet::new() };
         let fresh = memory.holders.leave(told, now, self.timing.leave);
@@ -365,20 +381,18 @@ impl Carver {
             let previous = previous.iter().flat_map(Pool::devices).map(|device| &device.name);
             previous.chain(&kept.recorded).any(|device| !there(device))
         };
-        let unsure =
-            || !memory.holders.asked && offers_less_than_it_may(&kept.ordinals, &capabilities, &offered.pool);
         let conflict = features.conflict() && !memory.conflict;
         memory.conflict = features.conflict();
         if conflict {
             memory.holders.held = None;
         }
-        if gone.is_empty() && !memory.keeps_withdrawn && !conflict && !vanished() && !unsure() {
+        if gone.is_empty() && !memory.keeps_withdrawn && !conflict && !vanished() && !unsure {
             memory.holders.held = None;
             memory.withdrawn.clear();
             self.publish(memory, offered, &features);
             return (!refused.is_empty()).then_some(self.timing.withdrawn);
         }
-        let Some(held) = self.held(&mut memory.holders, now).await else {
+        let Some(mut held) = self.held(&mut memory.holders, now).await else {
             // Nothing is withdrawn before it is known who holds it; nothing new of it is given out either.
             let carved = match &previous {
                 None if memory.holders.asks_first() => return Some(self.timing.driver_retry),
@@ -393,13 +407,15 @@ impl Carver {
             self.publish(memory, carved, &features);
             return Some(self.timing.withdrawn);
         };
+        held.extend(fresh.iter().cloned());
         let carved = carve_with(&held);
         memory.keeps_withdrawn = carved.pool != offered.pool;
         memory.withdrawn.clone_from(&carved.kept);
         let settled = gone.is_empty() && refused.is_empty() && !memory.keeps_withdrawn;
         let again = !(settled && kept.recorded.iter().all(there));
         self.publish(memory, carved, &features);
-        again.then_some(self.timing.withdrawn)
+        let wait = if fresh.is_empty() { self.timing.withdrawn } else { self.timing.leave };
+        again.then_some(wait)
     }
 
     /// Tells the executor what it may do to which GPU, and remembers it for a restart.
@@ -407,6 +423,7 @@ impl Carver {
         &self,
         memory: &mut Memory,
         resolved: &Resolved,
+        inventory: &Inventory,
         ordinals: &Ordinals,
         leaving: &BTreeSet<DeviceName>,
     ) {
@@ -414,12 +431,11 @@ impl Carver {
         let before = known.clone().unwrap_or_default();
         let of_gpu = |device: &DeviceName| {
             let kind = DeviceKind::parse(device).ok()?;
-            ordinals.gpu(kind.ordinal())
+            Some((ordinals.gpu(kind.ordinal())?.clone(), device.clone()))
         };
-        let holders: BTreeSet<_> = leaving.iter().chain(&memory.withdrawn).filter_map(of_gpu).collect();
-        // Before it has been asked once, anything may be held.
-        let rights =
-            rights_of(&resolved.rules, &before, |gpu| !memory.holders.asked || holders.contains(gpu));
+        let devices = leaving.iter().chain(&memory.withdrawn).filter_map(of_gpu).collect();
+        let still = Still { devices, unsure: !memory.holders.asked };
+        let rights = rights_of(&resolved.rules, &before, &still, inventory);
         if known.as_ref() != Some(&rights)
             && let Err(error) = self.rights.save(&rights)
         {
@@ -444,10 +460,10 @@ impl Carver {
         }
         for problem in resolved.problems.iter().filter(|problem| !before.problems.contains(problem)) {
             tracing::warn!(%problem, "a policy does not do what was probably meant");
-            let (teller, name) = (self.teller.clone(), problem.rule.policy.clone());
-            let (uid, note) = (known.uid(&name).map(str::to_owned), format!("node {}: {problem}", self.node));
+            let (teller, policy) = (self.teller.clone(), known.reference(&problem.rule.policy));
+            let (what, note) = (problem.to_string(), format!("node {}: {problem}", self.node));
             self.told.spawn(async move {
-                teller.warn_policy(&name, uid.as_deref(), "rule-without-effect", &note).await;
+                teller.warn_policy(&policy, "rule-without-effect", &what, &note).await;
             });
         }
         let effective = Effective { known, resolved: resolved.clone() };

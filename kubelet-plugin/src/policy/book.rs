@@ -7,6 +7,8 @@ use divvy_api::policy::{GpuPolicy, KIND, decode_policy};
 use kube::core::DynamicObject;
 use serde_json::{Value, json};
 
+use crate::events::PolicyRef;
+
 /// The policies by name.
 #[derive(Debug, Default)]
 pub(super) struct Book {
@@ -19,8 +21,7 @@ pub(super) struct Book {
 /// A policy that cannot be read, to be told once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unreadable {
-    pub(super) name: String,
-    pub(super) uid: Option<String>,
+    pub(super) policy: PolicyRef,
     pub(super) why: String,
     /// Whether an earlier version of it stays in force.
     pub(super) has_earlier: bool,
@@ -44,7 +45,7 @@ impl Book {
     /// One was made or changed.
     pub(super) fn applied(&mut self, object: DynamicObject) -> Option<Unreadable> {
         let name = object.metadata.name.clone().unwrap_or_default();
-        let uid = object.metadata.uid.clone();
+        let (uid, generation) = (object.metadata.uid.clone(), object.metadata.generation);
         // Another object of the same name has nothing to do with the one that could be read.
         if self.good.get(&name).is_some_and(|good| good.uid.is_some() && good.uid != uid) {
             self.good.remove(&name);
@@ -59,7 +60,8 @@ impl Book {
                 let why = error.to_string();
                 let has_earlier = self.good.contains_key(&name);
                 let before = self.bad.insert(name.clone(), why.clone());
-                (before.as_ref() != Some(&why)).then_some(Unreadable { name, uid, why, has_earlier })
+                let policy = PolicyRef { name, uid, generation };
+                (before.as_ref() != Some(&why)).then_some(Unreadable { policy, why, has_earlier })
             }
         }
     }

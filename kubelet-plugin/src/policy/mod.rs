@@ -14,7 +14,10 @@ use divvy_carve::{GpuRules, NodeFacts, Resolved, resolve};
 use divvy_model::{Inventory, Ordinals};
 use serde_json::{Value, json};
 
-pub(crate) use rights::{RightsFile, rights_of};
+use crate::events::PolicyRef;
+
+pub(crate) use rights::{RightsFile, Still, rights_of};
+pub(crate) use store::replace;
 pub(crate) use watch::{PolicyWatch, RETRY, WAIT};
 
 /// What is known of policies and of the node that they are about.
@@ -48,9 +51,14 @@ impl Known {
         resolved
     }
 
-    /// The UID of a policy, for Events about it.
-    pub(crate) fn uid(&self, name: &str) -> Option<&str> {
-        self.policies.iter().find(|policy| policy.name == name)?.uid.as_deref()
+    /// A policy, for Events about it.
+    pub(crate) fn reference(&self, name: &str) -> PolicyRef {
+        let policy = self.policies.iter().find(|policy| policy.name == name);
+        PolicyRef {
+            name: name.to_owned(),
+            uid: policy.and_then(|policy| policy.uid.clone()),
+            generation: policy.and_then(|policy| policy.generation),
+        }
     }
 }
 

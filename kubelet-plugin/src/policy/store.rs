@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use divvy_api::policy::GpuPolicy;
 use serde::{Deserialize, Serialize};
@@ -46,13 +47,18 @@ impl Store {
     }
 }
 
-/// Replaces a file as a whole.
-pub(super) fn replace(file: &Path, content: &impl Serialize) -> io::Result<()> {
-    // Two instances of a rolling update may save at once.
-    let temporary = file.with_extension(format!("json.{}", std::process::id()));
-    fs_err::write(&temporary, serde_json::to_vec(content)?)?;
-    fs_err::File::open(&temporary)?.sync_all()?;
-    fs_err::rename(&temporary, file)
+/// Replaces a file as a whole; on disk when this returns.
+pub(crate) fn replace(file: &Path, content: &impl Serialize) -> io::Result<()> {
+    // Two instances of a rolling update may save at once, each as process 1 of its container.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let temporary = file.with_extension(format!("json.{}.{}", std::process::id(), now.as_nanos()));
+    let write = || {
+        fs_err::write(&temporary, serde_json::to_vec(content)?)?;
+        fs_err::File::open(&temporary)?.sync_all()?;
+        fs_err::rename(&temporary, file)
+    };
+    write().inspect_err(|_| drop(fs_err::remove_file(&temporary)))?;
+    file.parent().map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
 }
 
 #[cfg(test)]

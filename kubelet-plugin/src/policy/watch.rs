@@ -159,12 +159,12 @@ impl PolicyWatch {
     }
 
     fn tell(&self, unreadable: Unreadable) {
-        let Unreadable { name, uid, why, has_earlier } = unreadable;
+        let Unreadable { policy, why, has_earlier } = unreadable;
         let instead = if has_earlier { "its last readable version stays in force" } else { "it is ignored" };
         let note = format!("node {} cannot use this policy, {instead}: {why}", self.node);
-        tracing::warn!(policy = name, why, has_earlier, "a policy cannot be used");
+        tracing::warn!(policy = policy.name, why, has_earlier, "a policy cannot be used");
         let teller = self.teller.clone();
-        self.told.spawn(async move { teller.warn_policy(&name, uid.as_deref(), "bad-policy", &note).await });
+        self.told.spawn(async move { teller.warn_policy(&policy, "bad-policy", "", &note).await });
     }
 
     fn send(&mut self) {

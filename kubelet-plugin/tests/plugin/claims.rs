@@ -214,7 +214,13 @@ async fn a_kubelet_that_gives_up_on_a_call_finds_its_work_done() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_reads_eight_claims_at_once_and_writes_nothing_to_the_api() {
     let node = Node::new("h100x16");
-    let plugin = node.start().await;
+    let mut config = node.config(&[]);
+    // What people are told of the node comes once, before.
+    config.timing.gpu_node = std::time::Duration::from_hours(1);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let told = || (node.api.count("patch", "gpunodes/status") > 0).then_some(());
+    crate::node::wait("the node's report", told).await;
     node.api.forget_requests();
     let claims: Vec<_> = (0..16).map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-{n}")])).collect();
     let held = node.api.hold("get", "resourceclaims");

@@ -117,3 +117,34 @@ async fn mig_instances_of_somebody_else_are_published_where_a_policy_says_so() {
     assert_eq!(node.sim.inventory().gpus[&gpu].mig.as_ref().unwrap().instances.len(), 1, "it stays");
     plugin.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_given_out_before_the_instances_of_a_gpu_changed_hands_is_served_after() {
+    let node = Node::new("h100x1");
+    let gpu = node.sim.uuids()[0].clone();
+    node.sim.edit(|engine| engine.set_mig_mode(&gpu, true)).unwrap();
+    let foreign = node.sim.make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
+    let (theirs, ours) = ("gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-0");
+    let policy = |instances: &str| {
+        let spec = json!({ "rules": [{ "modes": ["Mig"], "mig": { "instances": instances } }] });
+        node.api.put(&divvy_fake_cluster::GpuPolicy::new("instances", spec)).unwrap();
+    };
+    policy("Static");
+    let plugin = node.start_with(node.config(&[]));
+    plugin.wait_ready().await;
+    wait("their instance", || (open(&node) == [theirs]).then_some(())).await;
+    let claim = node.claim("theirs", &[theirs]);
+    policy("OnDemand");
+    wait("instances of ours", || open(&node).iter().any(|device| device == ours).then_some(())).await;
+    node.prepare(&claim).await.unwrap();
+    node.unprepare(&claim).await.unwrap();
+    let claim = node.claim("ours", &[ours]);
+    policy("Static");
+    wait("theirs only", || (open(&node) == [theirs]).then_some(())).await;
+    node.prepare(&claim).await.unwrap();
+    let living = || node.sim.inventory().gpus[&gpu].mig.clone().unwrap();
+    assert_eq!(living().instances.len(), 2);
+    node.unprepare(&claim).await.unwrap();
+    assert_eq!(living().uuids.into_values().collect::<Vec<_>>(), [foreign.uuid]);
+    plugin.stop().await;
+}

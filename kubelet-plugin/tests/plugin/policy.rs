@@ -236,7 +236,14 @@ async fn a_bad_policy_is_told_and_the_node_keeps_the_last_good_one_also_over_a_r
     assert_eq!(offers(&node), [(0, "wm".to_owned())].into());
     plugin.stop().await;
 
+    // It is told once, by whoever finds it first.
+    let events =
+        || node.api.list::<Event>().iter().filter(|e| e.reason.as_deref() == Some("BadPolicy")).count();
+    assert_eq!(events(), 2);
+    node.api.forget_requests();
     let plugin = node.start().await;
+    wait("both tries", || (node.api.count("create", "events") >= 2).then_some(())).await;
+    assert_eq!(events(), 2);
     assert_eq!(metric(&plugin, "divvy_gpu_policies_bad"), "2");
     assert_eq!(offers(&node), [(0, "wm".to_owned())].into());
     node.api.delete::<GpuPolicy>("", "p").unwrap();
@@ -287,5 +294,32 @@ async fn without_the_right_to_policies_or_without_an_answer_the_last_known_ones_
     node.api.clear_faults();
     wait_for_offers(&node, &["wm"]).await;
     assert!(node.api.wait_until(|api| api.count("watch", "gpupolicies") > 0, PATIENCE).await.is_ok());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_earlier_process_offered_leaves_with_patience_whoever_publishes_next() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let plugin = node.start().await;
+    let (first, _) = wait("partitions", || {
+        node.published().iter().any(|(name, _)| name.contains("-mig-")).then(|| two_partitions(&node))
+    })
+    .await;
+    plugin.stop().await;
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole"] }] }));
+    let mut config = node.config(&[]);
+    config.timing.leave = Duration::from_secs(2);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let taints_of =
+        || node.published().into_iter().find(|(name, _)| *name == first).map(|(_, taints)| taints);
+    let tainted = wait("the taint", || taints_of().filter(|taints| !taints.is_empty())).await;
+    assert!(tainted.iter().any(|taint| taint.contains("withdrawn")), "{tainted:?}");
+    // A scheduler that has not seen the taint gives it out.
+    let claim = node.claim("c", &[&first]);
+    wait("the end of the others", || (node.published().len() == 3).then_some(())).await;
+    assert!(taints_of().is_some(), "{:?}", node.published());
+    node.prepare(&claim).await.unwrap();
     plugin.stop().await;
 }
