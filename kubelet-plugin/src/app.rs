@@ -28,7 +28,7 @@ use crate::drain;
 use crate::error::{RunError, io_error};
 use crate::events::Teller;
 use crate::gpu_node;
-use crate::health::{HealthOwner, Told, service::HealthServer};
+use crate::health::{HealthFile, HealthOwner, Told, service::HealthServer};
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
@@ -189,6 +189,7 @@ async fn run_ready(
             in_charge: in_charge.clone(),
         },
         metrics: metrics.clone(),
+        file: Arc::new(HealthFile::new(plugin_dir, executor.boot().clone())),
     };
     part(&mut parts, "the health watch", health_owner.run(parts_stop.clone()));
     let (policy_watch, policies) = PolicyWatch::new(

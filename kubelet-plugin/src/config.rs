@@ -105,6 +105,8 @@ pub struct Timing {
     pub neighbours: Duration,
     /// How often other drivers' devices and allocations are asked for; at once when a pod holds one that is not known.
     pub neighbour_drivers: Duration,
+    /// How often all claims of the cluster are asked for where another driver publishes one of our GPUs.
+    pub neighbour_claims: Duration,
     /// How long a driver may be away before that is told on the node's object: after a boot it comes by itself.
     pub driver_away: Duration,
     /// Longest pause between attempts to reach a driver that is not there.
@@ -151,6 +153,7 @@ impl Default for Timing {
             refresh: Duration::from_mins(1),
             neighbours: Duration::from_secs(15),
             neighbour_drivers: Duration::from_mins(10),
+            neighbour_claims: Duration::from_hours(1),
             driver_away: Duration::from_mins(1),
             driver_retry: Duration::from_secs(5),
             health: Duration::from_secs(30),

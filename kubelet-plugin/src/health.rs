@@ -2,6 +2,7 @@
 //! [`HealthBook`], and tells everyone what comes out: the carver (taints), the kubelet (`service`), people (Events,
 //! metrics, the debug page).
 
+mod file;
 pub(crate) mod service;
 mod telling;
 pub(crate) mod view;
@@ -24,6 +25,8 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Timing;
 use crate::inventory::Seen;
 use crate::metrics::Metrics;
+pub(crate) use file::HealthFile;
+use file::Memory;
 pub(crate) use telling::Told;
 use view::{HealthView, Holdings, Sick};
 use watch::{Gate, Heard};
@@ -48,6 +51,8 @@ pub(crate) struct HealthOwner {
     pub(crate) book: channel::Sender<Arc<Kept>>,
     pub(crate) told: Told,
     pub(crate) metrics: Metrics,
+    /// What an earlier process was told by events, and a later one cannot ask for.
+    pub(crate) file: Arc<HealthFile>,
 }
 
 /// What is remembered.
@@ -77,6 +82,9 @@ impl HealthOwner {
         let gate = Gate::watch(self.gpus.clone(), out);
         let epoch = Instant::now();
         let mut kept = Kept::default();
+        let mut remembered = self.file.load();
+        kept.book.remember(Duration::ZERO, remembered.gpus.clone());
+        kept.places = remembered.places.iter().map(|(gpu, id, place)| ((gpu.clone(), *id), *place)).collect();
         let mut polled_at: Option<Instant> = None;
         let mut poll_at = epoch;
         let mut known = BTreeSet::new();
@@ -123,7 +131,30 @@ impl HealthOwner {
                 Ok(()) = self.seen.changed() => continue,
                 () = stop.cancelled() => return,
             }
+            self.remember(&kept, &mut remembered).await;
             self.book.send_replace(Arc::new(kept.clone()));
+        }
+    }
+
+    /// Saves what has been learnt from events since it was last saved.
+    async fn remember(&self, kept: &Kept, saved: &mut Memory) {
+        let gpus = kept.book.remembered();
+        let told = |gpu: &GpuUuid, id: &GpuInstanceId| {
+            gpus.get(gpu).is_some_and(|remembered| remembered.partitions.contains_key(id))
+        };
+        let places = kept.places.iter().filter(|((gpu, id), _)| told(gpu, id));
+        let places = places.map(|((gpu, id), place)| (gpu.clone(), *id, *place)).collect();
+        let memory = Memory { gpus, places };
+        if memory == *saved {
+            return;
+        }
+        let (file, to_save) = (self.file.clone(), memory.clone());
+        let written = tokio::task::spawn_blocking(move || file.save(&to_save)).await;
+        match written {
+            Ok(Ok(())) => *saved = memory,
+            Ok(Err(error)) => tracing::warn!(%error, "what a GPU reported is not remembered for a restart"),
+            // Only a panic; the next change tries again.
+            Err(_) => {}
         }
     }
 

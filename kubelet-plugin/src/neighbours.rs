@@ -13,7 +13,7 @@ use std::time::Duration;
 use divvy_executor::Executor;
 use divvy_model::{GpuDriver, GpuUuid, Inventory};
 use divvy_proto::podresources::v1::PodResources;
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::ListParams;
 use tokio::sync::watch;
@@ -66,7 +66,10 @@ struct Memory {
 #[derive(Debug, Clone, Default)]
 struct Drivers {
     devices: BTreeMap<DriverDevice, GpuUuid>,
-    allocated: BTreeSet<GivenOut>,
+    /// What claims, by namespace and name, have of these devices.
+    allocated: BTreeMap<(String, String), BTreeSet<GivenOut>>,
+    /// When all claims were asked for.
+    listed: Option<Instant>,
 }
 
 impl Neighbours {
@@ -106,7 +109,8 @@ impl Neighbours {
                 || known.is_some_and(|(_, known)| known.devices.contains_key(device))
         };
         if known.is_none() || !theirs.iter().all(is_known) {
-            match self.drivers(&inventory).await {
+            let before = memory.drivers.as_ref().map(|(_, before)| before.clone()).unwrap_or_default();
+            match self.drivers(&inventory, before).await {
                 Ok(found) => {
                     memory.no_gpus =
                         theirs.into_iter().filter(|device| !found.devices.contains_key(device)).collect();
@@ -117,9 +121,10 @@ impl Neighbours {
                 }
             }
         }
-        let Drivers { devices, allocated } =
+        let Drivers { devices, allocated, .. } =
             memory.drivers.as_ref().map(|(_, drivers)| drivers.clone()).unwrap_or_default();
-        let given: BTreeSet<_> = memory.given.iter().cloned().chain(allocated).collect();
+        let given: BTreeSet<_> =
+            memory.given.iter().cloned().chain(allocated.into_values().flatten()).collect();
         let (gpus, executor, all) = (self.gpus.clone(), self.executor.clone(), inventory.clone());
         let read = tokio::task::spawn_blocking(move || {
             let mut processes = BTreeMap::new();
@@ -178,38 +183,53 @@ impl Neighbours {
         });
     }
 
-    /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated. Claims are only
-    /// listed if there are such devices.
-    async fn drivers(&self, inventory: &Inventory) -> Result<Drivers, String> {
-        let asked = tokio::time::timeout(ANSWER, self.ask_drivers(inventory)).await;
+    /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.
+    async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, String> {
+        let asked = tokio::time::timeout(ANSWER, self.ask_drivers(inventory, before)).await;
         asked.map_err(|_| "no answer in time".to_owned())?.map_err(|error| crate::chain(&error))
     }
 
-    async fn ask_drivers(&self, inventory: &Inventory) -> Result<Drivers, kube::Error> {
+    /// The node's slices cost the server little. A list of all claims of the cluster does not: it is asked for only if
+    /// another driver publishes one of our GPUs, when that becomes so and then now and then, and from the server's
+    /// cache. In between the claims found are asked for by name; what pods hold, the kubelet tells all the time.
+    async fn ask_drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
         let of_node = format!("spec.nodeName={}", self.config.node_name);
         // From the server's cache: this is not urgent.
         let params = ListParams::default().fields(&of_node).match_any();
         let slices = Api::<ResourceSlice>::all(self.claims.client.clone()).list(&params).await?;
         let devices = their_devices(&slices.items, &self.config.driver_name, inventory);
-        let mut allocated = BTreeSet::new();
-        if !devices.is_empty() {
-            for claim in self.claims.list().await? {
-                let name = format!(
-                    "claim {}/{}",
-                    claim.metadata.namespace.as_deref().unwrap_or_default(),
-                    claim.metadata.name.as_deref().unwrap_or_default()
-                );
-                let results = claim.status.and_then(|s| s.allocation?.devices?.results).unwrap_or_default();
-                allocated.extend(results.into_iter().filter(|r| r.driver != self.config.driver_name).map(
-                    |r| GivenOut {
+        if devices.is_empty() {
+            return Ok(Drivers::default());
+        }
+        let lasts = self.config.timing.neighbour_claims;
+        let listed = before.listed.filter(|at| devices == before.devices && at.elapsed() < lasts);
+        let mut claims = Vec::new();
+        if listed.is_some() {
+            for (namespace, name) in before.allocated.keys() {
+                let of_namespace = Api::<ResourceClaim>::namespaced(self.claims.client.clone(), namespace);
+                claims.extend(of_namespace.get_opt(name).await?);
+            }
+        } else {
+            let all = Api::<ResourceClaim>::all(self.claims.client.clone());
+            claims = all.list(&ListParams::default().match_any()).await?.items;
+        }
+        let mut allocated = BTreeMap::<_, BTreeSet<GivenOut>>::new();
+        for claim in claims {
+            let namespace = claim.metadata.namespace.unwrap_or_default();
+            let name = claim.metadata.name.unwrap_or_default();
+            let results = claim.status.and_then(|s| s.allocation?.devices?.results).unwrap_or_default();
+            for r in results {
+                if devices.contains_key(&(r.driver.clone(), r.pool.clone(), r.device.clone())) {
+                    let given = GivenOut {
                         by: Giver::Driver { name: r.driver, pool: r.pool },
-                        to: name.clone(),
+                        to: format!("claim {namespace}/{name}"),
                         device: r.device,
-                    },
-                ));
+                    };
+                    allocated.entry((namespace.clone(), name.clone())).or_default().insert(given);
+                }
             }
         }
-        Ok(Drivers { devices, allocated })
+        Ok(Drivers { devices, allocated, listed: listed.or_else(|| Some(Instant::now())) })
     }
 }
 

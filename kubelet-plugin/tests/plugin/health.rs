@@ -195,6 +195,18 @@ async fn an_xid_of_a_partition_concerns_that_partition_alone_and_goes_with_it() 
     let events = wait("the Events", || Some(node.events("GpuXid")).filter(|all| all.len() == 3)).await;
     assert_eq!(events[2].1, "right");
 
+    // Another process cannot ask for it and knows it all the same, from the first pool on.
+    plugin.stop().await;
+    for slice in node.api.list::<ResourceSlice>() {
+        node.api.delete::<ResourceSlice>("", &slice.metadata.name.unwrap()).unwrap();
+    }
+    let plugin = node.start_with(node.config(&["--mig-profiles", ""]));
+    plugin.wait_ready().await;
+    let again = wait("the pool", || Some(node.taints()).filter(|taints| taints.contains_key(right))).await;
+    assert_eq!(overlapping(&again), tainted);
+    let mut watch = node.kubelet.watch_health(DRIVER, "v1.DRAResourceHealth").await.unwrap();
+    told(&mut watch, &[(left, None), (right, Some(message))]).await;
+
     node.unprepare(&claims[1]).await.unwrap();
     wait("the taints' end", || overlapping(&node.taints()).is_empty().then_some(())).await;
     told(&mut watch, &[(left, None)]).await;

@@ -35,6 +35,7 @@ async fn start(node: &Node) -> Plugin {
     let mut config = node.config(&[]);
     config.timing.neighbours = Duration::from_millis(50);
     config.timing.neighbour_drivers = Duration::from_millis(200);
+    config.timing.neighbour_claims = Duration::from_millis(200);
     let plugin = node.start_with(config);
     plugin.wait_ready().await;
     plugin
@@ -77,6 +78,18 @@ async fn a_gpu_that_another_driver_has_allocated_is_tainted_before_its_pod_runs(
     let node = Node::new("h100x2");
     let plugin = start(&node).await;
     let names = ["gpu-1", "gpu-0"];
+    their_slice(&node);
+    let theirs = vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
+    node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs)).unwrap();
+    wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
+    told(&node, "the driver gpu.example.com has given it to claim ml/theirs").await;
+    node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
+    wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
+    plugin.stop().await;
+}
+
+/// Another driver publishes the first GPU, and something else.
+fn their_slice(node: &Node) {
     let uuid = node.sim.uuids()[0].to_string();
     let device =
         |name: &str, uuid: &str| json!({ "name": name, "attributes": { "uuid": { "string": uuid } } });
@@ -93,12 +106,27 @@ async fn a_gpu_that_another_driver_has_allocated_is_tainted_before_its_pod_runs(
     }))
     .unwrap();
     node.api.put(&slice).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beside_another_driver_of_a_gpu_its_claims_are_asked_for_by_name_and_all_claims_seldom() {
+    let node = Node::new("h100x2");
+    their_slice(&node);
     let theirs = vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
     node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs)).unwrap();
+    let mut config = node.config(&[]);
+    config.timing.neighbours = Duration::from_millis(50);
+    config.timing.neighbour_drivers = Duration::from_millis(50);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let names = ["gpu-1", "gpu-0"];
     wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
-    told(&node, "the driver gpu.example.com has given it to claim ml/theirs").await;
+    node.api.forget_requests();
+    wait("looks", || (node.api.count("get", "resourceclaims") > 3).then_some(())).await;
+    assert_eq!(node.api.count("list", "resourceclaims"), 0);
     node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
     wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
+    assert_eq!(node.api.count("list", "resourceclaims"), 0);
     plugin.stop().await;
 }
 

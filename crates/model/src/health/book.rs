@@ -67,7 +67,7 @@ pub struct GpuHealth {
     /// Polls in a row that failed.
     pub bad_polls: u32,
     /// It was away since its last Xid: what that Xid was about is over as soon as it answers.
-    was_away: bool,
+    pub(super) was_away: bool,
 }
 
 impl GpuHealth {
@@ -93,7 +93,7 @@ pub struct HealthChange {
 /// What is known of each GPU's health.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthBook {
-    gpus: BTreeMap<GpuUuid, GpuHealth>,
+    pub(super) gpus: BTreeMap<GpuUuid, GpuHealth>,
     removed: BTreeSet<GpuUuid>,
 }
 

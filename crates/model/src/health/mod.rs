@@ -6,6 +6,7 @@
 //! `nvmlDeviceGetTotalEccErrors`, `nvmlEventSetWait_v2`, and NVIDIA's Xid catalog of October 2025.
 
 mod book;
+mod remembered;
 #[cfg(test)]
 mod tests;
 mod xid;
@@ -19,6 +20,7 @@ use crate::mig::{ComputeInstanceId, GpuInstanceId};
 use crate::{GpuErrorCode, GpuUuid};
 
 pub use book::{Ailments, GpuHealth, HealthBook, HealthChange, HealthRules, Illness};
+pub use remembered::Remembered;
 pub use xid::XidClass;
 
 /// What an event is about.
