@@ -222,3 +222,25 @@ fn an_ailment_says_what_it_is_and_what_helps() {
     ];
     assert_eq!(all.map(Ailment::name), Ailment::NAMES);
 }
+
+#[test]
+fn what_events_have_told_goes_on_in_a_book_of_a_later_process_until_the_gpu_was_away() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(vitals(None)));
+    book.event(&rules, at(1), &event(GpuEventKind::Xid(79), None));
+    book.event(&rules, at(2), &event(GpuEventKind::Xid(95), Some(3)));
+    let mut later = HealthBook::default();
+    later.remember(at(0), book.remembered());
+    assert_eq!(later.remembered(), book.remembered());
+    assert_eq!(
+        (sick(&later), sick_partitions(&later)),
+        (vec![Ailment::Xid(79)], vec![(3, Ailment::Xid(95))])
+    );
+    assert_eq!(well_at(&mut later, 0, vitals(None)), None, "the driver does not say that it is over");
+    later.all_away();
+    let mut latest = HealthBook::default();
+    latest.remember(at(0), later.remembered());
+    assert!(well_at(&mut latest, 0, vitals(None)).is_some());
+    assert_eq!(latest.remembered(), std::collections::BTreeMap::new());
+}
