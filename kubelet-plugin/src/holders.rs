@@ -93,7 +93,7 @@ impl Carver {
         };
         match answer {
             Ok(slices) => {
-                let devices = slices.items.into_iter().flat_map(|slice| slice.spec.devices).flatten();
+                let devices = slices.items.into_iter().filter_map(|slice| slice.spec.devices).flatten();
                 Some(devices.filter_map(|device| device.name.parse().ok()).collect())
             }
             Err(error) => {

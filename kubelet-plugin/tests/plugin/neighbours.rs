@@ -90,7 +90,7 @@ async fn a_gpu_that_another_driver_has_allocated_is_tainted_before_its_pod_runs(
 
 /// Another driver publishes the first GPU, and something else.
 fn their_slice(node: &Node) {
-    let uuid = node.sim.uuids()[0].to_string();
+    let uuid = node.sim.uuids().remove(0).to_string();
     let device =
         |name: &str, uuid: &str| json!({ "name": name, "attributes": { "uuid": { "string": uuid } } });
     let slice: ResourceSlice = serde_json::from_value(json!({
