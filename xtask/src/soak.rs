@@ -66,7 +66,7 @@ enum What {
         /// How many pods there are, about
         #[arg(long, default_value_t = 16)]
         pods: usize,
-        /// Only these troubles: plugin, kubelet, api-server, containerd, scheduler, policy, gpu-lost
+        /// Only these troubles: plugin, kubelet, api-server, containerd, scheduler, policy, gpu-lost, driver-reload
         #[arg(long, value_delimiter = ',')]
         troubles: Vec<String>,
         /// Kubernetes version, as 1.36.4

@@ -25,16 +25,18 @@ pub(super) enum Kind {
     Share,
     TwoShares,
     OneClaimTwoPods,
+    Admin,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::Whole,
         Self::Partition,
         Self::TwoPartitions,
         Self::Share,
         Self::TwoShares,
         Self::OneClaimTwoPods,
+        Self::Admin,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -45,6 +47,7 @@ impl Kind {
             Self::Share => "a share",
             Self::TwoShares => "two shares",
             Self::OneClaimTwoPods => "one share for two pods",
+            Self::Admin => "admin access",
         }
     }
 
@@ -67,6 +70,9 @@ impl Kind {
             Self::TwoPartitions => vec![partition("x"), partition("y")],
             Self::Share | Self::OneClaimTwoPods => vec![share("share", 1 + dice.below(8))],
             Self::TwoShares => vec![share("x", 1 + dice.below(4)), share("y", 1)],
+            Self::Admin => {
+                vec![exactly("all", json!({"deviceClassName": names::CLASS_ADMIN, "adminAccess": true}))]
+            }
         };
         json!({"devices": {"requests": requests}})
     }

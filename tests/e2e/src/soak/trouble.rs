@@ -14,6 +14,8 @@ use crate::wait::poll;
 
 const POLICIES: &str = "/apis/divvy.dev/v1beta1/gpupolicies";
 const POLICY: &str = "soak";
+/// Drivers that come one after the other.
+const VERSIONS: [&str; 3] = ["580.95.05", "580.105.08", "590.44.01"];
 /// What a start may take on a busy machine.
 const START: Duration = Duration::from_mins(2);
 
@@ -34,11 +36,13 @@ pub enum Trouble {
     Policy,
     /// A GPU falls off the bus, and comes back.
     GpuLost,
+    /// NVIDIA's driver is unloaded and removed, and another version is installed and loaded.
+    DriverReload,
 }
 
 impl Trouble {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Plugin,
         Self::Kubelet,
         Self::ApiServer,
@@ -46,6 +50,7 @@ impl Trouble {
         Self::Scheduler,
         Self::Policy,
         Self::GpuLost,
+        Self::DriverReload,
     ];
 
     /// As on the command line and in the tally.
@@ -58,6 +63,7 @@ impl Trouble {
             Self::Scheduler => "scheduler",
             Self::Policy => "policy",
             Self::GpuLost => "gpu-lost",
+            Self::DriverReload => "driver-reload",
         }
     }
 
@@ -127,6 +133,12 @@ fn make(shared: &Shared, trouble: Trouble, dice: &mut Dice) -> Result<()> {
             lose(true)?;
             shared.rest(Duration::from_secs(5 + dice.below(10) as u64));
             lose(false)
+        }
+        Trouble::DriverReload => {
+            let version = dice.one_of(&VERSIONS).copied().unwrap_or("580.95.05");
+            env.driver.gpus().remove_driver()?;
+            shared.rest(Duration::from_secs(2 + dice.below(8) as u64));
+            env.driver.gpus().install_driver(version)
         }
     }
 }
