@@ -123,6 +123,8 @@ pub mod counters {
     pub const GPU: &str = "gpu";
     /// One memory slice; its number follows.
     pub const MEMORY_SLICE: &str = "memory-slice-";
+    /// Neighbouring memory slices that are counted together; the first and the last follow.
+    pub const MEMORY_SLICES: &str = "memory-slices-";
 }
 
 /// Taint keys (`ResourceSlice.spec.devices[].taints`).

@@ -17,7 +17,7 @@ const GPUS_IN_SLICE: u32 = 2;
 const ONE_EACH: u32 = MAX_DEVICES_TAINTED / 2;
 
 /// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, what is for admins, and the counter
-/// sets.
+/// sets. Whole GPUs, shares and the first GPU's partitions are one slice, in turn.
 pub(crate) fn slices(cards: BTreeMap<u32, Card>) -> Vec<Slice> {
     let mut whole: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut shares: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
@@ -36,9 +36,17 @@ pub(crate) fn slices(cards: BTreeMap<u32, Card>) -> Vec<Slice> {
     for devices in whole.values_mut() {
         devices.reverse();
     }
-    // The last of the whole GPUs and the first of the shares are of the same GPUs, and share a slice.
+    // The last of the whole GPUs and the first of the shares are of the same GPUs, and share a slice. They share it
+    // with the first partitions that there are.
     let first = whole.entry(0).or_default();
-    first.extend(shares.remove(&0).unwrap_or_default());
+    let beside = shares.remove(&0).unwrap_or_default();
+    let nearest = cut.values_mut().flatten().find(|partitions| !partitions.is_empty());
+    let fits = |partitions: &&mut Vec<Device>| {
+        let few = first.len() + beside.len();
+        few > 0 && few + partitions.len() <= usize::try_from(MAX_DEVICES_TAINTED).unwrap_or(usize::MAX)
+    };
+    let partitions = nearest.filter(fits).map(std::mem::take).unwrap_or_default();
+    *first = riffled(std::mem::take(first), beside, partitions);
     let few = whole.into_values().rev().chain(shares.into_values());
     let partitions = cut.into_values().flat_map(split);
     let devices = few.chain(partitions).chain(admins.into_values());
@@ -47,6 +55,22 @@ pub(crate) fn slices(cards: BTreeMap<u32, Card>) -> Vec<Slice> {
         .filter(|slice| !slice.devices.is_empty())
         .chain(sets.into_values().filter(|slice| !slice.counter_sets.is_empty()))
         .collect()
+}
+
+/// A few whole GPUs, one of the shares, a few of the partitions, and so on: whatever a claim asks for is found soon. A
+/// claim for a share that had to pass all whole GPUs would cost the scheduler an evaluation of CEL for each, on each
+/// node. Whole GPUs that are taken are passed for nothing, what is beside them is not; so they are the denser.
+fn riffled(whole: Vec<Device>, shares: Vec<Device>, partitions: Vec<Device>) -> Vec<Device> {
+    let (mut whole, mut shares) = (whole.into_iter().peekable(), shares.into_iter());
+    let mut partitions = partitions.into_iter();
+    let mut all: Vec<Device> = whole.next().into_iter().chain(shares.next()).collect();
+    all.extend(partitions.by_ref().take(2));
+    while whole.peek().is_some() {
+        all.extend(whole.by_ref().take(2).chain(shares.next()));
+        all.extend(partitions.by_ref().take(2));
+    }
+    all.extend(shares.chain(partitions));
+    all
 }
 
 /// One slice for neighbouring GPUs if it has room for all of them; else at least one for each.

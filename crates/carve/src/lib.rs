@@ -14,6 +14,7 @@ mod counters;
 mod features;
 mod held;
 mod layout;
+mod lean;
 mod leave;
 mod modes;
 mod note;

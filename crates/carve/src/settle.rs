@@ -6,6 +6,7 @@ use divvy_api::names::{counters as names, taints as keys};
 
 use crate::carve::{Card, Run};
 use crate::counters::{Budget, set_name};
+use crate::lean::lean;
 use crate::validate::MAX_TAINTS;
 use crate::{Amount, CounterSet, CounterUse, Device, Feature, Note, Taint};
 
@@ -36,7 +37,11 @@ impl Run<'_> {
                 (_, false) => None,
                 (Some(sets), true) => {
                     let cut = card.partitions.iter().any(|partition| !partition.consumes.is_empty());
-                    if cut { sets.cut.clone() } else { Some(sets.plain.clone()) }
+                    if cut {
+                        sets.cut.as_ref().map(|full| lean(full, &mut card.partitions))
+                    } else {
+                        Some(sets.plain.clone())
+                    }
                 }
                 (None, true) => {
                     // Devices that were taken over from the last pool bring the set they draw on.

@@ -192,15 +192,7 @@ fn a_partition_says_what_nvidias_driver_says_and_what_it_takes() {
         ("multiprocessors", Amount::Count(26)),
         ("ofaEngines", Amount::Count(0)),
     ];
-    let counters = [
-        ("copy-engines", Amount::Count(1)),
-        ("decoders", Amount::Count(1)),
-        ("jpeg-engines", Amount::Count(1)),
-        ("memory", Amount::Bytes(20096 * MIB)),
-        ("memory-slice-6", Amount::Count(1)),
-        ("memory-slice-7", Amount::Count(1)),
-        ("multiprocessors", Amount::Count(26)),
-    ];
+    let counters = [("memory-slices-6-7", Amount::Count(2))];
     let mut expected = Device::new("gpu-0-mig-1g20gb-15-6".parse().unwrap());
     expected.attributes = attributes.map(|(name, value)| (name.to_owned(), value)).into();
     expected.capacity = capacity.map(|(name, amount)| (name.to_owned(), Capacity::whole(amount))).into();
@@ -213,17 +205,8 @@ fn a_partition_says_what_nvidias_driver_says_and_what_it_takes() {
 fn the_whole_gpu_is_as_before_but_for_its_engines_and_takes_every_counter() {
     let node = Node::both("h100x1");
     let carved = node.carve(None);
-    let slices = (0..8).map(|n| format!("memory-slice-{n}")).collect::<Vec<_>>();
-    let mut counters = vec![
-        ("copy-engines", Amount::Count(8)),
-        ("decoders", Amount::Count(7)),
-        ("jpeg-engines", Amount::Count(7)),
-        ("memory", Amount::Bytes(81152 * MIB)),
-        ("multiprocessors", Amount::Count(132)),
-        ("ofa-engines", Amount::Count(1)),
-    ];
-    counters.extend(slices.iter().map(|name| (name.as_str(), Amount::Count(1))));
-    let counters = amounts_of(&counters);
+    let pairs = ["memory-slices-0-1", "memory-slices-2-3", "memory-slices-4-5", "memory-slices-6-7"];
+    let counters = amounts_of(&pairs.map(|name| (name, Amount::Count(2))));
     assert_eq!(sets(&carved.pool), [&CounterSet { name: "gpu-0".to_owned(), counters: counters.clone() }]);
 
     let mut expected = device(&node.whole_only().pool, "gpu-0").clone();
@@ -278,18 +261,19 @@ fn without_mig_the_pool_is_that_of_whole_gpus() {
 }
 
 #[test]
-fn few_device_alternatives_come_first_then_partitions_up_then_counters() {
+fn whole_gpus_and_the_first_partitions_take_turns_then_come_the_other_partitions_then_counters() {
     let carved = Node::both("h100x2").carve(None);
-    let expected = "gpu-1 gpu-0 \
-        gpu-0-mig-1g10gb-19-0 gpu-0-mig-1g10gb-19-1 gpu-0-mig-1g10gb-19-2 gpu-0-mig-1g10gb-19-3 \
+    let first = "gpu-1 gpu-0-mig-1g10gb-19-0 gpu-0-mig-1g10gb-19-1 \
+        gpu-0 gpu-0-mig-1g10gb-19-2 gpu-0-mig-1g10gb-19-3 \
         gpu-0-mig-1g10gb-19-4 gpu-0-mig-1g10gb-19-5 gpu-0-mig-1g10gb-19-6 \
         gpu-0-mig-1g20gb-15-0 gpu-0-mig-1g20gb-15-2 gpu-0-mig-1g20gb-15-4 gpu-0-mig-1g20gb-15-6 \
         gpu-0-mig-2g20gb-14-0 gpu-0-mig-2g20gb-14-2 gpu-0-mig-2g20gb-14-4 \
         gpu-0-mig-3g40gb-9-0 gpu-0-mig-3g40gb-9-4 gpu-0-mig-4g40gb-5-0 gpu-0-mig-7g80gb-0-0";
-    let second = expected.split(' ').skip(2).map(|name| name.replace("gpu-0", "gpu-1"));
-    let all: Vec<String> = expected.split(' ').map(str::to_owned).chain(second).collect();
+    let partitions = || first.split(' ').filter(|name| name.contains("-mig-"));
+    let second = partitions().map(|name| name.replace("gpu-0", "gpu-1"));
+    let all: Vec<String> = first.split(' ').map(str::to_owned).chain(second).collect();
     assert_eq!(names(&carved.pool), all);
-    assert_eq!(shape(&carved.pool), [(2, 0), (36, 0), (2, 0), (0, 2)]);
+    assert_eq!(shape(&carved.pool), [(20, 0), (18, 0), (2, 0), (0, 2)]);
 
     let mut down = Node::both("h100x1");
     down.rule(|rules| rules.order = PlacementOrder::Descending);
@@ -299,11 +283,11 @@ fn few_device_alternatives_come_first_then_partitions_up_then_counters() {
 }
 
 #[test]
-fn slices_hold_two_gpus_whatever_is_published_of_them() {
+fn slices_hold_two_gpus_but_for_the_first_whatever_is_published_of_them() {
     let everything =
         [ProfileVariant::Media, ProfileVariant::AllMedia, ProfileVariant::NoMedia, ProfileVariant::Graphics];
     let eight = Node::both("h100x8").carve(None);
-    assert_eq!(shape(&eight.pool), [(8, 0), (36, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)]);
+    assert_eq!(shape(&eight.pool), [(26, 0), (18, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)]);
     let mut sixteen = Node::new("a100-40x16").mig_on();
     assert_eq!(shape(&sixteen.carve(None).pool), [vec![(36, 0); 8], vec![(16, 0)], vec![(0, 8); 2]].concat());
     sixteen.rule(|rules| rules.rare.extend(everything));
@@ -314,7 +298,7 @@ fn slices_hold_two_gpus_whatever_is_published_of_them() {
     for uuid in boards.inventory.gpus.keys() {
         boards.capabilities.insert(uuid.clone(), mig_capabilities("rtx-pro-6000").unwrap());
     }
-    assert_eq!(shape(&boards.carve(None).pool), [(3, 0), (60, 0), (30, 0), (3, 0), (0, 3)]);
+    assert_eq!(shape(&boards.carve(None).pool), [(33, 0), (30, 0), (30, 0), (3, 0), (0, 3)]);
 }
 
 #[test]

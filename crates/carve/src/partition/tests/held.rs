@@ -11,7 +11,7 @@ fn a_held_partition_stays_and_still_takes_its_counters_when_it_is_no_longer_offe
     node.hold("gpu-0-mig-1g10gb-me-20-3");
     let pool = node.carve(None).pool;
     assert_eq!(blocked(&pool), ["gpu-0-mig-1g10gb-me-20-3"]);
-    assert_eq!(device(&pool, "gpu-0-mig-1g10gb-me-20-3").consumes[0].counters.len(), 7);
+    assert_eq!(device(&pool, "gpu-0-mig-1g10gb-me-20-3").consumes[0].counters.len(), 1);
 
     // The policy is gone: whole only, but not while the partition lives.
     node.rules.clear();

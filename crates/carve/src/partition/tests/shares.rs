@@ -87,10 +87,18 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
 }
 
 #[test]
-fn shares_come_after_whole_gpus_in_ascending_order_and_before_partitions() {
-    let pool = Node::everything("h100x2").carve(None).pool;
-    assert_eq!(names(&pool)[..5], ["gpu-1", "gpu-0", "gpu-0-ts", "gpu-1-ts", "gpu-0-mig-1g10gb-19-0"]);
-    assert_eq!(shape(&pool), [(4, 0), (36, 0), (2, 0), (0, 2)]);
+fn each_kind_is_found_after_a_few_devices_of_the_others() {
+    let pool = Node::everything("h100x8").carve(None).pool;
+    let first = names(&pool).into_iter().take(14).collect::<Vec<_>>().join(" ");
+    let expected = "gpu-7 gpu-0-ts gpu-0-mig-1g10gb-19-0 gpu-0-mig-1g10gb-19-1 \
+        gpu-6 gpu-5 gpu-1-ts gpu-0-mig-1g10gb-19-2 gpu-0-mig-1g10gb-19-3 \
+        gpu-4 gpu-3 gpu-2-ts gpu-0-mig-1g10gb-19-4 gpu-0-mig-1g10gb-19-5";
+    assert_eq!(first, expected);
+    let shapes = [(34, 0), (18, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)];
+    assert_eq!(shape(&pool), shapes);
+    // Partitions alone have nothing to take turns with.
+    let pool = Node::only("h100x2", &[OfferedMode::Mig]).carve(None).pool;
+    assert_eq!(shape(&pool), [(36, 0), (2, 0), (0, 2)]);
 }
 
 #[test]
@@ -173,7 +181,7 @@ fn a_held_share_stays_when_shares_are_no_longer_offered_and_keeps_the_others_off
     node.hold("gpu-1-ts");
     node.rules.clear();
     let carved = node.carve(Some(&before));
-    assert_eq!(names(&carved.pool), ["gpu-1", "gpu-0", "gpu-1-ts"]);
+    assert_eq!(names(&carved.pool), ["gpu-1", "gpu-1-ts", "gpu-0"]);
     assert_eq!((open(&carved.pool), carved.kept.len()), (vec!["gpu-1", "gpu-0"], 1));
     let share = device(&carved.pool, "gpu-1-ts");
     assert_eq!(share.taints, [Taint::no_schedule(keys::WITHDRAWN, Some("not-offered"))]);
@@ -182,7 +190,7 @@ fn a_held_share_stays_when_shares_are_no_longer_offered_and_keeps_the_others_off
 
     // A scheduler that does not count shares right has to be told by taints.
     let old = node.server(36, 1).carve(Some(&before)).pool;
-    assert_eq!((names(&old), open(&old)), (vec!["gpu-1", "gpu-0", "gpu-1-ts"], vec!["gpu-0"]));
+    assert_eq!((names(&old), open(&old)), (vec!["gpu-1", "gpu-1-ts", "gpu-0"], vec!["gpu-0"]));
     assert_eq!(device(&old, "gpu-1").taints, [Taint::no_schedule(keys::MODE, Some("share-held"))]);
 }
 
@@ -217,5 +225,5 @@ fn what_needs_a_mig_mode_that_cannot_be_had_is_tainted() {
     assert!(blocked(&pool).iter().all(|name| name.starts_with("gpu-0-mig-")));
     assert_eq!(device(&pool, blocked(&pool)[0]).taints, [Taint::no_schedule(keys::MIG_MODE_REFUSED, None)]);
     let on = node.mig_on().carve(None).pool;
-    assert_eq!(blocked(&on), ["gpu-0", "gpu-0-ts"]);
+    assert_eq!(blocked(&on), ["gpu-0-ts", "gpu-0"]);
 }
