@@ -16,7 +16,7 @@ use crate::state::MockState;
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How often a wait for events looks whether there are any.
-const LOOK_FOR_EVENTS: Duration = Duration::from_millis(50);
+const LOOK_FOR_EVENTS: Duration = Duration::from_millis(200);
 
 static SESSION: Mutex<Session> = Mutex::new(Session {
     users: 0,
