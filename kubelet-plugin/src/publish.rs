@@ -1,6 +1,10 @@
 //! From what is known to what is to be published: inventory, numbers, taints and holds go through `carve`, and the
 //! pool goes to the publisher over a channel. Nothing here writes to the API.
 
+mod kept;
+mod rules;
+mod telling;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,30 +12,32 @@ use std::time::Duration;
 use divvy_api::names::taints as keys;
 use divvy_api::node::GpuNodeStatus;
 use divvy_carve::{
-    Carved, Feature, GpuRules, Input, Instances, ModeLock, Note, OneMode, Partitioning, Pool, Resolved,
-    ServerFeatures, Taint, carve_partitions, taint_leaving, validate,
+    Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
+    carve_partitions, taint_leaving, validate,
 };
-use divvy_claims::{Fence, Head, Phase, Rights};
+use divvy_claims::{Fence, Head, Rights};
 use divvy_executor::{Executor, HeldDevice, RefusedMode};
 use divvy_model::mig::{MigCapabilities, Placement};
-use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid, Inventory, Ordinals};
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::kept::not_static;
+use self::telling::concerns_operators;
 use crate::api::KubeClaims;
 use crate::config::Timing;
 use crate::events::Teller;
 use crate::gpu_node::{Facts, report};
 use crate::health::view::{HealthView, Holdings};
-use crate::holders::{Holders, gone, leaving, offers_less_than_it_may, recorded};
+use crate::holders::{Holders, gone, leaving, offers_less_than_it_may};
 use crate::inventory::Seen;
-use crate::metrics::{Metrics, PHASES};
-use crate::neighbours::{Use, Uses};
-use crate::occupied::{FOREIGN_LASTS, Foreign, Occupied, Places};
-use crate::policy::{Effective, Known, RightsFile, Still, rights_of};
+use crate::metrics::Metrics;
+use crate::neighbours::Uses;
+use crate::occupied::{FOREIGN_LASTS, Foreign, Places};
+use crate::policy::{Effective, Known, RightsFile};
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -127,26 +133,6 @@ struct Memory {
     one_mode: Option<OneMode>,
 }
 
-/// Numbers, taints, and what is counted, read from the records on a thread.
-struct Kept {
-    ordinals: Ordinals,
-    taints: BTreeMap<GpuUuid, Vec<Taint>>,
-    /// What lingers; what others have made comes to it.
-    occupied: Occupied,
-    /// Devices in use.
-    recorded: BTreeSet<DeviceName>,
-    /// What others have made, and whether that was found out a moment ago.
-    foreign: Vec<(GpuUuid, Placement)>,
-    stale: bool,
-    phases: [i64; PHASES.len()],
-    held: Vec<HeldDevice>,
-    /// Claims that were let go, are not gone, and are not being worked on.
-    lingering: BTreeSet<ClaimUid>,
-    fenced: usize,
-    fences: BTreeMap<GpuUuid, Fence>,
-    newer: BTreeMap<ClaimUid, Head>,
-}
-
 /// What the node's report is made of, beside what is published.
 struct About {
     /// `None` where the driver has not answered since the plugin started.
@@ -159,33 +145,6 @@ struct About {
     refused: BTreeMap<GpuUuid, RefusedMode>,
     foreign: Places,
     kubernetes: String,
-}
-
-impl Kept {
-    /// Adds the taints of what is ill.
-    fn add_health(&mut self, health: &HealthView, inventory: &Inventory, evicts: impl Fn(&GpuUuid) -> bool) {
-        for (gpu, taints) in health.taints(&evicts) {
-            self.taints.entry(gpu).or_default().extend(taints);
-        }
-        for (gpu, place, taint) in health.places(&evicts) {
-            self.occupied.0.entry(gpu.clone()).or_default().push((place, taint));
-        }
-        // One that is not listed any more may be lost or have been taken out: until that is known it is taken for lost,
-        // so that its devices do not come and go.
-        let listed = |gpu: &GpuUuid| {
-            inventory.gpus.contains_key(gpu) || inventory.problems.iter().any(|problem| problem.gpu == *gpu)
-        };
-        let lost: Vec<GpuUuid> = self
-            .ordinals
-            .iter()
-            .map(|(gpu, _)| gpu)
-            .filter(|gpu| !listed(gpu) && !health.removed.contains(*gpu) && !health.sick.contains_key(*gpu))
-            .cloned()
-            .collect();
-        for gpu in lost {
-            taint(&mut self.taints, &gpu, keys::LOST);
-        }
-    }
 }
 
 impl Carver {
@@ -418,91 +377,6 @@ impl Carver {
         again.then_some(wait)
     }
 
-    /// Tells the executor what it may do to which GPU, and remembers it for a restart.
-    fn grant(
-        &self,
-        memory: &mut Memory,
-        resolved: &Resolved,
-        inventory: &Inventory,
-        ordinals: &Ordinals,
-        leaving: &BTreeSet<DeviceName>,
-    ) {
-        let known = memory.rights.take().or_else(|| self.rights.load());
-        let before = known.clone().unwrap_or_default();
-        let of_gpu = |device: &DeviceName| {
-            let kind = DeviceKind::parse(device).ok()?;
-            Some((ordinals.gpu(kind.ordinal())?.clone(), device.clone()))
-        };
-        let devices = leaving.iter().chain(&memory.withdrawn).filter_map(of_gpu).collect();
-        let still = Still { devices, unsure: !memory.holders.asked };
-        let rights = rights_of(&resolved.rules, &before, &still, inventory);
-        if known.as_ref() != Some(&rights)
-            && let Err(error) = self.rights.save(&rights)
-        {
-            tracing::warn!(%error, "what the policies allow is not remembered for a restart");
-        }
-        self.executor.set_rights(rights.clone());
-        memory.rights = Some(rights);
-    }
-
-    /// What the policies make of the GPUs; told where it is new.
-    fn resolved(&self, known: Arc<Known>, inventory: &Inventory, ordinals: &Ordinals) -> Arc<Resolved> {
-        let before = self.effective.borrow().clone().map(|effective| effective.resolved);
-        let resolved = known.resolve(&self.node, inventory, ordinals, &self.rules, before.as_deref());
-        let resolved = Arc::new(resolved);
-        let nothing = Resolved::default();
-        let before = before.as_deref().unwrap_or(&nothing);
-        for (gpu, by) in resolved.by.iter().filter(|(gpu, by)| before.by.get(*gpu) != Some(*by)) {
-            tracing::info!(%gpu, rule = %by, "a policy decides what this GPU may become");
-        }
-        for gpu in before.by.keys().filter(|gpu| !resolved.by.contains_key(*gpu)) {
-            tracing::info!(%gpu, "no policy speaks of this GPU any more");
-        }
-        for problem in resolved.problems.iter().filter(|problem| !before.problems.contains(problem)) {
-            tracing::warn!(%problem, "a policy does not do what was probably meant");
-            let (teller, policy) = (self.teller.clone(), known.reference(&problem.rule.policy));
-            let (what, note) = (problem.to_string(), format!("node {}: {problem}", self.node));
-            self.told.spawn(async move {
-                teller.warn_policy(&policy, "rule-without-effect", &what, &note).await;
-            });
-        }
-        let effective = Effective { known, resolved: resolved.clone() };
-        self.effective.send_if_modified(|now| {
-            let changed = now.as_ref() != Some(&effective);
-            *now = Some(effective);
-            changed
-        });
-        resolved
-    }
-
-    fn tell_foreign(&self, memory: &mut Memory, foreign: &[(GpuUuid, Placement)]) {
-        let now: BTreeSet<_> = foreign.iter().cloned().collect();
-        for (gpu, at) in now.difference(&memory.foreign) {
-            let note = format!(
-                "{gpu} has a MIG instance at memory slices {}..{} that this driver has not made: what overlaps it is not given out (whoever made it can remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`)",
-                at.start,
-                at.end().saturating_sub(1)
-            );
-            tracing::warn!("{note}");
-            let teller = self.teller.clone();
-            self.told.spawn(async move { teller.warn_node("foreign-mig-instance", &note).await });
-        }
-        memory.foreign = now;
-    }
-
-    fn tell_refused(&self, memory: &mut Memory, refused: &BTreeMap<GpuUuid, RefusedMode>) {
-        for (gpu, mode) in refused.iter().filter(|(gpu, _)| !memory.refused.contains(*gpu)) {
-            let note = format!(
-                "{gpu} is offered only as its MIG mode is now, until it can be changed: {}",
-                mode.why
-            );
-            tracing::warn!(%gpu, why = mode.why, "MIG mode was not changed");
-            let teller = self.teller.clone();
-            self.told.spawn(async move { teller.warn_node("mig-mode-refused", &note).await });
-        }
-        memory.refused = refused.keys().cloned().collect();
-    }
-
     fn publish(&self, memory: &mut Memory, carved: Carved, features: &ServerFeatures) {
         let Carved { pool, notes, .. } = carved;
         let notes: BTreeSet<Note> = notes.into_iter().collect();
@@ -529,153 +403,4 @@ impl Carver {
             changed
         });
     }
-
-    /// Tells why GPUs are published in one mode only although several are asked for, once.
-    fn tell_one_mode(&self, memory: &mut Memory, notes: &BTreeSet<Note>, features: &ServerFeatures) {
-        let asked = notes.iter().any(|note| matches!(note, Note::OneMode { .. }));
-        let why = features.one_mode().filter(|_| asked);
-        for name in OneMode::NAMES {
-            self.metrics.one_mode(name, why.as_ref().is_some_and(|why| why.name() == name));
-        }
-        self.offering.send_replace(Offering {
-            one_mode: features.one_mode(),
-            several_asked: asked,
-            notes: notes.iter().map(ToString::to_string).collect(),
-        });
-        if memory.one_mode != why {
-            if let Some(why) = &why {
-                let note = format!("GPUs are offered in one mode each, not in all that are asked for: {why}");
-                tracing::warn!(reason = why.name(), "{note}");
-                let teller = self.teller.clone();
-                self.told.spawn(async move { teller.warn_node("one-mode-for-each-gpu", &note).await });
-            } else {
-                tracing::info!("GPUs may be offered in several modes");
-            }
-            memory.one_mode = why;
-        }
-    }
-
-    /// Numbers new GPUs, forgets those long gone, and reads what the records say.
-    async fn kept(
-        &self,
-        inventory: Option<&Arc<Inventory>>,
-        driver_down: bool,
-        memory: &Memory,
-    ) -> Result<Kept, String> {
-        let present: Option<Vec<_>> = inventory
-            .map(|i| i.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)).collect());
-        // A number may be referred to as long as its device may be allocated: a while after it was withdrawn, and
-        // for as long as a claim in the API holds it.
-        let patience = self.timing.withdrawn * 10;
-        let gone: BTreeSet<GpuUuid> = memory
-            .gone
-            .iter()
-            .filter(|(_, since)| since.elapsed() > patience)
-            .map(|(gpu, _)| gpu.clone())
-            .collect();
-        let held = memory.holders.held.as_ref().map(|(_, held)| held.clone());
-        let (executor, inventory) = (self.executor.clone(), inventory.cloned());
-        let (busy, foreign) = (self.busy.clone(), self.foreign.clone());
-        let neighbours = self.neighbours.borrow().clone();
-        let read = tokio::task::spawn_blocking(move || {
-            let keep = |gpu: &GpuUuid, ordinal: u32| {
-                let of_it =
-                    |device: &DeviceName| DeviceKind::parse(device).is_ok_and(|d| d.ordinal() == ordinal);
-                !gone.contains(gpu) || held.as_ref().is_none_or(|held| held.iter().any(of_it))
-            };
-            let ordinals = match present {
-                Some(present) => executor.number_gpus(&present, &keep).map_err(|e| crate::chain(&e))?,
-                None => executor.ordinals().map_err(|e| crate::chain(&e))?,
-            };
-            let records = executor.held().map_err(|e| crate::chain(&e))?;
-            let mut taints = BTreeMap::<GpuUuid, Vec<Taint>>::new();
-            let mut occupied = Occupied::default();
-            let mut lingering = BTreeSet::new();
-            for record in
-                records.iter().filter(|r| matches!(r.phase, Phase::Leaving(_)) && !busy(&r.claim.uid))
-            {
-                lingering.insert(record.claim.uid.clone());
-                // What lingers in a partition is in the way of what overlaps it, not of its neighbours.
-                match record.hold.kind {
-                    HoldKind::Partition { placement, .. } => {
-                        occupied.add(&record.hold.gpu, placement, keys::LINGERING);
-                    }
-                    HoldKind::Whole | HoldKind::Share | HoldKind::Admin => {
-                        taint(&mut taints, &record.hold.gpu, keys::LINGERING);
-                    }
-                }
-            }
-            for (gpu, uses) in &*neighbours {
-                // One taint of a key is enough; what others have given out weighs more than who is seen there.
-                let value = uses.first().map(Use::label);
-                taints.entry(gpu.clone()).or_default().push(Taint::no_schedule(keys::NEIGHBOUR, value));
-            }
-            for gpu in inventory.iter().flat_map(|inventory| inventory.gpus.keys()).filter(|_| driver_down) {
-                taint(&mut taints, gpu, keys::DRIVER_DOWN);
-            }
-            let (foreign, stale) = foreign.look(&executor, inventory.as_deref(), &records);
-            let mut fenced = BTreeSet::new();
-            let open = executor.fences().map_err(|e| crate::chain(&e))?;
-            for gpu in open.keys() {
-                taint(&mut taints, gpu, keys::FENCED);
-                fenced.insert(gpu.clone());
-            }
-            let newer = executor.fenced_by_newer().map_err(|e| crate::chain(&e))?;
-            for head in newer.values() {
-                for gpu in &head.gpus {
-                    taint(&mut taints, gpu, keys::FENCED);
-                    fenced.insert(gpu.clone());
-                }
-            }
-            Ok(Kept {
-                ordinals,
-                taints,
-                occupied,
-                recorded: recorded(&records),
-                foreign,
-                stale,
-                phases: phases(&records),
-                held: records,
-                lingering,
-                fenced: fenced.len(),
-                fences: open,
-                newer,
-            })
-        });
-        read.await.unwrap_or_else(|died| Err(died.to_string()))
-    }
-}
-
-/// Instances of others that are in the way: where they are published as they are, they are not.
-fn not_static(foreign: Places, resolved: &Resolved) -> Places {
-    let is_static =
-        |gpu: &GpuUuid| resolved.rules.get(gpu).is_some_and(|rules| rules.instances == Instances::Static);
-    foreign.into_iter().filter(|(gpu, _)| !is_static(gpu)).collect()
-}
-
-/// The reason of an Event on the node, for notes that somebody should look into.
-fn concerns_operators(note: &Note) -> Option<&'static str> {
-    match note {
-        Note::Unreadable { .. } => Some("gpu-unreadable"),
-        Note::HeldAndGone { .. } => Some("gpu-lost"),
-        Note::HeldUnknown { .. } => Some("unknown-device"),
-        Note::GivenTwice { .. } => Some("given-twice"),
-        _ => None,
-    }
-}
-
-fn taint(taints: &mut BTreeMap<GpuUuid, Vec<Taint>>, gpu: &GpuUuid, key: &str) {
-    taints.entry(gpu.clone()).or_default().push(Taint::no_schedule(key, None));
-}
-
-/// Claims by phase, in the order of [`PHASES`].
-fn phases(records: &[HeldDevice]) -> [i64; PHASES.len()] {
-    let claims: BTreeMap<&ClaimUid, &Phase> = records.iter().map(|r| (&r.claim.uid, &r.phase)).collect();
-    let count =
-        |is: fn(&Phase) -> bool| i64::try_from(claims.values().filter(|p| is(p)).count()).unwrap_or(i64::MAX);
-    [
-        count(|p| matches!(p, Phase::Preparing)),
-        count(|p| matches!(p, Phase::Prepared)),
-        count(|p| matches!(p, Phase::Leaving(_))),
-    ]
 }
