@@ -37,6 +37,7 @@ use crate::policy::{PolicyWatch, RightsFile};
 use crate::publish::{Carver, Offering};
 use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
+use crate::ready::watch_readiness;
 use crate::reconcile::Keeper;
 use crate::registration::{Registered, Registrar};
 use crate::service::{ClaimService, One};
@@ -363,7 +364,7 @@ async fn run_ready(
 }
 
 /// Adds a part that should run until it is stopped. Its name comes back when it ends.
-fn part(
+pub(crate) fn part(
     parts: &mut JoinSet<&'static str>,
     name: &'static str,
     work: impl Future<Output = ()> + Send + 'static,
@@ -407,52 +408,4 @@ async fn http_servers(
         servers.push((server, listener));
     }
     Ok(servers)
-}
-
-/// Keeps what others say about themselves in the readiness set and the gauges.
-fn watch_readiness(
-    parts: &mut JoinSet<&'static str>,
-    (inventory, registration): (ReadyHandle, ReadyHandle),
-    metrics: &Metrics,
-    mut seen: watch::Receiver<Seen>,
-    mut registered: watch::Receiver<Registered>,
-    mut publishes: watch::Receiver<bool>,
-    stop: &CancellationToken,
-) {
-    let (metrics, stop) = (metrics.clone(), stop.clone());
-    part(parts, "the readiness watch", async move {
-        loop {
-            match &*seen.borrow_and_update() {
-                Seen { problem: Some(problem), .. } => inventory.waiting(problem.clone()),
-                Seen { down: Some(why), released: None, .. } => inventory.waiting(why.clone()),
-                Seen { inventory: Some(_), .. } => inventory.ready(),
-                Seen { inventory: None, .. } => inventory.waiting("GPUs are being read"),
-            }
-            let known = match &*registered.borrow_and_update() {
-                Registered::Yes => {
-                    registration.ready();
-                    true
-                }
-                Registered::NotYet => {
-                    registration.waiting("the kubelet has not found the registration socket yet");
-                    false
-                }
-                Registered::Refused(why) => {
-                    registration.waiting(format!("the kubelet refused: {why}"));
-                    false
-                }
-            };
-            metrics
-                .driver_up
-                .set(matches!(&*seen.borrow(), Seen { problem: None, inventory: Some(_), .. }).into());
-            metrics.registered.set(known.into());
-            metrics.publishes.set((*publishes.borrow_and_update()).into());
-            tokio::select! {
-                Ok(()) = seen.changed() => {}
-                Ok(()) = registered.changed() => {}
-                Ok(()) = publishes.changed() => {}
-                () = stop.cancelled() => return,
-            }
-        }
-    });
 }

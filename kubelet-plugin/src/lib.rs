@@ -34,6 +34,7 @@ mod policy;
 mod publish;
 mod publisher;
 mod publisher_lock;
+mod ready;
 mod reconcile;
 mod registration;
 mod service;

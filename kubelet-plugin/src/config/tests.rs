@@ -1,0 +1,90 @@
+use clap::Parser;
+
+use super::*;
+
+fn config(flags: &[&str]) -> Result<Config, ConfigError> {
+    let flags = ["plugin", "--node-name", "n1"].iter().chain(flags);
+    Args::try_parse_from(flags).unwrap().try_into()
+}
+
+#[test]
+fn paths_follow_the_driver_name_and_the_pod() {
+    let plain = config(&[]).unwrap();
+    assert_eq!(plain.plugin_dir, Path::new("/var/lib/kubelet/plugins/gpu.divvy.dev"));
+    assert_eq!(plain.sockets.dra, Path::new("/var/lib/kubelet/plugins/gpu.divvy.dev/dra.sock"));
+    assert_eq!(
+        plain.sockets.registration,
+        Path::new("/var/lib/kubelet/plugins_registry/gpu.divvy.dev@reg.sock")
+    );
+    let named = config(&["--driver-name", "gpu.nvidia.com", "--driver-root", "/run/nvidia"]).unwrap();
+    assert_eq!(named.plugin_dir, Path::new("/var/lib/kubelet/plugins/gpu.nvidia.com"));
+    assert_eq!(
+        (named.driver_root.as_deref(), named.host_driver_root),
+        (Some(Path::new("/run/nvidia")), None)
+    );
+    assert_eq!(config(&["--http", ""]).unwrap().http, []);
+    assert_eq!(config(&["--http", ":1"]).unwrap().http.len(), 2);
+    assert_eq!(config(&["--driver-root", ""]).unwrap().driver_root, None);
+}
+
+#[test]
+fn rare_profiles_are_named_by_their_suffix() {
+    let of = |flags: &[&str]| config(flags).unwrap().gpu_rules();
+    assert_eq!(of(&[]), GpuRules::default());
+    let all = of(&["--offer", "everything", "--mig-profiles", "-me, +me.all,"]);
+    assert_eq!(all.modes, Modes::everything());
+    assert_eq!(all.rare, BTreeSet::from([ProfileVariant::AllMedia, ProfileVariant::NoMedia]));
+}
+
+#[test]
+fn the_state_is_told_on_loopback_unless_an_address_is_given_for_it() {
+    assert!(config(&[]).unwrap().http_tells_state());
+    assert!(config(&["--http", "[::1]:9440"]).unwrap().http_tells_state());
+    assert!(!config(&["--http", ":9440"]).unwrap().http_tells_state());
+    assert!(!config(&["--http", "10.0.0.7:9440"]).unwrap().http_tells_state());
+    let apart = config(&["--debug-http", "127.0.0.1:9441"]).unwrap();
+    assert!(!apart.http_tells_state());
+    assert_eq!(apart.debug_http, ["127.0.0.1:9441".parse().unwrap()]);
+}
+
+#[test]
+fn a_bad_flag_is_named_with_what_is_expected() {
+    for (flags, message) in [
+        (
+            &["--driver-name", "GPU"],
+            "--driver-name \"GPU\" cannot be used: expected a DNS subdomain of at most 63 lower-case characters, as gpu.divvy.dev",
+        ),
+        (&["--cdi-dir", "cdi"], "--cdi-dir \"cdi\" cannot be used: expected an absolute path"),
+        (
+            &["--http", "9440"],
+            "--http \"9440\" cannot be used: expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing",
+        ),
+        (
+            &["--pod-uid", "a/b"],
+            "--pod-uid \"a/b\" cannot be used: expected a pod's UID (letters, digits and dashes)",
+        ),
+        (
+            &["--mig-profiles", "+me,me"],
+            "--mig-profiles \"me\" cannot be used: expected +me, +me.all, -me or +gfx, separated by commas",
+        ),
+        (
+            &["--ignored-xids", "109,all"],
+            "--ignored-xids \"all\" cannot be used: expected Xid numbers, separated by commas, as 109,119",
+        ),
+        (
+            &["--debug-http", "localhost"],
+            "--debug-http \"localhost\" cannot be used: expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing",
+        ),
+    ] {
+        assert_eq!(config(flags).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn every_flag_has_an_environment_twin() {
+    use clap::CommandFactory;
+    for arg in Args::command().get_arguments().filter(|a| !["help", "version"].contains(&a.get_id().as_str()))
+    {
+        assert!(arg.get_env().is_some(), "--{} has no environment variable", arg.get_id());
+    }
+}
