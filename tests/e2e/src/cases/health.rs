@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::names;
-use divvy_model::health::{GpuEventKind, RecoveryAction};
+use divvy_api::names::taints;
+use divvy_model::health::{GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
 use serde_json::Value;
 
 use crate::api::at;
@@ -15,7 +15,7 @@ use crate::wait::poll;
 
 const PRODUCT: &str = "NVIDIA L4";
 /// A recovered GPU counts as well after a minute without its ailment.
-const RECOVERY: Duration = Duration::from_mins(3);
+const WELL: Duration = Duration::from_mins(3);
 
 /// What the pod's status says of the health of its first device, and the message.
 fn told(env: &Env, pod: &str) -> Result<(String, String)> {
@@ -51,16 +51,34 @@ pub(super) fn xid(env: &Env) -> Result<()> {
     env.check("a", "main", &["first"])?;
     wait_told(env, "a", "Healthy")?;
 
+    let vitals = |vitals: GpuVitals| {
+        gpus.edit(gpu, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.vitals = vitals))?.context("no such GPU")
+    };
+    let well = GpuVitals {
+        recovery: Some(RecoveryAction::Nothing),
+        remap: Some(RowRemap { pending: false, failed: false }),
+        uncorrected_ecc: Some(0),
+    };
     gpus.edit(gpu, |engine, uuid| {
-        engine.set_recovery(uuid, Some(RecoveryAction::Reset))?;
+        // An application's own fault, and then one that is not.
+        engine.send_event(uuid, GpuEventKind::Xid(13), None);
         engine.send_event(uuid, GpuEventKind::Xid(119), None);
-        anyhow::Ok(())
-    })??;
-    poll("taint of the GPU with an Xid", PATIENCE, || tainted(env, gpu, names::taints::XID))?;
-    poll("taint of the recovery action", PATIENCE, || tainted(env, gpu, names::taints::RECOVERY))?;
+    })?;
+    vitals(GpuVitals {
+        recovery: Some(RecoveryAction::Reset),
+        remap: Some(RowRemap { pending: true, failed: false }),
+        uncorrected_ecc: Some(2),
+    })?;
+    for key in [taints::XID, taints::RECOVERY, taints::ROW_REMAP, taints::ECC] {
+        poll(&format!("taint {key} of the sick GPU"), PATIENCE, || tainted(env, gpu, key))?;
+    }
     let message = wait_told(env, "a", "Unhealthy")?;
     ensure!(message.contains("Xid 119"), "the pod's status says {message:?}");
     poll("Event of the pod", PATIENCE, || Ok(env.messages("a").iter().any(|m| m.contains("Xid 119"))))?;
+    ensure!(
+        !env.messages("a").iter().any(|m| m.contains("Xid 13")),
+        "an application's Xid is told as the GPU's"
+    );
     // The running pod stays; nobody else gets the GPU when it has gone.
     env.end("a", &uid)?;
     env.create(&claim("second", &product(PRODUCT)))?;
@@ -68,8 +86,8 @@ pub(super) fn xid(env: &Env) -> Result<()> {
     env.wait_until_unschedulable("b")?;
 
     let start = std::time::Instant::now();
-    gpus.edit(gpu, |engine, uuid| engine.set_recovery(uuid, Some(RecoveryAction::Nothing)))??;
-    poll("end of the taints", RECOVERY, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    vitals(well)?;
+    poll("end of the taints", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
     say(&format!(
         "     a GPU that was reset was given out again after {:.0} s",
         start.elapsed().as_secs_f32()
@@ -89,10 +107,10 @@ pub(super) fn lost(env: &Env) -> Result<()> {
     env.create(&Pod::new("a").claim("held").build())?;
     env.check("a", "main", &["held"])?;
     lose(true)?;
-    poll("taint of the lost GPU", PATIENCE, || tainted(env, gpu, names::taints::LOST))?;
+    poll("taint of the lost GPU", PATIENCE, || tainted(env, gpu, taints::LOST))?;
     wait_told(env, "a", "Unhealthy")?;
     lose(false)?;
-    poll("end of the taint", RECOVERY, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    poll("end of the taint", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
     wait_told(env, "a", "Healthy")?;
     env.wait_until_running("a").map(drop)
 }
