@@ -2,6 +2,7 @@
 //! and the plugin is updated while pods come and go. Each has the cluster to itself.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -73,9 +74,16 @@ pub(super) fn drained(env: &Env) -> Result<()> {
     env.end("next", &next)
 }
 
+/// The boot id after a reboot.
+pub(super) const BOOT: &str = "3c5f6d1e-8a5b-4c7d-9e21-5d1f0a9b7c42";
+
+/// The file that has the node's boot id.
+pub(super) fn boot_id_file(env: &Env) -> PathBuf {
+    env.driver.gpus().root().join("proc/sys/kernel/random/boot_id")
+}
+
 pub(super) fn rebooted(env: &Env) -> Result<()> {
-    const BOOT: &str = "3c5f6d1e-8a5b-4c7d-9e21-5d1f0a9b7c42";
-    let file = env.driver.gpus().root().join("proc/sys/kernel/random/boot_id");
+    let file = boot_id_file(env);
     let real = fs_err::read_to_string(&file)?;
     let (uid, ended) = (pod_with_gpu(env, "kept")?, pod_with_gpu(env, "ended")?);
     let minors = env.minors("kept")?;

@@ -78,6 +78,7 @@ pub const ALL: &[Case] = &[
     modes("two_containers_get_a_partition_each", mig::two_containers),
     modes("partitions_are_on_one_gpu_if_the_claim_says_so", mig::same_gpu),
     modes("no_partition_is_lost_or_leaked_by_a_killed_plugin", mig::killed),
+    modes("partitions_are_made_again_after_a_reboot", mig::rebooted),
     modes("a30_and_a100_are_cut_when_an_admin_has_set_their_mode", mig::ampere),
     modes("shares_fit_until_memory_or_compute_is_given_away", shares::over_capacity),
     modes("a_whole_gpu_waits_for_the_last_share_and_shares_for_it", shares::whole_and_shares),

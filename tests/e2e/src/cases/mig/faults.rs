@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_gpu_sim::{Fault, SimInstance};
+use divvy_gpu_sim::{Engine, Fault, SimInstance};
 use divvy_model::GpuOp;
 use divvy_model::mig::{MigCapabilities, Placement};
 
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::api::at;
 use crate::case::PATIENCE;
+use crate::cases::life::{BOOT, boot_id_file, edit};
 
 /// Nobody tells the plugin what others do: it looks once a minute.
 const NOTICED: Duration = Duration::from_mins(2);
@@ -149,4 +150,32 @@ pub(in crate::cases) fn killed(env: &Env) -> Result<()> {
         only(env, gpu, &[])?;
     }
     env.driver.wait_until_ready().map(drop)
+}
+
+/// A reboot takes every partition with it: what a claim has is made again, what was let go meanwhile is not.
+pub(in crate::cases) fn rebooted(env: &Env) -> Result<()> {
+    everything(env)?;
+    let gpu = h100(env, 5)?;
+    let kept = run_pod(env, "kept", gpu, "2g.20gb")?;
+    let before = places(env, gpu)?;
+    let ended = run_pod(env, "ended", gpu, "1g.10gb")?;
+    let file = boot_id_file(env);
+    let real = fs_err::read_to_string(&file)?;
+    env.driver.kill_and(|| {
+        edit(env, Engine::reboot)?;
+        ensure!(places(env, gpu)?.is_empty(), "a partition outlived the reboot");
+        fs_err::write(&file, BOOT)?;
+        env.delete("Pod", "ended")
+    })?;
+    let outcome = env
+        .wait_until_gone("Pod", "ended")
+        .and_then(|()| env.driver.wait_until_unprepared(&ended))
+        .and_then(|()| {
+            poll("the partition made again in its place", PATIENCE, || Ok(places(env, gpu)? == before))
+        })
+        .and_then(|()| end(env, "kept", &kept));
+    env.driver.kill_and(|| Ok(fs_err::write(&file, &real)?))?;
+    outcome?;
+    ensure!(places(env, gpu)?.is_empty(), "a partition is left");
+    Ok(())
 }

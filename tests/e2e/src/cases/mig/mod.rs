@@ -14,7 +14,7 @@ use divvy_model::DeviceName;
 use divvy_model::mig::PartitionName;
 use serde_json::{Value, json};
 
-pub(super) use faults::{foreign, killed};
+pub(super) use faults::{foreign, killed, rebooted};
 pub(super) use pods::{ampere, each_profile, full_gpu, same_gpu, two_containers, whole_gpu};
 
 use super::SHARED;
