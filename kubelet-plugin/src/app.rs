@@ -239,7 +239,7 @@ async fn run_ready(
         held: held_tx,
         changed: changed.clone(),
         busy: Arc::new(move |uid| busy.is_busy(uid)),
-        teller,
+        teller: teller.clone(),
         told,
         desired: desired_tx,
         offering: offering_tx,
@@ -274,6 +274,7 @@ async fn run_ready(
         publishes: in_charge.clone(),
         changed,
         lingers,
+        teller: teller.clone(),
         metrics: metrics.clone(),
         records: ready.records,
     };

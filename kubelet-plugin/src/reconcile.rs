@@ -12,6 +12,7 @@ use divvy_executor::{Clock, ClusterView, Event, Executor, Refresh, Report, Runni
 use divvy_model::ClaimUid;
 use divvy_telemetry::ReadyHandle;
 use futures::future::join_all;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +21,7 @@ use crate::api::KubeClaims;
 use crate::cdi_watch::FolderWatch;
 use crate::config::Config;
 use crate::edits::HostEdits;
+use crate::events::{Teller, Verdict, condition_of};
 use crate::inventory::Seen;
 use crate::metrics::Metrics;
 use crate::pod_resources;
@@ -46,9 +48,14 @@ pub(crate) struct Keeper {
     pub(crate) changed: Arc<Notify>,
     /// Tells that a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
+    /// Puts what is known of claims into their status.
+    pub(crate) teller: Arc<Teller>,
     pub(crate) metrics: Metrics,
     pub(crate) records: ReadyHandle,
 }
+
+/// A claim as the API has it: what is ours of it, and whether its status says anything of us.
+type Found = (Claim, Option<Condition>);
 
 impl Keeper {
     /// What must be done before the kubelet may call: containers of running pods may start at any time, and it asks
@@ -163,6 +170,7 @@ impl Keeper {
     async fn rounds(mut self, stop: CancellationToken) {
         let timing = self.config.timing;
         let mut logged = BTreeSet::new();
+        let mut told = BTreeSet::new();
         let mut connected_since = None;
         let mut busy = timing.reconcile_busy;
         loop {
@@ -170,7 +178,7 @@ impl Keeper {
             connected_since =
                 if registered { connected_since.or_else(|| Some(SystemClock.now())) } else { None };
             let wait = if *self.publishes.borrow_and_update() {
-                let open = self.round(connected_since, &mut logged).await;
+                let open = self.round(connected_since, &mut logged, &mut told).await;
                 self.records.ready();
                 busy = if open { (busy * 2).min(LONGEST_BUSY) } else { timing.reconcile_busy };
                 if open { busy.min(timing.reconcile) } else { timing.reconcile }
@@ -187,9 +195,17 @@ impl Keeper {
     }
 
     /// One round; whether something is left to do that time or others will settle.
-    async fn round(&self, connected_since: Option<Duration>, logged: &mut BTreeSet<Event>) -> bool {
+    async fn round(
+        &self,
+        connected_since: Option<Duration>,
+        logged: &mut BTreeSet<Event>,
+        told: &mut BTreeSet<ClaimUid>,
+    ) -> bool {
         self.metrics.reconciles.inc();
-        let (claims, running) = tokio::join!(self.allocated(), self.running());
+        let (found, running) = tokio::join!(self.allocated(), self.running());
+        let claims = found.as_ref().map(|found| {
+            found.iter().map(|(uid, (claim, _))| (uid.clone(), claim.clone())).collect::<BTreeMap<_, _>>()
+        });
         let view = ClusterView { claims, running, kubelet_connected_since: connected_since };
         let executor = self.executor.clone();
         let work = tokio::task::spawn_blocking(move || {
@@ -201,13 +217,48 @@ impl Keeper {
         let Ok((report, unfinished)) = work.await else { return true };
         let open = report.events.iter().any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
         self.heed(&report, logged);
+        self.tell_untold(found.unwrap_or_default(), told).await;
         open || unfinished
+    }
+
+    /// A plugin that was killed after its answer has not written which partitions the claim has. Once each: a server may
+    /// drop what is written.
+    async fn tell_untold(&self, found: BTreeMap<ClaimUid, Found>, told: &mut BTreeSet<ClaimUid>) {
+        let silent: Vec<Claim> = found
+            .into_iter()
+            .filter(|(uid, (_, said))| said.is_none() && !told.contains(uid))
+            .map(|(_, (claim, _))| claim)
+            .collect();
+        if silent.is_empty() {
+            return;
+        }
+        let executor = self.executor.clone();
+        let untold = tokio::task::spawn_blocking(move || {
+            let held = executor.held().unwrap_or_default().into_iter();
+            let prepared: BTreeSet<ClaimUid> =
+                held.filter(|held| held.phase == Phase::Prepared).map(|held| held.claim.uid).collect();
+            let made = |claim: Claim| {
+                let made = executor.partitions(&claim.uid).unwrap_or_default();
+                let made: BTreeMap<_, _> =
+                    made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
+                (!made.is_empty()).then_some((claim, made))
+            };
+            silent
+                .into_iter()
+                .filter(|claim| prepared.contains(&claim.uid))
+                .filter_map(made)
+                .collect::<Vec<_>>()
+        });
+        for (claim, partitions) in untold.await.unwrap_or_default() {
+            told.insert(claim.uid.clone());
+            self.teller.condition(&claim, None, &Verdict::prepared(partitions)).await;
+        }
     }
 
     /// Claims of this node that are allocated, as far as records and files name them; `None` if the API cannot say.
     /// Asked for one by one as long as records tell their names: a list of all claims of the cluster is for when
     /// something is wrong.
-    async fn allocated(&self) -> Option<BTreeMap<ClaimUid, Claim>> {
+    async fn allocated(&self) -> Option<BTreeMap<ClaimUid, Found>> {
         let (executor, config) = (self.executor.clone(), self.config.clone());
         let known = tokio::task::spawn_blocking(move || {
             let held = executor.held().ok()?;
@@ -229,7 +280,13 @@ impl Keeper {
             looks.map(|found| found.into_iter().flatten().collect()).map_err(|e| crate::chain(&e))
         };
         match found {
-            Ok(objects) => Some(objects.into_iter().filter_map(|object| self.claims.ours(object)).collect()),
+            Ok(objects) => {
+                let ours = objects.into_iter().filter_map(|object| {
+                    let said = condition_of(&object, &self.config.driver_name);
+                    self.claims.ours(object).map(|(uid, claim)| (uid, (claim, said)))
+                });
+                Some(ours.collect())
+            }
             Err(error) => {
                 tracing::warn!(%error, "claims cannot be compared with the API; tried again by itself");
                 None

@@ -113,6 +113,23 @@ async fn a_partition_is_made_at_its_exact_place_and_the_claim_tells_its_uuid() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_plugin_killed_after_its_answer_has_not_told_the_next_one_tells() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with_everything().await;
+    let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-3"]);
+    node.prepare(&claim).await.unwrap();
+    let told = || node.api.get::<ResourceClaim>("default", "c")?.status?.devices?.into_iter().next()?.data;
+    let before = wait("the claim's status", told).await;
+    plugin.stop().await;
+    let forget = |claim: &mut ResourceClaim| claim.status.as_mut().unwrap().devices = None;
+    node.api.modify("default", "c", forget).unwrap();
+    let plugin = node.start_with_everything().await;
+    assert_eq!(wait("the claim's status again", told).await, before);
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_mix_that_fits_is_made_at_once_and_goes_again() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
