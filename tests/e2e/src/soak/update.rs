@@ -1,6 +1,6 @@
 //! The plugin of an older commit is updated to this one under pods that come and go: what the old one wrote the new one
 //! reads, and no claim fails. Going back is for emergencies: what the new one wrote the old one leaves alone, so that
-//! such pods run on and end when the new one is back.
+//! such pods run on, and their GPUs are free some minutes after the new one is back.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -57,11 +57,12 @@ pub fn run(cluster: &Cluster, old: &Programs, new: &Programs) -> Result<()> {
     env.end("beside", &beside)?;
     env.end("by-old", &by_old)?;
     env.delete("Pod", "by-new")?;
-    // And forward again: what waited ends.
+    env.wait_until_gone("Pod", "by-new")?;
+    ensure!(driver.record(&by_new).exists(), "the old program has removed a record that it cannot read");
+    // And forward again: what the old one left is an orphan now, undone when its grace period is over.
     driver.upgrade(&[NEW])?;
-    env.wait_until_gone("Pod", "by-new").context("a pod that waits for the new program")?;
-    driver.wait_until_unprepared(&by_new)?;
-    say("back to the old program and forward again: no pod was disturbed, and all ended");
+    poll("end of what the old program left", END, || Ok(!driver.record(&by_new).exists()))?;
+    say("back to the old program and forward again: no pod was disturbed, and nothing is left");
     let last = pod_with_gpu(&env, "last")?;
     env.end("last", &last)?;
     let claims =
