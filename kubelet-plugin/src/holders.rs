@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use divvy_api::names::taints as keys;
 use divvy_carve::{Pool, pool_name};
 use divvy_executor::HeldDevice;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::Api;
 use kube::api::ListParams;
 use tokio::time::Instant;
@@ -82,8 +83,8 @@ pub(crate) fn recorded(records: &[HeldDevice]) -> BTreeSet<DeviceName> {
 }
 
 impl Carver {
-    /// Devices that an earlier process has published and that are still there. `None` without an answer.
-    pub(crate) async fn left_behind(&self) -> Option<BTreeSet<DeviceName>> {
+    /// Devices that an earlier process has begun to withdraw. `None` without an answer.
+    pub(crate) async fn begun_to_leave(&self) -> Option<BTreeSet<DeviceName>> {
         let ours = format!("spec.driver={},spec.nodeName={}", self.driver, self.node);
         let slices = Api::<ResourceSlice>::all(self.claims.client.clone());
         let selected = ListParams::default().fields(&ours);
@@ -94,10 +95,12 @@ impl Carver {
         match answer {
             Ok(slices) => {
                 let devices = slices.items.into_iter().filter_map(|slice| slice.spec.devices).flatten();
-                Some(devices.filter_map(|device| device.name.parse().ok()).collect())
+                let leaves =
+                    |device: &Device| device.taints.iter().flatten().any(|t| t.key == keys::WITHDRAWN);
+                Some(devices.filter(leaves).filter_map(|device| device.name.parse().ok()).collect())
             }
             Err(error) => {
-                tracing::warn!(error, "it is not known yet what was published before");
+                tracing::warn!(error, "it is not known yet what an earlier process was withdrawing");
                 None
             }
         }

@@ -127,6 +127,8 @@ struct Memory {
     /// Whether pods leave a GPU that falls ill, by its last rules: one that is lost has none.
     evicts: BTreeMap<GpuUuid, bool>,
     holders: Holders,
+    /// When what an earlier process began to withdraw may go; `None` before that is known.
+    settled_at: Option<Instant>,
     /// Whether a GPU was given out in two modes, already looked into.
     conflict: bool,
     /// Why there is one mode for each GPU, as last told.
@@ -308,21 +310,28 @@ impl Carver {
         let unsure =
             || !memory.holders.asked && offers_less_than_it_may(&kept.ordinals, &capabilities, &offered.pool);
         let unsure = unsure();
-        let before = match &previous {
-            Some(previous) => previous.devices().map(|device| device.name.clone()).collect(),
-            // An earlier process may have begun to withdraw something a moment ago.
-            None if unsure => match self.left_behind().await {
-                Some(devices) => devices,
+        let published = previous.iter().flat_map(Pool::devices).map(|device| device.name.clone()).collect();
+        let leaving = leaving(&published, &offered.pool, &kept.ordinals, &inventory);
+        self.grant(memory, &resolved, &inventory, &kept.ordinals, &leaving);
+        if previous.is_none() && unsure && memory.settled_at.is_none() {
+            memory.settled_at = match self.begun_to_leave().await {
+                // An earlier process began to withdraw something, perhaps a moment ago: what it published stays as it is
+                // until everybody has seen those taints.
+                Some(begun) if begun.iter().any(|device| offered.pool.device(device).is_none()) => {
+                    Some(now + self.timing.leave)
+                }
                 None if memory.holders.asks_first() => {
                     memory.holders.unanswered();
                     return Some(self.timing.driver_retry);
                 }
-                None => BTreeSet::new(),
-            },
-            None => BTreeSet::new(),
-        };
-        let leaving = leaving(&before, &offered.pool, &kept.ordinals, &inventory);
-        self.grant(memory, &resolved, &inventory, &kept.ordinals, &leaving);
+                Some(_) | None => Some(now),
+            };
+        }
+        if let Some(wait) =
+            memory.settled_at.and_then(|at| at.checked_duration_since(now)).filter(|w| !w.is_zero())
+        {
+            return Some(wait);
+        }
         // Where taints are dropped nobody would see that they leave.
         let told = if features.supports(Feature::Taints) { leaving } else { BTreeSet::new() };
         let fresh = memory.holders.leave(told, now, self.timing.leave);
@@ -351,7 +360,7 @@ impl Carver {
             self.publish(memory, offered, &features);
             return (!refused.is_empty()).then_some(self.timing.withdrawn);
         }
-        let Some(mut held) = self.held(&mut memory.holders, now).await else {
+        let Some(held) = self.held(&mut memory.holders, now).await else {
             // Nothing is withdrawn before it is known who holds it; nothing new of it is given out either.
             let carved = match &previous {
                 None if memory.holders.asks_first() => return Some(self.timing.driver_retry),
@@ -366,15 +375,13 @@ impl Carver {
             self.publish(memory, carved, &features);
             return Some(self.timing.withdrawn);
         };
-        held.extend(fresh.iter().cloned());
         let carved = carve_with(&held);
         memory.keeps_withdrawn = carved.pool != offered.pool;
         memory.withdrawn.clone_from(&carved.kept);
         let settled = gone.is_empty() && refused.is_empty() && !memory.keeps_withdrawn;
         let again = !(settled && kept.recorded.iter().all(there));
         self.publish(memory, carved, &features);
-        let wait = if fresh.is_empty() { self.timing.withdrawn } else { self.timing.leave };
-        again.then_some(wait)
+        again.then_some(self.timing.withdrawn)
     }
 
     fn publish(&self, memory: &mut Memory, carved: Carved, features: &ServerFeatures) {
