@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use divvy_api::names::taints as keys;
 use divvy_model::DeviceName;
 
+use crate::settle::given_twice;
 use crate::validate::MAX_TAINTS;
 use crate::{Pool, Taint};
 
@@ -16,7 +17,14 @@ pub fn taint_leaving(published: &Pool, offered: &Pool, leaving: &BTreeSet<Device
     let mut pool = published.clone();
     for device in pool.slices.iter_mut().flat_map(|slice| &mut slice.devices) {
         if let Some(next) = offered.device(&device.name) {
+            // A GPU that was given out twice is published without counters, and has only this to keep claims off.
+            let fence = device.taints.iter().find(|taint| **taint == given_twice()).cloned();
             device.taints.clone_from(&next.taints);
+            if let Some(fence) = fence.filter(|fence| !device.taints.contains(fence)) {
+                device.taints.retain(|other| (&other.key, other.effect) != (&fence.key, fence.effect));
+                device.taints.push(fence);
+                device.taints.sort();
+            }
         } else if leaving.contains(&device.name)
             && device.taints.len() < MAX_TAINTS
             && !device.taints.iter().any(|taint| taint.key == keys::WITHDRAWN)
@@ -40,6 +48,18 @@ mod tests {
         });
         let slices = vec![Slice { devices: devices.collect(), counter_sets: Vec::new() }];
         Pool { name: "p".to_owned(), slices }
+    }
+
+    #[test]
+    fn what_has_no_counters_because_it_was_given_out_twice_stays_fenced() {
+        let mut published = pool(&[("gpu-0", &[]), ("gpu-1", &[])]);
+        for device in published.slices.iter_mut().flat_map(|slice| &mut slice.devices) {
+            device.taints = vec![given_twice()];
+        }
+        let offered = pool(&[("gpu-0", &[]), ("gpu-1", &["x/b"])]);
+        let pool = taint_leaving(&published, &offered, &BTreeSet::new());
+        assert!(pool.devices().all(|device| device.taints.contains(&given_twice())), "{pool:?}");
+        assert_eq!(pool.devices().map(|device| device.taints.len()).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]

@@ -76,6 +76,11 @@ impl Run<'_> {
     }
 }
 
+/// The taint of a GPU that claims have in a way in which nobody can have it.
+pub(crate) fn given_twice() -> Taint {
+    Taint::no_schedule(keys::FENCED, Some("given-twice"))
+}
+
 /// Keeps claims off everything of a GPU: by a taint, or by leaving out what nobody holds.
 fn fence(card: &mut Card, taints: bool, held: impl Fn(&Device) -> bool) {
     if !taints {
@@ -84,7 +89,7 @@ fn fence(card: &mut Card, taints: bool, held: impl Fn(&Device) -> bool) {
         card.partitions.retain(|device| held(device));
         return;
     }
-    let taint = Taint::no_schedule(keys::FENCED, Some("given-twice"));
+    let taint = given_twice();
     for device in card.devices_mut().filter(|device| device.taints.len() < MAX_TAINTS) {
         // One taint for each key and effect.
         device.taints.retain(|other| (&other.key, other.effect) != (&taint.key, taint.effect));
