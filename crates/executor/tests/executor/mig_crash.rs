@@ -163,6 +163,12 @@ impl Story {
 
     fn prepare(&mut self, name: &str) {
         let Some((wanted, answer)) = self.ask_to_prepare(name) else { return };
+        // Allocated anew: what was answered for the earlier allocation is over as soon as that is undone.
+        let undone = !self.world.lock().records().contains_key(&wanted.uid);
+        if undone && self.answered.get(&wanted.uid).is_some_and(|(c, _)| c.allocation != wanted.allocation) {
+            self.answered.remove(&wanted.uid);
+            self.lingering.remove(&wanted.uid);
+        }
         if let Ok(prepared) = answer
             && !self.world.lock().dead
         {
