@@ -47,7 +47,9 @@ impl Executor {
             return Ok(Prepared::default());
         }
         if let Some(old) = revived {
+            // As they were made: the rules may say something else now.
             record.steps.clone_from(&old.steps);
+            record.devices.clone_from(&old.devices);
         } else {
             let hardware: Vec<_> = plan.steps.into_iter().filter(Step::is_hardware).collect();
             record = self.run_steps(record, hardware, call.until, earlier.as_deref())?;

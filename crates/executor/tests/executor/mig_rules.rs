@@ -107,3 +107,24 @@ fn after_a_reboot_the_mig_mode_of_a_gpu_whose_instances_are_others_now_is_left_t
     executor.restore_cdi(Refresh::All);
     assert!(sim(&world).mig_mode(&gpu).unwrap().is_on(), "by the rules: {mode_off}");
 }
+
+#[test]
+fn a_lingering_claim_that_is_taken_up_again_has_the_partition_that_was_made_for_it_whatever_the_rules_say_now()
+ {
+    let world = mig_world("h100x1", 1);
+    let executor = world.start();
+    let gpu = world.gpu(0);
+    let a = claim_of("a", &[HALF], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    let answer = world.prepare(&executor, &a).unwrap();
+    let file = world.lock().cdi.clone();
+    let (instance, _) = living(&world, &gpu).remove(0);
+    sim(&world).start_process_in(&gpu, instance.id, 4711);
+    world.unprepare(&executor, &a.uid).unwrap();
+    executor.set_rights(Rights { static_gpus: [gpu.clone()].into(), ..Rights::default() });
+    assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
+    assert_eq!(world.lock().cdi, file);
+    sim(&world).end_process(4711);
+    world.unprepare(&executor, &a.uid).unwrap();
+    assert!(living(&world, &gpu).is_empty());
+}
