@@ -162,11 +162,11 @@ fn devices(slices: &[ResourceSlice]) -> impl Iterator<Item = &Device> {
     slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten())
 }
 
-fn selector(expression: &str) -> DeviceSelector {
+pub(crate) fn selector(expression: &str) -> DeviceSelector {
     DeviceSelector { cel: Some(CELDeviceSelector { expression: expression.to_owned() }) }
 }
 
-fn claim_for(class: &str, expression: &str) -> ResourceClaim {
+pub(crate) fn claim_for(class: &str, expression: &str) -> ResourceClaim {
     let mut claim = mk_claim("bench", "train", class, 1);
     let requests =
         claim.spec.iter_mut().flat_map(|s| s.devices.iter_mut().flat_map(|d| d.requests.iter_mut()));

@@ -8,6 +8,7 @@ mod latency;
 mod life;
 mod offered;
 mod partitions;
+mod placement;
 mod pods;
 mod process;
 mod pure;
@@ -95,6 +96,8 @@ enum Part {
     Carve,
     /// The allocator, on GPUs offered as everything
     Allocator,
+    /// Placements of partitions, tried in one order or the other
+    Placement,
     /// Size of the binary
     Size,
 }
@@ -179,6 +182,12 @@ fn run(args: &Released) -> Result<()> {
     if wanted(Part::Allocator) {
         let rows = allocator::everything(calls.min(100))?;
         report.add("Allocator, in this process, GPUs offered as everything".to_owned(), rows);
+    }
+    if wanted(Part::Placement) {
+        report.add(
+            "Partitions that come and go on 8 H100, three quarters full".to_owned(),
+            placement::orders()?,
+        );
     }
     if wanted(Part::Idle) {
         progress("idle");
