@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            format::talk(&format!("divvy: {error:#}"));
+            format::talk(&format!("divvy: {}", divvy_telemetry::Chain(error.as_ref())));
             ExitCode::FAILURE
         }
     }

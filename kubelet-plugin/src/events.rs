@@ -183,27 +183,34 @@ impl Teller {
     }
 
     /// Puts the verdict into the claim's status, unless it is there already.
-    pub(crate) async fn condition(&self, claim: &Claim, before: Option<&Condition>, verdict: &Verdict) {
+    pub(crate) async fn condition(
+        &self,
+        claim: &Claim,
+        before: Option<&Condition>,
+        verdict: &Verdict,
+    ) -> bool {
         let status = if verdict.prepared { "True" } else { "False" };
         if verdict.partitions.is_empty()
             && before.is_some_and(|c| {
                 c.status == status && c.reason == verdict.reason && c.message == verdict.message
             })
         {
-            return;
+            return true;
         }
         let since = before.filter(|c| c.status == status).map(|c| c.last_transition_time.0);
         let patch = self.patch(claim, status, verdict, since.unwrap_or_else(Timestamp::now));
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(names::FIELD_MANAGER).force();
         match timeout(ANSWER, api.patch_status(&claim.name, &params, &Patch::Apply(patch))).await {
-            Ok(Ok(_)) => {}
+            Ok(Ok(_)) => true,
             Ok(Err(error)) => {
                 let error = crate::chain(&error);
                 tracing::warn!(claim = %claim.reference(), error, "condition of the claim not written");
+                false
             }
             Err(_) => {
                 tracing::warn!(claim = %claim.reference(), "condition of the claim not written: no answer in time");
+                false
             }
         }
     }

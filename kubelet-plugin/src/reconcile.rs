@@ -217,20 +217,20 @@ impl Keeper {
         let Ok((report, unfinished)) = work.await else { return true };
         let open = report.events.iter().any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
         self.heed(&report, logged);
-        self.tell_untold(found.unwrap_or_default(), told).await;
-        open || unfinished
+        let untold = self.tell_untold(found.unwrap_or_default(), told).await;
+        open || unfinished || untold
     }
 
-    /// A plugin that was killed after its answer has not written which partitions the claim has. Once each: a server may
-    /// drop what is written.
-    async fn tell_untold(&self, found: BTreeMap<ClaimUid, Found>, told: &mut BTreeSet<ClaimUid>) {
+    /// A plugin that was killed after its answer has not written which partitions the claim has. Written once each: a
+    /// server may drop it. Whether something could not be written.
+    async fn tell_untold(&self, found: BTreeMap<ClaimUid, Found>, told: &mut BTreeSet<ClaimUid>) -> bool {
         let silent: Vec<Claim> = found
             .into_iter()
             .filter(|(uid, (_, said))| said.is_none() && !told.contains(uid))
             .map(|(_, (claim, _))| claim)
             .collect();
         if silent.is_empty() {
-            return;
+            return false;
         }
         let executor = self.executor.clone();
         let untold = tokio::task::spawn_blocking(move || {
@@ -249,10 +249,15 @@ impl Keeper {
                 .filter_map(made)
                 .collect::<Vec<_>>()
         });
+        let mut left = false;
         for (claim, partitions) in untold.await.unwrap_or_default() {
-            told.insert(claim.uid.clone());
-            self.teller.condition(&claim, None, &Verdict::prepared(partitions)).await;
+            if self.teller.condition(&claim, None, &Verdict::prepared(partitions)).await {
+                told.insert(claim.uid.clone());
+            } else {
+                left = true;
+            }
         }
+        left
     }
 
     /// Claims of this node that are allocated, as far as records and files name them; `None` if the API cannot say.

@@ -1,7 +1,7 @@
 //! MIG partitions: made when their claim is prepared, gone when it is let go.
 
-use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_fake_cluster::{ClaimRef, Fault as ApiFault};
 use divvy_gpu_sim::Fault;
 use divvy_kubelet_plugin::Config;
 use divvy_model::mig::GpuInstanceProfileId;
@@ -123,6 +123,7 @@ async fn what_a_plugin_killed_after_its_answer_has_not_told_the_next_one_tells()
     plugin.stop().await;
     let forget = |claim: &mut ResourceClaim| claim.status.as_mut().unwrap().devices = None;
     node.api.modify("default", "c", forget).unwrap();
+    node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(500));
     let plugin = node.start_with_everything().await;
     assert_eq!(wait("the claim's status again", told).await, before);
     assert_eq!(node.unprepare(&claim).await, Ok(()));

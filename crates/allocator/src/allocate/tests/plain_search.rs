@@ -245,11 +245,12 @@ fn things() -> impl Strategy<Value = Vec<Thing>> {
     );
     let thing =
         thing.prop_map(|(draws, colour, shared, big, held)| Thing { draws, colour, shared, big, held });
-    prop::collection::vec(thing, 1..9)
+    prop::collection::vec(thing, 2..10)
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let way = (0_usize..3, 1_usize..4, prop::option::weighted(0.3, 1_i64..20))
+    let count = prop_oneof![3 => Just(1_usize), 2 => 2_usize..4];
+    let way = (0_usize..3, count, prop::option::weighted(0.3, 1_i64..20))
         .prop_map(|(kind, count, amount)| Way { kind, count, amount });
     let request = prop_oneof![
         3 => prop::collection::vec(way.clone(), 1..2),
