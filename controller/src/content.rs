@@ -65,8 +65,8 @@ fn device(device: &divvy_carve::Device) -> Device {
     };
     Device {
         name: device.name.to_string(),
-        attributes: full_map(device.attributes.iter().map(|(k, v)| (k.clone(), attribute(v))).collect()),
-        capacity: full_map(device.capacity.iter().map(|(k, v)| (k.clone(), capacity(v))).collect()),
+        attributes: full_map(device.attributes.iter().map(|(k, v)| (k.to_string(), attribute(v))).collect()),
+        capacity: full_map(device.capacity.iter().map(|(k, v)| (k.to_string(), capacity(v))).collect()),
         taints: full(device.taints.iter().map(taint).collect()),
         consumes_counters: full(device.consumes.iter().map(consumption).collect()),
         allow_multiple_allocations: device.allow_multiple.then_some(true),

@@ -16,8 +16,8 @@ const TIME: &str = "2026-01-02T03:04:05Z";
 fn device(name: &str) -> Device {
     #[expect(clippy::expect_used, reason = "constants of the cases; all are run by a test")]
     let mut device = Device::new(name.parse().expect("a device name"));
-    device.attributes.insert("type".to_owned(), AttributeValue::String("gpu".to_owned()));
-    device.capacity.insert("memory".to_owned(), Capacity::whole(Amount::Bytes(81_559 << 20)));
+    device.attributes.insert("type".into(), AttributeValue::String("gpu".to_owned()));
+    device.capacity.insert("memory".into(), Capacity::whole(Amount::Bytes(81_559 << 20)));
     device
 }
 
@@ -27,13 +27,13 @@ fn tainted(name: &str) -> Device {
 
 fn driver_version(name: &str, version: &str) -> Device {
     let mut device = device(name);
-    device.attributes.insert("driverVersion".to_owned(), AttributeValue::Version(version.to_owned()));
+    device.attributes.insert("driverVersion".into(), AttributeValue::Version(version.to_owned()));
     device
 }
 
 fn bigger(name: &str) -> Device {
     let mut device = device(name);
-    device.capacity.insert("memory".to_owned(), Capacity::whole(Amount::Bytes(144 << 30)));
+    device.capacity.insert("memory".into(), Capacity::whole(Amount::Bytes(144 << 30)));
     device
 }
 
@@ -42,13 +42,13 @@ fn shared(name: &str) -> Device {
         Allowed::Range { min: Amount::Bytes(1 << 30), max: None, step: Some(Amount::Bytes(1 << 20)) };
     let policy = Some(RequestPolicy { default: Amount::Bytes(1 << 30), allowed });
     let mut device = Device { allow_multiple: true, ..device(name) };
-    device.capacity.insert("memory".to_owned(), Capacity { value: Amount::Bytes(80 << 30), policy });
+    device.capacity.insert("memory".into(), Capacity { value: Amount::Bytes(80 << 30), policy });
     device
 }
 
 fn shared_as_dropped(name: &str) -> Device {
     let mut device = device(name);
-    device.capacity.insert("memory".to_owned(), Capacity::whole(Amount::Bytes(80 << 30)));
+    device.capacity.insert("memory".into(), Capacity::whole(Amount::Bytes(80 << 30)));
     device
 }
 

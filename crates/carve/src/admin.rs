@@ -10,7 +10,7 @@ use crate::{AttributeValue, Device, Taint};
 pub(crate) fn device(ordinal: u32, whole: &Device) -> Device {
     let mut device = Device::new(DeviceKind::Admin { ordinal }.device_name());
     device.attributes.clone_from(&whole.attributes);
-    device.attributes.insert(attr::TYPE.to_owned(), AttributeValue::String("gpu-admin".to_owned()));
+    device.attributes.insert(attr::TYPE.into(), AttributeValue::String("gpu-admin".to_owned()));
     device.capacity.clone_from(&whole.capacity);
     device
 }

@@ -1,6 +1,7 @@
 //! The partitions of a GPU: every profile at every placement, beside the whole GPU where both are offered, all of
 //! them drawing on the GPU's counters.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
@@ -192,14 +193,6 @@ impl Run<'_> {
             Instances::Static => from.living(profile.id, placement),
         };
         let offered = of_profile.offered && (from.rules.instances == Instances::Ours || living.is_some());
-        let mut device = of_profile.device.clone();
-        if let Some(uuid) = living {
-            let uuid = AttributeValue::String(uuid.to_string());
-            device.attributes.insert(attr::UUID.to_owned(), uuid);
-        }
-        if self.input.features.supports(Feature::Partitions) {
-            device.consumes.push(from.budget.partition(profile, placement));
-        }
         let overlapping = from.occupied.iter().filter(|(at, _)| at.overlaps(placement));
         let taints: Vec<_> = taints.iter().cloned().chain(overlapping.map(|(_, t)| t.clone())).collect();
         // A profile's name changes with the driver. The device keeps the one that a claim was given.
@@ -208,7 +201,14 @@ impl Run<'_> {
             names.push(&name);
         }
         for called in names {
-            let device = Device { name: called.device_name(), ..device.clone() };
+            let mut device = Device { name: called.device_name(), ..of_profile.device.clone() };
+            if let Some(uuid) = living {
+                let uuid = AttributeValue::String(uuid.to_string());
+                device.attributes.insert(attr::UUID.into(), uuid);
+            }
+            if self.input.features.supports(Feature::Partitions) {
+                device.consumes.push(from.budget.partition(profile, placement));
+            }
             let mut taints = taints.clone();
             if !offered {
                 self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
@@ -272,13 +272,13 @@ fn of_profile(template: &Device, profile: &GpuInstanceProfile, name: Option<&Pro
 }
 
 /// The engines of a whole GPU, which NVML tells only of its profiles.
-pub(crate) fn engines(budget: &Budget) -> Vec<(String, Capacity)> {
+pub(crate) fn engines(budget: &Budget) -> Vec<(Cow<'static, str>, Capacity)> {
     use divvy_api::names::capacity as cap;
     RESOURCES
         .iter()
         .zip(budget.largest)
         .filter(|((_, capacity), _)| ![cap::MEMORY, cap::MULTIPROCESSORS].contains(capacity))
-        .map(|((_, capacity), amount)| ((*capacity).to_owned(), Capacity::whole(amount)))
+        .map(|((_, capacity), amount)| (Cow::Borrowed(*capacity), Capacity::whole(amount)))
         .collect()
 }
 

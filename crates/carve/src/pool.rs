@@ -1,5 +1,6 @@
 //! What is published, in our words: a [`Pool`] of slices of devices. The publisher turns it into API objects.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -41,10 +42,11 @@ pub struct Slice {
 pub struct Device {
     /// Name, unique in the pool.
     pub name: DeviceName,
-    /// Attributes by name; a name without a domain is in the driver's.
-    pub attributes: BTreeMap<String, AttributeValue>,
+    /// Attributes by name; a name without a domain is in the driver's. The names are constants: a pool has
+    /// thousands of them.
+    pub attributes: BTreeMap<Cow<'static, str>, AttributeValue>,
     /// Capacities by name.
-    pub capacity: BTreeMap<String, Capacity>,
+    pub capacity: BTreeMap<Cow<'static, str>, Capacity>,
     /// Taints, sorted.
     pub taints: Vec<Taint>,
     /// What it takes from counter sets when it is allocated.

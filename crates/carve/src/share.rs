@@ -19,11 +19,11 @@ pub(crate) fn device(ordinal: u32, whole: &Device, facts: &GpuFacts, rules: &Gpu
         let mib = (bytes / MIB).checked_sub(rules.held_back_mib).filter(|mib| *mib > 0)?;
         let smallest = rules.shares.smallest_mib.max(1);
         let part = parts(mib, smallest, mib / slots, |mib| Amount::Bytes(mib.saturating_mul(MIB)));
-        device.capacity.insert(cap::MEMORY.to_owned(), part);
+        device.capacity.insert(cap::MEMORY.into(), part);
     }
     let cores = parts(ALL_CORES, rules.shares.smallest_cores.into(), ALL_CORES / slots, Amount::Count);
-    device.capacity.insert(cap::CORES.to_owned(), cores);
-    device.capacity.insert(cap::SLOTS.to_owned(), parts(slots, 1, 1, Amount::Count));
+    device.capacity.insert(cap::CORES.into(), cores);
+    device.capacity.insert(cap::SLOTS.into(), parts(slots, 1, 1, Amount::Count));
     Some(device)
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn bare(ordinal: u32, whole: &Device) -> Device {
     for (name, value) in
         [(attr::TYPE, "gpu-share"), (attr::SHARING, "time-slicing"), (attr::ISOLATION, "none")]
     {
-        device.attributes.insert(name.to_owned(), AttributeValue::String(value.to_owned()));
+        device.attributes.insert(name.into(), AttributeValue::String(value.to_owned()));
     }
     device
 }

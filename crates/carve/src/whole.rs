@@ -85,15 +85,15 @@ impl<'a> Builder<'a> {
         Self { device: Device::new(name), notes }
     }
 
-    fn put(&mut self, name: &str, value: AttributeValue) {
-        self.device.attributes.insert(name.to_owned(), value);
+    fn put(&mut self, name: &'static str, value: AttributeValue) {
+        self.device.attributes.insert(name.into(), value);
     }
 
     fn leave_out(&mut self, name: &str, why: String) {
         self.notes.push(Note::ValueLeftOut { device: self.device.name.clone(), name: name.to_owned(), why });
     }
 
-    pub(crate) fn string(&mut self, name: &str, value: Option<&str>) {
+    pub(crate) fn string(&mut self, name: &'static str, value: Option<&str>) {
         match value {
             None | Some("") => {}
             Some(text) if text.len() <= MAX_STRING => self.put(name, AttributeValue::String(text.to_owned())),
@@ -106,18 +106,18 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn version(&mut self, name: &str, text: &str) {
+    fn version(&mut self, name: &'static str, text: &str) {
         match normalise_version(text).map(|version| version.to_string()) {
             Some(version) if version.len() <= MAX_STRING => self.put(name, AttributeValue::Version(version)),
             _ => self.leave_out(name, format!("{text:?} is not a version")),
         }
     }
 
-    pub(crate) fn capacity(&mut self, name: &str, amount: Option<Amount>) {
+    pub(crate) fn capacity(&mut self, name: &'static str, amount: Option<Amount>) {
         match amount {
             None => {}
             Some(amount) if amount.value() <= MAX_INTEGER => {
-                self.device.capacity.insert(name.to_owned(), Capacity::whole(amount));
+                self.device.capacity.insert(name.into(), Capacity::whole(amount));
             }
             Some(amount) => self.leave_out(name, format!("{} is over 63 bits", amount.value())),
         }

@@ -131,9 +131,9 @@ fn a_whole_gpu_has_the_attributes_of_nvidias_driver_and_ours() {
         ("uuid", string(&id)),
     ];
     let mut device = Device::new("gpu-0".parse().unwrap());
-    device.attributes = expected.map(|(name, value)| (name.to_owned(), value)).into();
+    device.attributes = expected.map(|(name, value)| (name.into(), value)).into();
     device.capacity = [("memory", Amount::Bytes(85_520_809_984)), ("multiprocessors", Amount::Count(132))]
-        .map(|(name, amount)| (name.to_owned(), Capacity::whole(amount)))
+        .map(|(name, amount)| (name.into(), Capacity::whole(amount)))
         .into();
     let slices = vec![Slice { devices: vec![device], counter_sets: vec![] }];
     assert_eq!(
@@ -156,7 +156,7 @@ fn what_is_unknown_is_left_out_and_what_is_over_a_limit_is_noted() {
     gpu.facts.pci_address.domain = 0x10000;
     let carved = node.carve(None);
     let device = carved.pool.devices().next().unwrap();
-    let attributes: Vec<_> = device.attributes.keys().map(String::as_str).collect();
+    let attributes: Vec<_> = device.attributes.keys().map(|name| &**name).collect();
     assert_eq!(
         attributes,
         [

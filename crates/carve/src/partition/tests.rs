@@ -194,8 +194,8 @@ fn a_partition_says_what_nvidias_driver_says_and_what_it_takes() {
     ];
     let counters = [("memory-slices-6-7", Amount::Count(2))];
     let mut expected = Device::new("gpu-0-mig-1g20gb-15-6".parse().unwrap());
-    expected.attributes = attributes.map(|(name, value)| (name.to_owned(), value)).into();
-    expected.capacity = capacity.map(|(name, amount)| (name.to_owned(), Capacity::whole(amount))).into();
+    expected.attributes = attributes.map(|(name, value)| (name.into(), value)).into();
+    expected.capacity = capacity.map(|(name, amount)| (name.into(), Capacity::whole(amount))).into();
     expected.consumes = vec![CounterUse { set: "gpu-0".to_owned(), counters: amounts_of(&counters) }];
     assert_eq!(device(&carved.pool, "gpu-0-mig-1g20gb-15-6"), &expected);
     assert_eq!(notes(&carved), Vec::<String>::new());
@@ -214,7 +214,7 @@ fn the_whole_gpu_is_as_before_but_for_its_engines_and_takes_every_counter() {
         [("copyEngines", 8), ("decoders", 7), ("encoders", 0), ("jpegEngines", 7), ("ofaEngines", 1)];
     expected
         .capacity
-        .extend(engines.map(|(name, count)| (name.to_owned(), Capacity::whole(Amount::Count(count)))));
+        .extend(engines.map(|(name, count)| (name.into(), Capacity::whole(Amount::Count(count)))));
     expected.consumes = vec![CounterUse { set: "gpu-0".to_owned(), counters }];
     assert_eq!(device(&carved.pool, "gpu-0"), &expected);
 }

@@ -34,14 +34,14 @@ fn changed(change: impl FnOnce(&mut Device)) -> Pool {
 }
 
 fn attribute(name: &str, value: AttributeValue) -> Pool {
-    changed(|gpu| drop(gpu.attributes.insert(name.to_owned(), value)))
+    changed(|gpu| drop(gpu.attributes.insert(name.to_owned().into(), value)))
 }
 
 fn policy(default: u64, allowed: Allowed) -> Pool {
     changed(|gpu| {
         gpu.allow_multiple = true;
         let policy = Some(RequestPolicy { default: Amount::Count(default), allowed });
-        gpu.capacity.insert("cores".to_owned(), Capacity { value: Amount::Count(100), policy });
+        gpu.capacity.insert("cores".into(), Capacity { value: Amount::Count(100), policy });
     })
 }
 
@@ -73,7 +73,7 @@ fn what_is_at_a_limit_passes() {
         of_devices(many(128)),
         of_devices(tainted),
         with_set(set, vec![user("gpu-0"), user("gpu-0-ts")]),
-        changed(|gpu| gpu.attributes = (0..32).map(|i| (format!("a{i}"), text(64))).collect()),
+        changed(|gpu| gpu.attributes = (0..32).map(|i| (format!("a{i}").into(), text(64))).collect()),
         attribute("resource.kubernetes.io/pciBusID", AttributeValue::Int(-1)),
         attribute(&format!("a{}", "b".repeat(31)), AttributeValue::Bool(true)),
         attribute("v", AttributeValue::Version("1.2.3-rc.1+b".to_owned())),
@@ -104,10 +104,10 @@ fn what_is_over_a_limit_is_refused_and_the_message_says_where() {
     let consumes = |uses| changed(|gpu| gpu.consumes = uses);
     let exclusive_policy = changed(|gpu| {
         let policy = Some(RequestPolicy { default: Amount::Count(1), allowed: Allowed::Any });
-        gpu.capacity.insert("cores".to_owned(), Capacity { value: Amount::Count(1), policy });
+        gpu.capacity.insert("cores".into(), Capacity { value: Amount::Count(1), policy });
     });
     let big = changed(|gpu| {
-        gpu.capacity.insert("memory".to_owned(), Capacity::whole(Amount::Count(u64::MAX)));
+        gpu.capacity.insert("memory".into(), Capacity::whole(Amount::Count(u64::MAX)));
     });
     let cases: Vec<(Pool, &str)> = vec![
         (named(""), "pool \"\": \"\" is not a pool name"),
@@ -155,7 +155,7 @@ fn what_is_over_a_limit_is_refused_and_the_message_says_where() {
             "the counter set \"s\" is there twice",
         ),
         (
-            changed(|gpu| gpu.attributes = (0..33).map(|i| (format!("a{i}"), text(1))).collect()),
+            changed(|gpu| gpu.attributes = (0..33).map(|i| (format!("a{i}").into(), text(1))).collect()),
             "33 attributes and capacities",
         ),
         (attribute("productName", text(65)), "device gpu-0, attribute \"productName\": "),

@@ -17,7 +17,7 @@ fn the_device_for_admins_is_the_gpu_without_counters_and_comes_last() {
     assert_eq!(all_names(&pool).iter().rev().take(2).collect::<Vec<_>>(), [&"gpu-1-admin", &"gpu-0-admin"]);
     let whole = device(&node.whole_only().pool, "gpu-0").clone();
     let mut expected = Device { name: "gpu-0-admin".parse().unwrap(), ..whole };
-    expected.attributes.insert("type".to_owned(), AttributeValue::String("gpu-admin".to_owned()));
+    expected.attributes.insert("type".into(), AttributeValue::String("gpu-admin".to_owned()));
     assert_eq!(device(&pool, "gpu-0-admin"), &expected);
 
     // It is for looking at a GPU that is in use, but not at one that is lost.

@@ -27,7 +27,7 @@ fn a_share_says_what_its_gpu_is_and_gives_it_out_in_parts() {
     expected.attributes.clone_from(&whole.attributes);
     expected.attributes.remove("uuid");
     for (name, value) in [("type", "gpu-share"), ("sharing", "time-slicing"), ("isolation", "none")] {
-        expected.attributes.insert(name.to_owned(), AttributeValue::String(value.to_owned()));
+        expected.attributes.insert(name.into(), AttributeValue::String(value.to_owned()));
     }
     let mib = |n: u64| Amount::Bytes(n * MIB);
     let count = Amount::Count;
@@ -36,7 +36,7 @@ fn a_share_says_what_its_gpu_is_and_gives_it_out_in_parts() {
         (cap::CORES, parts(count(100), count(6), count(0), count(1))),
         (cap::SLOTS, parts(count(16), count(1), count(1), count(1))),
     ]
-    .map(|(name, capacity)| (name.to_owned(), capacity))
+    .map(|(name, capacity)| (name.into(), capacity))
     .into();
     expected.consumes.clone_from(&whole.consumes);
     expected.allow_multiple = true;
@@ -73,7 +73,7 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
     let capacity = capacity.unwrap();
     let expected =
         [(cap::MEMORY, one(mib(23000))), (cap::CORES, one(count(100))), (cap::SLOTS, one(count(1)))];
-    assert_eq!(capacity, expected.map(|(name, capacity)| (name.to_owned(), capacity)).into());
+    assert_eq!(capacity, expected.map(|(name, capacity)| (name.into(), capacity)).into());
     // More shares than the memory has room for at their smallest: whoever asks for nothing gets the smallest.
     let (capacity, _) = with(ShareRules { slots: 1000, smallest_mib: 512, smallest_cores: 5 }, 0);
     let capacity = capacity.unwrap();
