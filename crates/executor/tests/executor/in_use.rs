@@ -320,7 +320,7 @@ fn a_crowd_of_holders_that_others_are_at_work_on_is_waited_for_together() {
     let world = World::new("h100x1", 1);
     let executor = world.start();
     for n in 0..20 {
-        let share = crate::mig_crash::claim_of(&format!("s{n}"), &["gpu-0-ts"], "t1");
+        let share = crate::mig_world::claim_of(&format!("s{n}"), &["gpu-0-ts"], "t1");
         world.prepare(&executor, &share).unwrap();
         world.lock().busy.insert(LockName::Claim(share.uid));
     }

@@ -19,9 +19,17 @@ mod mig_hardware;
 #[cfg(test)]
 mod mig_lost;
 #[cfg(test)]
+mod mig_mode;
+#[cfg(test)]
+mod mig_others;
+#[cfg(test)]
+mod mig_records;
+#[cfg(test)]
 mod mig_rows;
 #[cfg(test)]
 mod mig_rules;
+#[cfg(test)]
+mod mig_world;
 #[cfg(test)]
 mod modes;
 #[cfg(test)]

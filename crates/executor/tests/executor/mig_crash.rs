@@ -1,84 +1,25 @@
 //! Partitions on simulated GPUs, in any order of events with crashes at any call: no slice is ever lost, leaked or used
 //! twice, what others made is left alone, and the end is as if nothing had gone wrong.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
-use divvy_claims::{AllocatedDevice, Allocation, Claim, Phase, Stored};
-use divvy_gpu_sim::SimNode;
-use divvy_model::mig::{ComputeInstance, GpuInstance, Partition, PartitionName, Placement};
-use divvy_model::{ClaimUid, DeviceKind, GpuDriver, GpuUuid, MigMode};
+use divvy_model::mig::{ComputeInstance, Placement};
+use divvy_model::{DeviceKind, GpuUuid};
 
+use self::truth::end;
+use crate::mig_world::{claim_of, mig_world, sim};
 use crate::story::{Cast, MOMENTS, alone, sequences, told, uid};
-use crate::world::{HardwareFault, World, claim, result};
+use crate::world::{HardwareFault, World};
+
+mod events;
+mod truth;
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 const GPUS: usize = 2;
 
 const SEQUENCES: &str = "DIVVY_MIG_SEQUENCES";
-
-/// A machine of H100s that are really cut into partitions.
-pub(crate) fn mig_world(gpus: &str, seed: u64) -> World {
-    let world = World::new(gpus, seed);
-    let sim = SimNode::parse(gpus).unwrap();
-    let mut m = world.lock();
-    m.inventory = Some(std::sync::Arc::new(sim.inventory()));
-    m.sim = Some(sim);
-    drop(m);
-    world
-}
-
-/// A claim of devices by their names.
-pub(crate) fn claim_of(name: &str, devices: &[&str], allocated_at: &str) -> Claim {
-    let one = |device: &&str| AllocatedDevice { device: device.parse().unwrap(), ..result(0, false) };
-    let allocation = Allocation {
-        allocated_at: Some(allocated_at.to_owned()),
-        results: devices.iter().map(one).collect(),
-    };
-    Claim { allocation, ..claim(name, &[], allocated_at) }
-}
-
-pub(crate) fn sim(world: &World) -> SimNode {
-    world.lock().sim.clone().unwrap()
-}
-
-/// What lives on a GPU now, whether or not it can be asked.
-pub(crate) fn living(world: &World, gpu: &GpuUuid) -> Vec<(GpuInstance, Vec<ComputeInstance>)> {
-    let engine = sim(world).engine();
-    let there = engine.gpus().iter().filter(|g| g.facts.uuid == *gpu).flat_map(|g| &g.instances);
-    there.map(|living| (living.instance, living.compute.clone())).collect()
-}
-
-fn is_lost(world: &World, gpu: &GpuUuid) -> bool {
-    sim(world).engine().gpus().iter().any(|g| g.facts.uuid == *gpu && g.lost)
-}
-
-/// The memory slices a device needs.
-fn slices(world: &World, device: &str) -> (GpuUuid, Placement) {
-    let kind = DeviceKind::parse(&device.parse().unwrap()).unwrap();
-    let gpu = world.gpu(usize::try_from(kind.ordinal()).unwrap());
-    let placement = match kind {
-        DeviceKind::Whole { .. } | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => {
-            Placement { start: 0, size: 8 }
-        }
-        DeviceKind::Partition(name) => {
-            let inventory = world.lock().inventory.clone().unwrap();
-            inventory.gpus[&gpu]
-                .mig
-                .as_ref()
-                .unwrap()
-                .capabilities
-                .placement(name.profile, name.start)
-                .unwrap()
-        }
-    };
-    (gpu, placement)
-}
-
-fn overlap(a: &(GpuUuid, Placement), b: &(GpuUuid, Placement)) -> bool {
-    a.0 == b.0 && a.1.overlaps(b.1)
-}
 
 struct Story {
     cast: Cast,
@@ -99,218 +40,9 @@ impl DerefMut for Story {
     }
 }
 
-/// What must not depend on how the machine got there.
-#[derive(Debug, PartialEq, Eq)]
-struct End {
-    records: BTreeMap<ClaimUid, (Allocation, Phase, usize)>,
-    cdi: BTreeMap<String, String>,
-    /// Without what others made.
-    instances: BTreeMap<GpuUuid, Vec<(Partition, usize)>>,
-    /// Of GPUs that are held. (Off is lazy: an idle GPU may be left in either mode.)
-    modes: BTreeMap<GpuUuid, bool>,
-}
-
 impl Story {
     fn new(seed: u64) -> Self {
         Self { cast: Cast::new(mig_world("h100x2", seed), seed), foreign: BTreeMap::new() }
-    }
-
-    /// A device at random, whole or any partition at any place.
-    fn any_device(&mut self) -> String {
-        let number = self.chance.below(GPUS);
-        if self.chance.one_in(6) {
-            return format!("gpu-{number}");
-        }
-        let gpu = self.world.gpu(number);
-        let inventory = self.world.lock().inventory.clone().unwrap();
-        let caps = &inventory.gpus[&gpu].mig.as_ref().unwrap().capabilities;
-        let plain: Vec<_> = caps.placements().filter(|(profile, _)| !profile.variant().is_rare()).collect();
-        let (profile, placement) = plain[self.chance.below(plain.len())];
-        let name = caps.name(profile).unwrap().to_string();
-        let number = u32::try_from(number).unwrap();
-        PartitionName::new(number, &name, profile.id, placement.start).to_string()
-    }
-
-    /// The scheduler: devices that overlap with no claim in the API.
-    fn allocate(&mut self, name: &str) {
-        if self.world.lock().api.contains_key(&uid(name)) {
-            return;
-        }
-        let api = self.world.lock().api.clone();
-        let mut taken: Vec<_> = api
-            .values()
-            .flat_map(|c| &c.allocation.results)
-            .map(|r| slices(&self.world, r.device.as_str()))
-            .collect();
-        let mut devices = Vec::new();
-        for _ in 0..=self.chance.below(2) {
-            let device = self.any_device();
-            let wants = slices(&self.world, &device);
-            if !taken.iter().any(|t| overlap(t, &wants)) {
-                taken.push(wants);
-                devices.push(device);
-            }
-        }
-        if devices.is_empty() {
-            return;
-        }
-        self.allocations += 1;
-        let names: Vec<_> = devices.iter().map(String::as_str).collect();
-        let new = claim_of(name, &names, &format!("t{}", self.allocations));
-        self.say(format!("allocate {name} {devices:?}"));
-        self.world.lock().api.insert(new.uid.clone(), new);
-    }
-
-    fn prepare(&mut self, name: &str) {
-        let Some((wanted, answer)) = self.ask_to_prepare(name) else { return };
-        // Allocated anew: what was answered for the earlier allocation is over as soon as that is undone.
-        let undone = !self.world.lock().records().contains_key(&wanted.uid);
-        if undone && self.answered.get(&wanted.uid).is_some_and(|(c, _)| c.allocation != wanted.allocation) {
-            self.answered.remove(&wanted.uid);
-            self.lingering.remove(&wanted.uid);
-        }
-        if let Ok(prepared) = answer
-            && !self.world.lock().dead
-        {
-            self.forget_released();
-            self.note_answer(wanted, prepared);
-        }
-        self.recover();
-    }
-
-    fn unprepare(&mut self, name: &str) {
-        self.ask_to_unprepare(name);
-        self.recover();
-    }
-
-    fn reconcile(&mut self) {
-        self.say("reconcile".to_owned());
-        let report = self.executor.reconcile(&self.world.view());
-        self.say(format!("    {:?}", report.events));
-        if !self.world.lock().dead {
-            let told: BTreeSet<_> = report
-                .foreign
-                .iter()
-                .flat_map(|(gpu, i)| i.iter().map(move |i| (gpu.clone(), i.id)))
-                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
-                .collect();
-            let made: BTreeSet<_> = self
-                .foreign
-                .iter()
-                .flat_map(|(gpu, made)| made.iter().map(move |c| (gpu.clone(), c.gpu_instance)))
-                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
-                .collect();
-            let busy = !self.world.lock().mig_late.is_empty();
-            assert!(busy || told == made, "told {told:?}, made {made:?}");
-        }
-        self.recover();
-        let records = self.world.lock().records();
-        let api = self.world.lock().api.clone();
-        let gone: Vec<_> = self.answered.keys().filter(|uid| !records.contains_key(*uid)).cloned().collect();
-        for uid in gone {
-            let (answered, _) = self.answered.remove(&uid).unwrap();
-            let live = api.get(&uid).is_some_and(|c| c.allocation == answered.allocation);
-            assert!(!live || self.lingering.contains(&uid), "reconcile undid {uid}, which is in use");
-        }
-        self.forget_released();
-    }
-
-    /// An admin makes an instance by hand, where nothing of ours is open.
-    fn make_foreign(&mut self) {
-        let device = self.any_device();
-        let DeviceKind::Partition(name) = DeviceKind::parse(&device.parse().unwrap()).unwrap() else {
-            return;
-        };
-        let (gpu, _) = slices(&self.world, &device);
-        let open = self.world.lock().records().values().any(|stored| match stored {
-            Stored::Fine(r) => r.steps.iter().any(|s| {
-                !matches!(s.progress, divvy_claims::Progress::Done { .. } | divvy_claims::Progress::Undone)
-            }),
-            _ => true,
-        });
-        if open || !self.world.lock().mig_late.is_empty() {
-            return;
-        }
-        // Whoever turns MIG mode on under a whole GPU's holder takes it from him; that is not ours to mend.
-        let whole = self.world.lock().records().values().filter_map(Stored::fine).any(|record| {
-            record.devices.iter().any(|d| d.gpu == gpu && d.kind == divvy_model::HoldKind::Whole)
-        });
-        let sim = sim(&self.world);
-        if !whole && self.chance.one_in(4) {
-            drop(sim.edit(|e| e.set_mig_mode(&gpu, true)));
-        }
-        if let Ok(made) = sim.make_foreign_instance(&gpu, name.profile, name.start) {
-            self.say(format!("somebody makes {device}: {made:?}"));
-            self.foreign.entry(gpu).or_default().push(made);
-        }
-    }
-
-    fn remove_foreign(&mut self, which: impl Fn(&GpuUuid, Placement) -> bool) {
-        for (gpu, made) in &mut self.foreign {
-            if is_lost(&self.cast.world, gpu) {
-                continue;
-            }
-            let there = living(&self.cast.world, gpu);
-            made.retain(|foreign| {
-                let (instance, _) = there.iter().find(|(_, c)| c.contains(foreign)).unwrap();
-                if which(gpu, instance.placement) {
-                    sim(&self.cast.world).edit(|e| {
-                        e.destroy_compute_instance(gpu, instance.id, foreign.id).unwrap();
-                        e.destroy_gpu_instance(gpu, instance.id).unwrap();
-                    });
-                    return false;
-                }
-                true
-            });
-        }
-        self.foreign.retain(|_, made| !made.is_empty());
-    }
-
-    /// True after every event.
-    fn check(&self) {
-        for (gpu, made) in &self.foreign {
-            let there: Vec<_> = living(&self.world, gpu).into_iter().flat_map(|(_, c)| c).collect();
-            for foreign in made {
-                assert!(
-                    there.contains(foreign),
-                    "{foreign:?} of somebody else is gone from {gpu}: {there:?}"
-                );
-            }
-        }
-        let boot: divvy_model::BootId = format!("boot-{}", self.world.lock().boot).parse().unwrap();
-        let records = self.world.lock().records();
-        let api = self.world.lock().api.clone();
-        let mut used = Vec::new();
-        for (claim, _) in self.answered.values() {
-            for result in &claim.allocation.results {
-                let wants = slices(&self.world, result.device.as_str());
-                assert!(!used.iter().any(|u| overlap(u, &wants)), "{} is used twice", result.device);
-                used.push(wants);
-            }
-            // Allocated anew: its next prepare has undone the earlier one, and may have got no further.
-            let anew = api.get(&claim.uid).is_some_and(|c| c.allocation != claim.allocation);
-            if anew && !records.contains_key(&claim.uid) {
-                continue;
-            }
-            let Some(Stored::Fine(record)) = records.get(&claim.uid) else {
-                panic!("{} is in use and has no record", claim.uid)
-            };
-            if record.phase != Phase::Prepared || record.boot != boot {
-                continue;
-            }
-            for device in record.devices.iter().filter(|d| d.step().is_some()) {
-                let made = device.partition(&record.steps).expect("a prepared partition is on record");
-                let there = living(&self.world, &device.gpu);
-                let found = there.iter().flat_map(|(_, c)| c).find(|c| c.uuid == made.uuid);
-                assert_eq!(
-                    found.map(|c| (c.gpu_instance, c.id)),
-                    Some((made.gpu_instance, made.compute_instance)),
-                    "{} of {} does not live",
-                    device.allocated.device,
-                    claim.uid
-                );
-            }
-        }
     }
 
     fn random_step(&mut self) {
@@ -379,51 +111,6 @@ impl Story {
         self.check();
     }
 
-    /// A container of some claim starts to compute.
-    fn start_process(&mut self) {
-        let running: Vec<_> =
-            self.answered.values().filter(|(c, _)| !self.lingering.contains(&c.uid)).cloned().collect();
-        if running.is_empty() {
-            return;
-        }
-        let (claim, _) = &running[self.chance.below(running.len())];
-        let records = self.world.lock().records();
-        let Some(Stored::Fine(record)) = records.get(&claim.uid) else { return };
-        for device in &record.devices {
-            let sim = sim(&self.world);
-            match device.partition(&record.steps) {
-                Some(made) => {
-                    let there = living(&self.world, &device.gpu);
-                    if there.iter().any(|(_, c)| c.iter().any(|c| c.uuid == made.uuid)) {
-                        sim.start_process_in(&device.gpu, made.gpu_instance, 100);
-                    }
-                }
-                None if device.step().is_none() => {
-                    sim.start_process(&device.gpu, 100);
-                }
-                None => {}
-            }
-        }
-        self.say(format!("process of {}", claim.name));
-        self.world.lock().pods.insert(100, format!("pod-{}", claim.name));
-    }
-
-    fn gpus_come_back(&self) {
-        self.say("GPUs come back".to_owned());
-        for number in 0..GPUS {
-            sim(&self.world).restore_gpu(&self.world.gpu(number));
-        }
-    }
-
-    fn quiet(&self) {
-        sim(&self.world).edit(|e| {
-            e.end_process(100);
-            for index in 0..GPUS {
-                e.gpu_at(index).unwrap().clients.clear();
-            }
-        });
-    }
-
     fn settle(&mut self) {
         self.say("settle".to_owned());
         self.world.no_crash();
@@ -466,49 +153,36 @@ impl Story {
         self.reconcile();
         self.check();
     }
-
-    fn without_trouble(&self) -> End {
-        let world = mig_world("h100x2", 0);
-        let executor = world.start();
-        for claim in self.world.lock().api.values() {
-            world.prepare(&executor, claim).unwrap();
-        }
-        end(&world, &BTreeMap::new())
-    }
 }
 
-fn end(world: &World, foreign: &BTreeMap<GpuUuid, Vec<ComputeInstance>>) -> End {
-    let records = world.lock().records();
-    let fine: Vec<_> = records
-        .values()
-        .map(|stored| match stored {
-            Stored::Fine(record) => record.clone(),
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    let held: BTreeSet<_> = fine.iter().flat_map(divvy_claims::Record::gpus).collect();
-    let on = |gpu: &GpuUuid| sim(world).mig_mode(gpu).is_ok_and(MigMode::is_on);
-    let instances = (0..GPUS).map(|n| world.gpu(n)).map(|gpu| {
-        let theirs = |inside: &[ComputeInstance]| {
-            foreign.get(&gpu).is_some_and(|f| inside.iter().any(|c| f.contains(c)))
-        };
-        let ours = living(world, &gpu).into_iter().filter(|(_, inside)| !theirs(inside));
-        let place = |(i, inside): (GpuInstance, Vec<_>)| {
-            (Partition { gpu: gpu.clone(), profile: i.profile, placement: i.placement }, inside.len())
-        };
-        let places = ours.map(place).collect();
-        (gpu, places)
-    });
-    let cdi = world.lock().cdi.clone().into_iter().map(|(n, b)| (n, String::from_utf8(b).unwrap())).collect();
-    End {
-        records: fine
-            .iter()
-            .map(|r| (r.uid.clone(), (r.allocation(), r.phase.clone(), r.steps.len())))
-            .collect(),
-        cdi,
-        instances: instances.collect(),
-        modes: held.iter().map(|gpu| (gpu.clone(), on(gpu))).collect(),
-    }
+fn is_lost(world: &World, gpu: &GpuUuid) -> bool {
+    sim(world).engine().gpus().iter().any(|g| g.facts.uuid == *gpu && g.lost)
+}
+
+/// The memory slices a device needs.
+fn slices(world: &World, device: &str) -> (GpuUuid, Placement) {
+    let kind = DeviceKind::parse(&device.parse().unwrap()).unwrap();
+    let gpu = world.gpu(usize::try_from(kind.ordinal()).unwrap());
+    let placement = match kind {
+        DeviceKind::Whole { .. } | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => {
+            Placement { start: 0, size: 8 }
+        }
+        DeviceKind::Partition(name) => {
+            let inventory = world.lock().inventory.clone().unwrap();
+            inventory.gpus[&gpu]
+                .mig
+                .as_ref()
+                .unwrap()
+                .capabilities
+                .placement(name.profile, name.start)
+                .unwrap()
+        }
+    };
+    (gpu, placement)
+}
+
+fn overlap(a: &(GpuUuid, Placement), b: &(GpuUuid, Placement)) -> bool {
+    a.0 == b.0 && a.1.overlaps(b.1)
 }
 
 #[test]

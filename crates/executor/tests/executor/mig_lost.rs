@@ -7,10 +7,8 @@ use divvy_claims::Claim;
 use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared};
 use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
 
-use crate::mig_crash::{claim_of, living, mig_world, sim};
+use crate::mig_world::{HALF, claim_of, living, mig_world, sim};
 use crate::world::{Moment, World};
-
-const HALF: &str = "gpu-0-mig-3g40gb-9-4";
 
 /// A claim of half a GPU, prepared; then the GPU is lost and the claim let go.
 struct Lost {

@@ -8,10 +8,8 @@ use divvy_executor::{Executor, Folder, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{GpuDriver, GpuUuid};
 
-use crate::mig_crash::{claim_of, living, mig_world, sim};
+use crate::mig_world::{HALF, claim_of, living, mig_world, sim};
 use crate::world::World;
-
-const HALF: &str = "gpu-0-mig-3g40gb-9-4";
 
 /// A GPU on which somebody has made a partition.
 fn with_theirs() -> (World, Executor, GpuUuid, ComputeInstance) {

@@ -3,20 +3,24 @@
 //! is lost or leaked, what others made stays, and the time slice is back at what it was once nobody asks for another.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use divvy_claims::{
     AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Rights, Stored,
 };
-use divvy_executor::{Event, Executor, Folder, PrepareError, Refresh, Unprepared, chain};
+use divvy_executor::{Event, Folder, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
-use divvy_model::{BootId, ClaimUid, GpuUuid, HoldKind, Mode, TimeSlice};
+use divvy_model::{BootId, GpuUuid, TimeSlice};
 use serde_json::json;
 
-use crate::mig_crash::{claim_of, living, mig_world, sim};
-use crate::story::uid;
-use crate::world::{Chance, DRIVER, HardwareFault, Moment, World};
+use crate::mig_world::{claim_of, living, mig_world, sim};
+use crate::story::{Cast, alone, sequences, told, uid};
+use crate::world::{DRIVER, HardwareFault};
 
+mod truth;
+
+const SEQUENCES: &str = "DIVVY_MODE_SEQUENCES";
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 const GPUS: usize = 2;
 const PARTITIONS: [&str; 4] = ["mig-1g10gb-19-0", "mig-1g10gb-19-1", "mig-3g40gb-9-4", "mig-7g80gb-0-0"];
@@ -45,42 +49,39 @@ fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at:
 }
 
 struct Story {
-    world: World,
-    executor: Executor,
-    chance: Chance,
+    cast: Cast,
     rights: Rights,
-    /// Answers the kubelet has, and has not been told to forget.
-    answered: BTreeMap<ClaimUid, Claim>,
-    lingering: BTreeSet<ClaimUid>,
     /// What somebody else has made.
     foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
-    allocations: u32,
+    /// How often a prepare was refused, by why.
     refused: BTreeMap<&'static str, usize>,
+}
+
+impl Deref for Story {
+    type Target = Cast;
+    fn deref(&self) -> &Cast {
+        &self.cast
+    }
+}
+
+impl DerefMut for Story {
+    fn deref_mut(&mut self) -> &mut Cast {
+        &mut self.cast
+    }
 }
 
 impl Story {
     fn new(seed: u64) -> Self {
-        let world = mig_world("h100x2", seed);
-        let executor = world.start();
         let mut story = Self {
-            world,
-            executor,
-            chance: Chance(seed ^ 0x0de5),
+            cast: Cast::new(mig_world("h100x2", seed), seed),
             rights: Rights::default(),
-            answered: BTreeMap::new(),
-            lingering: BTreeSet::new(),
             foreign: BTreeMap::new(),
-            allocations: 0,
             refused: BTreeMap::new(),
         };
         if story.chance.one_in(3) {
             story.someone_cuts();
         }
         story
-    }
-
-    fn say(&self, text: String) {
-        self.world.lock().log.push(text);
     }
 
     fn boot(&self) -> BootId {
@@ -145,24 +146,21 @@ impl Story {
     }
 
     fn prepare(&mut self, name: &str) -> bool {
-        let Some(wanted) = self.world.lock().api.get(&uid(name)).cloned() else { return false };
-        self.say(format!("prepare {name}"));
         // No container outlives a reboot, and this call makes what was there before anew.
         let boot = self.boot();
-        if self.records().iter().any(|record| record.uid == wanted.uid && record.boot != boot) {
-            self.answered.remove(&wanted.uid);
+        if self.records().iter().any(|record| record.uid == uid(name) && record.boot != boot) {
+            self.answered.remove(&uid(name));
         }
-        let answer = self.world.prepare(&self.executor, &wanted);
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
+        let Some((wanted, answer)) = self.ask_to_prepare(name) else { return false };
         let alive = !self.world.lock().dead;
-        match &answer {
+        let answered = answer.is_ok() && alive;
+        match answer {
             Ok(prepared) if alive => {
                 let names: BTreeSet<_> = prepared.devices.iter().flat_map(|d| &d.cdi_ids).collect();
                 let distinct: BTreeSet<_> =
                     wanted.allocation.results.iter().map(|r| (&r.device, &r.share_id)).collect();
                 assert_eq!(names.len(), distinct.len(), "each share has a CDI device of its own");
-                self.lingering.remove(&wanted.uid);
-                self.answered.insert(wanted.uid.clone(), wanted);
+                self.note_answer(wanted, prepared);
             }
             Err(PrepareError::Refused(refusal)) if alive => {
                 *self.refused.entry(refusal.category()).or_default() += 1;
@@ -170,23 +168,11 @@ impl Story {
             _ => {}
         }
         self.recover();
-        answer.is_ok() && alive
+        answered
     }
 
     fn unprepare(&mut self, name: &str) {
-        self.say(format!("unprepare {name}"));
-        let answer = self.world.unprepare(&self.executor, &uid(name));
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |a| format!("{a:?}"))));
-        match answer {
-            Ok(Unprepared::Done | Unprepared::NothingThere) if !self.world.lock().dead => {
-                self.answered.remove(&uid(name));
-                self.lingering.remove(&uid(name));
-            }
-            Ok(Unprepared::PreparedAgain | Unprepared::LeftToNewer { .. }) => panic!("{answer:?}"),
-            _ => {
-                self.lingering.insert(uid(name));
-            }
-        }
+        self.ask_to_unprepare(name);
         self.recover();
     }
 
@@ -202,7 +188,8 @@ impl Story {
         if self.chance.one_in(2) {
             self.executor.set_rights(self.rights.clone());
         }
-        let report = self.executor.restore_cdi([Refresh::Missing, Refresh::All][self.chance.below(2)]);
+        let refresh = [Refresh::Missing, Refresh::All][self.chance.below(2)];
+        let report = self.executor.restore_cdi(refresh);
         self.executor.set_rights(self.rights.clone());
         self.say(format!("    {:?}", report.events));
     }
@@ -212,12 +199,13 @@ impl Story {
             self.restart();
         }
         let known: BTreeSet<_> = self.records().into_iter().map(|r| r.uid).collect();
-        let (lingering, api) = (&self.lingering, self.world.lock().api.clone());
-        self.answered.retain(|uid, claim| {
+        let api = self.world.lock().api.clone();
+        let Cast { answered, lingering, .. } = &mut self.cast;
+        answered.retain(|uid, (claim, _)| {
             let live = api.get(uid).is_some_and(|now| now.allocation == claim.allocation);
             known.contains(uid) || (live && !lingering.contains(uid))
         });
-        self.lingering.retain(|uid| known.contains(uid));
+        lingering.retain(|uid| known.contains(uid));
     }
 
     fn reconcile(&mut self) {
@@ -237,78 +225,11 @@ impl Story {
         self.recover();
     }
 
-    /// True after every event.
-    fn check(&self) {
-        let (boot, records) = (self.boot(), self.records());
-        let mut holds: BTreeMap<GpuUuid, Vec<_>> = BTreeMap::new();
-        for record in &records {
-            for hold in record.holds().filter(|hold| hold.kind.needs().is_some()) {
-                holds.entry(hold.gpu.clone()).or_default().push(hold);
-            }
-        }
-        for (gpu, holds) in &holds {
-            let modes: BTreeSet<_> = holds.iter().filter_map(|h| h.kind.needs()).collect();
-            assert_eq!(modes.len(), 1, "{gpu} is in two modes: {holds:?}");
-            let slices: BTreeSet<_> = holds.iter().filter_map(|h| h.time_slice).collect();
-            assert!(slices.len() < 2, "{gpu} has two time slices: {holds:?}");
-            assert!(!modes.contains(&Mode::Whole) || holds.len() == 1, "{gpu} is held twice: {holds:?}");
-            for (n, one) in holds.iter().enumerate() {
-                let HoldKind::Partition { placement, .. } = one.kind else { continue };
-                for other in &holds[n + 1..] {
-                    let HoldKind::Partition { placement: beside, .. } = other.kind else { continue };
-                    assert!(!placement.overlaps(beside), "{one:?} and {other:?}");
-                }
-            }
-        }
-        for record in records.iter().filter(|r| r.phase == Phase::Prepared && r.boot == boot) {
-            self.check_hardware(record);
-        }
-        for (gpu, made) in &self.foreign {
-            let there: Vec<_> = living(&self.world, gpu).into_iter().flat_map(|(_, c)| c).collect();
-            assert!(made.iter().all(|m| there.contains(m)), "of {made:?} only {there:?} live");
-        }
-        for (uid, claim) in &self.answered {
-            let anew = self.world.lock().api.get(uid).is_some_and(|now| now.allocation != claim.allocation);
-            assert!(anew || records.iter().any(|r| r.uid == *uid), "{uid} is in use and has no record");
-        }
-    }
-
-    fn check_hardware(&self, record: &Record) {
-        for device in &record.devices {
-            let on = sim(&self.world).edit(|e| e.gpu(&device.gpu).unwrap().facts.mig_mode);
-            match device.kind.needs() {
-                None => {}
-                Some(Mode::Partitioned) => {
-                    assert!(on.is_on());
-                    let made = device.partition(&record.steps).expect("on record");
-                    let there = living(&self.world, &device.gpu);
-                    let found = there.iter().flat_map(|(_, c)| c).find(|c| c.uuid == made.uuid);
-                    assert!(found.is_some(), "{} does not live", device.allocated.device);
-                    let theirs = self.foreign.get(&device.gpu).is_some_and(|f| f.contains(found.unwrap()));
-                    assert_eq!(theirs, device.is_static, "{}", device.allocated.device);
-                }
-                Some(_) => assert!(!on.is_on(), "MIG mode is on under {}", device.allocated.device),
-            }
-            if let Some(slice) = device.time_slice {
-                let set = self.world.lock().slices.clone().unwrap();
-                let set = set.get(&device.gpu).copied().unwrap_or(TimeSlice::Default);
-                assert_eq!(set, slice, "of {}", device.gpu);
-            }
-        }
-    }
-
     fn random_step(&mut self) {
         let any = NAMES[self.chance.below(NAMES.len())];
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
-        let known: Vec<_> = self.answered.values().map(|c| c.name.clone()).collect();
-        let mut one_of = |names: &[String]| {
-            if names.is_empty() || self.chance.one_in(4) {
-                any.to_owned()
-            } else {
-                names[self.chance.below(names.len())].clone()
-            }
-        };
-        let (allocated, known) = (one_of(&allocated), one_of(&known));
+        let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
+        let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
         match self.chance.below(26) {
             0..=4 => self.allocate(any),
             5..=10 => drop(self.prepare(&allocated)),
@@ -322,10 +243,7 @@ impl Story {
                 self.say(format!("deallocate {allocated}"));
                 self.world.lock().api.remove(&uid(&allocated));
             }
-            15..=16 => {
-                let moment = [Moment::Before, Moment::During, Moment::After][self.chance.below(3)];
-                self.world.crash_in(self.chance.below(40), moment);
-            }
+            15..=16 => self.crash_within(40),
             17 => self.restart(),
             18 if self.chance.one_in(2) => {
                 self.say("reboot".to_owned());
@@ -350,14 +268,18 @@ impl Story {
             22 => self.change_policy(),
             23 => self.someone_cuts(),
             24 => self.reconcile(),
-            _ => self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)])),
+            _ => {
+                let time = Duration::from_secs([1, 30, 200][self.chance.below(3)]);
+                self.world.pass(time);
+            }
         }
         self.recover();
         self.check();
     }
 
     fn change_policy(&mut self) {
-        let gpu = self.world.gpu(self.chance.below(GPUS));
+        let number = self.chance.below(GPUS);
+        let gpu = self.world.gpu(number);
         if !self.rights.static_gpus.remove(&gpu) {
             self.rights.static_gpus.insert(gpu);
         }
@@ -426,38 +348,21 @@ impl Story {
     }
 }
 
-fn play(story: &mut Story) -> usize {
-    let steps = 20 + story.chance.below(60);
-    for _ in 0..steps {
-        story.random_step();
-    }
-    story.end();
-    story.world.lock().calls
-}
-
 #[test]
 fn a_gpu_is_never_in_two_modes_whatever_the_scheduler_gives_out_and_whenever_the_process_dies() {
-    let sequences = std::env::var("DIVVY_MODE_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(60_u64);
-    let first = std::env::var("DIVVY_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
-    let began = Instant::now();
-    let (mut calls, mut refused) = (0, BTreeMap::<_, usize>::new());
-    for seed in first..first + sequences {
+    let mut refused = BTreeMap::<_, usize>::new();
+    sequences(SEQUENCES, 60, |seed| {
         let mut story = Story::new(seed);
         let world = story.world.clone();
-        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(&mut story))) {
-            Ok(n) => calls += n,
-            Err(panic) => {
-                eprintln!("sequence {seed} failed (DIVVY_SEED={seed} DIVVY_MODE_SEQUENCES=1 runs it alone)");
-                eprintln!("{}", world.lock().log.join("\n"));
-                std::panic::resume_unwind(panic);
-            }
-        }
+        told(&alone(SEQUENCES, seed), &world, || {
+            let steps = 20 + story.chance.below(60);
+            (0..steps).for_each(|_| story.random_step());
+            story.end();
+        });
         for (category, times) in story.refused {
             *refused.entry(category).or_default() += times;
         }
-    }
-    println!(
-        "{sequences} sequences, {calls} calls into the seams, {:.2?}; refused: {refused:?}",
-        began.elapsed()
-    );
+        world.lock().calls
+    });
+    println!("refused: {refused:?}");
 }

@@ -1,0 +1,209 @@
+//! The events of a story, one function each.
+
+use std::collections::BTreeSet;
+
+use divvy_claims::Stored;
+use divvy_model::mig::{PartitionName, Placement};
+use divvy_model::{DeviceKind, GpuUuid};
+
+use super::{GPUS, Story, is_lost, overlap, slices};
+use crate::mig_world::{claim_of, living, sim};
+use crate::story::uid;
+
+impl Story {
+    /// A device at random, whole or any partition at any place.
+    pub(super) fn any_device(&mut self) -> String {
+        let number = self.chance.below(GPUS);
+        if self.chance.one_in(6) {
+            return format!("gpu-{number}");
+        }
+        let gpu = self.world.gpu(number);
+        let inventory = self.world.lock().inventory.clone().unwrap();
+        let caps = &inventory.gpus[&gpu].mig.as_ref().unwrap().capabilities;
+        let plain: Vec<_> = caps.placements().filter(|(profile, _)| !profile.variant().is_rare()).collect();
+        let (profile, placement) = plain[self.chance.below(plain.len())];
+        let name = caps.name(profile).unwrap().to_string();
+        let number = u32::try_from(number).unwrap();
+        PartitionName::new(number, &name, profile.id, placement.start).to_string()
+    }
+
+    /// The scheduler: devices that overlap with no claim in the API.
+    pub(super) fn allocate(&mut self, name: &str) {
+        if self.world.lock().api.contains_key(&uid(name)) {
+            return;
+        }
+        let api = self.world.lock().api.clone();
+        let mut taken: Vec<_> = api
+            .values()
+            .flat_map(|c| &c.allocation.results)
+            .map(|r| slices(&self.world, r.device.as_str()))
+            .collect();
+        let mut devices = Vec::new();
+        for _ in 0..=self.chance.below(2) {
+            let device = self.any_device();
+            let wants = slices(&self.world, &device);
+            if !taken.iter().any(|t| overlap(t, &wants)) {
+                taken.push(wants);
+                devices.push(device);
+            }
+        }
+        if devices.is_empty() {
+            return;
+        }
+        self.allocations += 1;
+        let names: Vec<_> = devices.iter().map(String::as_str).collect();
+        let new = claim_of(name, &names, &format!("t{}", self.allocations));
+        self.say(format!("allocate {name} {devices:?}"));
+        self.world.lock().api.insert(new.uid.clone(), new);
+    }
+
+    pub(super) fn prepare(&mut self, name: &str) {
+        let Some((wanted, answer)) = self.ask_to_prepare(name) else { return };
+        // Allocated anew: what was answered for the earlier allocation is over as soon as that is undone.
+        let undone = !self.world.lock().records().contains_key(&wanted.uid);
+        if undone && self.answered.get(&wanted.uid).is_some_and(|(c, _)| c.allocation != wanted.allocation) {
+            self.answered.remove(&wanted.uid);
+            self.lingering.remove(&wanted.uid);
+        }
+        if let Ok(prepared) = answer
+            && !self.world.lock().dead
+        {
+            self.forget_released();
+            self.note_answer(wanted, prepared);
+        }
+        self.recover();
+    }
+
+    pub(super) fn unprepare(&mut self, name: &str) {
+        self.ask_to_unprepare(name);
+        self.recover();
+    }
+
+    pub(super) fn reconcile(&mut self) {
+        self.say("reconcile".to_owned());
+        let report = self.executor.reconcile(&self.world.view());
+        self.say(format!("    {:?}", report.events));
+        if !self.world.lock().dead {
+            let told: BTreeSet<_> = report
+                .foreign
+                .iter()
+                .flat_map(|(gpu, i)| i.iter().map(move |i| (gpu.clone(), i.id)))
+                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
+                .collect();
+            let made: BTreeSet<_> = self
+                .foreign
+                .iter()
+                .flat_map(|(gpu, made)| made.iter().map(move |c| (gpu.clone(), c.gpu_instance)))
+                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
+                .collect();
+            let busy = !self.world.lock().mig_late.is_empty();
+            assert!(busy || told == made, "told {told:?}, made {made:?}");
+        }
+        self.recover();
+        let records = self.world.lock().records();
+        let api = self.world.lock().api.clone();
+        let gone: Vec<_> = self.answered.keys().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        for uid in gone {
+            let (answered, _) = self.answered.remove(&uid).unwrap();
+            let live = api.get(&uid).is_some_and(|c| c.allocation == answered.allocation);
+            assert!(!live || self.lingering.contains(&uid), "reconcile undid {uid}, which is in use");
+        }
+        self.forget_released();
+    }
+
+    /// An admin makes an instance by hand, where nothing of ours is open.
+    pub(super) fn make_foreign(&mut self) {
+        let device = self.any_device();
+        let DeviceKind::Partition(name) = DeviceKind::parse(&device.parse().unwrap()).unwrap() else {
+            return;
+        };
+        let (gpu, _) = slices(&self.world, &device);
+        let open = self.world.lock().records().values().any(|stored| match stored {
+            Stored::Fine(r) => r.steps.iter().any(|s| {
+                !matches!(s.progress, divvy_claims::Progress::Done { .. } | divvy_claims::Progress::Undone)
+            }),
+            _ => true,
+        });
+        if open || !self.world.lock().mig_late.is_empty() {
+            return;
+        }
+        // Whoever turns MIG mode on under a whole GPU's holder takes it from him; that is not ours to mend.
+        let whole = self.world.lock().records().values().filter_map(Stored::fine).any(|record| {
+            record.devices.iter().any(|d| d.gpu == gpu && d.kind == divvy_model::HoldKind::Whole)
+        });
+        let sim = sim(&self.world);
+        if !whole && self.chance.one_in(4) {
+            drop(sim.edit(|e| e.set_mig_mode(&gpu, true)));
+        }
+        if let Ok(made) = sim.make_foreign_instance(&gpu, name.profile, name.start) {
+            self.say(format!("somebody makes {device}: {made:?}"));
+            self.foreign.entry(gpu).or_default().push(made);
+        }
+    }
+
+    pub(super) fn remove_foreign(&mut self, which: impl Fn(&GpuUuid, Placement) -> bool) {
+        for (gpu, made) in &mut self.foreign {
+            if is_lost(&self.cast.world, gpu) {
+                continue;
+            }
+            let there = living(&self.cast.world, gpu);
+            made.retain(|foreign| {
+                let (instance, _) = there.iter().find(|(_, c)| c.contains(foreign)).unwrap();
+                if which(gpu, instance.placement) {
+                    sim(&self.cast.world).edit(|e| {
+                        e.destroy_compute_instance(gpu, instance.id, foreign.id).unwrap();
+                        e.destroy_gpu_instance(gpu, instance.id).unwrap();
+                    });
+                    return false;
+                }
+                true
+            });
+        }
+        self.foreign.retain(|_, made| !made.is_empty());
+    }
+
+    /// A container of some claim starts to compute.
+    pub(super) fn start_process(&mut self) {
+        let running: Vec<_> =
+            self.answered.values().filter(|(c, _)| !self.lingering.contains(&c.uid)).cloned().collect();
+        if running.is_empty() {
+            return;
+        }
+        let (claim, _) = &running[self.chance.below(running.len())];
+        let records = self.world.lock().records();
+        let Some(Stored::Fine(record)) = records.get(&claim.uid) else { return };
+        for device in &record.devices {
+            let sim = sim(&self.world);
+            match device.partition(&record.steps) {
+                Some(made) => {
+                    let there = living(&self.world, &device.gpu);
+                    if there.iter().any(|(_, c)| c.iter().any(|c| c.uuid == made.uuid)) {
+                        sim.start_process_in(&device.gpu, made.gpu_instance, 100);
+                    }
+                }
+                None if device.step().is_none() => {
+                    sim.start_process(&device.gpu, 100);
+                }
+                None => {}
+            }
+        }
+        self.say(format!("process of {}", claim.name));
+        self.world.lock().pods.insert(100, format!("pod-{}", claim.name));
+    }
+
+    pub(super) fn gpus_come_back(&self) {
+        self.say("GPUs come back".to_owned());
+        for number in 0..GPUS {
+            sim(&self.world).restore_gpu(&self.world.gpu(number));
+        }
+    }
+
+    pub(super) fn quiet(&self) {
+        sim(&self.world).edit(|e| {
+            e.end_process(100);
+            for index in 0..GPUS {
+                e.gpu_at(index).unwrap().clients.clear();
+            }
+        });
+    }
+}

@@ -1,0 +1,90 @@
+//! What others have on a GPU while claims come and go: processes in a partition, instances that somebody else has made.
+
+use std::time::Duration;
+
+use divvy_executor::{Event, Unprepared, chain};
+use divvy_model::mig::{GpuInstanceProfileId, Placement};
+use divvy_model::{GpuDriver, GpuErrorCode};
+
+use crate::mig_world::{SMALL, claim_of, living, setup, shape, sim};
+
+#[test]
+fn a_partition_in_use_is_waited_for_ten_seconds_then_lingers_and_is_removed_when_its_process_is_gone() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let (instance, _) = living(&world, &gpu).remove(0);
+    sim(&world).start_process_in(&gpu, instance.id, 4711);
+    world.lock().api.clear();
+    let began = world.lock().now;
+    let answer = world.unprepare(&executor, &a.uid).unwrap();
+    assert_eq!(answer, Unprepared::Lingering(format!("process 4711 still uses {gpu}")));
+    let took = world.lock().now.saturating_sub(began);
+    assert!((Duration::from_secs(10)..Duration::from_secs(11)).contains(&took), "{took:?}");
+    assert_eq!(shape(&world), [(9, 4, 1)], "held");
+    // Its neighbour is free meanwhile.
+    world.prepare(&executor, &claim_of("b", &[SMALL], "t2")).unwrap();
+    let over = world.prepare(&executor, &claim_of("c", &["gpu-0-mig-1g10gb-19-4"], "t3")).unwrap_err();
+    assert_eq!(over.category(), "held");
+    sim(&world).end_process(4711);
+    executor.reconcile(&world.view());
+    assert_eq!(shape(&world), [(19, 0, 1)]);
+}
+
+#[test]
+fn a_process_that_the_driver_sees_and_nvml_does_not_list_makes_the_removal_wait_without_fencing_the_gpu() {
+    let (world, executor, a, _) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let in_use = divvy_gpu_sim::Fault::fail(GpuErrorCode::IN_USE);
+    let fault = sim(&world).fault(in_use.of(divvy_model::GpuOp::DestroyGpuInstance));
+    let Unprepared::Lingering(why) = world.unprepare(&executor, &a.uid).unwrap() else { panic!() };
+    assert!(why.contains("its GPU instance is still in use"), "{why}");
+    assert_eq!(shape(&world), [(9, 4, 0)], "its compute instance is gone already");
+    assert_eq!(executor.fences().unwrap().len(), 0);
+    world.prepare(&executor, &claim_of("b", &[SMALL], "t2")).unwrap();
+    sim(&world).edit(|e| e.clear_faults(Some(fault)));
+    let report = executor.reconcile(&world.view());
+    assert!(report.events.contains(&Event::Released { claim: a.uid.clone() }), "{:?}", report.events);
+    assert_eq!(shape(&world), [(19, 0, 1)]);
+}
+
+#[test]
+fn an_instance_with_our_ids_and_another_uuid_is_somebody_elses_and_stays() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let (instance, inside) = living(&world, &gpu).remove(0);
+    let sim = sim(&world);
+    sim.edit(|e| {
+        e.destroy_compute_instance(&gpu, instance.id, inside[0].id).unwrap();
+        e.destroy_gpu_instance(&gpu, instance.id).unwrap();
+    });
+    let theirs = sim.make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
+    assert_eq!((theirs.gpu_instance, theirs.id), (instance.id, inside[0].id), "ids come again");
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert_eq!(living(&world, &gpu), [(instance, vec![theirs])]);
+    assert_eq!(executor.foreign(), [(gpu, vec![instance])].into());
+}
+
+#[test]
+fn an_instance_of_somebody_else_in_the_way_is_named_and_left_alone() {
+    let (world, executor, a, gpu) = setup();
+    let sim = sim(&world);
+    sim.set_mig_mode(&gpu, true).unwrap();
+    let theirs = sim.make_foreign_instance(&gpu, GpuInstanceProfileId(19), 5).unwrap();
+    let began = world.lock().now;
+    let error = world.prepare(&executor, &a).unwrap_err();
+    let expected = format!(
+        "claim ns/a (UID uid-a) cannot be prepared: the step to create a partition of profile 9 at 4+4 on {gpu} failed: it was not done: GPU instance {0} (profile 19, 5:1) is in the way of 4:4 on {gpu}; this driver has not made it and leaves it alone (whoever made it must remove it: `nvidia-smi mig -i {gpu} -gi {0} -dci && nvidia-smi mig -i {gpu} -gi {0} -dgi`): NVML create_gpu_instance failed on {gpu}: INSUFFICIENT_RESOURCES (23)",
+        theirs.gpu_instance.0
+    );
+    assert_eq!(chain(&error), expected);
+    assert!(world.lock().now.saturating_sub(began) < Duration::from_secs(1), "waiting would not help");
+    assert_eq!(shape(&world), [(19, 5, 1)]);
+    let report = executor.reconcile(&world.view());
+    let foreign: Vec<_> = report.foreign[&gpu].iter().map(|i| (i.profile.0, i.placement)).collect();
+    assert_eq!(foreign, [(19, Placement { start: 5, size: 1 })]);
+    // Beside it there is room.
+    world.prepare(&executor, &claim_of("b", &["gpu-0-mig-3g40gb-9-0"], "t2")).unwrap();
+    assert_eq!(executor.foreign().len(), 1, "what we have made is not told");
+    let whole = world.prepare(&executor, &claim_of("c", &["gpu-1"], "t3"));
+    whole.unwrap();
+}
