@@ -1,49 +1,15 @@
-//! Why a claim is not served, in words for the person who wrote it, and whether trying again can help.
+//! Why a claim is not served, in words for the person who wrote it. [`kind`] says whether trying again can help.
+
+mod entry;
+mod kind;
 
 use divvy_api::ConfigError;
 use divvy_model::{DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
 
-use crate::{ClaimRef, ConfigSource};
+use crate::ClaimRef;
 
-/// Which config entry is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EntryAt {
-    /// Whether it stands in the DeviceClass or in the claim.
-    pub source: ConfigSource,
-    /// Its place among the entries of that source, of all drivers, from 0.
-    pub index: usize,
-}
-
-impl EntryAt {
-    fn place(self) -> &'static str {
-        match self.source {
-            ConfigSource::Class => "the DeviceClass of claim",
-            ConfigSource::Claim => "claim",
-        }
-    }
-
-    fn fix(self) -> &'static str {
-        match self.source {
-            ConfigSource::Class => {
-                "correct spec.config of the DeviceClass, then delete the claim: it holds a copy"
-            }
-            ConfigSource::Claim => {
-                "correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew"
-            }
-        }
-    }
-}
-
-/// Whether trying again can help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retry {
-    /// It can pass within seconds: tried again inside the same call.
-    Soon,
-    /// It can pass, but not by waiting in the call: the kubelet tries again.
-    Later,
-    /// Somebody has to change something.
-    Never,
-}
+pub(crate) use self::entry::EntryAt;
+pub use self::kind::Retry;
 
 /// A claim that is not served.
 #[derive(Debug, thiserror::Error)]
@@ -422,71 +388,4 @@ pub enum Refusal {
         /// What is wrong with the record.
         reason: String,
     },
-}
-
-impl Refusal {
-    /// A short stable name, for metrics and conditions.
-    pub fn category(&self) -> &'static str {
-        match self {
-            Self::BadConfig { .. } => "bad-config",
-            Self::WrongConfigKind { .. } => "wrong-config-kind",
-            Self::UnknownDevice { .. } | Self::UnknownOrdinal { .. } | Self::NoSuchPartition { .. } => {
-                "unknown-device"
-            }
-            Self::DeviceGone { .. } => "device-gone",
-            Self::GpuUnreadable { .. } => "gpu-unreadable",
-            Self::NoInventory => "no-driver",
-            Self::MigModeOn { .. } | Self::MigModeOff { .. } => "wrong-mode",
-            Self::PartitionsUnknown { .. } => "partitions-unknown",
-            Self::AdminPartition { .. } => "admin-partition",
-            Self::AdminShare { .. } => "admin-share",
-            Self::AdminOnly { .. } => "admin-only",
-            Self::AllocatedTwice { .. } | Self::Overlap { .. } => "allocated-twice",
-            Self::Fenced { .. } => "fenced",
-            Self::GpuStateNewer { .. } | Self::RecordNewer { .. } | Self::HeldByNewer { .. } => "newer-state",
-            Self::HeldByLiveClaim { .. } => "conflict",
-            Self::ModeConflict { .. } => "mode-conflict",
-            Self::TimeSliceConflict { .. } | Self::TwoTimeSlices { .. } => "time-slice-conflict",
-            Self::TimeSliceUnsupported { .. } => "time-slice-unsupported",
-            Self::NoStaticPartition { .. } => "no-static-partition",
-            Self::StillHeld { .. } => "held",
-            Self::Strangers { .. } => "foreign-processes",
-            Self::UnreadableHolder { .. } => "unreadable-record",
-        }
-    }
-
-    /// Whether trying again can help.
-    pub fn retry(&self) -> Retry {
-        match self {
-            Self::GpuUnreadable { source, .. } if !source.is_transient() => Retry::Later,
-            Self::NoInventory | Self::Strangers { .. } | Self::Fenced { .. } | Self::GpuUnreadable { .. } => {
-                Retry::Soon
-            }
-            Self::DeviceGone { .. }
-            | Self::MigModeOn { .. }
-            | Self::MigModeOff { .. }
-            | Self::PartitionsUnknown { .. }
-            | Self::StillHeld { .. }
-            | Self::TimeSliceConflict { .. }
-            | Self::NoStaticPartition { .. }
-            | Self::UnreadableHolder { .. } => Retry::Later,
-            Self::BadConfig { .. }
-            | Self::WrongConfigKind { .. }
-            | Self::UnknownDevice { .. }
-            | Self::UnknownOrdinal { .. }
-            | Self::NoSuchPartition { .. }
-            | Self::AdminPartition { .. }
-            | Self::AdminShare { .. }
-            | Self::AdminOnly { .. }
-            | Self::Overlap { .. }
-            | Self::AllocatedTwice { .. }
-            | Self::GpuStateNewer { .. }
-            | Self::RecordNewer { .. }
-            | Self::HeldByNewer { .. }
-            | Self::ModeConflict { .. }
-            | Self::TwoTimeSlices { .. }
-            | Self::TimeSliceUnsupported { .. }
-            | Self::HeldByLiveClaim { .. } => Retry::Never,
-        }
-    }
 }

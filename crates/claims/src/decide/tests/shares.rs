@@ -1,7 +1,7 @@
 //! Time-sliced shares, and devices for admin access.
 
 use super::*;
-use crate::{ConfigEntry, ConfigSource};
+use crate::{AllocatedDevice, ConfigEntry, ConfigSource};
 
 pub(super) fn share(request: &str, device: &str, id: &str) -> AllocatedDevice {
     AllocatedDevice { share_id: Some(id.to_owned()), ..result(request, device) }
