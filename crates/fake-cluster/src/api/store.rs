@@ -1,17 +1,17 @@
-//! The server's state: objects, their history, and the rules of writing. No IO; the clock is handed in.
+//! The server's state: objects and their history. [`write`] says how they are written. No IO; the clock is handed in.
+
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::defaults::store_form;
 use super::error::ApiError;
-use super::gates::{Gate, drop_fields};
-use super::json::{copy, set, text};
+use super::gates::Gate;
+use super::json::set;
 use super::kinds::{Kind, Res, builtin};
-use super::patch;
-use super::select::Selector;
-use super::validate;
+
+pub(crate) use self::write::{Part, Preconditions};
 
 /// Changes kept for watches; whoever is further behind gets 410.
 const HISTORY: usize = 10_000;
@@ -33,22 +33,6 @@ pub(crate) struct Change {
     pub(crate) old: Option<Value>,
     /// The new object; `None` if it is gone.
     pub(crate) new: Option<Value>,
-}
-
-/// Which part of an object a write may change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
-    Main,
-    Status,
-    /// Both: for the typed helpers, which stand above the API.
-    All,
-}
-
-/// What must hold for a delete.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Preconditions {
-    pub(crate) uid: Option<String>,
-    pub(crate) version: Option<String>,
 }
 
 #[derive(Debug)]
@@ -152,219 +136,6 @@ impl Store {
         self.history.clear();
     }
 
-    pub(crate) fn create(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        mut object: Value,
-        now: &str,
-    ) -> Result<Value, ApiError> {
-        let mut key = key.clone();
-        text(&object, "/metadata/name").clone_into(&mut key.name);
-        if key.name.is_empty() {
-            let prefix = text(&object, "/metadata/generateName").to_owned();
-            if prefix.is_empty() {
-                return Err(ApiError::new(
-                    422,
-                    "metadata.name: Required value: name or generateName is required",
-                ));
-            }
-            self.names += 1;
-            key.name = format!("{prefix}{}", suffix(self.names));
-        }
-        if self.objects.contains_key(&key) {
-            return Err(ApiError::exists(&kind.qualified(), &key.name));
-        }
-        if !text(&object, "/metadata/resourceVersion").is_empty() {
-            return Err(ApiError::new(400, "resourceVersion should not be set on objects to be created"));
-        }
-        for field in ["uid", "creationTimestamp", "deletionTimestamp"] {
-            set(&mut object, &["metadata", field], None);
-        }
-        self.write(kind, &key, None, object, Part::Main, now)
-    }
-
-    pub(crate) fn update(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        object: Value,
-        part: Part,
-        now: &str,
-    ) -> Result<Value, ApiError> {
-        let old = self.get(kind, key)?;
-        self.write(kind, key, Some(old), object, part, now)
-    }
-
-    /// Creates or replaces everything, status too, with no check but that of the types.
-    pub(crate) fn put(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        mut object: Value,
-        now: &str,
-    ) -> Result<Value, ApiError> {
-        let old = self.objects.get(key).cloned();
-        set(&mut object, &["metadata", "resourceVersion"], None);
-        self.write(kind, key, old, object, Part::All, now)
-    }
-
-    pub(crate) fn merge(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        change: &Value,
-        part: Part,
-        now: &str,
-    ) -> Result<Value, ApiError> {
-        let old = self.get(kind, key)?;
-        let mut object = old.clone();
-        if text(change, "/metadata/resourceVersion").is_empty() {
-            set(&mut object, &["metadata", "resourceVersion"], None);
-        }
-        patch::merge(&mut object, change);
-        self.write(kind, key, Some(old), object, part, now)
-    }
-
-    pub(crate) fn apply(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        wanted: &Value,
-        options: (&str, bool),
-        part: Part,
-        now: &str,
-    ) -> Result<Value, ApiError> {
-        let (manager, force) = options;
-        if manager.is_empty() {
-            return Err(ApiError::new(422, "fieldManager: Required value: is required for apply patch"));
-        }
-        let slot = (key.clone(), format!("{manager}{}", if part == Part::Status { "/status" } else { "" }));
-        let mut others = self.applied.iter().filter(|((k, m), _)| k == key && *m != slot.1);
-        let conflict =
-            others.find_map(|((_, m), theirs)| patch::conflict(theirs, wanted, "").map(|at| (m.clone(), at)));
-        if let Some((owner, at)) = conflict.filter(|_| !force) {
-            let message = format!("Apply failed with 1 conflict: conflict with \"{owner}\": {at}");
-            return Err(ApiError::new(409, message));
-        }
-        let old = self.objects.get(key).cloned();
-        if old.is_none() && part == Part::Status {
-            return Err(ApiError::not_found(&kind.qualified(), &key.name));
-        }
-        let mut object = old.clone().unwrap_or_else(|| json!({}));
-        set(&mut object, &["metadata", "resourceVersion"], None);
-        patch::apply(&mut object, self.applied.get(&slot), wanted);
-        let stored = self.write(kind, key, old, object, part, now)?;
-        self.applied.insert(slot, wanted.clone());
-        Ok(stored)
-    }
-
-    /// Deletes, or marks as deleted while finalizers remain. `Ok(Some)` is the object that still exists.
-    pub(crate) fn delete(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        must: &Preconditions,
-        now: &str,
-    ) -> Result<Option<Value>, ApiError> {
-        let old = self.get(kind, key)?;
-        for (field, expected) in [("uid", &must.uid), ("resourceVersion", &must.version)] {
-            let found = text(&old, &format!("/metadata/{field}"));
-            if let Some(expected) = expected.as_deref().filter(|e| *e != found) {
-                let what = format!("Operation cannot be fulfilled on {} \"{}\"", kind.qualified(), key.name);
-                let why = format!("the {field} in the precondition ({expected}) does not match ({found})");
-                return Err(ApiError::new(409, format!("{what}: {why}")));
-            }
-        }
-        let finalizers = old.pointer("/metadata/finalizers").and_then(Value::as_array);
-        if finalizers.is_none_or(Vec::is_empty) {
-            self.remove(key, old);
-            return Ok(None);
-        }
-        if old.pointer("/metadata/deletionTimestamp").is_some() {
-            return Ok(Some(old));
-        }
-        let mut object = old.clone();
-        set(&mut object, &["metadata", "deletionTimestamp"], Some(json!(now)));
-        Ok(Some(self.commit(key, Some(old), object)))
-    }
-
-    fn write(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        old: Option<Value>,
-        object: Value,
-        part: Part,
-        now: &str,
-    ) -> Result<Value, ApiError> {
-        check_identity(kind, key, &object)?;
-        let mut new = (kind.normalize)(object)
-            .map_err(|e| ApiError::new(400, format!("{} in version \"{}\": {e}", kind.name, kind.version)))?;
-        if part == Part::Status {
-            let mut whole = old.clone().unwrap_or_default();
-            copy(&new, &mut whole, &["status"]);
-            copy(&new, &mut whole, &["metadata", "resourceVersion"]);
-            new = whole;
-        } else if kind.status && part == Part::Main {
-            copy(old.as_ref().unwrap_or(&Value::Null), &mut new, &["status"]);
-        }
-        if let Some(old) = &old {
-            let (found, given) =
-                (text(old, "/metadata/resourceVersion"), text(&new, "/metadata/resourceVersion"));
-            let (uid, given_uid) = (text(old, "/metadata/uid"), text(&new, "/metadata/uid"));
-            if (!given.is_empty() && given != found) || (!given_uid.is_empty() && given_uid != uid) {
-                let what = format!("Operation cannot be fulfilled on {} \"{}\"", kind.qualified(), key.name);
-                let why = "the object has been modified; please apply your changes to the latest version and try again";
-                return Err(ApiError::new(409, format!("{what}: {why}")));
-            }
-            for field in ["uid", "creationTimestamp", "deletionTimestamp", "generation", "resourceVersion"] {
-                copy(old, &mut new, &["metadata", field]);
-            }
-        } else {
-            self.stamp(&mut new, key, now);
-        }
-        if part != Part::All {
-            drop_fields(&self.gates_off, old.as_ref(), &mut new);
-        }
-        store_form(&kind.name, &mut new, now)?;
-        if part != Part::All {
-            validate::check(&kind.name, &key.name, old.as_ref(), &new)?;
-        }
-        if let Some(old) = &old {
-            if *old == new {
-                return Ok(new);
-            }
-            if old.get("spec") != new.get("spec") {
-                let generation = old.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or(1);
-                set(&mut new, &["metadata", "generation"], Some(json!(generation + 1)));
-            }
-        }
-        let finalizers = new.pointer("/metadata/finalizers").and_then(Value::as_array);
-        if new.pointer("/metadata/deletionTimestamp").is_some() && finalizers.is_none_or(Vec::is_empty) {
-            return Ok(self.remove(key, new));
-        }
-        Ok(self.commit(key, old, new))
-    }
-
-    fn stamp(&mut self, new: &mut Value, key: &Key, now: &str) {
-        if text(new, "/metadata/uid").is_empty() {
-            self.names += 1;
-            set(
-                new,
-                &["metadata", "uid"],
-                Some(json!(format!("00000000-0000-4000-8000-{:012x}", self.names))),
-            );
-        }
-        set(new, &["metadata", "name"], Some(json!(key.name)));
-        let namespace = (!key.namespace.is_empty()).then(|| json!(key.namespace));
-        set(new, &["metadata", "namespace"], namespace);
-        if text(new, "/metadata/creationTimestamp").is_empty() {
-            set(new, &["metadata", "creationTimestamp"], Some(json!(now)));
-        }
-        set(new, &["metadata", "generation"], Some(json!(1)));
-    }
-
     fn commit(&mut self, key: &Key, old: Option<Value>, mut new: Value) -> Value {
         self.version += 1;
         set(&mut new, &["metadata", "resourceVersion"], Some(json!(self.version.to_string())));
@@ -391,58 +162,4 @@ impl Store {
                 self.history.pop_front().map_or(self.complete_after, |change| change.version);
         }
     }
-
-    /// Deletes everything selected; the API's `deletecollection`.
-    pub(crate) fn delete_all(
-        &mut self,
-        kind: &Kind,
-        namespace: &str,
-        selector: &Selector,
-        now: &str,
-    ) -> Vec<Value> {
-        let chosen: Vec<Value> =
-            self.list(&kind.res, namespace).filter(|object| selector.matches(object)).cloned().collect();
-        for object in &chosen {
-            let key = Key {
-                res: kind.res.clone(),
-                namespace: text(object, "/metadata/namespace").into(),
-                name: text(object, "/metadata/name").into(),
-            };
-            // The objects were just listed under the same lock, and there are no preconditions to fail.
-            let _gone = self.delete(kind, &key, &Preconditions::default(), now);
-        }
-        chosen
-    }
-}
-
-fn check_identity(kind: &Kind, key: &Key, object: &Value) -> Result<(), ApiError> {
-    let given = [("name", &key.name), ("namespace", &key.namespace)];
-    for (field, expected) in given {
-        let found = text(object, &format!("/metadata/{field}"));
-        if !found.is_empty() && found != expected {
-            let message = format!(
-                "the {field} of the object ({found}) does not match that of the request ({expected})"
-            );
-            return Err(ApiError::new(400, message));
-        }
-    }
-    if kind.namespaced && key.namespace.is_empty() {
-        return Err(ApiError::new(
-            400,
-            format!("{} are namespaced, and no namespace was given", kind.qualified()),
-        ));
-    }
-    Ok(())
-}
-
-/// Five characters for a generated name: a counter in the alphabet that the server uses, so that runs repeat.
-fn suffix(mut number: u64) -> String {
-    const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-    let mut out = [b'b'; 5];
-    for slot in out.iter_mut().rev() {
-        let digit = usize::try_from(number % 27).unwrap_or(0);
-        *slot = ALPHABET.get(digit).copied().unwrap_or(b'b');
-        number /= 27;
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
