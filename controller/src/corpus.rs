@@ -4,6 +4,7 @@
 //! Names follow the titles of the cases of the Go helper's controller, so that coverage can be compared; the fixtures
 //! are our own. Titles that do not apply are in [`NOT_APPLICABLE`], each with its reason.
 
+mod build;
 mod cases;
 mod live;
 mod pure;
