@@ -1,11 +1,13 @@
 //! [`Engine`]: the state of a node's GPUs and what NVML would answer about it. No clock, threads or files.
 
+mod boards;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::health::GpuVitals;
 use divvy_model::{
     BootId, CudaVersion, Gpu, GpuError, GpuErrorCode, GpuFacts, GpuMig, GpuOp, GpuProcess, GpuUuid,
-    HostTopology, Inventory, MigMode, NvLinkPeer, PciAddress, SystemFacts,
+    HostTopology, Inventory, MigMode, PciAddress, SystemFacts,
 };
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +16,8 @@ use crate::health::{SimEvent, well};
 use crate::mig::{MigLatency, SimInstance};
 use crate::profile::{NvLinkPort, NvLinkShape, Profile, cores_per_multiprocessor};
 use crate::spec::{MAX_GPUS, SimSpec};
+
+pub(crate) use self::boards::lowest_free;
 
 /// One simulated GPU. Tests may change any field: an unknown architecture, no minor, another size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -296,117 +300,6 @@ impl Engine {
             Some(gpu) => Ok(gpu),
         }
     }
-
-    fn nvlinks(&self, gpu: &SimGpu) -> Vec<NvLinkPeer> {
-        let peers = |same: &dyn Fn(NvLinkShape) -> bool, links: u32| {
-            let others = self.gpus.iter().filter(|o| !o.lost && o.facts.uuid != gpu.facts.uuid);
-            let connected = others.filter(|o| same(o.nvlink)).map(|o| NvLinkPeer::Gpu(o.facts.pci_address));
-            let mut all: Vec<_> = connected.flat_map(|peer| (0..links).map(move |_| peer)).collect();
-            all.sort_unstable();
-            all
-        };
-        match gpu.nvlink {
-            NvLinkShape::None => Vec::new(),
-            NvLinkShape::Switch { links } => (0..links).map(|_| NvLinkPeer::Switch).collect(),
-            NvLinkShape::Mesh { board, links_per_peer } => {
-                peers(&|o| matches!(o, NvLinkShape::Mesh { board: b, .. } if b == board), links_per_peer)
-            }
-            NvLinkShape::Bridge { bridge, links } => {
-                peers(&|o| matches!(o, NvLinkShape::Bridge { bridge: b, .. } if b == bridge), links)
-            }
-        }
-    }
-
-    fn add(&mut self, profile: &'static Profile, baseboard: Option<NvLinkShape>) -> GpuUuid {
-        let pci_address = self.free_slot(profile);
-        let serial = self.next_serial;
-        self.next_serial = self.next_serial.wrapping_add(1);
-        let node = self.node_number;
-        #[expect(clippy::expect_used, reason = "the form is fixed; tested")]
-        let uuid: GpuUuid =
-            format!("GPU-12345678-1234-1234-{node:04x}-12345678{serial:04x}").parse().expect("a GPU UUID");
-        let numa = pci_address.domain * 2 + u32::from(pci_address.bus >= 0x80);
-        let taken = |pick: fn(&SimGpu) -> Option<u32>| -> BTreeSet<u32> {
-            self.gpus.iter().filter_map(pick).collect()
-        };
-        let gpu = SimGpu {
-            model: profile.key.to_owned(),
-            facts: GpuFacts {
-                uuid: uuid.clone(),
-                minor: Some(lowest_free(0, &taken(|g| g.facts.minor))),
-                product_name: profile.product_name.to_owned(),
-                brand: profile.brand,
-                architecture: profile.architecture,
-                compute_capability: profile.compute_capability,
-                memory_bytes: Some(profile.memory_bytes),
-                multiprocessors: Some(profile.multiprocessors),
-                pci_address,
-                pci_device_id: profile.pci_device_id,
-                mig_mode: profile.mig_mode(),
-                // HMM comes with the open kernel module's Ampere and later support.
-                addressing_mode: Some(
-                    if profile.compute_capability.major >= 8 { "HMM" } else { "None" }.to_owned(),
-                ),
-                module_id: profile.is_sxm().then(|| lowest_free(1, &taken(|g| g.facts.module_id))),
-                nvlinks: Vec::new(),
-                fabric: None,
-            },
-            topology: HostTopology { numa_node: Some(numa), pcie_root: Some(profile.pcie_root(pci_address)) },
-            nvlink: baseboard.unwrap_or_else(|| self.connect(profile)),
-            lost: false,
-            processes: BTreeSet::new(),
-            clients: BTreeSet::new(),
-            instances: Vec::new(),
-            vitals: well(),
-        };
-        self.insert_gpu(gpu);
-        uuid
-    }
-
-    /// The first slot of the board's chassis that is free; beyond eight, the same slots of another PCI segment.
-    fn free_slot(&self, profile: &Profile) -> PciAddress {
-        let taken: BTreeSet<_> = self.gpus.iter().map(|g| g.facts.pci_address).collect();
-        let slot = |domain, bus: u8| PciAddress { domain, bus, device: 0, function: 0 };
-        (0..=u32::MAX)
-            .flat_map(|domain| profile.chassis.buses.iter().map(move |bus| slot(domain, *bus)))
-            .find(|address| !taken.contains(address))
-            .unwrap_or_else(|| slot(u32::MAX, 0))
-    }
-
-    /// The NVLink shape of a GPU that joins the ones already there.
-    fn connect(&self, profile: &Profile) -> NvLinkShape {
-        let same_model = || self.gpus.iter().filter(|g| g.model == profile.key).map(|g| g.nvlink);
-        match profile.nvlink {
-            NvLinkPort::None => NvLinkShape::None,
-            NvLinkPort::Sxm { links } => {
-                // A GPU put back on a four-GPU baseboard that has a free place.
-                let free = same_model().find(|shape| {
-                    matches!(shape, NvLinkShape::Mesh { .. })
-                        && same_model().filter(|s| s == shape).count() < 4
-                });
-                free.unwrap_or(NvLinkShape::Switch { links })
-            }
-            NvLinkPort::Bridge { links } => {
-                let half_free = same_model().find(|shape| {
-                    matches!(shape, NvLinkShape::Bridge { .. })
-                        && same_model().filter(|s| s == shape).count() < 2
-                });
-                half_free.unwrap_or(NvLinkShape::Bridge { bridge: self.next_board(), links })
-            }
-        }
-    }
-
-    fn next_board(&self) -> u32 {
-        let number = |g: &SimGpu| match g.nvlink {
-            NvLinkShape::Mesh { board: n, .. } | NvLinkShape::Bridge { bridge: n, .. } => Some(n),
-            NvLinkShape::None | NvLinkShape::Switch { .. } => None,
-        };
-        lowest_free(0, &self.gpus.iter().filter_map(number).collect())
-    }
-}
-
-pub(crate) fn lowest_free(from: u32, taken: &BTreeSet<u32>) -> u32 {
-    (from..=u32::MAX).find(|n| !taken.contains(n)).unwrap_or(u32::MAX)
 }
 
 fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
