@@ -7,6 +7,7 @@ use divvy_model::health::{GpuEvent, GpuEventKind, GpuVitals, RecoveryAction, Row
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, GpuUuid};
 
+use crate::session_tests::until;
 use crate::test_library::TestLibrary;
 use crate::{NvmlDriver, Session, SessionConfig};
 
@@ -131,10 +132,13 @@ fn a_session_is_not_opened_again_while_somebody_still_waits_for_events_on_the_ol
     let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&path)));
     let gpu = library.uuids().remove(0);
     session.facts(&gpu).unwrap();
+    // It changes nothing, but what counts it changes the state: then the wait has begun.
+    let fault = Fault::delay(Duration::ZERO).of(GpuOp::Events).times(1);
+    library.state.edit(|e| e.set_fault(fault)).unwrap();
+    let before = library.state.read().unwrap();
     let waiter = session.clone();
     let waiting = std::thread::spawn(move || waiter.wait_events(SOON));
-    // Most of its second is still to come.
-    std::thread::sleep(Duration::from_millis(200));
+    until("the wait", || library.state.read().unwrap() != before);
     session.reset();
     session.facts(&gpu).unwrap();
     assert!(waiting.is_finished(), "the library was shut down in between");

@@ -34,7 +34,7 @@ fn hasty(sim: &SimNode) -> Session<SimNode> {
     Session::new(config(Duration::from_secs(1)), move || sim.open())
 }
 
-fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + SOON;
     while !holds() {
         assert!(Instant::now() < deadline, "{what} did not happen");
