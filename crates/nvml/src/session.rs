@@ -1,21 +1,14 @@
 //! [`Session`]: a driver whose calls have deadlines, and that is opened again when it must be.
 
+mod calls;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use divvy_model::health::{GpuEvents, GpuVitals};
-use divvy_model::mig::{
-    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
-    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
-};
-use divvy_model::{
-    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation, MigMode,
-    SystemFacts,
-};
+use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid};
 
 use crate::workers::Workers;
 
@@ -205,15 +198,6 @@ impl<D> Drop for Finish<'_, D> {
     }
 }
 
-impl<D> Inner<D> {
-    /// Whether a GPU that was there is not listed any more, by a session that is old enough to be opened again.
-    fn misses_one(&self, listed: &[GpuUuid]) -> bool {
-        let missing = lock(&self.known).iter().any(|gpu| !listed.contains(gpu));
-        let old = |opened: &Opened<D>| opened.at.elapsed() >= self.config.reopen_after;
-        missing && lock(&self.current).as_ref().is_none_or(old)
-    }
-}
-
 impl<D: GpuDriver + 'static> Inner<D> {
     /// The call, and once more on a fresh driver if the first says that the session is dead. A change is not made
     /// once more: only the caller knows how to find out whether it happened.
@@ -280,124 +264,6 @@ impl<D: GpuDriver + 'static> Inner<D> {
             lock(&self.left).extend(old.map(|old| Arc::downgrade(&old.driver)));
         }
         dead
-    }
-}
-
-impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
-    fn system(&self) -> Result<SystemFacts, GpuError> {
-        self.call(GpuOp::System, None, GpuDriver::system)
-    }
-    fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
-        let (inner, reopened) = (Arc::clone(&self.inner), AtomicBool::new(false));
-        self.call(GpuOp::List, None, move |driver| {
-            let listed = driver.list()?;
-            // A driver leaves out a GPU that does not answer. As after a call on a lost GPU, a fresh session may find
-            // it again.
-            if inner.misses_one(&listed) && !reopened.swap(true, Ordering::Relaxed) {
-                return Err(GpuError {
-                    op: GpuOp::List,
-                    code: GpuErrorCode::GPU_IS_LOST,
-                    gpu: None,
-                    detail: None,
-                });
-            }
-            lock(&inner.known).extend(listed.iter().cloned());
-            Ok(listed)
-        })
-    }
-    fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::Facts, Some(gpu), move |d| d.facts(&uuid))
-    }
-    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::MigMode, Some(gpu), move |d| d.mig_mode(&uuid))
-    }
-    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::Processes, Some(gpu), move |d| d.processes(&uuid))
-    }
-    fn release(&self) {
-        self.reset();
-    }
-    fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
-        let hanging = self.hanging().into_iter();
-        hanging.filter(|h| h.gpu.as_ref() == Some(gpu) && h.op.changes_gpu()).map(|h| h.op).collect()
-    }
-    fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::Vitals, Some(gpu), move |d| d.vitals(&uuid))
-    }
-    /// Not longer than a second at once: while it waits, the session cannot be shut down. The driver remembers what comes
-    /// between two waits.
-    fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
-        let at_most = at_most.min(self.inner.config.deadline / 2).min(LEAVING / 2);
-        self.call(GpuOp::Events, None, move |d| d.wait_events(at_most))
-    }
-    fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::MigCapabilities, Some(gpu), move |d| d.mig_capabilities(&uuid))
-    }
-    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::SetMigMode, Some(gpu), move |d| d.set_mig_mode(&uuid, on))
-    }
-    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::GpuInstances, Some(gpu), move |d| d.gpu_instances(&uuid))
-    }
-    fn create_gpu_instance(
-        &self,
-        gpu: &GpuUuid,
-        profile: GpuInstanceProfileId,
-        placement: Placement,
-    ) -> Result<GpuInstance, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::CreateGpuInstance, Some(gpu), move |d| {
-            d.create_gpu_instance(&uuid, profile, placement)
-        })
-    }
-    fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::DestroyGpuInstance, Some(gpu), move |d| d.destroy_gpu_instance(&uuid, id))
-    }
-    fn compute_profiles(
-        &self,
-        gpu: &GpuUuid,
-        gpu_instance: GpuInstanceId,
-    ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::ComputeProfiles, Some(gpu), move |d| d.compute_profiles(&uuid, gpu_instance))
-    }
-    fn compute_instances(
-        &self,
-        gpu: &GpuUuid,
-        gpu_instance: GpuInstanceId,
-    ) -> Result<Vec<ComputeInstance>, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::ComputeInstances, Some(gpu), move |d| d.compute_instances(&uuid, gpu_instance))
-    }
-    fn create_compute_instance(
-        &self,
-        gpu: &GpuUuid,
-        gpu_instance: GpuInstanceId,
-        profile: ComputeInstanceProfileId,
-    ) -> Result<ComputeInstance, GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::CreateComputeInstance, Some(gpu), move |d| {
-            d.create_compute_instance(&uuid, gpu_instance, profile)
-        })
-    }
-    fn destroy_compute_instance(
-        &self,
-        gpu: &GpuUuid,
-        gpu_instance: GpuInstanceId,
-        id: ComputeInstanceId,
-    ) -> Result<(), GpuError> {
-        let uuid = gpu.clone();
-        self.call(GpuOp::DestroyComputeInstance, Some(gpu), move |d| {
-            d.destroy_compute_instance(&uuid, gpu_instance, id)
-        })
     }
 }
 
