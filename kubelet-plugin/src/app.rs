@@ -9,14 +9,11 @@ use divvy_proto::dra::{v1, v1beta1};
 use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
 use divvy_proto::registration::registration_server::RegistrationServer;
 use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, ReadyHandle};
-use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
-use tonic::transport::server::Router;
 
 use crate::api::KubeClaims;
 use crate::build::{Latest, executor, host_edits};
@@ -24,15 +21,13 @@ use crate::claim_fetch::ClaimFetcher;
 use crate::config::Config;
 use crate::debug::Debug;
 use crate::dra::DraServer;
-use crate::drain;
 use crate::error::{RunError, io_error};
 use crate::events::Teller;
-use crate::gpu_node;
-use crate::health::{HealthFile, HealthOwner, Told, service::HealthServer};
+use crate::health::service::HealthServer;
+use crate::health::{HealthFile, HealthOwner, Told};
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
-use crate::node_watch;
 use crate::policy::{PolicyWatch, RightsFile};
 use crate::publish::{Carver, Offering};
 use crate::publisher::{Publishing, Signals};
@@ -40,8 +35,10 @@ use crate::publisher_lock::PublisherLock;
 use crate::ready::watch_readiness;
 use crate::reconcile::Keeper;
 use crate::registration::{Registered, Registrar};
+use crate::servers::{http_servers, serve};
 use crate::service::{ClaimService, One};
 use crate::sockets::{bind, remove_stale};
+use crate::{drain, gpu_node, node_watch};
 
 /// What the plugin needs from outside; the demo and tests put a fake API server and simulated GPUs here.
 pub struct Deps {
@@ -374,39 +371,4 @@ pub(crate) fn part(
         work.await;
         name
     });
-}
-
-async fn serve(
-    name: &'static str,
-    router: Router,
-    listener: UnixListener,
-    stop: CancellationToken,
-) -> Result<(), RunError> {
-    let connections = UnixListenerStream::new(listener);
-    let served = router.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await;
-    served.map_err(|error| RunError::Server(name, error))
-}
-
-/// Everyone may ask for metrics and readiness; what claims there are is told where `config` says, by default to
-/// processes of this host or pod only.
-async fn http_servers(
-    config: &Config,
-    server: HttpServer,
-    debug: Debug,
-) -> Result<Vec<(HttpServer, TcpListener)>, RunError> {
-    let telling = server.clone().debug_state(move || debug.state());
-    let open = if config.http_tells_state() { telling.clone() } else { server };
-    let mut servers = Vec::new();
-    for (flag, addresses, server) in
-        [("--http", &config.http, open), ("--debug-http", &config.debug_http, telling)]
-    {
-        let Some(first) = addresses.first() else { continue };
-        let bound = TcpListener::bind(&**addresses).await;
-        let listener = bound.map_err(io_error(format!("{flag} {first}")))?;
-        if let Ok(address) = listener.local_addr() {
-            tracing::info!(%address, state = server.tells_state(), "serving /metrics, /healthz and /readyz");
-        }
-        servers.push((server, listener));
-    }
-    Ok(servers)
 }

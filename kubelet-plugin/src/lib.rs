@@ -37,6 +37,7 @@ mod publisher_lock;
 mod ready;
 mod reconcile;
 mod registration;
+mod servers;
 mod service;
 mod sockets;
 mod start;

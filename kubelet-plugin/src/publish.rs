@@ -1,6 +1,7 @@
 //! From what is known to what is to be published: inventory, numbers, taints and holds go through `carve`, and the
 //! pool goes to the publisher over a channel. Nothing here writes to the API.
 
+mod about;
 mod kept;
 mod rules;
 mod telling;
@@ -15,22 +16,22 @@ use divvy_carve::{
     Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
     carve_partitions, taint_leaving, validate,
 };
-use divvy_claims::{Fence, Head, Rights};
-use divvy_executor::{Executor, HeldDevice, RefusedMode};
+use divvy_claims::Rights;
+use divvy_executor::Executor;
 use divvy_model::mig::{MigCapabilities, Placement};
-use divvy_model::{ClaimUid, DeviceName, GpuUuid, Inventory, Ordinals};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid};
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::about::About;
 use self::kept::not_static;
 use self::telling::concerns_operators;
 use crate::api::KubeClaims;
 use crate::config::Timing;
 use crate::events::Teller;
-use crate::gpu_node::{Facts, report};
 use crate::health::view::{HealthView, Holdings};
 use crate::holders::{Holders, gone, leaving, offers_less_than_it_may};
 use crate::inventory::Seen;
@@ -135,20 +136,6 @@ struct Memory {
     one_mode: Option<OneMode>,
 }
 
-/// What the node's report is made of, beside what is published.
-struct About {
-    /// `None` where the driver has not answered since the plugin started.
-    inventory: Option<Arc<Inventory>>,
-    ordinals: Ordinals,
-    records: Vec<HeldDevice>,
-    lingering: BTreeSet<ClaimUid>,
-    fences: BTreeMap<GpuUuid, Fence>,
-    newer: BTreeMap<ClaimUid, Head>,
-    refused: BTreeMap<GpuUuid, RefusedMode>,
-    foreign: Places,
-    kubernetes: String,
-}
-
 impl Carver {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
@@ -170,43 +157,6 @@ impl Carver {
                 () = stop.cancelled() => return,
             }
         }
-    }
-
-    /// What people are told of the node.
-    fn report(&self, memory: &Memory) {
-        let Some(about) = &memory.about else { return };
-        let (seen, pool) = (self.seen.borrow().clone(), self.desired.borrow().clone());
-        let (effective, health) = (self.effective.borrow().clone(), self.health.borrow().clone());
-        // Half a picture is none, except where the driver is why it stays one.
-        let whole = about.inventory.is_some() && pool.is_some() && effective.is_some() && health.is_some();
-        if !whole && seen.problem.is_none() {
-            return;
-        }
-        let facts = Facts {
-            inventory: about.inventory.as_deref(),
-            ordinals: &about.ordinals,
-            records: &about.records,
-            lingering: &about.lingering,
-            fences: &about.fences,
-            newer: &about.newer,
-            pool: pool.as_ref(),
-            effective: effective.as_ref(),
-            health: &health.unwrap_or_default(),
-            neighbours: &self.neighbours.borrow().clone(),
-            foreign: &about.foreign,
-            refused: &about.refused,
-            notes: &memory.notes,
-            one_mode: memory.one_mode.as_ref(),
-            driver: seen.down.as_deref().or(seen.problem.as_deref()),
-            released: seen.released.as_deref(),
-            kubernetes: about.kubernetes.clone(),
-        };
-        let report = report(&facts);
-        self.reports.send_if_modified(|now| {
-            let changed = now.as_ref() != Some(&report);
-            *now = Some(report);
-            changed
-        });
     }
 
     /// Decides once; after how long to look again even if nothing is told to change.
