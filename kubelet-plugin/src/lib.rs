@@ -37,6 +37,7 @@ mod publisher_lock;
 mod ready;
 mod reconcile;
 mod registration;
+mod resources;
 mod servers;
 mod service;
 mod sockets;
@@ -49,6 +50,7 @@ pub use args::Args;
 pub use config::{Config, ConfigError, Offer, Timing};
 pub use divvy_host::become_other;
 pub use error::RunError;
+pub use resources::gpu_nodes;
 pub use sockets::{SocketNames, TooLong};
 pub use start::{StartError, start};
 

@@ -4,12 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use divvy_api::names::{API_VERSION, GROUP, VERSION};
-use divvy_api::node::{KIND, PLURAL};
+use divvy_kubelet_plugin::gpu_nodes;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
@@ -74,14 +72,7 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         minor: digits.parse().unwrap_or(u32::MAX),
         ..Snapshot::default()
     };
-    let resource = ApiResource {
-        group: GROUP.to_owned(),
-        version: VERSION.to_owned(),
-        api_version: API_VERSION.to_owned(),
-        kind: KIND.to_owned(),
-        plural: PLURAL.to_owned(),
-    };
-    let reports = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let reports = gpu_nodes(client);
     let everything = ListParams::default();
     let unread = &mut snapshot.unread;
     let found = list(&reports, &everything, "GpuNodes", "what nodes tell of their GPUs", unread).await?;

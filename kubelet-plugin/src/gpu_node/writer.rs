@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use divvy_api::names::{API_VERSION, FIELD_MANAGER, GROUP, VERSION};
-use divvy_api::node::{GpuNodeStatus, KIND, PLURAL};
+use divvy_api::names::{API_VERSION, FIELD_MANAGER};
+use divvy_api::node::{GpuNodeStatus, KIND};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -16,6 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::since::Since;
+use crate::resources::gpu_nodes;
 
 /// How long one write may take.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -92,14 +92,7 @@ impl Writer {
     /// Writes the status, and before it the object unless it is there. The answer to that has what was told before.
     async fn write(&self, report: &GpuNodeStatus, is_there: bool, since: &mut Since) -> Result<(), String> {
         let write = async {
-            let resource = ApiResource {
-                group: GROUP.to_owned(),
-                version: VERSION.to_owned(),
-                api_version: API_VERSION.to_owned(),
-                kind: KIND.to_owned(),
-                plural: PLURAL.to_owned(),
-            };
-            let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
+            let api = gpu_nodes(&self.client);
             let params = PatchParams::apply(FIELD_MANAGER).force();
             if !is_there {
                 let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;

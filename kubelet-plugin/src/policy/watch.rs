@@ -4,11 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_api::names::{API_VERSION, GROUP, VERSION};
-use divvy_api::policy::{GpuPolicy, KIND, PLURAL};
+use divvy_api::policy::GpuPolicy;
 use divvy_controller::{PublishError, Watch, Watched};
-use kube::core::{ApiResource, DynamicObject};
-use kube::{Api, Client};
+use kube::Client;
+use kube::core::DynamicObject;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -21,6 +20,7 @@ use crate::config::Timing;
 use crate::events::Teller;
 use crate::metrics::Metrics;
 use crate::node_watch::NodeFacts;
+use crate::resources::gpu_policies;
 
 const FORBIDDEN: u16 = 403;
 const NOT_FOUND: u16 = 404;
@@ -60,13 +60,6 @@ impl PolicyWatch {
         (teller, told): (Arc<Teller>, TaskTracker),
         metrics: Metrics,
     ) -> (Self, watch::Receiver<Option<Arc<Known>>>) {
-        let resource = ApiResource {
-            group: GROUP.to_owned(),
-            version: VERSION.to_owned(),
-            api_version: API_VERSION.to_owned(),
-            kind: KIND.to_owned(),
-            plural: PLURAL.to_owned(),
-        };
         let (out, receiver) = watch::channel(None);
         let store = Store::new(plugin_dir);
         let book = Book::remembering(store.load());
@@ -74,7 +67,7 @@ impl PolicyWatch {
         let known = Known { policies: book.policies(), ..Known::default() };
         let watching = Self {
             node: node.to_owned(),
-            policies: Watch::new(Api::all_with(client.clone(), &resource), String::new(), "GpuPolicies"),
+            policies: Watch::new(gpu_policies(client), String::new(), "GpuPolicies"),
             nodes,
             book,
             store,
