@@ -185,6 +185,11 @@ impl Gpus {
         changed.with_context(|| format!("no simulated GPU has the UUID {uuid}"))
     }
 
+    /// A GPU falls off the bus, or is back.
+    pub fn set_lost(&self, uuid: &str, lost: bool) -> Result<()> {
+        self.edit(uuid, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.lost = lost))?.context("no such GPU")
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.by_uuid.len()

@@ -100,16 +100,13 @@ pub(super) fn xid(env: &Env) -> Result<()> {
 pub(super) fn lost(env: &Env) -> Result<()> {
     let gpus = env.driver.gpus();
     let gpu = gpus.only(PRODUCT)?;
-    let lose = |lost: bool| {
-        gpus.edit(gpu, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.lost = lost))?.context("no such GPU")
-    };
     env.create(&claim("held", &product(PRODUCT)))?;
     env.create(&Pod::new("a").claim("held").build())?;
     env.check("a", "main", &["held"])?;
-    lose(true)?;
+    gpus.set_lost(gpu, true)?;
     poll("taint of the lost GPU", PATIENCE, || tainted(env, gpu, taints::LOST))?;
     wait_told(env, "a", "Unhealthy")?;
-    lose(false)?;
+    gpus.set_lost(gpu, false)?;
     poll("end of the taint", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
     wait_told(env, "a", "Healthy")?;
     env.wait_until_running("a").map(drop)

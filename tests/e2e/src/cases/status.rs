@@ -26,9 +26,6 @@ fn says(env: &Env, args: &[&str], code: i32, words: &[&str]) -> Result<String> {
 pub(super) fn tells(env: &Env) -> Result<()> {
     let gpus = env.driver.gpus();
     let gpu = gpus.only(PRODUCT)?;
-    let lose = |lost: bool| {
-        gpus.edit(gpu, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.lost = lost))?.context("no such GPU")
-    };
     env.create(&claim("held", &product(PRODUCT)))?;
     env.create(&Pod::new("a").claim("held").build())?;
     env.check("a", "main", &["held"])?;
@@ -56,7 +53,7 @@ pub(super) fn tells(env: &Env) -> Result<()> {
     let node = node.trim_end_matches(',');
     says(env, &["status", "node", node], 0, &[gpu, &held])?;
 
-    lose(true)?;
+    gpus.set_lost(gpu, true)?;
     let trouble = format!("{node} {name}: lost, for ");
     let affected = format!("held by: {held} (pod a)");
     let wrong = [
@@ -98,7 +95,7 @@ pub(super) fn tells(env: &Env) -> Result<()> {
     let after = says(env, &["status", "gpu", gpu], 3, &wrong)?;
     ensure!(since(&after).as_ref() == Some(&before), "lost since {before}, and after a restart {after}");
 
-    lose(false)?;
+    gpus.set_lost(gpu, false)?;
     poll("end of the taint", PATIENCE * 3, || Ok(env.driver.taints(gpu)?.is_empty()))?;
     says(env, &["status", "gpu", gpu], 0, &[&held])?;
     Ok(())

@@ -123,16 +123,9 @@ fn make(shared: &Shared, trouble: Trouble, dice: &mut Dice) -> Result<()> {
         Trouble::GpuLost => {
             let all = env.driver.gpus().of_product("");
             let Some(gpu) = dice.one_of(&all) else { return Ok(()) };
-            let lose = |lost: bool| {
-                env.driver.gpus().edit(gpu, |engine, uuid| {
-                    if let Some(found) = engine.gpu(uuid) {
-                        found.lost = lost;
-                    }
-                })
-            };
-            lose(true)?;
+            env.driver.gpus().set_lost(gpu, true)?;
             shared.rest(Duration::from_secs(5 + dice.below(10) as u64));
-            lose(false)
+            env.driver.gpus().set_lost(gpu, false)
         }
         Trouble::DriverReload => {
             let version = dice.one_of(&VERSIONS).copied().unwrap_or("580.95.05");
