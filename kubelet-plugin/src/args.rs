@@ -73,6 +73,10 @@ pub struct Args {
     /// nobody's.
     #[arg(long, env = "IGNORED_XIDS", default_value = "", hide_default_value = true)]
     pub ignored_xids: String,
+    /// How many seconds a GPU or partition has to be without an ailment before it is given out again, at the least:
+    /// three good polls in a row are needed besides.
+    #[arg(long, env = "RECOVER_AFTER", default_value_t = 60)]
+    pub recover_after: u32,
     /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --plugin-dir,
     /// where the host finds it. [default: beside this program, if it is there]
     #[arg(long, env = "HOOK_PATH", value_parser = path)]

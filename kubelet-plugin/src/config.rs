@@ -196,6 +196,7 @@ impl TryFrom<Args> for Config {
             mode_lock,
             mig_profiles,
             ignored_xids,
+            recover_after,
             hook_path,
             http,
             debug_http,
@@ -247,7 +248,11 @@ impl TryFrom<Args> for Config {
         }
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
         let mig_profiles = variants(&mig_profiles)?;
-        let health = HealthRules { ignored_xids: xids(&ignored_xids)?, ..HealthRules::default() };
+        let health = HealthRules {
+            ignored_xids: xids(&ignored_xids)?,
+            recover_after: Duration::from_secs(u64::from(recover_after)),
+            ..HealthRules::default()
+        };
         let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())
             .map_err(|too_long| {
                 refuse(too_long.flag, &too_long.path.display().to_string(), &too_long.to_string())

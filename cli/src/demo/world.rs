@@ -78,6 +78,7 @@ impl World {
             mode_lock: divvy_carve::ModeLock::Auto,
             mig_profiles: String::new(),
             ignored_xids: String::new(),
+            recover_after: 60,
             hook_path: None,
             http: String::new(),
             debug_http: String::new(),

@@ -37,6 +37,13 @@ fn rare_profiles_are_named_by_their_suffix() {
 }
 
 #[test]
+fn how_long_a_gpu_has_to_be_well_can_be_said_in_seconds() {
+    assert_eq!(config(&[]).unwrap().health, HealthRules::default());
+    let longer = HealthRules { recover_after: Duration::from_mins(10), ..HealthRules::default() };
+    assert_eq!(config(&["--recover-after", "600"]).unwrap().health, longer);
+}
+
+#[test]
 fn the_state_is_told_on_loopback_unless_an_address_is_given_for_it() {
     assert!(config(&[]).unwrap().http_tells_state());
     assert!(config(&["--http", "[::1]:9440"]).unwrap().http_tells_state());

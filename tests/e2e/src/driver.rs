@@ -98,6 +98,8 @@ impl<'a> Driver<'a> {
         json!({
             "image": {"tag": tag, "pullPolicy": "Never"},
             "hostRoot": self.gpus.root(),
+            // A minute by default, for which cases with sick GPUs would only wait.
+            "recoverAfter": 5,
             // What libraries say about every frame would hide what the driver says.
             "log": {"level": "debug,h2=info,hyper=info,hyper_util=info,tower=info,tonic=info,rustls=info"},
             "extraEnv": [

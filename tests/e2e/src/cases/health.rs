@@ -1,31 +1,34 @@
 //! Sick GPUs under running pods. Each case has the cluster to itself.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use divvy_api::names::taints;
+use anyhow::{Context, Result, bail, ensure};
+use divvy_api::names::{self, taints};
 use divvy_model::health::{GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::api::at;
+use super::SHARED;
+use super::shares::Policy;
+use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
 use crate::objects::{Pod, claim, product};
 use crate::process::say;
 use crate::wait::poll;
 
 const PRODUCT: &str = "NVIDIA L4";
-/// A recovered GPU counts as well after a minute without its ailment.
-const WELL: Duration = Duration::from_mins(3);
+/// A recovered GPU counts as well after a while without its ailment.
+pub(super) const WELL: Duration = Duration::from_mins(3);
 
-/// What the pod's status says of the health of its first device, and the message.
-fn told(env: &Env, pod: &str) -> Result<(String, String)> {
+/// What a pod's status says of the health of its first device, and the message.
+pub(super) fn told(env: &Env, pod: &str) -> Result<(String, String)> {
     let pod = env.api().get(&env.path("Pod", pod)?)?.context("the pod is gone")?;
     let first = at(&pod, "status.containerStatuses.0.allocatedResourcesStatus.0.resources.0").clone();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Ok((text(at(&first, "health")), text(at(&first, "message"))))
 }
 
-fn wait_told(env: &Env, pod: &str, health: &str) -> Result<String> {
+pub(super) fn wait_told(env: &Env, pod: &str, health: &str) -> Result<String> {
     let what = format!("status of pod {pod} that says {health}");
     poll(&what, PATIENCE, || Ok(told(env, pod)?.0 == health))
         .with_context(|| format!("it says {:?}", told(env, pod).ok()))?;
@@ -94,6 +97,75 @@ pub(super) fn xid(env: &Env) -> Result<()> {
     ));
     env.check("b", "main", &["second"])?;
     wait_told(env, "b", "Healthy")?;
+    Ok(())
+}
+
+/// The effects of the taints of a GPU's devices, by key.
+fn effects(env: &Env, gpu: &str) -> Result<BTreeMap<String, String>> {
+    let devices = env.driver.devices()?;
+    let found = devices.iter().find(|device| at(device, "attributes.uuid.string") == gpu);
+    let taints = at(found.with_context(|| format!("{gpu} is not published"))?, "taints").as_array();
+    let text = |taint: &Value, field: &str| at(taint, field).as_str().unwrap_or_default().to_owned();
+    let taints = taints.map_or(&[][..], Vec::as_slice);
+    Ok(taints.iter().map(|taint| (text(taint, "key"), text(taint, "effect"))).collect())
+}
+
+/// A policy may say that pods leave a sick GPU: those of that GPU do, and of no other.
+pub(super) fn evicted(env: &Env) -> Result<()> {
+    let gpus = env.driver.gpus();
+    let [sick, well, ..] = gpus.of_product(SHARED)[..] else { bail!("the node has no two H100s") };
+    let of = |gpu: &str| format!("device.attributes['{}'].uuid == '{gpu}'", names::DRIVER);
+    let set = |gpu: &str, action: RecoveryAction| {
+        gpus.edit(gpu, |engine, uuid| engine.set_recovery(uuid, Some(action)))?
+            .context("the GPU has no vitals")
+    };
+    for (name, gpu) in [("leaves", sick), ("stays", well)] {
+        env.create(&claim(name, &of(gpu)))?;
+        env.create(&Pod::new(name).claim(name).build())?;
+    }
+    env.check("leaves", "main", &["leaves"])?;
+    env.check("stays", "main", &["stays"])?;
+    let before = env.wait_until_running("stays")?;
+
+    set(sick, RecoveryAction::Reset)?;
+    gpus.edit(sick, |engine, uuid| engine.send_event(uuid, GpuEventKind::Xid(119), None))?;
+    let both =
+        |effect: &str| [taints::XID, taints::RECOVERY].map(|key| (key.to_owned(), effect.to_owned())).into();
+    let wait_for_effect =
+        |effect: &str| {
+            poll(&format!("{effect} taints of the sick GPU"), PATIENCE, || {
+                Ok(effects(env, sick)? == both(effect))
+            })
+        };
+    // Without a word in a policy it stays.
+    wait_for_effect("NoSchedule")?;
+    wait_told(env, "leaves", "Unhealthy")?;
+    let found = env.api().get(&env.path("Pod", "leaves")?)?.context("the pod is gone without a policy")?;
+    ensure!(at(&found, "metadata.deletionTimestamp").is_null(), "it has to leave without a policy");
+
+    let rules = json!({"rules": [{"gpus": {"uuids": [sick, well]}, "health": {"evict": true}}]});
+    let _policy = Policy::create(env, &env.namespace, &rules)?;
+    wait_for_effect("NoExecute")?;
+    env.wait_until_gone("Pod", "leaves")?;
+    poll("Event of the eviction", PATIENCE, || {
+        Ok(env.messages("leaves").iter().any(|message| message.contains("Marking for deletion")))
+    })
+    .with_context(|| format!("its Events: {:?}", env.messages("leaves")))?;
+    ensure!(effects(env, well)?.is_empty(), "the healthy GPU is tainted: {:?}", effects(env, well)?);
+    env.create(&claim("next", &of(sick)))?;
+    env.create(&Pod::new("next").claim("next").build())?;
+    env.wait_until_unschedulable("next")?;
+
+    set(sick, RecoveryAction::Nothing)?;
+    poll("end of the taints", WELL, || Ok(effects(env, sick)?.is_empty()))?;
+    env.check("next", "main", &["next"])?;
+    let after = env.api().get(&env.path("Pod", "stays")?)?.context("the pod of the healthy GPU is gone")?;
+    let same = |path: &str| at(&before, path) == at(&after, path);
+    ensure!(
+        same("metadata.uid") && same("status.containerStatuses") && has_condition(&after, "Ready"),
+        "the pod of the healthy GPU was touched: {after}"
+    );
+    ensure!(told(env, "stays")?.0 == "Healthy", "{:?}", told(env, "stays")?);
     Ok(())
 }
 

@@ -4,49 +4,16 @@ use std::time::Duration;
 
 use divvy_gpu_sim::{Engine, Fault, SimInstance};
 use divvy_model::GpuOp;
-use divvy_model::mig::{MigCapabilities, Placement};
 
 use super::{
-    Context, DeviceName, Env, PartitionName, Result, Value, allocated, check, create_pod, end, ensure,
-    everything, h100, is_partition, names, only, places, poll, run_pod,
+    Context, Env, Result, allocated, check, create_pod, end, ensure, everything, h100, names, only, places,
+    poll, run_pod, tainted_as,
 };
-use crate::api::at;
 use crate::case::PATIENCE;
 use crate::cases::life::{BOOT, boot_id_file, edit};
 
 /// Nobody tells the plugin what others do: it looks once a minute.
 const NOTICED: Duration = Duration::from_mins(2);
-
-/// What the taints of a GPU's devices have to be while somebody else's instance is there, or none is.
-fn tainted_as(env: &Env, gpu: &str, caps: &MigCapabilities, foreign: Option<Placement>) -> Result<bool> {
-    let devices = env.driver.devices()?;
-    // The device for admins takes nothing from anybody, whoever else is there.
-    let is_of = |device: &&Value| {
-        at(device, "attributes.type.string") != "gpu-admin"
-            && [at(device, "attributes.parentUUID.string"), at(device, "attributes.uuid.string")]
-                .iter()
-                .any(|uuid| *uuid == gpu)
-    };
-    let mut count = 0;
-    for device in devices.iter().filter(is_of) {
-        count += 1;
-        let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
-        let tainted = taints.iter().any(|taint| at(taint, "key") == names::taints::FOREIGN);
-        let overlaps = |foreign: Placement| -> Result<bool> {
-            if !is_partition(device) {
-                return Ok(true);
-            }
-            let name = at(device, "name").as_str().context("a device without a name")?;
-            let name = PartitionName::parse(&name.parse::<DeviceName>()?)?;
-            let place = caps.placement(name.profile, name.start);
-            Ok(place.with_context(|| format!("the GPU has no {name}"))?.overlaps(foreign))
-        };
-        if tainted != foreign.map_or(Ok(false), overlaps)? {
-            return Ok(false);
-        }
-    }
-    Ok(count > 1)
-}
 
 pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
     everything(env)?;
@@ -68,7 +35,7 @@ pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
     };
     let before = theirs(env)?;
     poll("taints on what overlaps somebody else's instance, and nothing else", NOTICED, || {
-        tainted_as(env, gpu, &caps, Some(placement))
+        tainted_as(env, gpu, &caps, names::taints::FOREIGN, Some(placement))
     })?;
     let beside = run_pod(env, "beside", gpu, "2g.20gb").context("beside somebody else's instance")?;
     let blocked = create_pod(env, "blocked", gpu, "7g.80gb")?;
@@ -79,7 +46,10 @@ pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
     end(env, "ours", &ours)?;
     end(env, "beside", &beside)?;
     ensure!(places(env, gpu)?.len() == 1 && theirs(env)? == before, "their instance was touched");
-    ensure!(tainted_as(env, gpu, &caps, Some(placement))?, "the taints are gone, the instance is not");
+    ensure!(
+        tainted_as(env, gpu, &caps, names::taints::FOREIGN, Some(placement))?,
+        "the taints are gone, the instance is not"
+    );
 
     gpus.edit(gpu, |engine, uuid| -> Result<()> {
         for compute in &before.compute {
@@ -87,7 +57,9 @@ pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
         }
         Ok(engine.destroy_gpu_instance(uuid, before.instance.id)?)
     })??;
-    poll("end of the taints with that of their instance", NOTICED, || tainted_as(env, gpu, &caps, None))?;
+    poll("end of the taints with that of their instance", NOTICED, || {
+        tainted_as(env, gpu, &caps, names::taints::FOREIGN, None)
+    })?;
     check(env, "blocked", "main", &[("blocked", "")])?;
     end(env, "blocked", &blocked)?;
     only(env, gpu, &[])

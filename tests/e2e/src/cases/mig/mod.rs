@@ -5,17 +5,19 @@
 
 mod faults;
 mod pods;
+mod sick;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use divvy_model::DeviceName;
-use divvy_model::mig::PartitionName;
+use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
 use serde_json::{Value, json};
 
 pub(super) use faults::{foreign, killed, rebooted};
 pub(super) use pods::{ampere, each_profile, full_gpu, same_gpu, two_containers, whole_gpu};
+pub(super) use sick::sick;
 
 use super::SHARED;
 use crate::api::at;
@@ -176,6 +178,43 @@ fn only(env: &Env, gpu: &str, claims: &[&str]) -> Result<()> {
 fn places(env: &Env, gpu: &str) -> Result<BTreeSet<Place>> {
     let living = env.driver.gpus().instances(gpu)?;
     Ok(living.iter().map(|one| (one.instance.profile.0, one.instance.placement.start)).collect())
+}
+
+/// Whether a taint is on exactly those devices of a GPU that overlap this place, or on none.
+fn tainted_as(
+    env: &Env,
+    gpu: &str,
+    caps: &MigCapabilities,
+    key: &str,
+    place: Option<Placement>,
+) -> Result<bool> {
+    let devices = env.driver.devices()?;
+    // The device for admins takes nothing from anybody, whatever else is so.
+    let is_of = |device: &&Value| {
+        at(device, "attributes.type.string") != "gpu-admin"
+            && [at(device, "attributes.parentUUID.string"), at(device, "attributes.uuid.string")]
+                .iter()
+                .any(|uuid| *uuid == gpu)
+    };
+    let mut count = 0;
+    for device in devices.iter().filter(is_of) {
+        count += 1;
+        let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
+        let tainted = taints.iter().any(|taint| at(taint, "key") == key);
+        let overlaps = |tainted: Placement| -> Result<bool> {
+            if !is_partition(device) {
+                return Ok(true);
+            }
+            let name = at(device, "name").as_str().context("a device without a name")?;
+            let name = PartitionName::parse(&name.parse::<DeviceName>()?)?;
+            let place = caps.placement(name.profile, name.start);
+            Ok(place.with_context(|| format!("the GPU has no {name}"))?.overlaps(tainted))
+        };
+        if tainted != place.map_or(Ok(false), overlaps)? {
+            return Ok(false);
+        }
+    }
+    Ok(count > 1)
 }
 
 /// Ends a pod and its claim, and waits until nothing of it is left on the node.

@@ -37,13 +37,13 @@ fn h100<'a>(env: &Env<'a>, index: usize) -> Result<&'a str> {
 }
 
 /// A policy that is gone when the case is over, however it ends.
-struct Policy<'a> {
+pub(super) struct Policy<'a> {
     env: &'a Env<'a>,
     name: String,
 }
 
 impl<'a> Policy<'a> {
-    fn create(env: &'a Env<'a>, name: &str, spec: &Value) -> Result<Self> {
+    pub(super) fn create(env: &'a Env<'a>, name: &str, spec: &Value) -> Result<Self> {
         let object = json!({
             "apiVersion": names::API_VERSION,
             "kind": "GpuPolicy",
