@@ -3,9 +3,7 @@
 use divvy_api::names::taints;
 use divvy_model::health::{GpuEventKind, RecoveryAction};
 
-use super::{
-    Context, Env, Result, allocated, at, end, ensure, everything, h100, only, poll, run_pod, tainted_as,
-};
+use super::{Context, Env, Result, allocated, at, end, ensure, everything, h100, poll, run_pod, tainted_as};
 use crate::case::PATIENCE;
 use crate::cases::health::{WELL, told, wait_told};
 
@@ -32,43 +30,27 @@ pub(in crate::cases) fn sick(env: &Env) -> Result<()> {
     let instance = living.iter().find(|one| one.instance.placement.start == start);
     let instance = &instance.with_context(|| format!("no instance lives at {start}"))?.instance;
     let caps = gpus.edit(gpu, |engine, uuid| engine.mig_capabilities(uuid))??;
-    let fault = || -> Result<()> {
-        gpus.edit(gpu, |engine, uuid| {
-            engine.send_event(uuid, GpuEventKind::Xid(UNCONTAINED_ECC), Some(instance.id.0))
-        })?;
-        poll("taints on what overlaps the sick partition, and on nothing else", PATIENCE, || {
-            tainted_as(env, gpu, &caps, taints::XID, Some(instance.placement))
-        })?;
-        for other in gpus.of_product("").into_iter().filter(|uuid| *uuid != gpu) {
+    gpus.edit(gpu, |engine, uuid| {
+        engine.send_event(uuid, GpuEventKind::Xid(UNCONTAINED_ECC), Some(instance.id.0))
+    })?;
+    let others: Vec<&str> = gpus.of_product("").into_iter().filter(|uuid| *uuid != gpu).collect();
+    poll("taints on what overlaps the sick partition, and on nothing else", PATIENCE, || {
+        for other in &others {
             let found = env.driver.taints(other)?;
             ensure!(!found.contains(&taints::XID.to_owned()), "{other} is tainted, although {gpu} is sick");
         }
-        let message = wait_told(env, "ill", "Unhealthy")?;
-        ensure!(message.contains("Xid 95"), "the pod's status says {message:?}");
-        // The kubelet hears of all devices of a node at once.
-        let neighbour = told(env, "beside")?;
-        ensure!(neighbour.0 == "Healthy", "the partition beside it counts as {neighbour:?}");
-        Ok(())
-    };
-
-    fault()?;
-    let named = format!("GPU instance {} of {gpu}", instance.id.0);
-    poll("Event of the pod", PATIENCE, || Ok(env.messages("ill").iter().any(|m| m.contains(&named))))?;
+        tainted_as(env, gpu, &caps, taints::XID, Some(instance.placement))
+    })?;
+    let message = wait_told(env, "ill", "Unhealthy")?;
+    ensure!(message.contains("Xid 95"), "the pod's status says {message:?}");
+    // The kubelet hears of all devices of a node at once.
+    let neighbour = told(env, "beside")?;
+    ensure!(neighbour.0 == "Healthy", "the partition beside it counts as {neighbour:?}");
+    let told_of = format!("GPU instance {} of {gpu}", instance.id.0);
+    poll("Event of the pod", PATIENCE, || Ok(env.messages("ill").iter().any(|m| m.contains(&told_of))))?;
     says(Some(RecoveryAction::Nothing))?;
     poll("end of the taints", WELL, || tainted_as(env, gpu, &caps, taints::XID, None))?;
     wait_told(env, "ill", "Healthy")?;
-
-    // And what is wrong with a partition ends with it.
-    says(None)?;
-    fault()?;
-    end(env, "ill", &ill)?;
-    poll("end of the taints with that of the partition", PATIENCE, || {
-        tainted_as(env, gpu, &caps, taints::XID, None)
-    })?;
-    says(Some(RecoveryAction::Nothing))?;
-    let again = run_pod(env, "again", gpu, "2g.20gb")?;
-    wait_told(env, "again", "Healthy")?;
-    only(env, gpu, &["again", "beside"])?;
 
     let after = env.wait_until_running("beside")?;
     ensure!(
@@ -79,6 +61,6 @@ pub(in crate::cases) fn sick(env: &Env) -> Result<()> {
         env.messages("beside").iter().all(|message| !message.contains("Xid")),
         "the pod of the partition beside it is told of the Xid"
     );
-    end(env, "again", &again)?;
+    end(env, "ill", &ill)?;
     end(env, "beside", &beside)
 }
