@@ -86,7 +86,9 @@ impl Teller {
 
     /// A warning on this node, for the people who run it.
     pub(crate) async fn warn_node(&self, reason: &str, note: &str) {
-        self.event(EventType::Warning, reason, note, "Publish", &self.node()).await;
+        // Another note is about another GPU, say: counted as a repetition it would not be read.
+        let action = format!("Publish {:x}", fnv(note.bytes()));
+        self.event(EventType::Warning, reason, note, &action, &self.node()).await;
     }
 
     /// What has become of a device: on the node, on claims, on pods. Events of one reason about one object count as
@@ -265,15 +267,18 @@ impl PolicyRef {
     fn event_name(&self, reason: &str, what: &str) -> String {
         let generation = self.generation.map(|generation| generation.to_string()).unwrap_or_default();
         let parts = [self.uid.as_deref().unwrap_or_default(), &generation, reason, what];
-        // FNV-1a: any fixed function that all versions agree on.
-        let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let hash = fnv(parts.iter().flat_map(|part| part.bytes().chain([0])));
         let end = self.name.len().min(LONGEST_POLICY);
         let name = self.name.get(..end).unwrap_or_default().trim_end_matches(['.', '-']);
         format!("{name}.{hash:016x}")
     }
+}
+
+/// FNV-1a: any fixed function that all versions agree on.
+fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// What an Event is about.

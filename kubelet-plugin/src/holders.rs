@@ -106,12 +106,25 @@ impl Carver {
         }
     }
 
-    /// Devices of our pool that claims in the API have allocated. `None` without an answer.
-    pub(crate) async fn held(&self, holders: &mut Holders, now: Instant) -> Option<BTreeSet<DeviceName>> {
-        if let Some((at, held)) = &holders.held
-            && at.elapsed() < self.timing.withdrawn
-        {
-            return Some(held.clone());
+    /// Devices of our pool that claims in the API have allocated. `None` without an answer. `vanished` are those that are
+    /// known and not offered any more, `recorded` those that are in use by what is recorded on the node.
+    pub(crate) async fn held(
+        &self,
+        holders: &mut Holders,
+        now: Instant,
+        vanished: &BTreeSet<DeviceName>,
+        recorded: &BTreeSet<DeviceName>,
+    ) -> Option<BTreeSet<DeviceName>> {
+        if let Some((at, held)) = &holders.held {
+            if at.elapsed() < self.timing.withdrawn {
+                return Some(held.clone());
+            }
+            // As long as they are in use here by the claims that were found to hold them, nobody need be asked: all nodes
+            // that a policy has changed would list all claims of the cluster again and again while their pods run.
+            let in_use = |device: &DeviceName| held.contains(device) && recorded.contains(device);
+            if !vanished.is_empty() && vanished.iter().all(in_use) {
+                return Some(vanished.clone());
+            }
         }
         let answer = match tokio::time::timeout(ANSWER, self.claims.list()).await {
             Ok(answer) => answer.map_err(|error| crate::chain(&error)),

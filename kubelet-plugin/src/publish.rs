@@ -19,7 +19,7 @@ use divvy_carve::{
 use divvy_claims::Rights;
 use divvy_executor::Executor;
 use divvy_model::mig::{MigCapabilities, Placement};
-use divvy_model::{ClaimUid, DeviceName, GpuUuid};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid};
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -121,6 +121,8 @@ struct Memory {
     withdrawn: BTreeSet<DeviceName>,
     /// What prepare may do to GPUs, as last said; `None` before the first time.
     rights: Option<Rights>,
+    /// What was saved of it; `None` if that is not known.
+    rights_saved: Option<Rights>,
     /// For the node's report.
     about: Option<About>,
     /// Whether a device is published only because a claim holds it, or may.
@@ -295,22 +297,24 @@ impl Carver {
         // Something known is not offered any more: if a claim holds it, it must stay published. Who holds what is
         // only asked then, since the answer is a list of all claims.
         let there = |device: &DeviceName| offered.pool.device(device).is_some();
-        let vanished = || {
-            let previous = previous.iter().flat_map(Pool::devices).map(|device| &device.name);
-            previous.chain(&kept.recorded).any(|device| !there(device))
-        };
+        let known = previous.iter().flat_map(Pool::devices).map(|device| &device.name).chain(&kept.recorded);
+        // Admin access holds nothing.
+        let is_admin = |name: &DeviceName| matches!(DeviceKind::parse(name), Ok(DeviceKind::Admin { .. }));
+        let vanished: BTreeSet<DeviceName> =
+            known.filter(|device| !there(device) && !is_admin(device)).cloned().collect();
         let conflict = features.conflict() && !memory.conflict;
         memory.conflict = features.conflict();
         if conflict {
             memory.holders.held = None;
         }
-        if gone.is_empty() && !memory.keeps_withdrawn && !conflict && !vanished() && !unsure {
+        if gone.is_empty() && !memory.keeps_withdrawn && !conflict && vanished.is_empty() && !unsure {
             memory.holders.held = None;
             memory.withdrawn.clear();
             self.publish(memory, offered, &features);
             return (!refused.is_empty()).then_some(self.timing.withdrawn);
         }
-        let Some(held) = self.held(&mut memory.holders, now).await else {
+        let held = self.held(&mut memory.holders, now, &vanished, &kept.recorded).await;
+        let Some(held) = held else {
             // Nothing is withdrawn before it is known who holds it; nothing new of it is given out either.
             let carved = match &previous {
                 None if memory.holders.asks_first() => return Some(self.timing.driver_retry),

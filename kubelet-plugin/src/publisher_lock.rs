@@ -88,10 +88,9 @@ impl PublisherLock {
             }
             return Ok(());
         }
-        // One that the kubelet does not know yet asks nobody to leave.
-        if registered && wished < self.number {
-            fs_err::write(&self.wish, self.number.to_string())?;
-        }
+        // One that the kubelet does not know yet asks nobody to leave. A lock that is free needs no wish: a full disk is no
+        // reason not to publish.
+        let asked = if registered && wished < self.number { self.ask() } else { Ok(()) };
         let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&self.path)?;
         let (file, _) = file.into_parts();
         match file.try_lock() {
@@ -99,14 +98,21 @@ impl PublisherLock {
             Ok(()) => {
                 if wished > self.number {
                     tracing::warn!("the newer instance is gone: publishing again");
-                    fs_err::write(&self.wish, self.number.to_string())?;
+                    self.ask()?;
                 }
                 *state = State { held: Some(file), found_free: 0 };
             }
-            Err(TryLockError::WouldBlock) => state.found_free = 0,
+            Err(TryLockError::WouldBlock) => {
+                state.found_free = 0;
+                asked?;
+            }
             Err(TryLockError::Error(error)) => return Err(error),
         }
         Ok(())
+    }
+
+    fn ask(&self) -> io::Result<()> {
+        fs_err::write(&self.wish, self.number.to_string())
     }
 
     fn is_newest(&self) -> io::Result<bool> {
@@ -151,6 +157,21 @@ mod tests {
         }
         let after_death: Vec<bool> = (0..6).map(|_| turn(false, false).0).collect();
         assert_eq!(after_death, [false, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn an_instance_that_cannot_write_its_wish_publishes_all_the_same_if_nobody_else_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let unwritable = |number| PublisherLock {
+            wish: dir.path().join("no/such/folder"),
+            ..PublisherLock::numbered(dir.path(), number)
+        };
+        let (one, other) = (unwritable(1), unwritable(2));
+        let (mut a, mut b) = (State::default(), State::default());
+        one.step(&mut a, true).unwrap();
+        assert!(a.held.is_some());
+        other.step(&mut b, true).unwrap_err();
+        assert!(b.held.is_none(), "and it is told why it waits");
     }
 
     #[test]

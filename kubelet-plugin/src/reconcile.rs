@@ -11,7 +11,7 @@ use divvy_claims::{Claim, ClaimRef, Phase, claim_of_cdi_file};
 use divvy_executor::{Clock, ClusterView, Event, Executor, Refresh, Report, RunningDevice, SystemClock};
 use divvy_model::ClaimUid;
 use divvy_telemetry::ReadyHandle;
-use futures::future::join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -31,6 +31,8 @@ use crate::registration::Registered;
 const FIRST_INVENTORY: Duration = Duration::from_secs(10);
 /// Longest pause between rounds while something is left to do.
 const LONGEST_BUSY: Duration = Duration::from_mins(1);
+/// Claims read at once: no more than half of what the API is asked at once, or prepares would wait for them.
+const LOOKS: usize = 4;
 /// How often a CDI folder that cannot be watched is looked for.
 const NO_WATCH: Duration = Duration::from_secs(10);
 
@@ -217,18 +219,24 @@ impl Keeper {
         let Ok((report, unfinished)) = work.await else { return true };
         let open = report.events.iter().any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
         self.heed(&report, logged);
-        let untold = self.tell_untold(found.unwrap_or_default(), told).await;
+        let untold = match found {
+            Some(found) => self.tell_untold(found, told).await,
+            None => false,
+        };
         open || unfinished || untold
     }
 
-    /// A plugin that was killed after its answer has not written which partitions the claim has. Written once each: a
-    /// server may drop it. Whether something could not be written.
+    /// A plugin that was killed after its answer, or that the server did not answer, has not written which partitions the
+    /// claim has, or that it is no longer refused. What the status says nothing of is written once each: a server may drop
+    /// it. Whether something could not be written.
     async fn tell_untold(&self, found: BTreeMap<ClaimUid, Found>, told: &mut BTreeSet<ClaimUid>) -> bool {
-        let silent: Vec<Claim> = found
-            .into_iter()
-            .filter(|(uid, (_, said))| said.is_none() && !told.contains(uid))
-            .map(|(_, (claim, _))| claim)
-            .collect();
+        told.retain(|uid| found.contains_key(uid));
+        let untrue = |uid: &ClaimUid, said: &Option<Condition>| match said {
+            Some(said) => said.status != "True",
+            None => !told.contains(uid),
+        };
+        let silent: Vec<Found> =
+            found.into_iter().filter(|(uid, (_, said))| untrue(uid, said)).map(|(_, found)| found).collect();
         if silent.is_empty() {
             return false;
         }
@@ -237,21 +245,21 @@ impl Keeper {
             let held = executor.held().unwrap_or_default().into_iter();
             let prepared: BTreeSet<ClaimUid> =
                 held.filter(|held| held.phase == Phase::Prepared).map(|held| held.claim.uid).collect();
-            let made = |claim: Claim| {
+            let made = |(claim, said): Found| {
                 let made = executor.partitions(&claim.uid).unwrap_or_default();
                 let made: BTreeMap<_, _> =
                     made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
-                (!made.is_empty()).then_some((claim, made))
+                (said.is_some() || !made.is_empty()).then_some((claim, said, made))
             };
             silent
                 .into_iter()
-                .filter(|claim| prepared.contains(&claim.uid))
+                .filter(|(claim, _)| prepared.contains(&claim.uid))
                 .filter_map(made)
                 .collect::<Vec<_>>()
         });
         let mut left = false;
-        for (claim, partitions) in untold.await.unwrap_or_default() {
-            if self.teller.condition(&claim, None, &Verdict::prepared(partitions)).await {
+        for (claim, said, partitions) in untold.await.unwrap_or_default() {
+            if self.teller.condition(&claim, said.as_ref(), &Verdict::prepared(partitions)).await {
                 told.insert(claim.uid.clone());
             } else {
                 left = true;
@@ -280,8 +288,11 @@ impl Keeper {
         let found = if nameless {
             self.claims.list().await.map_err(|e| crate::chain(&e))
         } else {
-            let looks = known.values().map(|claim| self.claims.fetcher.look(claim));
-            let looks: Result<Vec<_>, _> = join_all(looks).await.into_iter().collect();
+            let looks = known.into_values().map(|claim| {
+                let fetcher = self.claims.fetcher.clone();
+                async move { fetcher.look(&claim).await }
+            });
+            let looks: Result<Vec<_>, _> = stream::iter(looks).buffered(LOOKS).try_collect().await;
             looks.map(|found| found.into_iter().flatten().collect()).map_err(|e| crate::chain(&e))
         };
         match found {

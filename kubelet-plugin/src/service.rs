@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use divvy_carve::ServerFeatures;
 use divvy_claims::{Claim, ClaimRef, PreparedDevice, Retry};
-use divvy_executor::{Call, Executor, PrepareError, Unprepared};
+use divvy_executor::{Call, Clock, Executor, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -77,7 +77,10 @@ impl ClaimService {
                         let span = tracing::info_span!(
                             "prepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                         );
-                        async move { one.prepare(&claim, cancel).await }.instrument(span)
+                        // From here on a later unprepare, of whichever instance, wins over this call, also while it
+                        // waits for the work before it.
+                        let call = one.executor.begin(one.budget);
+                        async move { one.prepare(&claim, call, cancel).await }.instrument(span)
                     });
                     done.await.unwrap_or_else(|| Err(died(&asked)))
                 }
@@ -99,7 +102,10 @@ impl ClaimService {
                     let span = tracing::info_span!(
                         "unprepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                     );
-                    let work = |cancel| async move { one.unprepare(&claim, cancel).await }.instrument(span);
+                    let work = |cancel| {
+                        let call = one.executor.begin(one.budget);
+                        async move { one.unprepare(&claim, call, cancel).await }.instrument(span)
+                    };
                     self.tasks.unprepare(&uid, work).await.unwrap_or_else(|| Err(died(&asked)))
                 }
             };
@@ -179,11 +185,11 @@ impl Failure {
 }
 
 impl One {
-    async fn prepare(self: Arc<Self>, claim: &ClaimRef, cancel: CancellationToken) -> Prepared {
+    async fn prepare(self: Arc<Self>, claim: &ClaimRef, call: Call, cancel: CancellationToken) -> Prepared {
         let timer = self.metrics.claim_seconds.start("prepare");
         self.metrics.running.inc();
         let mut seen = None;
-        let outcome = self.try_prepare(claim, &cancel, &mut seen).await;
+        let outcome = self.try_prepare(claim, call, &cancel, &mut seen).await;
         self.metrics.running.dec();
         self.changed.notify_one();
         match outcome {
@@ -217,12 +223,11 @@ impl One {
     async fn try_prepare(
         &self,
         asked: &ClaimRef,
+        call: Call,
         cancel: &CancellationToken,
         seen: &mut Option<(Claim, Option<Condition>)>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
-        // From here on a later unprepare, of whichever instance, wins over this call.
-        let call = self.executor.begin(self.budget);
-        let until = Instant::now() + self.budget;
+        let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
         let object = self.fetcher.get(asked, until, cancel).await.map_err(Failure::Fetch)?;
         let condition = condition_of(&object, &self.driver);
         let claim = from_api(asked, object, &self.driver)
@@ -288,10 +293,9 @@ impl One {
         });
     }
 
-    async fn unprepare(self: Arc<Self>, claim: &ClaimRef, cancel: CancellationToken) -> Released {
+    async fn unprepare(self: Arc<Self>, claim: &ClaimRef, call: Call, cancel: CancellationToken) -> Released {
         let timer = self.metrics.claim_seconds.start("unprepare");
         self.metrics.running.inc();
-        let call = self.executor.begin(self.budget);
         let (executor, uid) = (self.executor.clone(), claim.uid.clone());
         let outcome = run_blocking(call, &cancel, move |call| executor.unprepare(&uid, call)).await;
         self.metrics.running.dec();

@@ -1,11 +1,15 @@
 //! Vitals and events through NVML's C ABI, against the mock library.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use divvy_gpu_sim::{Fault, SimNode};
-use divvy_model::health::{GpuEvent, GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
+use divvy_model::health::{GpuEvent, GpuEventKind, GpuEvents, GpuVitals, RecoveryAction, RowRemap};
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
-use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, GpuUuid};
+use divvy_model::{
+    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
+};
 
 use crate::session_tests::until;
 use crate::test_library::TestLibrary;
@@ -125,23 +129,63 @@ fn a_failed_wait_loses_no_event_and_other_calls_are_served_meanwhile() {
     assert_eq!(waiting.join().unwrap().unwrap().events, []);
 }
 
+/// A driver that tells when somebody waits for events, and is not counted any more once it is closed.
+struct Waited {
+    driver: NvmlDriver,
+    somebody_waits: Arc<AtomicBool>,
+    _is_open: IsOpen,
+}
+
+struct IsOpen(Arc<AtomicUsize>);
+
+impl Drop for IsOpen {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl GpuDriver for Waited {
+    fn system(&self) -> Result<SystemFacts, GpuError> {
+        self.driver.system()
+    }
+    fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
+        self.driver.list()
+    }
+    fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
+        self.driver.facts(gpu)
+    }
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        self.driver.mig_mode(gpu)
+    }
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+        self.driver.processes(gpu)
+    }
+    fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
+        self.somebody_waits.store(true, Ordering::SeqCst);
+        self.driver.wait_events(at_most)
+    }
+}
+
 #[test]
 fn a_session_is_not_opened_again_while_somebody_still_waits_for_events_on_the_old_one() {
     let library = TestLibrary::new("h100x1");
-    let path = library.path();
-    let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&path)));
-    let gpu = library.uuids().remove(0);
+    let (path, gpu) = (library.path(), library.uuids().remove(0));
+    let somebody_waits = Arc::new(AtomicBool::new(false));
+    let found_open = Arc::new(Mutex::new(Vec::new()));
+    let (waits, found, open) = (somebody_waits.clone(), found_open.clone(), Arc::new(AtomicUsize::new(0)));
+    let session = Session::new(SessionConfig::default(), move || {
+        found.lock().unwrap().push(open.load(Ordering::SeqCst));
+        let driver = NvmlDriver::open(Some(&path))?;
+        open.fetch_add(1, Ordering::SeqCst);
+        Ok(Waited { driver, somebody_waits: waits.clone(), _is_open: IsOpen(open.clone()) })
+    });
     session.facts(&gpu).unwrap();
-    // It changes nothing, but what counts it changes the state: then the wait has begun.
-    let fault = Fault::delay(Duration::ZERO).of(GpuOp::Events).times(1);
-    library.state.edit(|e| e.set_fault(fault)).unwrap();
-    let before = library.state.read().unwrap();
     let waiter = session.clone();
     let waiting = std::thread::spawn(move || waiter.wait_events(SOON));
-    until("the wait", || library.state.read().unwrap() != before);
+    until("the wait", || somebody_waits.load(Ordering::SeqCst));
     session.reset();
     session.facts(&gpu).unwrap();
-    assert!(waiting.is_finished(), "the library was shut down in between");
+    assert_eq!(*found_open.lock().unwrap(), [0, 0], "the library was shut down in between");
     assert_eq!(waiting.join().unwrap().unwrap().events, []);
 }
 

@@ -64,7 +64,7 @@ struct Inner<D> {
     /// Held while opening, so that it is done once; never while `current` is held.
     opening: Mutex<()>,
     /// Drivers that were forgotten and may still be used by a call.
-    left: Mutex<Vec<Weak<D>>>,
+    left: Mutex<Vec<Weak<()>>>,
     overdue: Mutex<Overdue>,
     /// GPUs that were listed once.
     known: Mutex<BTreeSet<GpuUuid>>,
@@ -72,8 +72,14 @@ struct Inner<D> {
 }
 
 struct Opened<D> {
-    driver: Arc<D>,
+    driver: Arc<Lent<D>>,
     at: Instant,
+}
+
+/// Fields are dropped in order: what outlives `open` says that the driver is closed, not only that nobody has it any more.
+struct Lent<D> {
+    driver: D,
+    open: Arc<()>,
 }
 
 /// Calls past their deadline, by number so that each thread finds its own.
@@ -109,7 +115,7 @@ impl<D> Session<D> {
     /// still using it ends.
     pub fn reset(&self) {
         let old = lock(&self.inner.current).take();
-        lock(&self.inner.left).extend(old.map(|old| Arc::downgrade(&old.driver)));
+        lock(&self.inner.left).extend(old.map(|old| Arc::downgrade(&old.driver.open)));
     }
 }
 
@@ -144,8 +150,9 @@ impl<D: GpuDriver + 'static> Session<D> {
         let timeout = |detail| Err(error(GpuErrorCode::TIMEOUT, detail));
         {
             let overdue = lock(&self.inner.overdue);
-            if let Some((_, since)) = overdue.calls.values().find(|(k, _)| *k == key) {
-                return timeout(format!("an earlier call hangs for {} s", since.elapsed().as_secs()));
+            if overdue.calls.values().any(|(k, _)| *k == key) {
+                // The same words each time: an answer that changes counts as news.
+                return timeout("an earlier call has not come back".to_owned());
             }
         }
         let number = {
@@ -203,18 +210,18 @@ impl<D: GpuDriver + 'static> Inner<D> {
     /// once more: only the caller knows how to find out whether it happened.
     fn attempt<T>(&self, op: GpuOp, call: &dyn Fn(&D) -> Result<T, GpuError>) -> Result<T, GpuError> {
         let driver = self.driver()?;
-        let result = call(&driver);
+        let result = call(&driver.driver);
         match &result {
             Err(error) if self.forget_if_dead(&driver, error.code) && !op.changes_gpu() => {
                 // NVML initialises itself anew only when nobody holds the old session.
                 drop(driver);
-                call(&*self.driver()?)
+                call(&self.driver()?.driver)
             }
             _ => result,
         }
     }
 
-    fn driver(&self) -> Result<Arc<D>, GpuError> {
+    fn driver(&self) -> Result<Arc<Lent<D>>, GpuError> {
         let open_one = || lock(&self.current).as_ref().map(|opened| Arc::clone(&opened.driver));
         if let Some(driver) = open_one() {
             return Ok(driver);
@@ -224,7 +231,7 @@ impl<D: GpuDriver + 'static> Inner<D> {
             return Ok(driver);
         }
         self.wait_until_left();
-        let driver = Arc::new((self.open)()?);
+        let driver = Arc::new(Lent { driver: (self.open)()?, open: Arc::default() });
         *lock(&self.current) = Some(Opened { driver: Arc::clone(&driver), at: Instant::now() });
         Ok(driver)
     }
@@ -234,7 +241,7 @@ impl<D: GpuDriver + 'static> Inner<D> {
     fn wait_until_left(&self) {
         let left = std::mem::take(&mut *lock(&self.left));
         let until = Instant::now() + LEAVING.min(self.config.deadline / 2);
-        while left.iter().any(|driver| driver.strong_count() > 0)
+        while left.iter().any(|open| open.strong_count() > 0)
             && lock(&self.overdue).calls.is_empty()
             && Instant::now() < until
         {
@@ -243,7 +250,7 @@ impl<D: GpuDriver + 'static> Inner<D> {
     }
 
     /// Whether the call is worth repeating on a fresh session; forgets `driver` if it is still the current one.
-    fn forget_if_dead(&self, driver: &Arc<D>, code: GpuErrorCode) -> bool {
+    fn forget_if_dead(&self, driver: &Arc<Lent<D>>, code: GpuErrorCode) -> bool {
         let mut current = lock(&self.current);
         let Some(opened) = current.as_ref() else { return true };
         if !Arc::ptr_eq(&opened.driver, driver) {
@@ -261,7 +268,7 @@ impl<D: GpuDriver + 'static> Inner<D> {
         if dead {
             let old = current.take();
             drop(current);
-            lock(&self.left).extend(old.map(|old| Arc::downgrade(&old.driver)));
+            lock(&self.left).extend(old.map(|old| Arc::downgrade(&old.driver.open)));
         }
         dead
     }

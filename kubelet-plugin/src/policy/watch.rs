@@ -41,6 +41,8 @@ pub(crate) struct PolicyWatch {
     out: watch::Sender<Option<Arc<Known>>>,
     /// What was sent last, or will be as soon as both are read.
     known: Known,
+    /// Whether they could not be saved.
+    unsaved: bool,
     /// Whether the policies have been read.
     read: bool,
     /// Enough has been waited.
@@ -78,6 +80,7 @@ impl PolicyWatch {
             metrics,
             out,
             known,
+            unsaved: false,
             read: false,
             impatient: false,
             later: None,
@@ -176,10 +179,12 @@ impl PolicyWatch {
             );
         }
         self.known.labels = facts.map(|facts| facts.labels.clone()).unwrap_or_default();
-        if policies != self.known.policies
-            && let Err(error) = self.store.save(&policies)
-        {
-            tracing::warn!(%error, "policies are not remembered for a restart");
+        if policies != self.known.policies || self.unsaved {
+            let saved = self.store.save(&policies);
+            if let Err(error) = &saved {
+                tracing::warn!(%error, "policies are not remembered for a restart; tried again with the next news");
+            }
+            self.unsaved = saved.is_err();
         }
         self.known.policies = policies;
         self.known.bad.clone_from(self.book.bad());

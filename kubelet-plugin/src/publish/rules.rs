@@ -19,7 +19,10 @@ impl Carver {
         ordinals: &Ordinals,
         leaving: &BTreeSet<DeviceName>,
     ) {
-        let known = memory.rights.take().or_else(|| self.rights.load());
+        let known = memory.rights.take().or_else(|| {
+            memory.rights_saved = self.rights.load();
+            memory.rights_saved.clone()
+        });
         let before = known.clone().unwrap_or_default();
         let of_gpu = |device: &DeviceName| {
             let kind = DeviceKind::parse(device).ok()?;
@@ -28,10 +31,13 @@ impl Carver {
         let devices = leaving.iter().chain(&memory.withdrawn).filter_map(of_gpu).collect();
         let still = Still { devices, unsure: !memory.holders.asked };
         let rights = rights_of(&resolved.rules, &before, &still, inventory);
-        if known.as_ref() != Some(&rights)
-            && let Err(error) = self.rights.save(&rights)
-        {
-            tracing::warn!(%error, "what the policies allow is not remembered for a restart");
+        if memory.rights_saved.as_ref() != Some(&rights) {
+            match self.rights.save(&rights) {
+                Ok(()) => memory.rights_saved = Some(rights.clone()),
+                Err(error) => {
+                    tracing::warn!(%error, "what the policies allow is not remembered for a restart; tried again");
+                }
+            }
         }
         self.executor.set_rights(rights.clone());
         memory.rights = Some(rights);

@@ -135,8 +135,8 @@ async fn an_api_server_that_is_away_for_a_while_is_waited_for_inside_the_call() 
     plugin.wait_ready().await;
     node.api.fail_next(1000, "get", "resourceclaims", Fault::Status(503));
     let error = node.prepare(&late).await.unwrap_err();
-    let expected =
-        format!("claim default/late (UID {}) could not be read from the API within 0 s, ", late.uid);
+    // How many seconds that were depends on how busy the machine is.
+    let expected = format!("claim default/late (UID {}) could not be read from the API within ", late.uid);
     assert!(error.starts_with(&expected), "{error}");
     node.api.clear_faults();
     plugin.stop().await;

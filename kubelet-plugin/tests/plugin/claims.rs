@@ -69,7 +69,7 @@ async fn two_pods_that_share_a_claim_cause_one_read_and_get_one_answer() {
             .await
             .unwrap();
         // Long enough for the second call to arrive; if it came later it would be served from the record.
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         drop(held);
     };
     let (first, second, ()) = tokio::join!(first, second, release);
@@ -157,7 +157,7 @@ async fn an_unprepare_that_meets_a_waiting_prepare_ends_it_and_nothing_is_left()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_claim_waits_inside_its_call_for_the_one_that_is_leaving() {
     let node = Node::new("h100x1");
-    let plugin = node.start().await;
+    let plugin = node.start_patient(&[]).await;
     let first = node.claim("first", &["gpu-0"]);
     node.prepare(&first).await.unwrap();
     // Force-deleted: the API has let go, the kubelet has not asked yet.
@@ -219,8 +219,7 @@ async fn a_burst_reads_eight_claims_at_once_and_writes_nothing_to_the_api() {
     config.timing.gpu_node = std::time::Duration::from_hours(1);
     let plugin = node.start_with(config);
     plugin.wait_ready().await;
-    let told = || (node.api.count("patch", "gpunodes/status") > 0).then_some(());
-    crate::node::wait("the node's report", told).await;
+    node.wait_calm().await;
     node.api.forget_requests();
     let claims: Vec<_> = (0..16).map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-{n}")])).collect();
     let held = node.api.hold("get", "resourceclaims");
@@ -239,5 +238,31 @@ async fn a_burst_reads_eight_claims_at_once_and_writes_nothing_to_the_api() {
     for verb in ["create", "update", "patch", "delete", "list"] {
         assert_eq!(node.api.count(verb, "*"), 0, "{verb}");
     }
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prepare_does_not_wait_behind_the_claims_that_are_looked_up_at_the_start() {
+    let node = Node::new("h100x16");
+    let plugin = node.start().await;
+    let claims: Vec<_> = (0..15).map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-{n}")])).collect();
+    let answers = join_all(claims.iter().map(|claim| node.prepare(claim))).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    plugin.stop().await;
+    // An API server that is slow.
+    let held = node.api.hold("get", "resourceclaims");
+    node.api.forget_requests();
+    let plugin = node.start_with(node.config(&[]));
+    let reads = || node.api.count("get", "resourceclaims");
+    crate::node::wait("its reads", || (reads() >= 4).then_some(())).await;
+    node.kubelet.wait_registered(DRIVER, crate::node::PATIENCE).await.unwrap();
+    let late = node.claim("late", &["gpu-15"]);
+    let look = async {
+        crate::node::wait("the prepare's read", || (reads() == 5).then_some(())).await;
+        drop(held);
+    };
+    let (answer, ()) = tokio::join!(node.prepare(&late), look);
+    assert_eq!(answer, Ok(vec![device(&late, "gpu", "gpu-15")]));
+    plugin.wait_ready().await;
     plugin.stop().await;
 }

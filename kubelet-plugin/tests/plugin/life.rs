@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use divvy_gpu_sim::Fault;
+use divvy_model::GpuOp;
+
 use crate::node::{DRIVER, Node, PATIENCE, device, plain, wait};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,4 +114,46 @@ async fn a_record_whose_claim_and_pod_are_gone_is_undone_after_its_grace() {
     wait("the orphan's end", || node.records().is_empty().then_some(())).await;
     assert_eq!(node.cdi_files().len(), 0);
     plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unprepare_that_waits_at_the_older_instance_does_not_undo_a_later_prepare_of_the_newer_one() {
+    let node = Node::new("h100x1");
+    let with_uid = |uid: &str| {
+        let mut config = node.config(&["--offer", "everything", "--pod-uid", uid]);
+        config.timing.call = PATIENCE;
+        node.start_with(config)
+    };
+    let old = with_uid("11111111-1111-1111-1111-111111111111");
+    old.wait_ready().await;
+    let name = "gpu-0-mig-1g10gb-19-0";
+    let claim = node.claim("c", &[name]);
+    let hang = node.sim.fault(Fault::hang().of(GpuOp::CreateGpuInstance).times(1));
+    let reads = || node.api.count("get", "resourceclaims");
+    let later = async {
+        wait("the creation", || node.sim.wait_until_hanging(1, Duration::ZERO).then_some(())).await;
+        let second = async {
+            let new = with_uid("22222222-2222-2222-2222-222222222222");
+            wait("the newer instance", || (node.kubelet.plugins().len() == 2).then_some(())).await;
+            let newest = |plugins: &[divvy_fake_cluster::kubelet::Plugin]| {
+                plugins.last().filter(|p| p.connected && p.endpoint.contains("22222222")).map(drop)
+            };
+            node.kubelet.wait_for(newest, PATIENCE).await.unwrap();
+            let before = reads();
+            let release = async {
+                wait("its read", || (reads() > before).then_some(())).await;
+                node.sim.release(hang);
+            };
+            (tokio::join!(node.prepare(&claim), release).0, new)
+        };
+        // The first waits for the creation, which cannot be cut short.
+        tokio::join!(node.unprepare(&claim), second)
+    };
+    let (_first, (unprepared, (second, new))) = tokio::join!(node.prepare(&claim), later);
+    assert_eq!(unprepared, Ok(()));
+    assert_eq!(second, Ok(vec![device(&claim, "gpu", name)]));
+    assert_eq!(node.records(), [format!("{}.json", claim.uid)]);
+    assert_eq!(node.sim.engine().gpus()[0].instances.len(), 1);
+    old.stop().await;
+    new.stop().await;
 }

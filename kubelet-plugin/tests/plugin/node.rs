@@ -51,6 +51,10 @@ impl Plugin {
         wait("readiness", || self.readiness.missing().is_empty().then_some(())).await;
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// How the run ends by itself.
     pub(crate) async fn ended(self) -> String {
         let error = tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap_err();
@@ -164,6 +168,25 @@ impl Node {
         let plugin = self.start_with(self.config(&[]));
         plugin.wait_ready().await;
         plugin
+    }
+
+    /// The same with so much time for a call that waits for something that a busy machine gets there.
+    pub(crate) async fn start_patient(&self, more: &[&str]) -> Plugin {
+        let mut config = self.config(more);
+        config.timing.call = PATIENCE;
+        config.timing.executor.hand_over = PATIENCE;
+        let plugin = self.start_with(config);
+        plugin.wait_ready().await;
+        plugin
+    }
+
+    /// Waits until what a plugin asks the API for at its start has been asked: the publisher, the carver and the look for
+    /// neighbours have each listed slices, and what people are told has been written.
+    pub(crate) async fn wait_calm(&self) {
+        let calm = || {
+            self.api.count("list", "resourceslices") >= 3 && self.api.count("patch", "gpunodes/status") > 0
+        };
+        wait("the first lists and the node's report", || calm().then_some(())).await;
     }
 
     /// A claim in the API with these devices of ours allocated.

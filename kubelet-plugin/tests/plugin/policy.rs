@@ -117,6 +117,39 @@ async fn policies_are_for_nodes_by_name_and_by_labels_that_may_change() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_pods_use_what_is_not_offered_any_more_the_clusters_claims_are_not_listed_again_and_again() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wm"]).await;
+    let (first, second) = two_partitions(&node);
+    let claims = [node.claim("a", &[&first]), node.claim("b", &[&second])];
+    for claim in &claims {
+        node.prepare(claim).await.unwrap();
+    }
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole"] }] }));
+    let partitions = || {
+        let published = node.published().into_iter().map(|(name, _)| name);
+        published.filter(|name| name.contains("-mig-")).collect::<Vec<_>>()
+    };
+    let held = [first.clone(), second.clone()];
+    wait("the end of the others", || (partitions() == held).then_some(())).await;
+    node.api.forget_requests();
+    // Several times as long as the pause between two such lists.
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    assert_eq!(node.api.count("list", "resourceclaims"), 0);
+
+    // Each goes with its claim.
+    node.unprepare(&claims[0]).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "a").unwrap();
+    wait("the end of one", || (partitions() == held[1..]).then_some(())).await;
+    node.unprepare(&claims[1]).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "b").unwrap();
+    wait("the end of the other", || partitions().is_empty().then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_is_allocated_but_not_prepared_survives_a_change_and_is_served() {
     let node = Node::new("h100x1");
     put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
@@ -326,5 +359,31 @@ async fn what_an_earlier_process_began_to_withdraw_leaves_with_patience_whoever_
     wait("the end of the others", || (!is_there(&second)).then_some(())).await;
     assert!(is_there(&first), "{:?}", node.published());
     node.prepare(&claim).await.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_could_not_be_remembered_for_a_restart_is_remembered_as_soon_as_that_is_possible() {
+    let node = Node::new("h100x1");
+    put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
+    let dir = node.kubelet.config().plugin_dir(DRIVER);
+    let files = ["rights.json", "policies.json"].map(|name| dir.join(name));
+    // As a full disk does: nothing can take their place.
+    for file in &files {
+        fs_err::create_dir_all(file.join("in-the-way")).unwrap();
+    }
+    let plugin = node.start().await;
+    wait_for_offers(&node, &["wm"]).await;
+    for file in &files {
+        fs_err::remove_dir_all(file).unwrap();
+    }
+    // Whatever makes somebody look, but no other policy.
+    let label = |node: &mut KubeNode| {
+        node.metadata.labels.get_or_insert_default().insert("some".to_owned(), "label".to_owned());
+    };
+    node.api.modify::<KubeNode>("", "n1", label).unwrap();
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    wait("both files", || files.iter().all(|file| file.is_file()).then_some(())).await;
     plugin.stop().await;
 }

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::binary::Process;
 use crate::kills::{Dice, killer, prepare, unprepare, until_done};
-use crate::node::{DRIVER, Node, PATIENCE, POOL, device, wait};
+use crate::node::{DRIVER, Node, POOL, device, wait};
 
 const SHARES: usize = 64;
 
@@ -202,7 +202,6 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     assert!(states.iter().all(|name| name.starts_with('.')), "{states:?}");
     process.signal(Signal::TERM);
     assert!(process.end().await.success());
-    assert!(Instant::now() - begun < PATIENCE * 40);
     eprintln!(
         "{kills} kills, {rounds} claims before the last {SHARES}, {refused} attempts on the whole GPU refused, {:.1?}",
         begun.elapsed()

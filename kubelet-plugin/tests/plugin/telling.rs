@@ -8,7 +8,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::node::{DRIVER, Node, PATIENCE, device, wait};
+use crate::node::{DRIVER, Node, device, wait};
 
 /// Status, reason and message of our condition on a claim.
 fn condition(api: &FakeApi, claim: &str) -> Option<(String, String, String)> {
@@ -51,6 +51,48 @@ async fn a_claim_that_can_never_be_served_shows_it_in_an_event_and_a_condition_u
     let cured = ("True".to_owned(), "Prepared".to_owned(), "devices are prepared".to_owned());
     wait("the cure", || (condition(&node.api, "second") == Some(cured.clone())).then_some(())).await;
     assert_eq!(patches(), before + 1);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_prepared_after_all_does_not_say_for_ever_that_it_was_refused() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let first = node.claim("first", &["gpu-0"]);
+    node.prepare(&first).await.unwrap();
+    let second = node.claim("second", &["gpu-0"]);
+    node.prepare(&second).await.unwrap_err();
+    let says = |status: &str| condition(&node.api, "second").is_some_and(|(said, ..)| said == status);
+    wait("the refusal", || says("False").then_some(())).await;
+    node.unprepare(&first).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "first").unwrap();
+    // Nobody could be told, as when the plugin is killed right after its answer.
+    let before = node.api.count("patch", "resourceclaims/status");
+    node.api.fail_next(1, "patch", "resourceclaims/status", divvy_fake_cluster::Fault::Status(503));
+    node.prepare(&second).await.unwrap();
+    wait("the attempt", || (node.api.count("patch", "resourceclaims/status") > before).then_some(())).await;
+    plugin.stop().await;
+    assert!(says("False"));
+
+    let plugin = node.start().await;
+    wait("the cure", || says("True").then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trouble_with_a_second_gpu_is_no_repetition_of_that_with_the_first() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    for uuid in node.sim.uuids() {
+        node.sim.fault(Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::Facts).on(&uuid));
+        wait("its Event", || {
+            let events = node.api.list::<Event>().into_iter();
+            let mut notes =
+                events.filter(|e| e.reason.as_deref() == Some("GpuUnreadable")).filter_map(|e| e.note);
+            notes.any(|note| note.contains(uuid.as_str())).then_some(())
+        })
+        .await;
+    }
     plugin.stop().await;
 }
 
@@ -200,7 +242,9 @@ async fn the_debug_page_shows_claims_and_pool_and_readyz_says_ok() {
     let (plugin, address) = loop {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let plugin = node.start_with(node.config(&["--http", &free.to_string()]));
-        if tokio::time::timeout(PATIENCE, plugin.wait_ready()).await.is_ok() {
+        let up = || plugin.readiness.missing().is_empty() || plugin.has_ended();
+        wait("readiness", || up().then_some(())).await;
+        if !plugin.has_ended() {
             break (plugin, free);
         }
     };

@@ -237,7 +237,8 @@ async fn a_plugin_without_a_known_service_is_told_why_it_is_refused() {
     let mut node = Node::new(SOON);
     node.stub.info.supported_versions = vec!["v9.DRAPlugin".into()];
     node.serve("x@reg.sock");
-    node.kubelet.wait_registered(DRIVER, Duration::from_millis(300)).await.unwrap_err();
+    node.until(|node| !node.stub.verdicts.lock().unwrap().is_empty()).await;
+    node.kubelet.wait_registered(DRIVER, Duration::ZERO).await.unwrap_err();
     let verdicts = node.stub.verdicts.lock().unwrap().clone();
     let why = "no service of the plugin is supported: it offers [v9.DRAPlugin]";
     assert!(verdicts[0].error.starts_with(why) && !verdicts[0].plugin_registered, "{verdicts:?}");
