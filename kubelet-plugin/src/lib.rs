@@ -4,7 +4,8 @@
 //! it to the executor, tell the user) → `tasks` (one claim, one task) → `divvy_executor` on a thread of its own.
 //! What is published goes the other way: `inventory` (owner of the GPUs' facts) → `publish` (carve) → `publisher`
 //! (`divvy_controller`, while this instance holds the `publisher_lock`). `reconcile` keeps files and records right.
-//! `policy` watches what administrators allow. `app` wires these tasks together and stops them; `start` makes the real things that they work on.
+//! `policy` watches what administrators allow. `app` wires these tasks together and stops them; `start` makes the real
+//! things that they work on.
 
 mod api;
 mod app;
