@@ -116,10 +116,30 @@ async fn every_answer_comes_from_a_server_and_its_exit_status_says_whether_someb
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_may_not_be_read_is_told_and_what_cannot_be_found_fails() {
     let cluster = Cluster::new().await;
-    cluster.api.fail_next(1, "list", "resourceclaims", Fault::Status(403));
+    cluster.api.fail_next(2, "list", "resourceclaims", Fault::Status(403));
     let (code, text) = cluster.status(&[]).await;
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("not known:\n  ResourceClaims may not be listed"), "{text}");
+    let right = "not known:\n  ResourceClaims may not be listed: who holds and who waits is not known (you lack the right to \
+                 list resourceclaims.resource.k8s.io in the whole cluster; ask an admin of it for a ClusterRoleBinding to view, \
+                 or name a namespace that you may read (-n))\n\nnothing that is known needs anybody";
+    assert!(text.contains(right), "{text}");
+    // Those of one namespace may be.
+    cluster.api.fail_next(1, "list", "resourceclaims", Fault::Status(403));
+    let (code, text) = cluster.status(&["claim", "default/held"]).await;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("its devices are ready"), "{text}");
+    assert!(text.contains("ResourceClaims of namespaces other than default may not be listed"), "{text}");
+    for (resource, words) in [
+        ("gpunodes", "ask an admin of it for a ClusterRoleBinding to divvy-view"),
+        ("nodes", "list nodes in the whole cluster; ask an admin of it for a ClusterRole with it"),
+        ("resourceslices", "what is published is not known (you lack the right"),
+        ("deviceclasses", "what claims ask for is not known (you lack the right"),
+    ] {
+        cluster.api.fail_next(1, "list", resource, Fault::Status(403));
+        let (code, text) = cluster.status(&[]).await;
+        assert_eq!(code, Some(0), "nothing is wrong where {resource} may not be read: {text}");
+        assert!(text.contains(words), "{text}");
+    }
     cluster.api.unregister::<GpuNode>();
     let (code, text) = cluster.status(&["node", "n1"]).await;
     assert_eq!(code, Some(1), "{text}");

@@ -70,7 +70,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let claims = matches!(args.about, None | Some(About::Claim { .. }));
     let (snapshot, default_namespace) = runtime.block_on(async {
         let (client, namespace) = args.access.client().await?;
-        let snapshot = read(&client, Wanted { driver: &args.driver_name, claims }).await?;
+        let inside = match &args.about {
+            Some(About::Claim { claim }) => claim_name(claim, args.namespace.as_deref(), &namespace)?.0,
+            _ => args.namespace.as_deref().unwrap_or(&namespace),
+        };
+        let wanted = Wanted { driver: &args.driver_name, claims, namespace: inside };
+        let snapshot = read(&client, wanted).await?;
         anyhow::Ok((snapshot, namespace))
     })?;
     let needs_person = match &args.about {

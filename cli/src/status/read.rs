@@ -11,7 +11,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
-use super::snapshot::Snapshot;
+use super::snapshot::{CLAIMS_NAME, CLASSES_NAME, GPU_NODES_NAME, NODES_NAME, SLICES_NAME, Snapshot};
 
 /// No answer is worth waiting longer for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -36,7 +36,57 @@ pub(crate) struct Wanted<'a> {
     pub(crate) driver: &'a str,
     /// Claims, classes and waiting pods too.
     pub(crate) claims: bool,
+    /// Where claims and pods are looked for if not all namespaces may be read.
+    pub(crate) namespace: &'a str,
 }
+
+/// A kind of objects that answers are made of.
+struct Kind {
+    name: &'static str,
+    /// As rights call it.
+    resource: &'static str,
+    /// What is not known without it.
+    missing: &'static str,
+    /// What to ask an admin of the cluster for.
+    remedy: &'static str,
+}
+
+/// A role of the chart, which its value `viewRole.enabled` makes.
+const OUR_ROLE: &str = "a ClusterRoleBinding to divvy-view, a ClusterRole of divvy's chart";
+/// What the users of a namespace are not given by themselves.
+const VIEW: &str = "a ClusterRoleBinding to view, or name a namespace that you may read (-n)";
+
+const GPU_NODES: Kind = Kind {
+    name: GPU_NODES_NAME,
+    resource: "gpunodes.divvy.dev",
+    missing: "what nodes tell of their GPUs",
+    remedy: OUR_ROLE,
+};
+const NODES: Kind = Kind {
+    name: NODES_NAME,
+    resource: "nodes",
+    missing: "whether nodes are ready and what labels they have",
+    remedy: "a ClusterRole with it (neither view nor a role of divvy's has it)",
+};
+const SLICES: Kind = Kind {
+    name: SLICES_NAME,
+    resource: "resourceslices.resource.k8s.io",
+    missing: "what is published",
+    remedy: OUR_ROLE,
+};
+const CLASSES: Kind = Kind {
+    name: CLASSES_NAME,
+    resource: "deviceclasses.resource.k8s.io",
+    missing: "what claims ask for",
+    remedy: OUR_ROLE,
+};
+const CLAIMS: Kind = Kind {
+    name: CLAIMS_NAME,
+    resource: "resourceclaims.resource.k8s.io",
+    missing: "who holds and who waits",
+    remedy: VIEW,
+};
+const PODS: Kind = Kind { name: "Pods", resource: "pods", missing: "which pods wait", remedy: VIEW };
 
 impl Access {
     /// A client, and the namespace of its context.
@@ -74,22 +124,19 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
     };
     let reports = gpu_nodes(client);
     let everything = ListParams::default();
-    let unread = &mut snapshot.unread;
-    let found = list(&reports, &everything, "GpuNodes", "what nodes tell of their GPUs", unread).await?;
-    let all = |client: &Client| client.clone();
-    snapshot.nodes =
-        list(&Api::all(all(client)), &everything, "Nodes", "whether nodes are ready", unread).await?;
-    snapshot.slices =
-        list(&Api::all(all(client)), &everything, "ResourceSlices", "what is published", unread).await?;
+    let mut reader = Reader { namespace: wanted.namespace, unread: Vec::new() };
+    let found = reader.list(&GPU_NODES, &everything, &reports, None).await?;
+    snapshot.nodes = reader.list(&NODES, &everything, &Api::all(client.clone()), None).await?;
+    snapshot.slices = reader.list(&SLICES, &everything, &Api::all(client.clone()), None).await?;
     if wanted.claims {
-        snapshot.claims =
-            list(&Api::all(all(client)), &everything, "ResourceClaims", "who holds and who waits", unread)
-                .await?;
-        snapshot.classes =
-            list(&Api::all(all(client)), &everything, "DeviceClasses", "what claims ask for", unread).await?;
+        let own = Api::namespaced(client.clone(), wanted.namespace);
+        snapshot.claims = reader.list(&CLAIMS, &everything, &Api::all(client.clone()), Some(&own)).await?;
+        snapshot.classes = reader.list(&CLASSES, &everything, &Api::all(client.clone()), None).await?;
         let pending = ListParams::default().fields("status.phase=Pending");
-        snapshot.pods = list(&Api::all(all(client)), &pending, "Pods", "which pods wait", unread).await?;
+        let own = Api::namespaced(client.clone(), wanted.namespace);
+        snapshot.pods = reader.list(&PODS, &pending, &Api::all(client.clone()), Some(&own)).await?;
     }
+    snapshot.unread = reader.unread;
     for object in found {
         let name = object.metadata.name.unwrap_or_default();
         let status = object.data.get("status").cloned().unwrap_or_default();
@@ -103,33 +150,65 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
     Ok(snapshot)
 }
 
-/// All objects, page by page. A kind that is not there or not allowed is none, and `unread` says so.
-async fn list<K>(
-    api: &Api<K>,
-    params: &ListParams,
-    kind: &str,
-    missing: &str,
-    unread: &mut Vec<String>,
-) -> Result<Vec<K>>
+/// Lists, and keeps what may not be read.
+struct Reader<'a> {
+    namespace: &'a str,
+    unread: Vec<String>,
+}
+
+impl Reader<'_> {
+    /// All objects, or those of `own`, the API of the one namespace, if others may not be read. A kind that is not there
+    /// or not allowed is none, and `unread` says so.
+    async fn list<K>(
+        &mut self,
+        kind: &Kind,
+        params: &ListParams,
+        all: &Api<K>,
+        own: Option<&Api<K>>,
+    ) -> Result<Vec<K>>
+    where
+        K: Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        let Kind { name, resource, missing, remedy } = kind;
+        let failed = || format!("{name} cannot be listed");
+        match pages(all, params).await {
+            Err(kube::Error::Api(status)) if status.code == 404 && *name == GPU_NODES_NAME => {
+                let why = "the cluster has no GpuNodes (is divvy's chart installed?)";
+                self.unread.push(format!("{why}: {missing} is not known"));
+                return Ok(Vec::new());
+            }
+            Err(kube::Error::Api(status)) if status.code == 403 => {}
+            other => return other.with_context(failed),
+        }
+        let right = format!(
+            "you lack the right to list {resource} in the whole cluster; ask an admin of it for {remedy}"
+        );
+        if let Some(own) = own {
+            match pages(own, params).await {
+                Ok(found) => {
+                    let others = format!("{name} of namespaces other than {}", self.namespace);
+                    self.unread
+                        .push(format!("{others} may not be listed: {missing} there is not known ({right})"));
+                    return Ok(found);
+                }
+                Err(kube::Error::Api(status)) if status.code == 403 => {}
+                other => return other.with_context(failed),
+            }
+        }
+        self.unread.push(format!("{name} may not be listed: {missing} is not known ({right})"));
+        Ok(Vec::new())
+    }
+}
+
+/// Page by page.
+async fn pages<K>(api: &Api<K>, params: &ListParams) -> Result<Vec<K>, kube::Error>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
     let mut params = params.clone().limit(PAGE);
     let mut all = Vec::new();
     loop {
-        let page = match api.list(&params).await {
-            Ok(page) => page,
-            Err(kube::Error::Api(status)) if status.code == 404 && kind == "GpuNodes" => {
-                let why = "the cluster has no GpuNodes (is divvy's chart installed?)";
-                unread.push(format!("{why}: {missing} is not known"));
-                return Ok(Vec::new());
-            }
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                unread.push(format!("{kind} may not be listed: {missing} is not known"));
-                return Ok(Vec::new());
-            }
-            Err(error) => return Err(error).with_context(|| format!("{kind} cannot be listed")),
-        };
+        let page = api.list(&params).await?;
         all.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params.continue_token = Some(token),

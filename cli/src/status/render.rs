@@ -4,7 +4,7 @@ use divvy_api::node::GpuStatus;
 
 use super::claim::{ClaimLine, ClaimReport, State};
 use super::report::{Fleet, GpuReport, NodeLine, NodeReport, Told, Waiting};
-use super::snapshot::Snapshot;
+use super::snapshot::{GPU_NODES_NAME, Snapshot};
 use super::waiting::{Why, some};
 use crate::table::Table;
 
@@ -14,7 +14,9 @@ const REASONS: usize = 8;
 /// The fleet.
 pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
     let mut out = Out::default();
-    if fleet.nodes.is_empty() {
+    if fleet.nodes.is_empty() && snapshot.lacks(GPU_NODES_NAME) {
+        out.line("what nodes tell of their GPUs may not be read");
+    } else if fleet.nodes.is_empty() {
         out.line("no node tells of GPUs");
     } else {
         out.block(&nodes(snapshot, &fleet.nodes));
@@ -34,7 +36,8 @@ pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
     }
     unread(&mut out, &fleet.unread);
     if !fleet.needs_person && !fleet.nodes.is_empty() {
-        out.head("nothing needs anybody");
+        let known = if fleet.unread.is_empty() { "nothing" } else { "nothing that is known" };
+        out.head(&format!("{known} needs anybody"));
     }
     out.text
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
 use super::claim::{ClaimLine, refused};
-use super::snapshot::{Snapshot, full_name, name, namespace, time};
+use super::snapshot::{GPU_NODES_NAME, SLICES_NAME, Snapshot, full_name, name, namespace, time};
 use super::waiting::{Asker, Verdict, Why, open_claims};
 
 /// Questions that are answered for the fleet; pods of one Deployment ask the same.
@@ -118,10 +118,11 @@ pub(crate) struct GpuReport {
 /// The fleet; waiting and refused claims of one namespace, or of all.
 pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     let reported = snapshot.reports.iter().map(|(name, status)| line(name, status));
-    let silent = snapshot
-        .nodes
-        .iter()
-        .filter(|node| is_ours(node) && !snapshot.reports.contains_key(name(&node.metadata)));
+    let silent = snapshot.nodes.iter().filter(|node| {
+        is_ours(node)
+            && !snapshot.lacks(GPU_NODES_NAME)
+            && !snapshot.reports.contains_key(name(&node.metadata))
+    });
     let silent = silent.map(|node| line(name(&node.metadata), &GpuNodeStatus::default()));
     let mut nodes: Vec<NodeLine> = reported.chain(silent).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -188,6 +189,9 @@ fn status_of(snapshot: &Snapshot, wanted: &str) -> Result<GpuNodeStatus> {
         return Ok(status.clone());
     }
     match snapshot.nodes.iter().find(|node| name(&node.metadata) == wanted) {
+        Some(_) if snapshot.lacks(GPU_NODES_NAME) => {
+            bail!("what node {wanted} tells of its GPUs is not known{}", missing(snapshot))
+        }
         Some(node) if is_ours(node) => Ok(GpuNodeStatus::default()),
         Some(_) => bail!(
             "divvy does not run on node {wanted}: it has no label {NODE_LABEL}=true (`kubectl label node {wanted} {NODE_LABEL}=true`){}",
@@ -254,6 +258,9 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
             ..Trouble::default()
         });
     }
+    if status.is_none() && snapshot.lacks(GPU_NODES_NAME) {
+        return None;
+    }
     let Some(status) = status else {
         return Some(Trouble {
             kind: "no-report".to_owned(),
@@ -268,7 +275,7 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
     let published =
         snapshot.slices.iter().any(|s| s.spec.driver == snapshot.driver && s.spec.pool.name == pool);
     let offers = status.gpus.iter().any(|gpu| !gpu.offered.is_empty());
-    let unknown = snapshot.unread.iter().any(|unread| unread.starts_with("ResourceSlices"));
+    let unknown = snapshot.lacks(SLICES_NAME);
     (offers && !published && !unknown).then(|| Trouble {
         kind: "not-published".to_owned(),
         why: "the node has GPUs to offer, and no ResourceSlice says so: its plugin does not run, or the kubelet does not know it".to_owned(),

@@ -9,6 +9,13 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
+/// Kinds of objects without which an answer is another one; what could not be read begins with them.
+pub(crate) const GPU_NODES_NAME: &str = "GpuNodes";
+pub(crate) const NODES_NAME: &str = "Nodes";
+pub(crate) const SLICES_NAME: &str = "ResourceSlices";
+pub(crate) const CLASSES_NAME: &str = "DeviceClasses";
+pub(crate) const CLAIMS_NAME: &str = "ResourceClaims";
+
 /// The cluster at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
@@ -35,6 +42,11 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
+    /// Whether objects of this kind could not be read, all or some of them.
+    pub(crate) fn lacks(&self, kind: &str) -> bool {
+        self.unread.iter().any(|unread| unread.starts_with(kind))
+    }
+
     /// The node of one of our pools.
     pub(crate) fn node_of(&self, pool: &str) -> Option<&str> {
         self.reports

@@ -336,6 +336,50 @@ fn what_could_not_be_read_is_told_and_a_dead_plugin_shows() {
     assert_eq!(report::node(&world, "n3").unwrap().troubles[0].trouble.kind, "node-not-ready");
 }
 
+/// The world for somebody who may not read these kinds.
+fn without(kinds: &[&str]) -> Snapshot {
+    let mut world = world();
+    for kind in kinds {
+        world.unread.push(format!("{kind} may not be listed: not known"));
+        match *kind {
+            "GpuNodes" => world.reports.clear(),
+            "Nodes" => world.nodes.clear(),
+            "ResourceSlices" => world.slices.clear(),
+            "DeviceClasses" => world.classes.clear(),
+            _ => world.claims.retain(|claim| claim.status.is_none()),
+        }
+    }
+    world
+}
+
+#[test]
+fn what_may_not_be_read_is_never_taken_for_what_is_not_there() {
+    let asked = |world: &Snapshot, claim: &str| {
+        let report = claim::claim(world, "default", claim).unwrap();
+        (report.waiting.unwrap().verdict, report.needs_person)
+    };
+    assert_eq!(asked(&world(), "waits"), (Verdict::NoRoom, false));
+    // Slices say which nodes there are; that the one with room is cordoned is not known.
+    let nodes = without(&["Nodes"]);
+    assert_eq!(asked(&nodes, "waits"), (Verdict::Fits, false));
+    assert_eq!(asked(&nodes, "greedy"), (Verdict::NeverFits, true));
+    for kind in ["ResourceSlices", "DeviceClasses"] {
+        assert_eq!(asked(&without(&[kind]), "waits"), (Verdict::Unknown, false), "{kind}");
+    }
+    // Others may hold it; what fits nowhere fits nowhere whoever holds what.
+    let claims = without(&["ResourceClaims"]);
+    assert_eq!(asked(&claims, "waits"), (Verdict::Unknown, false));
+    assert_eq!(asked(&claims, "greedy"), (Verdict::NeverFits, true));
+
+    let reports = without(&["GpuNodes"]);
+    let fleet = report::fleet(&reports, None);
+    assert_eq!(fleet.nodes, []);
+    assert!(fleet.troubles.iter().all(|told| told.trouble.kind != "no-report"), "{:?}", fleet.troubles);
+    assert!(render::fleet(&reports, &fleet).starts_with("what nodes tell of their GPUs may not be read\n"));
+    let told = report::node(&reports, "n1").unwrap_err().to_string();
+    assert_eq!(told, "what node n1 tells of its GPUs is not known; GpuNodes may not be listed: not known");
+}
+
 #[test]
 fn a_claim_is_named_with_its_namespace_or_in_that_of_the_context() {
     assert_eq!(claim_name("a/b", None, "default").unwrap(), ("a", "b"));

@@ -7,9 +7,10 @@ use divvy_allocator::{
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
-use super::snapshot::{Snapshot, full_name, name};
+use super::snapshot::{CLAIMS_NAME, CLASSES_NAME, NODES_NAME, SLICES_NAME, Snapshot, full_name, name};
 
 /// Names that are written out; the rest is counted.
 const NAMED: usize = 3;
@@ -29,6 +30,8 @@ pub(crate) enum Verdict {
     NeverFits,
     /// It cannot be allocated anywhere as it is written.
     Mistake,
+    /// What decides may not be read.
+    Unknown,
 }
 
 impl Verdict {
@@ -41,6 +44,7 @@ impl Verdict {
             Self::NoRoom => "no room now: it waits for what others hold",
             Self::NeverFits => "it fits on no node, even if nothing were held",
             Self::Mistake => "it cannot be allocated as it is written",
+            Self::Unknown => "it cannot be said: what decides may not be read",
         }
     }
 }
@@ -135,16 +139,30 @@ impl<'a> Asker<'a> {
     fn find_out(&self, claims: &[&ResourceClaim], pod: Option<&Pod>) -> Why {
         let of_node: BTreeSet<&str> =
             self.snapshot.slices.iter().filter_map(|slice| slice.spec.node_name.as_deref()).collect();
+        if [SLICES_NAME, CLASSES_NAME].iter().any(|kind| self.snapshot.lacks(kind)) {
+            return Why { verdict: Verdict::Unknown, mistake: None, nodes: Vec::new(), hint: None };
+        }
         let everywhere = self.snapshot.slices.iter().any(|slice| slice.spec.node_name.is_none());
         let mut why = Why { verdict: Verdict::NeverFits, mistake: None, nodes: Vec::new(), hint: None };
         // By reasons; who holds what is added up.
         let mut alike: Vec<(Short, Vec<String>)> = Vec::new();
-        for node in &self.snapshot.nodes {
+        // Nodes that may not be read stand there with nothing but their names.
+        let named = |name: &&str| Node {
+            metadata: ObjectMeta { name: Some((*name).to_owned()), ..ObjectMeta::default() },
+            ..Node::default()
+        };
+        let unread = self.snapshot.lacks(NODES_NAME);
+        let stand_ins: Vec<Node> = of_node.iter().filter(|_| unread).map(named).collect();
+        for node in self.snapshot.nodes.iter().chain(&stand_ins) {
             let name = name(&node.metadata);
             if !everywhere && !of_node.contains(name) {
                 continue;
             }
             match self.on(node, claims, pod) {
+                // Unless others hold it, of whom nothing is known.
+                Answer::Fits if self.snapshot.lacks(CLAIMS_NAME) => {
+                    return Why { verdict: Verdict::Unknown, mistake: None, nodes: Vec::new(), hint: None };
+                }
                 Answer::Fits => {
                     why.verdict = Verdict::Fits;
                     why.nodes = vec![NodesWhy {

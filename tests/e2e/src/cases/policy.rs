@@ -112,7 +112,7 @@ fn rule(resource: &str, verbs: &[&str]) -> Value {
     json!({"apiGroups": ["resource.k8s.io"], "resources": [resource], "verbs": verbs})
 }
 
-/// More rights than the chart gives for the plugin's ServiceAccount, until dropped.
+/// More rights than the chart gives for a ServiceAccount, until dropped.
 struct MoreRights<'a> {
     env: &'a Env<'a>,
     name: &'static str,
@@ -125,13 +125,17 @@ impl<'a> MoreRights<'a> {
         let more = Self { env, name };
         let role = json!({"metadata": {"name": name}, "rules": rules});
         env.api().create(&format!("/apis/{RBAC}/v1/clusterroles"), &role)?;
-        let binding = json!({
-            "metadata": {"name": name},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": "divvy-node", "namespace": NAMESPACE}],
-        });
-        env.api().create(&format!("/apis/{RBAC}/v1/clusterrolebindings"), &binding)?;
+        more.bind(name, "divvy-node", NAMESPACE)?;
         Ok(more)
+    }
+
+    fn bind(&self, role: &str, account: &str, namespace: &str) -> Result<()> {
+        let binding = json!({
+            "metadata": {"name": self.name},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+        });
+        self.env.api().create(&format!("/apis/{RBAC}/v1/clusterrolebindings"), &binding).map(drop)
     }
 }
 
@@ -144,6 +148,71 @@ impl Drop for MoreRights<'_> {
             }
         }
     }
+}
+
+/// Somebody who may view the whole cluster, and no admin, asks what is going on.
+pub(super) fn viewers(env: &Env) -> Result<()> {
+    let namespace = env.namespace.as_str();
+    env.cluster.kubectl(&["create", "serviceaccount", "viewer", "--namespace", namespace])?;
+    let viewer = Token::of(env, "viewer", namespace, &[])?;
+    let status = || env.driver.kubectl_divvy(&["status", "--kubeconfig", &viewer.kubeconfig]);
+
+    // With no right at all it is told which, and what to ask for.
+    let (code, said) = status()?;
+    for words in [
+        "you lack the right to list gpunodes.divvy.dev in the whole cluster",
+        "ask an admin of it for a ClusterRoleBinding to divvy-view",
+        "you lack the right to list resourceclaims.resource.k8s.io in the whole cluster",
+    ] {
+        ensure!(code == Some(0) && said.contains(words), "without rights, exit status {code:?}: {said}");
+    }
+
+    let more = MoreRights { env, name: "e2e-viewer" };
+    more.bind("view", "viewer", namespace)?;
+    let mut last = String::new();
+    wait_for("an answer of `divvy status` to who may view the cluster", PATIENCE, || {
+        let (code, said) = status()?;
+        let unread: Vec<&str> = said.lines().filter(|line| line.contains("may not be listed")).collect();
+        // That of nodes is not ours to give.
+        let only_nodes = matches!(unread.as_slice(), [only] if only.starts_with("  Nodes may not be listed"));
+        let told = said.lines().any(|line| line.starts_with(Layout::NODE)) && code != Some(1);
+        last = said;
+        Ok((told && only_nodes).then_some(()))
+    })
+    .with_context(|| format!("it says: {last}"))?;
+    viewer.kubectl(&["get", "gpunodes,gpupolicies,resourceslices,deviceclasses"], "")?;
+
+    // To look is all.
+    let change = ["annotate", "--dry-run=server", "gpunode", Layout::NODE, "e2e=changed"];
+    refused(viewer.kubectl(&change, "").map(drop), "forbidden")?;
+    for (values, expected) in [
+        (&[][..], &["divvy-node", "divvy-view (aggregated)"][..]),
+        (&["viewRole.aggregate=false"], &["divvy-node", "divvy-view"]),
+        (&["viewRole.enabled=false"], &["divvy-node"]),
+    ] {
+        let roles = rendered_roles(env, values)?;
+        ensure!(roles == expected, "the chart's ClusterRoles with {values:?} are {roles:?}");
+    }
+    Ok(())
+}
+
+/// The ClusterRoles that the chart makes with these values.
+fn rendered_roles(env: &Env, values: &[&str]) -> Result<Vec<String>> {
+    let chart = chart();
+    let mut args = vec!["template", "divvy", &chart];
+    for value in values {
+        args.extend(["--set", value]);
+    }
+    let yaml = helm(env.cluster, &args)?;
+    let roles = yaml.split("\n---\n").filter(|document| document.contains("\nkind: ClusterRole\n"));
+    let told = roles.map(|role| {
+        let name = role.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap_or_default();
+        let aggregated = role.contains("rbac.authorization.k8s.io/aggregate-to-view: \"true\"");
+        format!("{name}{}", if aggregated { " (aggregated)" } else { "" })
+    });
+    let mut told: Vec<String> = told.collect();
+    told.sort();
+    Ok(told)
 }
 
 /// Port of `/debug/state` on the pod's loopback address, as the chart has it.
@@ -233,9 +302,13 @@ pub(super) struct Token<'a> {
 impl<'a> Token<'a> {
     /// Bound to what these flags of kubectl say.
     pub(super) fn new(env: &'a Env<'a>, bound: &[&str]) -> Result<Self> {
+        Self::of(env, "divvy-node", NAMESPACE, bound)
+    }
+
+    fn of(env: &'a Env<'a>, account: &str, namespace: &str, bound: &[&str]) -> Result<Self> {
         let token = env
             .cluster
-            .kubectl(&[&["create", "token", "divvy-node", "--namespace", NAMESPACE], bound].concat())?;
+            .kubectl(&[&["create", "token", account, "--namespace", namespace], bound].concat())?;
         let file = env.cluster.layout().kubeconfig(&format!("{}-{}", env.namespace, bound.len()));
         fs_err::write(&file, env.cluster.layout().kubeconfig_text(token.trim()))?;
         Ok(Self { env, kubeconfig: file })
