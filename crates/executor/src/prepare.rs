@@ -176,6 +176,7 @@ impl Executor {
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
                 Ok(_) => {
                     self.note_repeat(&claim.uid, call);
+                    self.note_pods(claim, own.fine());
                     Ok(Attempt::Done(prepared))
                 }
                 Err(source) => again_if_transient(PrepareError::Cdi { claim: claim.reference(), source }),
@@ -222,6 +223,17 @@ impl Executor {
                 error = crate::chain(&error),
                 "prepared again without a trace: an unprepare of it that is still under way may come after"
             );
+        }
+    }
+
+    /// Other pods use the claim than those that the record tells. For people, and to know its processes: a full disk must
+    /// not keep a claim from them.
+    fn note_pods(&self, claim: &Claim, record: Option<&Record>) {
+        let is_news = |record: &&Record| !claim.pods.is_empty() && record.pods != claim.pods;
+        let Some(record) = record.filter(is_news) else { return };
+        let record = Record { pods: claim.pods.clone(), ..record.clone() };
+        if let Err(error) = self.state.write_record(&record) {
+            tracing::warn!(claim.uid = %claim.uid, error = crate::chain(&error), "its new pods are not on record");
         }
     }
 

@@ -1,13 +1,14 @@
 //! What the executor does, one sentence at a time.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::time::Duration;
 
-use divvy_claims::{Phase, Stored};
+use divvy_claims::{Phase, PodRef, Stored};
 use divvy_executor::{Event, Folder, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
 use divvy_model::GpuErrorCode;
 
-use crate::world::{HardwareFault, Moment, World, claim, final_state, result};
+use crate::world::{HardwareFault, Moment, Place, World, claim, final_state, result};
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -78,6 +79,27 @@ fn the_same_claim_with_another_allocation_is_undone_and_prepared_anew() {
     assert_eq!(state.instances.keys().collect::<Vec<_>>(), [&world.gpu(1)]);
     world.prepare(&executor, &claim("hw-a", &[], "t3")).unwrap();
     assert_eq!(final_state(&world).instances.len() + final_state(&world).records.len(), 0);
+}
+
+#[test]
+fn pods_that_share_a_claim_later_are_known_too_and_a_full_disk_keeps_none_of_them_from_it() {
+    let world = World::new("h100x1", 1);
+    let executor = world.start();
+    let mut shared = claim("shared", &[0], "t1");
+    let answer = world.prepare(&executor, &shared).unwrap();
+    shared.pods.push(PodRef { name: "second-pod".to_owned(), uid: "pod-second".to_owned() });
+    assert_eq!(world.prepare(&executor, &shared).unwrap(), answer);
+    let known = || executor.held().unwrap().remove(0).pods;
+    assert_eq!(known(), shared.pods);
+
+    world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+    let before = known();
+    shared.pods.push(PodRef { name: "third-pod".to_owned(), uid: "pod-third".to_owned() });
+    assert_eq!(world.prepare(&executor, &shared).unwrap(), answer);
+    assert_eq!(known(), before);
+    world.lock().write_error = None;
+    assert_eq!(world.prepare(&executor, &shared).unwrap(), answer);
+    assert_eq!(known(), shared.pods);
 }
 
 #[test]
