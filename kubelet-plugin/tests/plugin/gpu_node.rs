@@ -88,8 +88,11 @@ async fn since_when_a_gpu_is_in_trouble_outlasts_the_plugin_and_what_to_do_is_to
     let plugin = node.start().await;
     let uuid = node.sim.uuids()[0].clone();
     assert!(node.sim.lose_gpu(&uuid));
+    // The list of GPUs may say it first, in other words.
     let lost = |status: GpuNodeStatus| {
-        (status.summary.trouble == "gpu-0 lost").then_some((status.troubles, status.summary.since))
+        let found_out = status.troubles.iter().any(|trouble| trouble.why == "the GPU fell off the bus");
+        (status.summary.trouble == "gpu-0 lost" && found_out)
+            .then_some((status.troubles, status.summary.since))
     };
     let told = wait("the lost GPU", || status(&node).and_then(lost)).await;
     assert_eq!((told.0.len(), told.0[0].kind.as_str(), &told.0[0].since), (1, "lost", &told.1));
