@@ -66,7 +66,7 @@ impl Debug {
                 "gpus": health.book.gpus(),
                 "removed": health.book.removed(),
                 "unmonitored": health.unmonitored.iter().map(|(gpu, code)| (gpu.to_string(), json!(code.to_string()))).collect::<serde_json::Map<_, _>>(),
-                "noEvents": health.no_events,
+                "noEvents": health.no_events.as_ref().map(|(_, why)| why),
             },
             "offering": *self.offering.borrow(),
             "policy": self.effective.borrow().as_ref().map(Effective::state),

@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 pub(crate) use file::HealthFile;
 use file::Memory;
 pub(crate) use telling::Told;
-use view::{HealthView, Holdings, Sick};
+use view::{HealthView, Holdings, Sick, Unmonitored};
 use watch::{Gate, Heard};
 
 /// How long the first look may keep the first pool waiting.
@@ -64,7 +64,7 @@ pub(crate) struct Kept {
     ordinals: Ordinals,
     /// GPUs whose events cannot be had, and why; all of them if the driver has none.
     pub(crate) unmonitored: BTreeMap<GpuUuid, GpuErrorCode>,
-    pub(crate) no_events: Option<String>,
+    pub(crate) no_events: Option<(GpuErrorCode, String)>,
 }
 
 /// The answers of one GPU.
@@ -163,16 +163,16 @@ impl HealthOwner {
         let events = match heard {
             Ok(events) => events,
             Err(error) => {
-                let error = crate::chain(&error);
+                let (code, error) = (error.code, crate::chain(&error));
                 tracing::warn!(%error, "events of the GPUs cannot be had: their health is only polled");
-                kept.no_events = Some(error);
-                self.count_unmonitored(kept);
+                kept.no_events = Some((code, error));
+                self.tell_unmonitored(kept);
                 return false;
             }
         };
         kept.no_events = None;
         kept.unmonitored = events.unmonitored;
-        self.count_unmonitored(kept);
+        self.tell_unmonitored(kept);
         let mut interesting = false;
         let placed = events.events.iter().any(|event| event.gpu_instance.is_some());
         let held = if placed { self.held_now().await } else { Vec::new() };
@@ -284,6 +284,14 @@ impl HealthOwner {
         self.count_unmonitored(kept);
     }
 
+    /// Whose events are not heard. Before the first look nothing is told of any GPU.
+    fn tell_unmonitored(&mut self, kept: &mut Kept) {
+        self.count_unmonitored(kept);
+        if self.view.borrow().is_some() {
+            self.tell(kept, &[]);
+        }
+    }
+
     fn count_unmonitored(&self, kept: &Kept) {
         let all = || kept.book.gpus().len();
         let count = kept.no_events.as_ref().map_or(kept.unmonitored.len(), |_| all());
@@ -320,5 +328,28 @@ fn view_of(kept: &Kept) -> HealthView {
         let sick = Sick { gpu: gpu.ailments.keys().copied().collect(), partitions: partitions.collect() };
         (uuid.clone(), sick)
     });
-    HealthView { sick: sick.collect(), removed: kept.book.removed().clone() }
+    HealthView { sick: sick.collect(), removed: kept.book.removed().clone(), unmonitored: unmonitored(kept) }
+}
+
+fn unmonitored(kept: &Kept) -> BTreeMap<GpuUuid, Unmonitored> {
+    let none = |code: GpuErrorCode, why: &str| Unmonitored {
+        why: why.to_owned(),
+        for_good: matches!(code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND),
+    };
+    match &kept.no_events {
+        // The driver is away, and that is told.
+        Some((
+            GpuErrorCode::DRIVER_NOT_LOADED
+            | GpuErrorCode::UNINITIALIZED
+            | GpuErrorCode::LIBRARY_NOT_FOUND
+            | GpuErrorCode::LIB_RM_VERSION_MISMATCH,
+            _,
+        )) => BTreeMap::new(),
+        Some((code, why)) => kept.book.gpus().keys().map(|gpu| (gpu.clone(), none(*code, why))).collect(),
+        None => {
+            // One that is lost has more to tell than that.
+            let all = kept.unmonitored.iter().filter(|(_, code)| **code != GpuErrorCode::GPU_IS_LOST);
+            all.map(|(gpu, code)| (gpu.clone(), none(*code, &code.to_string()))).collect()
+        }
+    }
 }

@@ -230,12 +230,14 @@ pub(crate) fn free_event_set(handle: usize) -> Result<(), GpuErrorCode> {
 
 /// Events of a GPU are recorded in the set from now on.
 pub(crate) fn register_events(gpu: &GpuUuid, set: usize) -> Result<(), GpuErrorCode> {
-    let next = engine()?.events_sent();
-    let number = event_set(set)?;
-    let mut session = session();
-    let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
-    set.entry(gpu.clone()).or_insert(next);
-    Ok(())
+    meeting_faults(&state()?, GpuOp::Events, Some(gpu), || {
+        let next = engine()?.events_sent();
+        let number = event_set(set)?;
+        let mut session = session();
+        let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+        set.entry(gpu.clone()).or_insert(next);
+        Ok(())
+    })
 }
 
 /// The next event of a set, or `TIMEOUT`.

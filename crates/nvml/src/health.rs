@@ -17,8 +17,8 @@ const XID_CRITICAL: u64 = 0x8;
 const RETIREMENT_FAILURE: u64 = 0x800;
 const GPU_UNAVAILABLE: u64 = 0x4000;
 const RECOVERY_ACTION: u64 = 0x8000;
-/// How often new GPUs are looked for.
-const JOIN_EVERY: Duration = Duration::from_secs(10);
+/// How often new GPUs are looked for; tests do not wait for that.
+const JOIN_EVERY: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 /// What is asked for, as far as the GPU has it.
 const WANTED: u64 = DOUBLE_BIT_ECC | XID_CRITICAL | RETIREMENT_FAILURE | GPU_UNAVAILABLE | RECOVERY_ACTION;
 /// So many events are taken at once; the rest come with the next call.
@@ -64,11 +64,13 @@ impl Watch {
         self.joined.is_none_or(|joined| joined.elapsed() >= JOIN_EVERY)
     }
 
-    /// Registers GPUs that are not yet. One that refuses is remembered and does not disturb the others.
+    /// Registers GPUs that are not yet. One that refuses is remembered and does not disturb the others; it is tried again,
+    /// unless it has no events at all: one that is lost may come back.
     pub(crate) fn join(&mut self, library: &Library, gpus: impl IntoIterator<Item = (Handle, GpuUuid)>) {
         self.joined = Some(Instant::now());
         for (gpu, uuid) in gpus {
-            if self.registered.contains_key(&uuid) || self.refused.contains_key(&uuid) {
+            let before = self.refused.get(&uuid).copied();
+            if self.registered.contains_key(&uuid) || before == Some(GpuErrorCode::NOT_SUPPORTED) {
                 continue;
             }
             let registered = library.supported_events(gpu).and_then(|kinds| match kinds & WANTED {
@@ -77,10 +79,13 @@ impl Watch {
             });
             match registered {
                 Ok(()) => {
+                    self.refused.remove(&uuid);
                     self.registered.insert(uuid, gpu);
                 }
                 Err(failure) => {
-                    tracing::warn!(%uuid, code = %failure.code, "events of a GPU cannot be watched");
+                    if before != Some(failure.code) {
+                        tracing::warn!(%uuid, code = %failure.code, "events of a GPU cannot be watched");
+                    }
                     self.refused.insert(uuid, failure.code);
                 }
             }

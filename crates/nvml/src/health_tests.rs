@@ -107,6 +107,23 @@ fn events_are_watched_anew_after_a_change_of_mig_mode_and_by_each_session() {
 }
 
 #[test]
+fn a_gpu_whose_registration_fails_disturbs_no_other_and_is_heard_once_it_works() {
+    let library = TestLibrary::new("h100x2");
+    let [one, two] = library.uuids().try_into().unwrap();
+    let fault = Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::Events).on(&one);
+    library.state.edit(|e| e.set_fault(fault)).unwrap();
+    let driver = library.open();
+    let unmonitored = || driver.wait_events(Duration::ZERO).unwrap().unmonitored;
+    assert_eq!(unmonitored(), [(one.clone(), GpuErrorCode::UNKNOWN)].into());
+    send(&library, &two, 95, None);
+    assert_eq!(events(&driver, SOON), [xid(&two, 95, None)]);
+    library.state.edit(|e| e.clear_faults(None)).unwrap();
+    until("the GPU that is watched again", || unmonitored().is_empty());
+    send(&library, &one, 79, None);
+    assert_eq!(events(&driver, SOON), [xid(&one, 79, None)]);
+}
+
+#[test]
 fn a_failed_wait_loses_no_event_and_other_calls_are_served_meanwhile() {
     let library = TestLibrary::new("h100x1");
     let gpu = library.uuids().remove(0);

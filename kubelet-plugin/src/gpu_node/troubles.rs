@@ -17,6 +17,7 @@ use crate::neighbours::Use;
 pub(super) fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     let mut all = of_node(facts);
     all.extend(ill(facts));
+    all.extend(unheard(facts));
     all.extend(uncertain(facts));
     all.extend(lingering(facts));
     all.extend(others(facts));
@@ -136,6 +137,26 @@ fn ill(facts: &Facts<'_>) -> Vec<Trouble> {
         }
     }
     all
+}
+
+/// GPUs that are there and whose events are not heard.
+fn unheard(facts: &Facts<'_>) -> Vec<Trouble> {
+    let usable = facts.driver.is_none() && facts.released.is_none();
+    let Some(inventory) = facts.inventory.filter(|_| usable) else { return Vec::new() };
+    let there = facts.health.unmonitored.iter().filter(|(gpu, _)| inventory.gpus.contains_key(*gpu));
+    let all = there.map(|(gpu, unheard)| Trouble {
+        kind: "unmonitored".to_owned(),
+        notice: unheard.for_good,
+        gpu: name(facts, gpu),
+        why: format!("its events (Xids) are not heard, only polls tell how it is: {}", unheard.why),
+        remedy: if unheard.for_good {
+            String::new()
+        } else {
+            "see what the driver says (`dmesg | grep NVRM`); it is tried again every few seconds; restart the plugin's pod on this node if that does not end it".to_owned()
+        },
+        ..Trouble::default()
+    });
+    all.collect()
 }
 
 fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {

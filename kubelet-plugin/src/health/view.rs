@@ -26,6 +26,17 @@ pub(crate) struct HealthView {
     pub(crate) sick: BTreeMap<GpuUuid, Sick>,
     /// GPUs that were taken out of the machine.
     pub(crate) removed: BTreeSet<GpuUuid>,
+    /// GPUs whose events are not heard: they are only polled.
+    pub(crate) unmonitored: BTreeMap<GpuUuid, Unmonitored>,
+}
+
+/// Why the events of a GPU are not heard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Unmonitored {
+    /// What the driver says.
+    pub(crate) why: String,
+    /// Whether it has none, so that nobody can do anything about it.
+    pub(crate) for_good: bool,
 }
 
 /// What is wrong with a GPU and its partitions.

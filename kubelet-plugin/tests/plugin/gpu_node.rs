@@ -2,6 +2,7 @@
 
 use divvy_api::node::{GpuNodeStatus, Holder};
 use divvy_fake_cluster::{Fault, GpuNode, GpuPolicy};
+use divvy_model::{GpuErrorCode, GpuOp};
 use serde_json::json;
 
 use crate::node::{Node, wait};
@@ -113,6 +114,22 @@ async fn since_when_a_gpu_is_in_trouble_outlasts_the_plugin_and_what_to_do_is_to
     wait("its first report", || (node.api.count("patch", "gpunodes/status") > 0).then_some(())).await;
     let again = wait("the lost GPU", || status(&node).and_then(lost)).await;
     assert_eq!(again, told);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gpus_whose_events_fail_are_told_of_until_they_are_heard() {
+    let node = Node::new("h100x2");
+    node.sim.fault(divvy_gpu_sim::Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::Events));
+    let plugin = node.start().await;
+    let told = wait("the trouble", || {
+        status(&node).filter(|status| status.summary.trouble == "gpu-0 unmonitored, gpu-1 unmonitored")
+    })
+    .await;
+    assert!(told.troubles[0].why.contains("UNKNOWN (999)"), "{:?}", told.troubles);
+    assert!(told.troubles[0].since.is_some() && told.troubles[0].remedy.contains("dmesg"));
+    node.sim.clear_faults();
+    wait("its end", || status(&node).filter(|status| status.troubles.is_empty())).await;
     plugin.stop().await;
 }
 

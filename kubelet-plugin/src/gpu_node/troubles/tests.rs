@@ -12,7 +12,7 @@ use divvy_model::{BootId, GpuError, GpuErrorCode, GpuOp, Hold, HoldKind, Invento
 
 use super::*;
 use crate::gpu_node::report;
-use crate::health::view::{HealthView, Sick};
+use crate::health::view::{HealthView, Sick, Unmonitored};
 use crate::neighbours::Uses;
 use crate::policy::{Effective, Known};
 
@@ -168,6 +168,28 @@ fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_l
         report(&world.facts()).summary.trouble,
         "bad-policy, driver-down, unknown-device, gpu-0 lingering, gpu-1 fenced, gpu-2 fenced+given-twice, gpu-3 foreign+mig-mode-refused, gpu-4 neighbour, gpu-5 recovery+row-remap+xid, gpu-6 ecc, gpu-7 lost, gpu-8 unreadable"
     );
+}
+
+#[test]
+fn a_gpu_whose_events_fail_needs_somebody_and_one_that_has_none_does_not() {
+    let (mut world, gpus) = World::new(3);
+    let unheard = |why: &str, for_good| Unmonitored { why: why.to_owned(), for_good };
+    world.health.unmonitored.insert(gpus[0].clone(), unheard("NOT_SUPPORTED (3)", true));
+    world.health.unmonitored.insert(gpus[1].clone(), unheard("UNKNOWN (999)", false));
+    // One that is gone is not told of.
+    world.health.unmonitored.insert(gpus[2].clone(), unheard("UNKNOWN (999)", false));
+    world.inventory.as_mut().unwrap().gpus.remove(&gpus[2]);
+    world.health.removed.insert(gpus[2].clone());
+    assert_eq!(
+        lines(&world),
+        [
+            "! unmonitored | gpu-1 |  |  | its events (Xids) are not heard, only polls tell how it is: UNKNOWN (999)",
+            "  unmonitored | gpu-0 |  |  | its events (Xids) are not heard, only polls tell how it is: NOT_SUPPORTED (3)",
+        ]
+    );
+    assert_eq!(report(&world.facts()).summary.trouble, "gpu-1 unmonitored");
+    world.driver = Some("the NVIDIA driver is not loaded".to_owned());
+    assert_eq!(report(&world.facts()).summary.trouble, "driver-down");
 }
 
 #[test]
