@@ -235,7 +235,7 @@ async fn run_ready(
         health: health.clone(),
         held: held_tx,
         changed: changed.clone(),
-        busy: Arc::new(move |uid| busy.is_busy(uid)),
+        busy: Arc::new(move || busy.busy()),
         teller: teller.clone(),
         told,
         desired: desired_tx,

@@ -71,8 +71,8 @@ pub(crate) struct Carver {
     pub(crate) held: watch::Sender<Arc<Holdings>>,
     /// Records have changed.
     pub(crate) changed: Arc<Notify>,
-    /// Whether a claim is being worked on: what its record says is about to change.
-    pub(crate) busy: Arc<dyn Fn(&ClaimUid) -> bool + Send + Sync>,
+    /// Claims that are being worked on: what their records say is about to change.
+    pub(crate) busy: Arc<dyn Fn() -> BTreeSet<ClaimUid> + Send + Sync>,
     /// Told of GPUs in trouble; in the background.
     pub(crate) teller: Arc<Teller>,
     pub(crate) told: TaskTracker,
@@ -182,7 +182,7 @@ impl Carver {
             }
         };
         memory.problem = None;
-        memory.look_soon = kept.stale;
+        memory.look_soon = kept.look_soon;
         self.metrics.records(kept.phases);
         self.metrics.fenced.set(i64::try_from(kept.fenced).unwrap_or(i64::MAX));
         self.metrics.held(&kept.held);

@@ -1,7 +1,7 @@
 //! One claim's prepare and unprepare: read it from the API, check that it is the one asked for, hand it to the
 //! executor on a thread, count it, and tell the user what the kubelet's answer does not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,9 +114,9 @@ impl ClaimService {
         join_all(each).await.into_iter().collect()
     }
 
-    /// Whether a claim is being worked on.
-    pub(crate) fn is_busy(&self, uid: &ClaimUid) -> bool {
-        self.tasks.is_running(uid)
+    /// The claims that are being worked on.
+    pub(crate) fn busy(&self) -> BTreeSet<ClaimUid> {
+        self.tasks.claims()
     }
 
     /// How many claims are being worked on.

@@ -4,7 +4,7 @@
 //! An unprepare that meets a running prepare cancels it and waits for its end, and a prepare that meets a running
 //! unprepare likewise; what has begun is finished in any case. Different claims do not wait for each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use divvy_model::ClaimUid;
@@ -89,9 +89,9 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
         done
     }
 
-    /// Whether a claim has work running.
-    pub(crate) fn is_running(&self, uid: &ClaimUid) -> bool {
-        lock(&self.running).newest.contains_key(uid)
+    /// The claims that have work running.
+    pub(crate) fn claims(&self) -> BTreeSet<ClaimUid> {
+        lock(&self.running).newest.keys().cloned().collect()
     }
 
     /// How many claims have work running.

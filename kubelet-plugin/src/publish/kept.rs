@@ -25,9 +25,11 @@ pub(super) struct Kept {
     pub(super) occupied: Occupied,
     /// Devices in use.
     pub(super) recorded: BTreeSet<DeviceName>,
-    /// What others have made, and whether that was found out a moment ago.
+    /// What others have made.
     pub(super) foreign: Vec<(GpuUuid, Placement)>,
-    pub(super) stale: bool,
+    /// Whether something here may be different in a moment, and nobody would tell: what others have made was found out a
+    /// moment ago, or a claim is being let go, which the other instance of an update may be doing.
+    pub(super) look_soon: bool,
     pub(super) phases: [i64; PHASES.len()],
     pub(super) held: Vec<HeldDevice>,
     /// Claims that were let go, are not gone, and are not being worked on.
@@ -102,13 +104,15 @@ impl Carver {
                 Some(present) => executor.number_gpus(&present, &keep).map_err(|e| crate::chain(&e))?,
                 None => executor.ordinals().map_err(|e| crate::chain(&e))?,
             };
+            // Work that ends while records are read counts as running: they may be read as they were before its end.
+            let mut working = busy();
             let records = executor.held().map_err(|e| crate::chain(&e))?;
+            working.append(&mut busy());
             let mut taints = BTreeMap::<GpuUuid, Vec<Taint>>::new();
             let mut occupied = Occupied::default();
             let mut lingering = BTreeSet::new();
-            for record in
-                records.iter().filter(|r| matches!(r.phase, Phase::Leaving(_)) && !busy(&r.claim.uid))
-            {
+            let leaving = || records.iter().filter(|record| matches!(record.phase, Phase::Leaving(_)));
+            for record in leaving().filter(|record| !working.contains(&record.claim.uid)) {
                 lingering.insert(record.claim.uid.clone());
                 // What lingers in a partition is in the way of what overlaps it, not of its neighbours.
                 match record.hold.kind {
@@ -148,7 +152,7 @@ impl Carver {
                 occupied,
                 recorded: recorded(&records),
                 foreign,
-                stale,
+                look_soon: stale || leaving().next().is_some(),
                 phases: phases(&records),
                 held: records,
                 lingering,

@@ -77,7 +77,7 @@ async fn the_binary_serves_is_killed_starts_again_and_stops_at_sigterm() {
     let node = Node::new("h100x2");
     let server = node.api.serve_http().await.unwrap();
     let mut first = Process::start(&node, &server.kubeconfig());
-    node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
+    let registered = node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
     wait("slices", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
     let claim = node.claim("c", &["gpu-1"]);
     assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-1")]));
@@ -89,9 +89,11 @@ async fn the_binary_serves_is_killed_starts_again_and_stops_at_sigterm() {
     }
     let mut second = Process::start(&node, &server.kubeconfig());
     wait("the claim's CDI file", || (node.cdi_files().len() == 1).then_some(())).await;
-    let connected =
-        |plugins: &[divvy_fake_cluster::kubelet::Plugin]| plugins.iter().any(|p| p.connected).then_some(());
-    node.kubelet.wait_for(connected, PATIENCE).await.unwrap();
+    // Both use the same sockets: the second's is connected to before the kubelet finds the first's registration gone.
+    let again = |plugins: &[divvy_fake_cluster::kubelet::Plugin]| {
+        plugins.iter().any(|p| p.connected && p.registration > registered.registration).then_some(())
+    };
+    node.kubelet.wait_for(again, PATIENCE).await.unwrap();
     assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-1")]));
     assert_eq!(node.unprepare(&claim).await, Ok(()));
 

@@ -37,6 +37,8 @@ pub struct Plugin {
     pub socket: PathBuf,
     /// Whether the service socket accepts connections.
     pub connected: bool,
+    /// Which registration this is, counted over all drivers: tells a process that was started again from the one before.
+    pub registration: u64,
 }
 
 /// Inode and change time: tells a new file under an old name.
@@ -58,6 +60,8 @@ pub(super) struct Registry {
     plugins: Vec<(Plugin, Alive)>,
     /// When each driver was last seen connected; removed when its slices were wiped.
     last_seen: BTreeMap<String, Instant>,
+    /// How many registrations there were.
+    registrations: u64,
 }
 
 /// The task that keeps a connection to an instance; ends with it.
@@ -241,6 +245,8 @@ fn enter(shared: &Arc<Shared>, socket: &Path, info: &PluginInfo) -> Result<(), S
         return Err("the socket is gone".into());
     }
     let service = registry.validate(socket, info, &shared.config.services)?;
+    registry.registrations += 1;
+    let registration = registry.registrations;
     let endpoint = info.endpoint.clone();
     let task = tokio::spawn(keep_connected(shared.clone(), socket.to_path_buf(), PathBuf::from(&endpoint)));
     let alive = Alive(task.abort_handle());
@@ -250,6 +256,7 @@ fn enter(shared: &Arc<Shared>, socket: &Path, info: &PluginInfo) -> Result<(), S
         service,
         socket: socket.to_path_buf(),
         connected: false,
+        registration,
     };
     registry.plugins.retain(|(known, _)| known.socket != socket);
     registry.last_seen.insert(plugin.driver.clone(), Instant::now());
