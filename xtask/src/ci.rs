@@ -32,6 +32,9 @@ const STEPS: &[Step] = &[
         name: "lint",
         command: &["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
     },
+    Step { name: "build", command: &["cargo", "test", "--workspace", "--locked", "--no-run", "--quiet"] },
+    // What was built is gigabytes: tests whose files must reach the disk would wait for them.
+    Step { name: "sync", command: &["sync"] },
     Step { name: "test", command: &["cargo", "test", "--workspace", "--locked"] },
     Step { name: "demo", command: &["cargo", "run", "--release", "--locked", "-p", "divvy", "--", "demo"] },
 ];
