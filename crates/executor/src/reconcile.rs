@@ -10,7 +10,7 @@ use divvy_model::{ClaimUid, DeviceName};
 
 use crate::release::{BRIEFLY, Release, gpus_of_record};
 use crate::state::Records;
-use crate::{Event, Executor, Refresh, Report, chain};
+use crate::{Event, Executor, LockName, Refresh, Report, chain};
 
 /// A device that a running container has, as the kubelet's PodResources tells.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,8 +82,10 @@ impl Executor {
         self.check_fences(&mut report);
         self.retry_modes(&records);
         report.foreign = self.foreign();
-        let old = self.parts.clock.now().saturating_sub(self.config.timing.tombstones);
-        let pruned = self.state.prune_traces(&self.config.boot, old);
+        let now = self.parts.clock.now();
+        let old = now.saturating_sub(self.config.timing.tombstones);
+        let lock = |uid: &ClaimUid| self.parts.locks.acquire(&LockName::Claim(uid.clone()), now).ok();
+        let pruned = self.state.prune_traces(&self.config.boot, old, lock);
         if let Err(error) = pruned.and_then(|()| self.state.prune_corrupt(CORRUPT_KEPT)) {
             report.push(Event::Failed { claim: None, error: chain(&error) });
         }

@@ -11,7 +11,7 @@ use divvy_claims::{GpuState, Record, Stored};
 use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals};
 use serde::{Deserialize, Serialize};
 
-use crate::{Durability, Folder, Stamp, Store, StoreError};
+use crate::{Durability, Folder, LockGuard, Stamp, Store, StoreError};
 
 /// All records by claim, shared with the cache.
 pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
@@ -241,15 +241,31 @@ impl State {
             .map_err(cannot("written", of.of(uid)))
     }
 
-    /// Removes traces of another boot, and those made before `before`.
-    pub(crate) fn prune_traces(&self, boot: &BootId, before: Duration) -> Result<(), StoreError> {
+    /// Removes traces of another boot, and those made before `before`. `lock` takes a claim's lock if it is free; the
+    /// traces of a claim that is being worked on are left for the next time.
+    pub(crate) fn prune_traces(
+        &self,
+        boot: &BootId,
+        before: Duration,
+        lock: impl Fn(&ClaimUid) -> Option<LockGuard>,
+    ) -> Result<(), StoreError> {
         for of in Traced::ALL {
             let listed = self.store.list(of.folder()).map_err(cannot("read", "a folder of traces"))?;
             for entry in listed {
                 let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
                     continue;
                 };
-                if self.trace(of, &uid)?.is_none_or(|t| t.boot != *boot || t.at < before) {
+                let is_old = || {
+                    let trace = self.trace(of, &uid)?;
+                    Ok::<_, StoreError>(trace.is_none_or(|t| t.boot != *boot || t.at < before))
+                };
+                if !is_old()? {
+                    continue;
+                }
+                // A newer one may have been written meanwhile.
+                if let Some(_lock) = lock(&uid)
+                    && is_old()?
+                {
                     self.store
                         .remove(of.folder(), &entry.name, Durability::Lazy)
                         .map_err(cannot("removed", of.of(&uid)))?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use divvy_claims::Record;
 use divvy_executor::{
-    CdiDir, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, NoHardwareSteps,
-    Parts, Store, SystemClock, Timing, Unprepared, chain,
+    CdiDir, Clock, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, LockName,
+    Locks, NoHardwareSteps, Parts, Store, SystemClock, Timing, Unprepared, chain,
 };
 use fs_err as fs;
 
@@ -107,6 +107,27 @@ fn a_waiting_prepare_is_woken_by_the_unprepare_at_the_other_instance_and_by_its_
         cancelled.join().unwrap().unwrap_err();
     });
     assert!(start.elapsed() < never, "{:?}", start.elapsed());
+}
+
+#[test]
+fn old_tombstones_go_but_not_that_of_a_claim_that_is_being_worked_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::new("h100x2", 1);
+    let timing = |tombstones| Timing { tombstones, ..Timing::default() };
+    let at_once = with(dir.path(), dir.path().join("cdi"), &world, timing(Duration::ZERO));
+    let a = claim("a", &[0], "t1");
+    at_once.prepare(&a, &at_once.begin(Duration::from_secs(45))).unwrap();
+    at_once.unprepare(&a.uid, &at_once.begin(Duration::from_secs(45))).unwrap();
+    let left = || names(&dir.path().join("plugin/tombstones"));
+    on_files(dir.path(), &world).reconcile(&world.view());
+    assert_eq!(left(), ["uid-a.json"], "not old");
+    let other = FileLocks::open(dir.path().join("plugin/locks"), Arc::new(SystemClock)).unwrap();
+    let lock = other.acquire(&LockName::Claim(a.uid.clone()), SystemClock.now()).unwrap();
+    assert_eq!(at_once.reconcile(&world.view()).events, [], "left for the next time, which is no failure");
+    assert_eq!(left(), ["uid-a.json"], "worked on");
+    drop(lock);
+    at_once.reconcile(&world.view());
+    assert_eq!(left(), Vec::<String>::new());
 }
 
 #[test]
