@@ -1,6 +1,7 @@
 //! The validated configuration: everything the plugin needs to know, checked once.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -175,6 +176,17 @@ impl Default for Timing {
     }
 }
 
+impl Timing {
+    /// A policy changes for all nodes at once, and each then asks who holds what it withdraws: they take turns.
+    fn of_node(name: &str) -> Self {
+        let timing = Self::default();
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let turn = timing.leave / 1000 * u32::try_from(hasher.finish() % 1000).unwrap_or(0);
+        Self { leave: timing.leave + turn, ..timing }
+    }
+}
+
 impl TryFrom<Args> for Config {
     type Error = ConfigError;
 
@@ -258,6 +270,7 @@ impl TryFrom<Args> for Config {
                 refuse(too_long.flag, &too_long.path.display().to_string(), &too_long.to_string())
             })?;
         Ok(Self {
+            timing: Timing::of_node(&node_name),
             node_name,
             driver_name,
             plugin_dir,
@@ -277,7 +290,6 @@ impl TryFrom<Args> for Config {
             http,
             debug_http,
             kubeconfig,
-            timing: Timing::default(),
         })
     }
 }

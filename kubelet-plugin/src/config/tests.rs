@@ -88,6 +88,17 @@ fn a_bad_flag_is_named_with_what_is_expected() {
 }
 
 #[test]
+fn nodes_take_turns_in_asking_who_holds_what_they_withdraw() {
+    let least = Timing::default().leave;
+    let turns: Vec<_> = (0..100).map(|n| Timing::of_node(&format!("node-{n}")).leave - least).collect();
+    assert!(turns.iter().all(|turn| *turn < least), "{turns:?}");
+    // No second, of five, in which more than half of them ask.
+    let busiest = (0..5).map(|second| turns.iter().filter(|turn| turn.as_secs() == second).count()).max();
+    assert!(busiest < Some(50), "{turns:?}");
+    assert_eq!(Timing::of_node("node-7").leave, turns[7] + least, "a restart changes nothing");
+}
+
+#[test]
 fn every_flag_has_an_environment_twin() {
     use clap::CommandFactory;
     for arg in Args::command().get_arguments().filter(|a| !["help", "version"].contains(&a.get_id().as_str()))
