@@ -5,8 +5,9 @@ use std::fmt;
 use super::{GpuInstanceProfileId, name::number};
 use crate::DeviceName;
 
-/// `gpu-<ordinal>-mig-<profile>-<profile id>-<start>`, such as `gpu-0-mig-1g10gb-19-0`. The profile in it is for
-/// people and may change with the driver; GPU, profile id and start say which partition is meant.
+/// `gpu-<ordinal>-mig-<profile>-<profile id>-<start>`, such as `gpu-0-mig-1g10gb-19-0`, or
+/// `gpu-<ordinal>-mig-static-<profile>-<profile id>-<start>` for a partition that was made outside divvy. The profile in
+/// it is for people and may change with the driver; GPU, profile id and start say which partition is meant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartitionName {
     /// Our stable ordinal of the GPU ([`crate::Ordinals`]).
@@ -16,15 +17,21 @@ pub struct PartitionName {
     pub profile: GpuInstanceProfileId,
     /// First memory slice.
     pub start: u32,
+    /// Whether the partition was made outside divvy: prepare finds it, and never creates or destroys it.
+    pub is_static: bool,
 }
 
 /// A device name that is not a partition's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("device name {0:?} is not a partition's (expected gpu-<number>-mig-<profile>-<profile id>-<start>)")]
+#[error(
+    "device name {0:?} is not a partition's (expected gpu-<number>-mig-<profile>-<profile id>-<start> or gpu-<number>-mig-static-<profile>-<profile id>-<start>)"
+)]
 pub struct ParsePartitionNameError(pub String);
 
 /// What is left of 63 characters beside the other parts at their longest.
 const MAX_LABEL: usize = 22;
+/// In front of the profile of a partition that was made outside divvy. No profile name begins with it.
+const STATIC: &str = "static-";
 
 impl PartitionName {
     /// The name of a partition. `profile_name` loses its dots, and other characters that a device name cannot have
@@ -40,7 +47,14 @@ impl PartitionName {
         if label.is_empty() {
             label.push_str("unknown");
         }
-        Self { ordinal, label, profile, start }
+        Self { ordinal, label, profile, start, is_static: false }
+    }
+
+    /// The name of the same partition where it was made outside divvy (policy `mig.instances: Static`).
+    #[must_use]
+    pub fn into_static(mut self) -> Self {
+        self.label.truncate(MAX_LABEL - STATIC.len());
+        Self { is_static: true, ..self }
     }
 
     /// The profile as the name has it, such as `1g10gb-me`.
@@ -50,7 +64,8 @@ impl PartitionName {
 
     /// Whether both name the same partition, whatever they call its profile.
     pub fn is_same_partition(&self, other: &Self) -> bool {
-        (self.ordinal, self.profile, self.start) == (other.ordinal, other.profile, other.start)
+        (self.ordinal, self.profile, self.start, self.is_static)
+            == (other.ordinal, other.profile, other.start, other.is_static)
     }
 
     /// The name in a ResourceSlice.
@@ -69,7 +84,8 @@ fn read(text: &str) -> Option<PartitionName> {
     let (ordinal, rest) = text.strip_prefix("gpu-")?.split_once("-mig-")?;
     let mut parts = rest.rsplitn(3, '-');
     let (start, profile, label) = (parts.next()?, parts.next()?, parts.next()?);
-    if label.is_empty() || label.len() > MAX_LABEL {
+    let (is_static, label) = label.strip_prefix(STATIC).map_or((false, label), |label| (true, label));
+    if label.is_empty() || label.len() + if is_static { STATIC.len() } else { 0 } > MAX_LABEL {
         return None;
     }
     Some(PartitionName {
@@ -77,13 +93,15 @@ fn read(text: &str) -> Option<PartitionName> {
         label: label.to_owned(),
         profile: GpuInstanceProfileId(number(profile)?),
         start: number(start)?,
+        is_static,
     })
 }
 
 impl fmt::Display for PartitionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ordinal, label, profile, start } = self;
-        write!(f, "gpu-{ordinal}-mig-{label}-{profile}-{start}")
+        let Self { ordinal, label, profile, start, is_static } = self;
+        let made_outside = if *is_static { STATIC } else { "" };
+        write!(f, "gpu-{ordinal}-mig-{made_outside}{label}-{profile}-{start}")
     }
 }
 
@@ -112,6 +130,25 @@ mod tests {
     }
 
     #[test]
+    fn a_partition_made_outside_divvy_has_a_name_of_its_own() {
+        let cases = [
+            ((0, "1g.10gb", 19, 0), "gpu-0-mig-static-1g10gb-19-0"),
+            ((0, "", 4, 0), "gpu-0-mig-static-unknown-4-0"),
+            (
+                (u32::MAX, "A Very_Long.Name+of+something", u32::MAX, u32::MAX),
+                "gpu-4294967295-mig-static-a-very-longname-4294967295-4294967295",
+            ),
+        ];
+        for ((ordinal, profile, id, start), text) in cases {
+            let ours = PartitionName::new(ordinal, profile, GpuInstanceProfileId(id), start);
+            let name = ours.clone().into_static();
+            assert_eq!(name.device_name().as_str(), text);
+            assert_eq!(PartitionName::parse(&name.device_name()), Ok(name.clone()));
+            assert!(!name.is_same_partition(&ours));
+        }
+    }
+
+    #[test]
     fn other_names_are_not_partitions() {
         for bad in [
             "gpu-0",
@@ -122,6 +159,7 @@ mod tests {
             "gpu-0-mig-1g10gb-19-x",
             "gpu-a-mig-1g10gb-19-0",
             "gpu-0-mig--19-0",
+            "gpu-0-mig-static--19-0",
             "gpu-0-mig-1g10gb-99999999999-0",
         ] {
             assert_eq!(
