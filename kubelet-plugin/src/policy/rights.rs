@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use divvy_carve::{Instances, Modes, Rules};
 use divvy_claims::Rights;
 use divvy_model::{DeviceName, GpuUuid, Inventory, MigUuid};
+use divvy_offer::{Instances, Modes, Rules};
 use serde::{Deserialize, Serialize};
 
 const VERSION: u32 = 1;
@@ -41,7 +41,7 @@ impl Still {
 
 /// The rights that rules give. Whoever has something of what is `still` held may need what was allowed `before`.
 pub(crate) fn rights_of(rules: &Rules, before: &Rights, still: &Still, inventory: &Inventory) -> Rights {
-    let of = |fits: &dyn Fn(&divvy_carve::GpuRules) -> bool| -> BTreeSet<GpuUuid> {
+    let of = |fits: &dyn Fn(&divvy_offer::GpuRules) -> bool| -> BTreeSet<GpuUuid> {
         rules.iter().filter(|(_, rules)| fits(rules)).map(|(gpu, _)| gpu.clone()).collect()
     };
     let mut toggle_mig = of(&|rules| matches!(rules.modes, Modes::Only(_)));
@@ -119,8 +119,8 @@ impl RightsFile {
 
 #[cfg(test)]
 mod tests {
-    use divvy_carve::GpuRules;
     use divvy_model::mig::GpuInstanceProfileId;
+    use divvy_offer::GpuRules;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use divvy_carve::Resolved;
 use divvy_model::{DeviceKind, DeviceName, Inventory, Ordinals};
+use divvy_offer::Resolved;
 
 use super::{Carver, Memory};
 use crate::policy::{Effective, Known, Still, rights_of};

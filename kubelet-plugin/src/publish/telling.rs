@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_carve::{Note, OneMode, ServerFeatures};
 use divvy_executor::RefusedMode;
 use divvy_model::GpuUuid;
 use divvy_model::mig::Placement;
+use divvy_offer::{Note, OneMode, ServerFeatures};
 
 use super::{Carver, Memory, Offering};
 
