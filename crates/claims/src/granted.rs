@@ -1,7 +1,7 @@
-//! What a container is told of its devices in its environment: what its shares were granted, and whose its partitions are.
+//! What a container is told of its devices in its environment: what its shares were granted.
 
 use divvy_api::names::{capacity, env};
-use divvy_model::{DeviceName, HoldKind};
+use divvy_model::HoldKind;
 
 use crate::{RecordedDevice, base_request};
 
@@ -27,11 +27,6 @@ pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<Stri
     let memory = sum(capacity::MEMORY).map(|bytes| format!("{}={bytes}", env::share_memory(device)));
     let cores = sum(capacity::CORES).map(|percent| format!("{}={percent}", env::share_cores(device)));
     memory.into_iter().chain(cores).collect()
-}
-
-/// Says in a container's environment that a partition was made by others.
-pub fn static_mark(device: &DeviceName) -> String {
-    format!("{}=true", env::mig_static(device.as_str()))
 }
 
 /// A quantity of the Kubernetes API as a whole number, rounded up as the API does.
