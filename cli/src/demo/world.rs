@@ -194,6 +194,7 @@ fn expected(sim: &SimNode, policies: &[GpuPolicy]) -> BTreeSet<String> {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
         recorded: &BTreeSet::new(),
         previous: None,
         features: &features,

@@ -72,6 +72,7 @@ impl Node {
             ordinals,
             taints,
             held,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous,
             features,
