@@ -221,28 +221,46 @@ impl One {
     }
 
     async fn try_prepare(
-        &self,
+        self: &Arc<Self>,
         asked: &ClaimRef,
         call: Call,
         cancel: &CancellationToken,
         seen: &mut Option<(Claim, Option<Condition>)>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
-        let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
-        let object = self.fetcher.get(asked, until, cancel).await.map_err(Failure::Fetch)?;
-        let condition = condition_of(&object, &self.driver);
-        let claim = from_api(asked, object, &self.driver)
-            .and_then(|claim| in_pool(claim, &self.pool))
-            .map_err(Failure::Claim)?;
-        *seen = Some((claim.clone(), condition));
-        let executor = self.executor.clone();
-        let done =
-            run_blocking(call, cancel, move |call| executor.prepare(&claim, call).map_err(Box::new)).await;
-        match done {
-            Ok(Ok(prepared)) => Ok(prepared.devices),
-            Ok(Err(error)) => Err(Failure::Prepare(error)),
-            Err(panic) => Err(Failure::Died(format!(
+        // One thread from here to the answer: it reads the claim, decides and carries it out.
+        let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
+        let done = run_blocking(call, cancel, move |call| one.prepare_here(&asked_of, call, &stop)).await;
+        let (found, outcome) = done.unwrap_or_else(|panic| {
+            let died = format!(
                 "claim {asked}: the work on it ended unexpectedly ({panic}; a fault of divvy); it is tried again"
-            ))),
+            );
+            (None, Err(Failure::Died(died)))
+        });
+        *seen = found;
+        outcome
+    }
+
+    /// Reads a claim and prepares it on this thread. What was read comes back also where the prepare fails.
+    fn prepare_here(
+        &self,
+        asked: &ClaimRef,
+        call: &Call,
+        cancel: &CancellationToken,
+    ) -> (Option<(Claim, Option<Condition>)>, Result<Vec<PreparedDevice>, Failure>) {
+        let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
+        let object = match self.fetcher.get(asked, until, cancel) {
+            Ok(object) => object,
+            Err(error) => return (None, Err(Failure::Fetch(error))),
+        };
+        let condition = condition_of(&object, &self.driver);
+        let claim = from_api(asked, object, &self.driver).and_then(|claim| in_pool(claim, &self.pool));
+        match claim {
+            Ok(claim) => {
+                let done = self.executor.prepare(&claim, call);
+                let done = done.map(|prepared| prepared.devices).map_err(|e| Failure::Prepare(Box::new(e)));
+                (Some((claim, condition)), done)
+            }
+            Err(error) => (None, Err(Failure::Claim(error))),
         }
     }
 
