@@ -27,6 +27,8 @@ use crate::tasks::ClaimTasks;
 type Failed = String;
 type Prepared = Result<Vec<PreparedDevice>, Failed>;
 type Released = Result<(), Failed>;
+/// A claim as it was read, and our condition in its status.
+type Seen = (Claim, Option<Condition>);
 
 /// Prepares and unprepares claims; the same claim never twice at once.
 pub(crate) struct ClaimService {
@@ -225,7 +227,7 @@ impl One {
         asked: &ClaimRef,
         call: Call,
         cancel: &CancellationToken,
-        seen: &mut Option<(Claim, Option<Condition>)>,
+        seen: &mut Option<Seen>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
         // One thread from here to the answer: it reads the claim, decides and carries it out.
         let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
@@ -246,7 +248,7 @@ impl One {
         asked: &ClaimRef,
         call: &Call,
         cancel: &CancellationToken,
-    ) -> (Option<(Claim, Option<Condition>)>, Result<Vec<PreparedDevice>, Failure>) {
+    ) -> (Option<Seen>, Result<Vec<PreparedDevice>, Failure>) {
         let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
         let object = match self.fetcher.get(asked, until, cancel) {
             Ok(object) => object,
@@ -266,7 +268,7 @@ impl One {
 
     /// A claim that was refused before shows that it no longer is, and one with partitions which they are: nobody
     /// could know their UUIDs before.
-    fn tell_prepared(self: &Arc<Self>, seen: Option<(Claim, Option<Condition>)>, devices: &[PreparedDevice]) {
+    fn tell_prepared(self: &Arc<Self>, seen: Option<Seen>, devices: &[PreparedDevice]) {
         let names = devices.iter().map(|d| d.device.as_str()).collect::<Vec<_>>().join(",");
         // After the answer: whoever reads the log can wait, the pod cannot.
         self.after.spawn(async move { tracing::info!(device = names, "claim prepared") }.in_current_span());
@@ -293,7 +295,7 @@ impl One {
     fn tell_failure(
         self: &Arc<Self>,
         claim: &ClaimRef,
-        seen: Option<(Claim, Option<Condition>)>,
+        seen: Option<Seen>,
         failure: &Failure,
         message: &str,
     ) {
