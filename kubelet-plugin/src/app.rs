@@ -18,6 +18,8 @@ use crate::wiring::{Shared, channels};
 pub struct Deps {
     /// The API server.
     pub client: kube::Client,
+    /// How to reach it, for connections of the threads that prepare claims; without it they share `client`.
+    pub kube: Option<kube::Config>,
     /// The GPUs. May answer with errors for as long as the driver is not there.
     pub gpus: Arc<dyn GpuDriver>,
     /// Where metrics are registered.

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::KubeClaims;
 use crate::app::{Deps, Ready, Tasks};
 use crate::build::{Latest, executor, host_edits};
-use crate::claim_fetch::ClaimFetcher;
+use crate::claim_fetch::{ClaimFetcher, Connect};
 use crate::config::Config;
 use crate::drain;
 use crate::edits::HostEdits;
@@ -136,11 +136,13 @@ pub(crate) struct Shared {
 impl Shared {
     /// Opens the files, and makes the executor and the service of claims. Nothing runs yet.
     pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> Result<Self, RunError> {
-        let Deps { client, gpus, metrics, .. } = deps;
+        let Deps { client, kube, gpus, metrics, .. } = deps;
         let metrics = Metrics::new(&metrics);
         let host = HostRoot::under(&config.host_root);
         let edits = Arc::new(host_edits(&config, &host)?);
-        let fetcher = Arc::new(ClaimFetcher::new(client.clone(), config.timing.get));
+        let connect =
+            kube.map_or_else(|| Connect::Shared(client.clone()), |config| Connect::Own(Box::new(config)));
+        let fetcher = Arc::new(ClaimFetcher::new(connect, config.timing.get));
         let claims = Arc::new(KubeClaims {
             fetcher: fetcher.clone(),
             client: client.clone(),

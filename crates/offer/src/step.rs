@@ -184,19 +184,24 @@ impl World {
         self.outputs.resolved.clone()
     }
 
-    /// Forgets conflicts that are over: the claim does not have its device any more, or nothing else uses the GPU.
+    /// Forgets conflicts that are over: the claim does not have its device any more, or is served after all, or what used
+    /// the GPU is gone. Its record may be read a moment after the conflict is reported.
     fn end_conflicts(&mut self, records: &Records) {
         let listed = self.listed.as_ref();
-        self.conflicts.retain(|conflict| {
-            let Conflict { claim, device, gpu, since, .. } = conflict;
+        self.conflicts.retain_mut(|conflict| {
+            let Conflict { claim, device, gpu, since, .. } = &*conflict;
             let has_it = listed.is_none_or(|listed| {
                 listed.asked < *since
                     || listed.holders.get(device).is_some_and(|claims| claims.contains(claim))
             });
-            let mut others = records.held.iter().filter(|held| {
-                held.hold.gpu == *gpu && held.hold.claim != claim.uid && held.hold.kind != HoldKind::Admin
+            let mut on_it = records.held.iter().filter(|held| {
+                held.hold.gpu == *gpu && held.hold.kind != HoldKind::Admin && held.hold.device != *device
             });
-            has_it && others.any(|held| held.hold.device != *device)
+            let is_served = records.held.iter().any(|held| held.hold.claim == claim.uid);
+            let in_use = on_it.any(|held| held.hold.claim != claim.uid);
+            let was_in_use = conflict.in_use;
+            conflict.in_use |= in_use;
+            has_it && !is_served && (in_use || !was_in_use)
         });
     }
 

@@ -130,6 +130,8 @@ pub(crate) struct Conflict {
     pub(crate) since: Duration,
     /// The device had been withdrawn a moment before, so that the scheduler is not to blame.
     pub(crate) withdrawn: bool,
+    /// A record was read that uses the GPU.
+    pub(crate) in_use: bool,
 }
 
 /// The last list of claims.
@@ -246,7 +248,14 @@ impl World {
                 let known = self.conflicts.iter().any(|c| (&c.claim, &c.device) == (&claim, &device));
                 if !known {
                     let withdrawn = self.was_withdrawn(&device) || self.was_withdrawn(&held);
-                    self.conflicts.push(Conflict { claim, device, gpu, since: now, withdrawn });
+                    self.conflicts.push(Conflict {
+                        claim,
+                        device,
+                        gpu,
+                        since: now,
+                        withdrawn,
+                        in_use: false,
+                    });
                 }
                 !known
             }

@@ -72,12 +72,14 @@ fn a_scheduler_that_does_not_count_costs_the_node_its_modes_until_the_conflict_i
     let mut cluster = Cluster::new("h100x2", EVERYTHING);
     let (share, whole) = ("gpu-0-ts".parse().unwrap(), "gpu-0".parse().unwrap());
     cluster.choose(&share, 0);
-    cluster.claims[0].prepared = true;
-    cluster.records();
     cluster.choose(&whole, 0);
     let claim = claimant(&cluster.claims[1]);
     let gpu = cluster.gpu(0);
     cluster.tell(Fact::Conflict { claim, device: whole, held: share, gpu });
+    assert_eq!(cluster.out.one_mode, Some(OneMode::Conflict));
+    // The record of the share is read a moment later.
+    cluster.claims[0].prepared = true;
+    cluster.records();
     assert_eq!(cluster.out.one_mode, Some(OneMode::Conflict));
     cluster.settle();
     assert_eq!(cluster.open(), ["gpu-1"]);
