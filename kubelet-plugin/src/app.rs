@@ -97,8 +97,10 @@ async fn run_ready(
         fetcher: fetcher.clone(),
         client: client.clone(),
         driver: config.driver_name.clone(),
+        node: config.node_name.clone(),
         pool: pool_name(&config.node_name),
         runtime: tokio::runtime::Handle::current(),
+        numbers_lost: metrics.numbers_lost.clone(),
     });
     let refresh = Arc::new(Notify::new());
     let latest = Latest { seen: seen_tx.clone(), gpus: gpus.clone(), refresh: refresh.clone() };

@@ -67,6 +67,11 @@ impl ClaimFetcher {
         Self { client, slots: Semaphore::new(AT_ONCE), each }
     }
 
+    /// How long one question may take.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.each
+    }
+
     /// The claim as it is now; tries until `until` while the failure may pass.
     pub(crate) async fn get(
         &self,

@@ -8,15 +8,15 @@ use divvy_claims::{
     Claim, ClaimRef, Decision, Fence, Head, MadePartition, Phase, PodRef, RecordedDevice, Rights, Snapshot,
     Stored, decide,
 };
-use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals, PciAddress};
+use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals};
 use serde::Serialize;
 
 use crate::partitions::Noticed;
 use crate::reconcile::Orphans;
 use crate::state::State;
 use crate::{
-    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, LockName, Locks, ProcessSource,
-    Steps, Store, StoreError, TimeSlices,
+    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, ProcessSource, Steps, Store,
+    StoreError, TimeSlices,
 };
 
 /// How long things may take.
@@ -235,33 +235,6 @@ impl Executor {
         self.state.ordinals().map(|ordinals| ordinals.as_ref().clone())
     }
 
-    /// Gives new GPUs a number and forgets GPUs that are neither present nor kept. `keep` says whether an allocation in
-    /// the API may still refer to a number; what records refer to is kept anyway. Call it whenever the inventory
-    /// changes, before devices are published.
-    pub fn number_gpus(
-        &self,
-        present: &[(GpuUuid, PciAddress)],
-        keep: &dyn Fn(&GpuUuid, u32) -> bool,
-    ) -> Result<Ordinals, NumberError> {
-        let until = self.parts.clock.now() + Duration::from_secs(10);
-        let _lock = self.parts.locks.acquire(&LockName::Ordinals, until)?;
-        let mut ordinals = self.state.ordinals()?.as_ref().clone();
-        let records = self.state.records()?;
-        // A record that cannot be read may refer to any number.
-        let all_readable = records.values().all(|r| r.fine().is_some());
-        let recorded: Vec<_> =
-            records.values().filter_map(|r| r.fine()).flat_map(divvy_claims::Record::gpus).collect();
-        let forgot = all_readable
-            && ordinals.forget(|gpu, number| {
-                present.iter().any(|(p, _)| p == gpu) || recorded.contains(gpu) || keep(gpu, number)
-            });
-        let assigned = ordinals.assign(present.iter().cloned());
-        if forgot || assigned {
-            self.state.write_ordinals(&ordinals)?;
-        }
-        Ok(ordinals)
-    }
-
     /// Everything kept, for `/debug/state`. Without opaque configs: those are users'.
     pub fn debug_state(&self) -> serde_json::Value {
         let records = self.state.records().map(|records| {
@@ -290,15 +263,4 @@ impl Executor {
             "ordinals": self.ordinals().map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), |o| serde_json::json!(o)),
         })
     }
-}
-
-/// GPUs could not be numbered.
-#[derive(Debug, thiserror::Error)]
-pub enum NumberError {
-    /// Another instance is at it.
-    #[error("GPUs cannot be numbered")]
-    Lock(#[from] crate::LockError),
-    /// The file cannot be used.
-    #[error("GPUs cannot be numbered")]
-    Store(#[from] StoreError),
 }

@@ -180,11 +180,11 @@ impl Node {
         plugin
     }
 
-    /// Waits until what a plugin asks the API for at its start has been asked: the publisher, the carver and the look for
-    /// neighbours have each listed slices, and what people are told has been written.
+    /// Waits until what a plugin asks the API for at its start has been asked: the publisher, the carver, the look for
+    /// neighbours and whoever numbers the GPUs of a fresh node have each listed slices, and what people are told has been written.
     pub(crate) async fn wait_calm(&self) {
         let calm = || {
-            self.api.count("list", "resourceslices") >= 3 && self.api.count("patch", "gpunodes/status") > 0
+            self.api.count("list", "resourceslices") >= 4 && self.api.count("patch", "gpunodes/status") > 0
         };
         wait("the first lists and the node's report", || calm().then_some(())).await;
     }

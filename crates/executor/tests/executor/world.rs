@@ -21,7 +21,8 @@ use divvy_gpu_sim::SimNode;
 
 use crate::mig_hardware::Hardware;
 use divvy_model::{
-    ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress, TimeSlice,
+    ClaimUid, DeviceKind, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress,
+    TimeSlice,
 };
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -62,6 +63,7 @@ impl World {
                 processes: BTreeMap::new(),
                 process_error: None,
                 api: BTreeMap::new(),
+                published: Vec::new(),
                 api_down: false,
                 api_takes: None,
                 inventory: Some(Arc::new(inventory)),

@@ -86,6 +86,8 @@ pub(crate) struct Machine {
     pub process_error: Option<GpuErrorCode>,
     /// Claims in the API that are allocated here.
     pub api: BTreeMap<ClaimUid, Claim>,
+    /// Numbers in the names of published devices.
+    pub published: Vec<(u32, GpuUuid)>,
     pub api_down: bool,
     /// How long each question to the API takes.
     pub api_takes: Option<Duration>,
