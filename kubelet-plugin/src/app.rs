@@ -210,6 +210,7 @@ async fn run_ready(
         reports,
         publishes: in_charge.clone(),
         every: config.timing.gpu_node,
+        look: config.timing.gpu_node_look,
         retry: config.timing.policy_retry,
     };
     part(&mut parts, "the GpuNode", writer.run(parts_stop.clone()));

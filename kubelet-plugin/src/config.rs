@@ -141,6 +141,8 @@ pub struct Timing {
     pub policy_retry: Duration,
     /// Least time between two writes of the node's GpuNode.
     pub gpu_node: Duration,
+    /// How often it is looked whether the node's GpuNode was deleted.
+    pub gpu_node_look: Duration,
     /// How long running calls may take to finish when the plugin stops.
     pub drain: Duration,
 }
@@ -169,6 +171,7 @@ impl Default for Timing {
             executor: divvy_executor::Timing::default(),
             version: Duration::from_mins(10),
             gpu_node: Duration::from_secs(5),
+            gpu_node_look: Duration::from_secs(30),
             policy_wait: crate::policy::WAIT,
             policy_retry: crate::policy::RETRY,
             drain: Duration::from_secs(20),

@@ -132,6 +132,7 @@ impl Node {
         timing.withdrawn = Duration::from_millis(200);
         timing.leave = Duration::from_millis(200);
         timing.gpu_node = Duration::from_millis(100);
+        timing.gpu_node_look = Duration::from_millis(100);
         timing.policy_retry = Duration::from_millis(100);
         timing.cdi_settle = Duration::from_millis(20);
         timing.publisher_poll = Duration::from_millis(100);
