@@ -7,7 +7,6 @@ use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
 use divvy_proto::dra::{v1, v1beta1};
 use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
-use divvy_proto::registration::registration_server::RegistrationServer;
 use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, ReadyHandle};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -34,7 +33,7 @@ use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
 use crate::ready::watch_readiness;
 use crate::reconcile::Keeper;
-use crate::registration::{Registered, Registrar};
+use crate::registration::{Registered, Registrar, RegistrationSocket};
 use crate::servers::{http_servers, serve};
 use crate::service::{ClaimService, One};
 use crate::sockets::{bind, remove_stale};
@@ -290,10 +289,10 @@ async fn run_ready(
     let debug = Debug {
         config: config.clone(),
         executor,
-        seen,
+        seen: seen.clone(),
         neighbours,
         registered,
-        publishes: in_charge,
+        publishes: in_charge.clone(),
         published: status,
         health: health_book,
         service: service.clone(),
@@ -316,8 +315,6 @@ async fn run_ready(
     let names = &config.sockets;
     remove_stale(names, &config.driver_name);
     let (dra_listener, dra_file) = bind(&names.dra).map_err(io_error("the DRA socket (--plugin-dir)"))?;
-    let (reg_listener, reg_file) =
-        bind(&names.registration).map_err(io_error("the registration socket (--registry-dir)"))?;
     let endpoint = names.dra.display().to_string();
     let registrar = Registrar::new(config.driver_name.clone(), endpoint, registered_tx);
     let servers_stop = CancellationToken::new();
@@ -328,14 +325,19 @@ async fn run_ready(
     let dra = dra
         .add_service(v1_health::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
         .add_service(v1alpha1_health::dra_resource_health_server::DraResourceHealthServer::new(health));
-    let registration = Server::builder().add_service(RegistrationServer::new(registrar));
+    let registration = RegistrationSocket {
+        path: names.registration.clone(),
+        registrar,
+        seen: seen.clone(),
+        in_charge: in_charge.clone(),
+        ready: ready.sockets.clone(),
+    };
     let mut servers = JoinSet::new();
     servers.spawn(serve("DRA", dra, dra_listener, servers_stop.clone()));
-    servers.spawn(serve("registration", registration, reg_listener, servers_stop.clone()));
-    ready.sockets.ready();
+    servers.spawn(registration.serve(servers_stop.clone()));
     tracing::info!(
         node = %config.node_name, driver = %config.driver_name,
-        dra = %names.dra.display(), registration = %names.registration.display(), "listening"
+        dra = %names.dra.display(), "listening"
     );
 
     let outcome = tokio::select! {
@@ -345,7 +347,6 @@ async fn run_ready(
     };
     tracing::info!(claims = service.running(), "stopping: finishing what is being worked on");
     ready.sockets.waiting("stopping");
-    reg_file.remove();
     servers_stop.cancel();
     let drained = async {
         while servers.join_next().await.is_some() {}

@@ -10,6 +10,16 @@ use crate::inventory::Seen;
 use crate::metrics::Metrics;
 use crate::registration::Registered;
 
+/// Why no container can be given a GPU; `None` if one can, or the driver was let go on request.
+pub(crate) fn what_is_missing(seen: &Seen) -> Option<String> {
+    match seen {
+        Seen { problem: Some(problem), .. } => Some(problem.clone()),
+        Seen { down: Some(why), released: None, .. } => Some(why.clone()),
+        Seen { inventory: Some(_), .. } => None,
+        Seen { inventory: None, .. } => Some("GPUs are being read".to_owned()),
+    }
+}
+
 /// Keeps what others say about themselves in the readiness set and the gauges.
 pub(crate) fn watch_readiness(
     parts: &mut JoinSet<&'static str>,
@@ -23,11 +33,9 @@ pub(crate) fn watch_readiness(
     let (metrics, stop) = (metrics.clone(), stop.clone());
     part(parts, "the readiness watch", async move {
         loop {
-            match &*seen.borrow_and_update() {
-                Seen { problem: Some(problem), .. } => inventory.waiting(problem.clone()),
-                Seen { down: Some(why), released: None, .. } => inventory.waiting(why.clone()),
-                Seen { inventory: Some(_), .. } => inventory.ready(),
-                Seen { inventory: None, .. } => inventory.waiting("GPUs are being read"),
+            match what_is_missing(&seen.borrow_and_update()) {
+                Some(missing) => inventory.waiting(missing),
+                None => inventory.ready(),
             }
             let known = match &*registered.borrow_and_update() {
                 Registered::Yes => {
