@@ -4,17 +4,18 @@
 mod compute_mode;
 mod conflicts;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, HoldKind, Inventory, MigMode, MigUuid, Ordinals,
+    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuError, GpuUuid, HoldKind, Inventory, MigMode, Ordinals,
     TimeSlice,
 };
 
 use crate::{
-    Claim, GpuState, Phase, Plan, Prepared, Progress, Record, RecordedDevice, Refusal, Step, Stored, resolve,
+    AllocatedDevice, Claim, GpuState, Outcome, Phase, Plan, Prepared, Progress, Record, RecordedDevice,
+    Refusal, Step, Stored, resolve,
 };
 
 pub use self::conflicts::{Clash, Holder, Holders};
@@ -35,26 +36,15 @@ pub struct Snapshot<'a> {
     pub gpus: &'a BTreeMap<GpuUuid, Stored<GpuState>>,
     /// This boot.
     pub boot: &'a BootId,
-    /// Whether MIG mode may be changed for a claim, where that needs no reset (Hopper and later).
-    pub toggle_mig: bool,
-    /// What the node's rules say about single GPUs.
-    pub rights: &'a Rights,
+    /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
+    pub modes: &'a BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    /// What lives at the places of the claim's partitions now, by device, whoever made it; an error where that cannot be
+    /// read. A device without an entry is no partition, or none that its GPU can be cut into.
+    pub living: &'a Living,
 }
 
-/// What the node's rules let prepare do to single GPUs, beyond what is served without being asked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rights {
-    /// GPUs whose MIG mode may be changed for a claim, where that needs no reset.
-    pub toggle_mig: BTreeSet<GpuUuid>,
-    /// GPUs whose instances are made by others: what lives is served; nothing is made or destroyed, and MIG mode stays.
-    pub static_gpus: BTreeSet<GpuUuid>,
-    /// MIG devices that lived on such GPUs and still do: a claim that was given one is served it, even if instances of its
-    /// GPU are made by us from now on.
-    pub static_instances: BTreeMap<GpuUuid, BTreeSet<MigUuid>>,
-    /// Partitions of such GPUs that were given out, or may have been, when they were still made by us: they are made all
-    /// the same.
-    pub on_demand: BTreeSet<DeviceName>,
-}
+/// What lives at the places of partitions, by device.
+pub type Living = BTreeMap<DeviceName, Result<Option<Outcome>, GpuError>>;
 
 /// What is to be done about a prepare.
 #[derive(Debug)]
@@ -141,6 +131,10 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
             }
             (DeviceKind::Partition(name), false) => partition(claim, name, gpu)?,
         };
+        let is_static = match &kind {
+            DeviceKind::Partition(name) => name.is_static || was_made_outside(result, uuid, hold, seen),
+            _ => false,
+        };
         let same = |d: &RecordedDevice| {
             let (a, b) = (&d.allocated, result);
             (&a.pool, &a.device, &a.share_id) == (&b.pool, &b.device, &b.share_id) && hold == HoldKind::Share
@@ -156,9 +150,6 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         }
         // Admin access changes nothing, whatever its config says.
         let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
-        let is_static = matches!(hold, HoldKind::Partition { .. })
-            && seen.rights.static_gpus.contains(uuid)
-            && !seen.rights.on_demand.contains(&result.device);
         let new = RecordedDevice {
             allocated: result.clone(),
             gpu: uuid.clone(),
@@ -170,6 +161,23 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         devices.push(new);
     }
     Ok(devices)
+}
+
+/// Until this release a partition that was made outside divvy was published under the name of one that is made on demand.
+/// An allocation under that name is still served with the partition that lives there, if nothing of ours accounts for it.
+fn was_made_outside(result: &AllocatedDevice, gpu: &GpuUuid, hold: HoldKind, seen: &Snapshot<'_>) -> bool {
+    let HoldKind::Partition { profile, placement } = hold else { return false };
+    let Some(Ok(Some(Outcome::Partition { uuid, .. }))) = seen.living.get(&result.device) else {
+        return false;
+    };
+    let ours = Step::create_partition(gpu.clone(), profile, placement);
+    let of_gpu = seen.gpus.get(gpu).and_then(Stored::fine).into_iter().flat_map(|state| &state.instances);
+    let of_claims = seen.records.values().filter_map(|stored| stored.fine()).flat_map(|record| &record.steps);
+    let mut accounted = of_gpu.map(|instance| &instance.state).chain(of_claims);
+    !accounted.any(|state| {
+        let other = matches!(&state.progress, Progress::Done { outcome: Outcome::Partition { uuid: made, .. } } if made != uuid);
+        state.step == ours && state.progress != Progress::Undone && !other
+    })
 }
 
 /// A GPU has one time slice for all.
@@ -208,9 +216,6 @@ fn partition(claim: &Claim, name: &PartitionName, gpu: &Gpu) -> Result<HoldKind,
 }
 
 /// What is to be done for these devices, in order: MIG mode of their GPUs, their partitions, the CDI file.
-///
-/// Where MIG mode may be changed the step is always planned: the inventory may be older than the last change, and the
-/// step finds out whether there is anything to do.
 fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
     let (mut modes, mut slices, mut makes) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for wanted in devices {
@@ -225,16 +230,27 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
         }
         let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
         let facts = &find(claim, device, gpu, seen)?.facts;
-        if facts.mig_mode == MigMode::Unsupported {
+        let mode = seen.modes.get(gpu).cloned().unwrap_or(Ok(facts.mig_mode)).map_err(|source| {
+            Refusal::GpuUnreadable {
+                claim: claim.reference(),
+                device: device.clone(),
+                gpu: gpu.clone(),
+                source,
+            }
+        })?;
+        if mode == MigMode::Unsupported {
             continue;
         }
-        let ours = seen.gpus.get(gpu).and_then(Stored::fine).is_some_and(GpuState::turned_mig_on);
-        let ours = ours && !seen.rights.static_gpus.contains(gpu);
-        let may = seen.toggle_mig || seen.rights.toggle_mig.contains(gpu);
-        let may = may && !seen.rights.static_gpus.contains(gpu);
-        if ours || (may && facts.architecture.toggles_mig_without_reset()) {
-            modes.insert(gpu, on);
-        } else if facts.mig_mode.is_on() != on {
+        let state = seen.gpus.get(gpu).and_then(Stored::fine);
+        let ours = state.is_some_and(GpuState::turned_mig_on);
+        let may = state.is_some_and(|state| state.may_change_mode);
+        let may = ours || (may && facts.architecture.toggles_mig_without_reset());
+        // Who makes the instances sets the mode.
+        if may && !wanted.is_static {
+            if mode.is_on() != on || state.is_some_and(|state| state.disagrees_with_mig_mode(on)) {
+                modes.insert(gpu, on);
+            }
+        } else if mode.is_on() != on {
             let (claim, device, gpu) = (claim.reference(), device.clone(), gpu.clone());
             return Err(if on {
                 Refusal::MigModeOff { claim, device, gpu }

@@ -1,7 +1,7 @@
-//! What a container is told of its devices in its environment: what its shares were granted, and whose its partitions are.
+//! What a container is told of its devices in its environment: what its shares were granted.
 
 use divvy_api::names::{capacity, env};
-use divvy_model::{DeviceName, HoldKind};
+use divvy_model::HoldKind;
 
 use crate::{RecordedDevice, base_request};
 
@@ -35,11 +35,6 @@ pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<Stri
         variables.extend([(memory, own(capacity::MEMORY)), (cores, own(capacity::CORES))]);
     }
     variables.into_iter().filter_map(|(name, amount)| Some(format!("{name}={}", amount?))).collect()
-}
-
-/// Says in a container's environment that a partition was made by others.
-pub fn static_mark(device: &DeviceName) -> String {
-    format!("{}=true", env::mig_static(device.as_str()))
 }
 
 /// A quantity of the Kubernetes API as a whole number, rounded up as the API does.

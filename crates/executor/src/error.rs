@@ -174,14 +174,6 @@ pub enum PrepareError {
         /// The claim.
         claim: ClaimRef,
     },
-    /// It depends on what may be done with its GPU, and that is not known yet.
-    #[error(
-        "claim {claim} waits for what the node's GpuPolicies allow, which has not been read yet (see the node plugin's log if this lasts)"
-    )]
-    RulesUnknown {
-        /// The claim.
-        claim: ClaimRef,
-    },
     /// Its record or a GPU's state could not be used.
     #[error("claim {claim} cannot be prepared")]
     Store {
@@ -237,7 +229,6 @@ impl PrepareError {
             Self::Lock { .. } => "lock",
             Self::Unprepared { .. } => "unprepared",
             Self::Cancelled { .. } => "cancelled",
-            Self::RulesUnknown { .. } => "rules-unknown",
             Self::Store { .. } => "store",
             Self::Cdi { .. } => "cdi",
             Self::Gone { .. } => "gone",

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_claims::{
-    AllocatedDevice, Allocation, Claim, Leaving, Phase, Record, RecordedDevice, Snapshot, StepError, Stored,
-    resolve_devices,
+    AllocatedDevice, Allocation, Claim, Leaving, Living, Phase, Record, RecordedDevice, Snapshot, StepError,
+    Stored, resolve_devices,
 };
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Ordinals};
 
@@ -67,13 +67,9 @@ impl Executor {
             Ok(ordinals) => ordinals,
             Err(error) => return failed(chain(&error)),
         };
-        if self.awaits_rights() {
-            // Whose its partitions are could only be guessed.
-            return None;
-        }
         let inventory = self.parts.inventory.inventory();
         let (records, gpus) = (BTreeMap::new(), BTreeMap::new());
-        let rights = self.rights();
+        let (modes, living) = (BTreeMap::new(), Living::new());
         let seen = Snapshot {
             driver: &self.config.driver,
             inventory: inventory.as_deref(),
@@ -81,8 +77,8 @@ impl Executor {
             records: &records,
             gpus: &gpus,
             boot: &self.config.boot,
-            toggle_mig: self.config.toggle_mig,
-            rights: &rights,
+            modes: &modes,
+            living: &living,
         };
         let _gpu_locks = match self.lock_gpus(&gpus_of(claim, &ordinals), until) {
             Ok(locks) => locks,
@@ -91,7 +87,6 @@ impl Executor {
         };
         let rebuilt = resolve_devices(claim, &seen)
             .map_err(|e| chain(&e))
-            .map(|devices| self.marked_static(uid, &ordinals, devices))
             .map(|devices| Record::new(claim, &self.config.boot, devices, Phase::Prepared))
             .and_then(|record| self.with_adopted(record).map_err(|e| chain(&e)))
             .and_then(|record| set_aside().map(|()| record).map_err(|e| chain(&e)))
@@ -104,21 +99,6 @@ impl Executor {
             Ok(_) => Some(Event::Rebuilt { claim: uid.clone() }),
             Err(error) => failed(error),
         }
-    }
-
-    /// What others had made when the claim was prepared is still theirs, whatever the rules say now.
-    fn marked_static(
-        &self,
-        uid: &ClaimUid,
-        ordinals: &Ordinals,
-        mut devices: Vec<RecordedDevice>,
-    ) -> Vec<RecordedDevice> {
-        let named = self.partitions_of_cdi_file(uid, ordinals);
-        for device in &mut devices {
-            device.is_static |=
-                named.iter().any(|n| n.is_static && n.allocated.device == device.allocated.device);
-        }
-        devices
     }
 
     /// The partitions of a record that is made again. If one is gone, so is what the claim was given: the rest is taken

@@ -6,34 +6,17 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use divvy_claims::{
-    AllocatedDevice, Cause, Outcome, Progress, Record, RecordedDevice, Step, StepError, StepState, Stored,
-    static_mark,
+    AllocatedDevice, Cause, Claim, Living, Outcome, Progress, Record, RecordedDevice, Step, StepError,
+    StepState, Stored,
 };
 use divvy_model::mig::{GpuInstance, GpuInstanceId, PartitionName};
-use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind, MigMode, Ordinals, TimeSlice};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind, Inventory, MigMode, Ordinals, TimeSlice};
 
 use crate::release::BRIEFLY;
-use crate::state::Records;
 use crate::{Executor, StoreError, chain};
 
 /// GPU instances by GPU.
 pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
-
-/// A change of MIG mode that was refused, until it succeeds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RefusedMode {
-    /// What it was to become.
-    pub on: bool,
-    /// Who or what is in the way.
-    pub why: String,
-}
-
-/// What partitions are remembered for, for taints; nothing depends on it after a restart.
-#[derive(Debug, Default)]
-pub(crate) struct Noticed {
-    foreign: Instances,
-    refused: BTreeMap<GpuUuid, RefusedMode>,
-}
 
 /// Why MIG mode or time slice is not as it should be.
 pub(crate) enum ModeError {
@@ -49,10 +32,6 @@ pub(crate) enum ModeError {
 }
 
 impl Executor {
-    fn noticed<R>(&self, with: impl FnOnce(&mut Noticed) -> R) -> R {
-        with(&mut self.noticed.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
     /// Brings MIG mode of a GPU to `on`. What it was is in the GPU's state before it changes. Under the GPU's lock.
     pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool, until: Duration) -> Result<(), ModeError> {
         let steps = &self.parts.steps;
@@ -79,28 +58,23 @@ impl Executor {
         if current != on
             && let Err(error) = steps.apply(&Step::SetMigMode { gpu: gpu.clone(), on }, until, &mut |_| {})
         {
-            let why = chain(&error);
-            self.noticed(|n| n.refused.insert(gpu.clone(), RefusedMode { on, why }));
             if matches!(error, StepError::NotDone(_)) && state != earlier {
                 write(&earlier)?;
             }
             return Err(step_failed(error));
         }
-        self.noticed(|n| n.refused.remove(gpu));
         if current != on {
             self.parts.inventory.changed(gpu);
         }
         Ok(())
     }
 
-    /// MIG mode that a record's devices need, before its steps are carried out in another boot. Where the instances are
-    /// others', so is the mode.
+    /// MIG mode that a record's devices need, before its steps are carried out in another boot. Who makes the instances
+    /// sets the mode.
     pub(crate) fn modes_of(&self, record: &Record) -> Result<Vec<Step>, StoreError> {
-        let (mut modes, rights) = (BTreeMap::new(), self.rights());
-        for device in record.devices.iter().filter(|device| !rights.static_gpus.contains(&device.gpu)) {
+        let mut modes = BTreeMap::new();
+        for device in record.devices.iter().filter(|device| !device.is_static) {
             match device.kind {
-                // Whoever makes the instances sets the mode.
-                HoldKind::Partition { .. } if device.is_static => {}
                 HoldKind::Partition { .. } => {
                     modes.insert(&device.gpu, true);
                 }
@@ -113,39 +87,6 @@ impl Executor {
         Ok(modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect())
     }
 
-    /// GPUs whose MIG mode could not be changed when a claim needed it, and why: their partitions should not be given
-    /// out. Tried again by each reconcile while nobody holds the GPU.
-    pub fn refused_modes(&self) -> BTreeMap<GpuUuid, RefusedMode> {
-        self.noticed(|n| n.refused.clone())
-    }
-
-    /// Tries refused changes of MIG mode again, where they are still ours to make: the rules may have changed since.
-    pub(crate) fn retry_modes(&self, records: &Records) {
-        let rights = self.rights();
-        for (gpu, refused) in self.refused_modes() {
-            let ours = || self.gpu_state(&gpu).is_ok_and(|state| state.turned_mig_on());
-            let may = self.config.toggle_mig || rights.toggle_mig.contains(&gpu) || ours();
-            if !may || rights.static_gpus.contains(&gpu) {
-                self.noticed(|n| n.refused.remove(&gpu));
-                continue;
-            }
-            let now = self.parts.clock.now();
-            let unreadable = records.values().any(|stored| stored.fine().is_none());
-            let held = records
-                .values()
-                .filter_map(|stored| stored.fine())
-                .flat_map(Record::holds)
-                .any(|hold| hold.gpu == gpu && hold.kind.needs().is_some());
-            if unreadable || held {
-                continue;
-            }
-            if let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), now + BRIEFLY) {
-                // Failing is noticed again by itself.
-                drop(self.set_mig_mode(&gpu, refused.on, now + BRIEFLY));
-            }
-        }
-    }
-
     /// GPU instances that live and that no record accounts for: somebody else made them, and they are never touched.
     /// For taints. A GPU that somebody is at work on, or that does not answer, keeps its last answer.
     pub fn foreign(&self) -> Instances {
@@ -153,6 +94,7 @@ impl Executor {
             let able = inventory.gpus.values().filter(|gpu| gpu.facts.mig_mode != MigMode::Unsupported);
             able.map(|gpu| gpu.facts.uuid.clone()).collect()
         });
+        let mut last = self.last_foreign.lock().unwrap_or_else(PoisonError::into_inner);
         for gpu in &gpus {
             let until = self.parts.clock.now() + BRIEFLY;
             // Under the lock nothing is made or removed between the two answers.
@@ -162,20 +104,15 @@ impl Executor {
                 let Ok(records) = self.state.records() else { continue };
                 living.retain(|instance| !records.values().any(|r| accounts_for(r, gpu, instance)));
             }
-            self.noticed(|n| n.foreign.insert(gpu.clone(), living));
+            last.insert(gpu.clone(), living);
         }
-        self.noticed(|n| {
-            n.foreign.retain(|gpu, living| gpus.contains(gpu) && !living.is_empty());
-            n.foreign.clone()
-        })
+        last.retain(|gpu, living| gpus.contains(gpu) && !living.is_empty());
+        last.clone()
     }
 
     /// What a lost record said about a step: the partition that lives at its place, unless another record has it.
     /// Half of one is removed, so that it can be made anew.
     pub(crate) fn adopt(&self, uid: &ClaimUid, step: &Step) -> Result<Option<StepState>, StepError> {
-        if step.is_owned() && self.was_static(uid, step) {
-            return Ok(None);
-        }
         let read = |source| StepError::NotDone(Cause::from_gpu("what is there cannot be read", source));
         let Some(outcome) = self.parts.steps.living(step).map_err(read)? else { return Ok(None) };
         let records = self.state.records().map_err(|e| StepError::NotDone(Cause::new(chain(&e))))?;
@@ -192,34 +129,6 @@ impl Executor {
             self.parts.steps.undo(step, &outcome)?;
         }
         Ok(None)
-    }
-
-    /// Whether a claim's CDI file says that the partition at this place was made by others.
-    fn was_static(&self, uid: &ClaimUid, step: &Step) -> bool {
-        let Ok(ordinals) = self.state.ordinals() else { return true };
-        let own = self.partitions_of_cdi_file(uid, &ordinals);
-        own.iter().filter(|device| device.is_static).any(|device| {
-            let HoldKind::Partition { profile, placement } = device.kind else { return false };
-            *step == Step::create_partition(device.gpu.clone(), profile, placement)
-        })
-    }
-
-    /// The step for a partition that was given out as one that others had made, and that lives: it is used, although the
-    /// rules say now that partitions are made. Every other step is what it was.
-    pub(crate) fn as_given(&self, record: &mut Record, step: Step) -> Step {
-        let rights = self.rights();
-        let Some(known) = step.gpu().filter(|_| step.is_owned()).and_then(|g| rights.static_instances.get(g))
-        else {
-            return step;
-        };
-        let theirs = match self.find_static(&step) {
-            Ok(Some(Outcome::Partition { uuid, .. })) => known.contains(&uuid),
-            _ => false,
-        };
-        let device = record.devices.iter_mut().find(|device| theirs && device.step().as_ref() == Some(&step));
-        let Some(device) = device else { return step };
-        device.is_static = true;
-        device.step().unwrap_or(step)
     }
 
     /// The partition that others have made at the place of a step, whole.
@@ -296,9 +205,23 @@ impl Executor {
                 found.name.strip_prefix(uid.as_str())?.strip_prefix('-')?.parse().ok()?;
             let name = PartitionName::parse(&device).ok()?;
             let gpu = ordinals.gpu(name.ordinal)?.clone();
-            Some((name, gpu, found.container_edits.env.contains(&static_mark(&device))))
+            let is_static = name.is_static;
+            Some((name, gpu, is_static))
         };
         spec.devices.iter().filter_map(named).collect()
+    }
+
+    /// What lives at the places of a claim's partitions. Under the GPUs' locks.
+    pub(crate) fn living(&self, claim: &Claim, ordinals: &Ordinals, inventory: Option<&Inventory>) -> Living {
+        let at = |device: &DeviceName| {
+            let name = PartitionName::parse(device).ok()?;
+            let gpu = ordinals.gpu(name.ordinal)?;
+            let mig = inventory?.gpus.get(gpu)?.mig.as_ref()?;
+            let placement = mig.capabilities.placement(name.profile, name.start)?;
+            let step = Step::create_partition(gpu.clone(), name.profile, placement);
+            Some((device.clone(), self.parts.steps.living(&step)))
+        };
+        claim.allocation.results.iter().filter_map(|result| at(&result.device)).collect()
     }
 
     /// Whether the partitions a record says it made still live: a reload of the driver or somebody else may have

@@ -1,14 +1,13 @@
 //! Prepare: locks, snapshot, decision; then carry it out, or wait without any lock and look again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry,
-    Rights, Snapshot, Step, Stored,
+    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Living, Phase, Prepared, Record, Refusal,
+    Retry, Snapshot, Stored,
 };
-use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
 use crate::release::{BRIEFLY, Release};
 use crate::state::{Records, Trace, Traced};
@@ -145,9 +144,11 @@ impl Executor {
         let records = self.state.records().map_err(stored)?;
         let gpus = concerned.iter().map(|gpu| Ok((gpu.clone(), self.state.gpu(gpu)?)));
         let gpus = gpus.collect::<Result<BTreeMap<_, _>, StoreError>>().map_err(stored)?;
-        // Asked first: rights that come in between are only waited for once more.
-        let (awaits_rights, rights) = (self.awaits_rights(), self.rights());
-        let inventory = self.parts.inventory.inventory().map(|i| self.with_modes_of(i, &concerned, &rights));
+        let inventory = self.parts.inventory.inventory();
+        let modes = self.modes(&concerned, inventory.as_deref());
+        // What a lost record has made looks as if others had.
+        let lost = matches!(own, Stored::Absent) && self.record_was_lost(&claim.uid, None);
+        let living = if lost { Living::new() } else { self.living(claim, &ordinals, inventory.as_deref()) };
         let snapshot = Snapshot {
             driver: &self.config.driver,
             inventory: inventory.as_deref(),
@@ -155,13 +156,10 @@ impl Executor {
             records: &records,
             gpus: &gpus,
             boot: &self.config.boot,
-            toggle_mig: self.config.toggle_mig,
-            rights: &rights,
+            modes: &modes,
+            living: &living,
         };
         match (self.config.decide)(claim, &snapshot) {
-            decision if awaits_rights && depends_on_rights(&decision) => {
-                Ok(Attempt::Again(PrepareError::RulesUnknown { claim: claim.reference() }, None))
-            }
             Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
                 // The same answer would name what is gone: undone first (a partition that is gone is no error), then
                 // made anew under the same names.
@@ -185,7 +183,8 @@ impl Executor {
             Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => {
                 let fenced_by = match &refusal {
                     Refusal::Fenced { gpu, .. } => {
-                        gpus.get(gpu).and_then(|s| Some(s.fine()?.fence.as_ref()?.claim.clone()))
+                        let fences = gpus.get(gpu).and_then(Stored::fine).into_iter().flat_map(|s| &s.fences);
+                        fences.filter_map(|fence| fence.claim.clone()).find(|uid| *uid != claim.uid)
                     }
                     _ => None,
                 };
@@ -237,24 +236,17 @@ impl Executor {
         }
     }
 
-    /// The inventory with MIG mode as it is now, of GPUs whose mode is not ours to change: what was read may be a minute
-    /// old, and there is no step that would find out.
-    fn with_modes_of(
+    /// MIG modes as they are now, of GPUs that have one.
+    fn modes(
         &self,
-        mut inventory: Arc<Inventory>,
         gpus: &BTreeSet<GpuUuid>,
-        rights: &Rights,
-    ) -> Arc<Inventory> {
-        for gpu in gpus.intersection(&rights.static_gpus) {
-            let known = inventory.gpus.get(gpu).map(|gpu| gpu.facts.mig_mode);
-            if let Ok(now) = self.parts.steps.mig_mode(gpu)
-                && known.is_some_and(|known| known != now)
-                && let Some(gpu) = Arc::make_mut(&mut inventory).gpus.get_mut(gpu)
-            {
-                gpu.facts.mig_mode = now;
-            }
-        }
-        inventory
+        inventory: Option<&Inventory>,
+    ) -> BTreeMap<GpuUuid, Result<MigMode, GpuError>> {
+        let has_one = |gpu: &&GpuUuid| {
+            let found = inventory.and_then(|inventory| inventory.gpus.get(gpu));
+            found.is_some_and(|gpu| gpu.facts.mig_mode != MigMode::Unsupported)
+        };
+        gpus.iter().filter(has_one).map(|gpu| (gpu.clone(), self.parts.steps.mig_mode(gpu))).collect()
     }
 
     /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.
@@ -367,17 +359,6 @@ fn in_use(claim: &Claim, wanted: &Holders, holder: &ClaimRef, held: &DeviceName,
         Clash::TimeSlice { wanted, found } => {
             Refusal::TimeSliceConflict { claim, device, gpu, wanted, holder, found }
         }
-    }
-}
-
-/// Whether the node's rules have a say: MIG mode may be changed or not, and a partition is ours to make or others'.
-fn depends_on_rights(decision: &Decision) -> bool {
-    match decision {
-        Decision::Run(plan) => plan.steps.iter().any(Step::is_hardware),
-        Decision::Refuse(refusal) => {
-            matches!(refusal, Refusal::MigModeOff { .. } | Refusal::MigModeOn { .. })
-        }
-        Decision::Ready(_) | Decision::Wait(_) => false,
     }
 }
 

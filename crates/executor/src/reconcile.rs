@@ -80,7 +80,6 @@ impl Executor {
             orphans.pass += 1;
         }
         self.check_fences(&mut report);
-        self.retry_modes(&records);
         report.foreign = self.foreign();
         let now = self.parts.clock.now();
         let old = now.saturating_sub(self.config.timing.tombstones);
@@ -221,25 +220,31 @@ impl Executor {
             Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
         };
         for (gpu, stored) in states {
-            let Some(fence) = stored.fine().and_then(|state| state.fence.clone()) else { continue };
+            if stored.fine().is_none_or(|state| state.fences.is_empty()) {
+                continue;
+            }
             let Ok(_gpu_lock) =
                 self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY)
             else {
                 continue;
             };
-            let over = fence.boot != self.config.boot
-                || self.state.record(&fence.claim).is_ok_and(|record| record == Stored::Absent);
-            if !over {
-                continue;
-            }
             let cleared = self.gpu_state(&gpu).and_then(|mut state| {
-                state.fence = None;
-                self.state.write_gpu(&gpu, &state, self.parts.clock.now())
+                let before = state.fences.len();
+                state.fences.retain(|fence| {
+                    let gone = |claim| self.state.record(claim).is_ok_and(|record| record == Stored::Absent);
+                    fence.boot == self.config.boot && !fence.claim.as_ref().is_some_and(gone)
+                });
+                let over = state.fences.len() < before;
+                if over {
+                    self.state.write_gpu(&gpu, &state, self.parts.clock.now())?;
+                }
+                Ok(over && state.fences.is_empty())
             });
-            report.push(match cleared {
-                Ok(()) => Event::FenceCleared { gpu },
-                Err(error) => Event::Failed { claim: None, error: chain(&error) },
-            });
+            match cleared {
+                Ok(true) => report.push(Event::FenceCleared { gpu }),
+                Ok(false) => {}
+                Err(error) => report.push(Event::Failed { claim: None, error: chain(&error) }),
+            }
         }
     }
 }

@@ -98,7 +98,6 @@ impl Executor {
     ) -> Result<Record, PrepareError> {
         let lost = steps.iter().any(Step::is_owned) && self.record_was_lost(&record.uid, earlier);
         for step in steps {
-            let step = if lost { step } else { self.as_given(&mut record, step) };
             let claim = record.reference();
             let failed = |source| PrepareError::Step { claim: claim.clone(), step: step.to_string(), source };
             let stored = |source| PrepareError::Store { claim: claim.clone(), source };

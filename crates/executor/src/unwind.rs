@@ -180,12 +180,13 @@ impl Executor {
 
     fn fence(&self, record: &Record, gpu: &GpuUuid, reason: &str) -> Result<(), StoreError> {
         let mut state = self.gpu_state(gpu)?;
-        let fence =
-            Fence { claim: record.uid.clone(), reason: reason.to_owned(), boot: self.config.boot.clone() };
-        if state.fence.as_ref() == Some(&fence) {
+        let boot = self.config.boot.clone();
+        let fence = Fence { claim: Some(record.uid.clone()), reason: reason.to_owned(), boot };
+        if state.fences.contains(&fence) {
             return Ok(());
         }
-        state.fence = Some(fence);
+        state.fences.retain(|other| other.claim != fence.claim);
+        state.fences.push(fence);
         self.state.write_gpu(gpu, &state, self.parts.clock.now())
     }
 
@@ -195,8 +196,9 @@ impl Executor {
         gpus.extend(record.steps.iter().filter_map(|s| s.step.gpu().cloned()));
         for gpu in gpus {
             let mut state = self.gpu_state(&gpu)?;
-            if state.fence.as_ref().is_some_and(|fence| fence.claim == record.uid) {
-                state.fence = None;
+            let before = state.fences.len();
+            state.fences.retain(|fence| fence.claim.as_ref() != Some(&record.uid));
+            if state.fences.len() < before {
                 self.state.write_gpu(&gpu, &state, self.parts.clock.now())?;
             }
         }

@@ -21,7 +21,7 @@ mod version;
 
 pub use conformance::{Expect, Violation, conformance};
 pub use device::{DeviceKind, ParseDeviceNameError};
-pub use driver::{GpuDriver, MigActivation};
+pub use driver::{CallMarks, GpuDriver, MigActivation};
 pub use driver_error::{GpuError, GpuErrorCode, GpuOp};
 pub use gpu::{
     Architecture, Brand, ComputeCapability, ComputeMode, CudaVersion, FabricFacts, GpuFacts, GpuProcess,

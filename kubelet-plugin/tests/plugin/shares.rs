@@ -219,8 +219,12 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     let files = node.cdi_files().into_keys().chain(node.records());
     assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());
     let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
-    let states: Vec<_> = states.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    assert!(states.iter().all(|name| name.starts_with('.')), "{states:?}");
+    for entry in states.map(Result::unwrap) {
+        let state = divvy_claims::GpuState::decode(&fs_err::read(entry.path()).unwrap());
+        let divvy_claims::Stored::Fine(state) = state else { panic!("{state:?}") };
+        let rest = divvy_claims::GpuState { may_change_mode: false, ..state };
+        assert!(rest.is_default(), "{rest:?}");
+    }
     process.signal(Signal::TERM);
     assert!(process.end().await.success());
     eprintln!(

@@ -195,11 +195,11 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
     let c = claim("b", vec![result("main", "gpu-0")]);
     let fence = |claim: &str, boot: &str| {
         let fence = Fence {
-            claim: claim.parse().unwrap(),
+            claim: Some(claim.parse().unwrap()),
             reason: "a call hangs".to_owned(),
             boot: boot.parse().unwrap(),
         };
-        Stored::Fine(GpuState { fence: Some(fence), ..GpuState::default() })
+        Stored::Fine(GpuState { fences: vec![fence], ..GpuState::default() })
     };
     world.gpus.insert(gpu(0), fence("a", "boot-1"));
     assert_eq!(
@@ -213,10 +213,12 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
         )
     );
     plan(world.decide(&claim("w", vec![admin(result("see", "gpu-0"))])));
-    for harmless in [fence("a", "boot-0"), fence("b", "boot-1"), Stored::Corrupt { reason: String::new() }] {
+    for harmless in [fence("a", "boot-0"), fence("b", "boot-1")] {
         world.gpus.insert(gpu(0), harmless);
         plan(world.decide(&c));
     }
+    world.gpus.insert(gpu(0), Stored::Corrupt { reason: "it ends early".to_owned() });
+    assert_eq!(world.refusal(&c).0, "fenced", "what was done to the GPU is not known");
     world.gpus.insert(gpu(0), Stored::Newer { version: 3, head: Head::default() });
     assert_eq!(world.refusal(&c).0, "newer-state");
 }

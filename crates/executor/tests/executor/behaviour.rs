@@ -288,7 +288,7 @@ fn a_call_that_times_out_fences_its_gpu_until_it_comes_back_whether_or_not_it_su
         );
         let fences = executor.fences().unwrap();
         assert_eq!(fences.keys().collect::<Vec<_>>(), [&gpu]);
-        assert_eq!(fences[&gpu].reason, hangs);
+        assert_eq!(fences[&gpu][0].reason, hangs);
         // The pod is deleted meanwhile: the answer is success, and the GPU stays held.
         assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(hangs.clone()));
         // The next claim waits for the call, which comes back within its 40 s.

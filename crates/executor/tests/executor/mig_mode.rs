@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
-use divvy_claims::Rights;
+use divvy_claims::GpuState;
 use divvy_executor::{Folder, chain};
 use divvy_model::{GpuDriver, MigMode};
 
 use crate::mig_world::{claim_of, is_clean, mode, setup, sim};
 use crate::story::uid;
+
+/// What is kept of a GPU that nothing was done to.
+fn untouched() -> GpuState {
+    GpuState { may_change_mode: true, ..GpuState::default() }
+}
 
 #[test]
 fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
@@ -15,13 +20,13 @@ fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
     assert!(!mode(&world, &gpu));
     world.prepare(&executor, &a).unwrap();
     assert!(mode(&world, &gpu));
-    let state = || world.lock().file(Folder::Gpus, &format!("{gpu}.json"));
-    assert!(state().is_some(), "the baseline is on disk");
+    let state = || world.lock().gpu_state(&gpu);
+    assert!(state().turned_mig_on(), "the baseline is on disk");
     world.unprepare(&executor, &a.uid).unwrap();
     assert!(mode(&world, &gpu), "off is lazy");
     world.prepare(&executor, &claim_of("w", &["gpu-0"], "t2")).unwrap();
     assert!(!mode(&world, &gpu));
-    assert_eq!(state(), None, "back to the baseline: nothing to remember");
+    assert_eq!(state(), untouched(), "back to the baseline: nothing to remember");
     // And on again for the next partition.
     world.unprepare(&executor, &uid("w")).unwrap();
     world.prepare(&executor, &a).unwrap();
@@ -29,30 +34,16 @@ fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
 }
 
 #[test]
-fn a_refused_change_of_mig_mode_is_not_tried_again_once_the_gpus_instances_are_others() {
+fn what_a_prepare_may_change_is_kept_for_a_restart_and_asked_for_under_the_lock() {
     let (world, executor, a, gpu) = setup();
-    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
-    world.prepare(&executor, &a).unwrap_err();
-    assert!(executor.refused_modes()[&gpu].on);
-    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.clear());
-    executor.set_rights(Rights { static_gpus: [gpu.clone()].into(), ..Rights::default() });
-    executor.reconcile(&world.view());
-    assert_eq!(executor.refused_modes().len(), 0);
-    let mode = sim(&world).mig_mode(&gpu).unwrap();
-    assert_eq!(mode, MigMode::Supported { current: false, pending: false });
-}
-
-#[test]
-fn what_depends_on_rights_that_are_not_known_yet_waits_for_them_and_not_for_ever() {
-    let (world, executor, a, _) = setup();
-    executor.await_rights(Duration::from_mins(5));
-    let error = world.prepare(&executor, &a).unwrap_err();
-    assert_eq!(error.category(), "rules-unknown");
-    assert!(is_clean(&world) && !error.is_permanent());
-    executor.await_rights(Duration::from_secs(5));
-    let began = world.lock().now;
-    world.prepare(&executor, &a).unwrap();
-    assert!(world.lock().now.saturating_sub(began) >= Duration::from_secs(5));
+    assert_eq!(executor.granted().unwrap().len(), 2);
+    world.grant(&executor, false);
+    assert_eq!(world.lock().file(Folder::Gpus, &format!("{gpu}.json")), None);
+    let error = world.prepare(&world.start(), &a).unwrap_err();
+    assert_eq!(error.category(), "wrong-mode");
+    world.grant(&executor, true);
+    world.kill();
+    world.prepare(&world.start(), &a).unwrap();
 }
 
 #[test]
@@ -73,13 +64,10 @@ fn a_change_of_mig_mode_that_others_prevent_is_tried_until_the_deadline_names_th
     let facts = sim(&world).mig_mode(&gpu).unwrap();
     assert_eq!(facts, MigMode::Supported { current: false, pending: false }, "nothing is left pending");
     assert!(is_clean(&world));
-    assert_eq!(world.lock().file(Folder::Gpus, &format!("{gpu}.json")), None);
-    assert!(executor.refused_modes()[&gpu].on);
-    executor.reconcile(&world.view());
-    assert_eq!(executor.refused_modes().len(), 1);
+    assert_eq!(world.lock().gpu_state(&gpu), untouched());
     sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.clear());
     executor.reconcile(&world.view());
-    assert_eq!(executor.refused_modes().len(), 0);
+    assert!(!mode(&world, &gpu), "the next prepare that needs it turns it on");
     // One that leaves in time is not noticed.
     world.prepare(&executor, &claim_of("w", &["gpu-1"], "t")).unwrap();
     let other = world.gpu(1);

@@ -76,6 +76,7 @@ impl World {
                 syncs: 0,
                 log: Vec::new(),
                 sim: None,
+                granted: false,
                 mig_late: Vec::new(),
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
@@ -126,7 +127,6 @@ impl World {
         let mut config = ExecutorConfig::new(DRIVER, boot);
         let seam = Arc::new(self.clone());
         let steps: Arc<dyn Steps> = if self.lock().sim.is_some() {
-            config.toggle_mig = true;
             // What is refused for a while is tried again in the call: often enough.
             config.timing.look_again = Duration::from_secs(4);
             Arc::new(MigSteps::new(Arc::new(Hardware(self.clone()))))
@@ -152,7 +152,17 @@ impl World {
         if !present.is_empty() {
             executor.number_gpus(&present, &|_, _| true).unwrap();
         }
+        if self.lock().sim.is_some() && !self.lock().granted {
+            self.grant(&executor, true);
+            self.lock().granted = true;
+        }
         executor
+    }
+
+    /// The node's policies let MIG mode of every GPU change, or of none.
+    pub(crate) fn grant(&self, executor: &Executor, may: bool) {
+        let all = self.present().into_iter().map(|(gpu, _)| (gpu, may)).collect();
+        executor.grant(&all).unwrap();
     }
 
     pub(crate) fn crash_in(&self, in_calls: usize, moment: Moment) {

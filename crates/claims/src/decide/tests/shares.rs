@@ -112,19 +112,38 @@ fn two_time_slices_of_one_gpu_in_one_claim_are_refused() {
 }
 
 #[test]
-fn a_partition_of_a_static_gpu_is_found_and_never_made_and_its_mig_mode_stays() {
+fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_made() {
     let mut world = World::new();
-    world.toggle_mig = true;
-    world.rights.static_gpus = [gpu(0), gpu(2)].into();
-    let part = claim("a", vec![result("main", "gpu-2-mig-1g10gb-19-4")]);
-    let planned = plan(world.decide(&part));
+    let part = claim("a", vec![result("main", "gpu-2-mig-static-1g10gb-19-4")]);
     let found = Step::UsePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
-    assert_eq!(planned.steps, [found, Step::WriteCdi]);
-    assert!(planned.devices[0].is_static);
-    let off = claim("a", vec![result("main", "gpu-0-mig-1g10gb-19-4")]);
+    let check = |world: &World, part: &Claim| {
+        let planned = plan(world.decide(part));
+        assert_eq!(planned.steps, [found.clone(), Step::WriteCdi], "its MIG mode stays");
+        assert!(planned.devices[0].is_static);
+    };
+    check(&world, &part);
+    let off = claim("a", vec![result("main", "gpu-0-mig-static-1g10gb-19-4")]);
     assert_eq!(world.refusal(&off).0, "wrong-mode");
-    assert_eq!(world.refusal(&claim("a", vec![result("main", "gpu-2")])).0, "wrong-mode");
-    plan(world.decide(&claim("a", vec![result("main", "gpu-0")])));
+    world.grant_all();
+    check(&world, &part);
+    // Under the name that it had until this release, if it lives and nothing of ours accounts for it.
+    let device = "gpu-2-mig-1g10gb-19-4";
+    let plain = claim("a", vec![result("main", device)]);
+    assert!(!plan(world.decide(&plain)).devices[0].is_static, "nothing lives there");
+    let lives = |uuid: &str| {
+        let (gi, ci) = (crate::InstanceId(7), crate::InstanceId(0));
+        Outcome::Partition { gi, ci, uuid: uuid.parse().unwrap() }
+    };
+    world.living.insert(device.parse().unwrap(), Ok(Some(lives("MIG-1"))));
+    check(&world, &plain);
+    let mut theirs = GpuState::default();
+    let step = Step::CreatePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
+    let state = crate::StepState { step, progress: Progress::Done { outcome: lives("MIG-1") } };
+    theirs.instances.push(crate::OwnedInstance { claim: "b".parse().unwrap(), state });
+    world.gpus.insert(gpu(2), Stored::Fine(theirs));
+    assert!(!plan(world.decide(&plain)).devices[0].is_static, "we have made it for another claim");
+    world.living.insert(device.parse().unwrap(), Ok(Some(lives("MIG-2"))));
+    check(&world, &plain);
 }
 
 #[test]

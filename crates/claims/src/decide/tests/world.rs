@@ -69,8 +69,8 @@ pub(super) struct World {
     pub(super) records: BTreeMap<ClaimUid, Arc<Stored<Record>>>,
     pub(super) gpus: BTreeMap<GpuUuid, Stored<GpuState>>,
     pub(super) boot: BootId,
-    pub(super) toggle_mig: bool,
-    pub(super) rights: Rights,
+    pub(super) modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    pub(super) living: Living,
 }
 
 impl World {
@@ -88,8 +88,8 @@ impl World {
             records: BTreeMap::new(),
             gpus: BTreeMap::new(),
             boot: "boot-1".parse().unwrap(),
-            toggle_mig: false,
-            rights: Rights::default(),
+            modes: BTreeMap::new(),
+            living: Living::new(),
         }
     }
 
@@ -101,8 +101,17 @@ impl World {
             records: &self.records,
             gpus: &self.gpus,
             boot: &self.boot,
-            toggle_mig: self.toggle_mig,
-            rights: &self.rights,
+            modes: &self.modes,
+            living: &self.living,
+        }
+    }
+
+    /// The policies let prepare change MIG mode of every GPU.
+    pub(super) fn grant_all(&mut self) {
+        for number in 0..5 {
+            let stored = self.gpus.entry(gpu(number)).or_insert(Stored::Fine(GpuState::default()));
+            let Stored::Fine(state) = stored else { panic!("{stored:?}") };
+            state.may_change_mode = true;
         }
     }
 
