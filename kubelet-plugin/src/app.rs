@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use divvy_carve::{Pool, ServerFeatures, pool_name};
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
+use divvy_offer::{Pool, ServerFeatures, pool_name};
 use divvy_proto::dra::{v1, v1beta1};
 use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
 use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, ReadyHandle};

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 
 use clap::Parser;
-use divvy_carve::ModeLock;
+use divvy_offer::ModeLock;
 use divvy_telemetry::LogFormat;
 
 use crate::config::Offer;

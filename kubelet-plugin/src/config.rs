@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_carve::{GpuRules, ModeLock, Modes};
 use divvy_model::health::HealthRules;
 use divvy_model::mig::ProfileVariant;
+use divvy_offer::{GpuRules, ModeLock, Modes};
 
 use crate::Args;
 use crate::sockets::SocketNames;

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_api::names::taints as keys;
-use divvy_carve::{Pool, pool_name};
 use divvy_executor::HeldDevice;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
+use divvy_offer::{Pool, pool_name};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::Api;
 use kube::api::ListParams;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use divvy_carve::OneMode;
 use divvy_executor::HeldDevice;
 use divvy_model::health::{HealthBook, XidClass};
 use divvy_model::{DeviceKind, GpuUuid, Ordinals};
+use divvy_offer::OneMode;
 use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, MetricsRegistry};
 
 /// Categories of failure that exist from the start; others (of later refusals) appear when they happen.

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_carve::Taint;
 use divvy_executor::{Executor, HeldDevice};
 use divvy_model::mig::{GpuInstance, Placement};
 use divvy_model::{GpuUuid, HoldKind, Inventory};
+use divvy_offer::Taint;
 
 /// What is taken on each GPU, and by which taint that is told.
 #[derive(Debug, Default)]

@@ -12,13 +12,17 @@ use std::time::Duration;
 
 use divvy_api::names::taints as keys;
 use divvy_api::node::GpuNodeStatus;
-use divvy_carve::{
-    Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
-    carve_partitions, taint_leaving, validate,
-};
 use divvy_executor::Executor;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid};
+use divvy_offer::{
+    Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
+    carve_partitions, taint_leaving, validate,
+};
+use divvy_offer::{
+    Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
+    carve_partitions, taint_leaving, validate,
+};
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;

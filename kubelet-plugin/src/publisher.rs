@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use divvy_carve::{KubeVersion, Pool, ServerFeatures};
 use divvy_controller::{PublishStatus, PublisherConfig};
+use divvy_offer::{KubeVersion, Pool, ServerFeatures};
 use divvy_telemetry::ReadyHandle;
 use kube::Client;
 use tokio::sync::watch;

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_carve::ServerFeatures;
 use divvy_claims::{Claim, ClaimRef, PreparedDevice, Retry};
 use divvy_executor::{Call, Clock, Executor, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
+use divvy_offer::ServerFeatures;
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::sync::{Notify, watch};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Result, bail};
 use divvy_api::names::{CLASS_ADMIN, NODE_LABEL};
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Trouble, Versions};
-use divvy_carve::pool_name;
+use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 

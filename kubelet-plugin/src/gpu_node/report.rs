@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
-use divvy_carve::{Device, Note, OneMode, Pool, TaintEffect};
 use divvy_claims::{Fence, Head, Phase};
 use divvy_executor::HeldDevice;
 use divvy_model::mig::Placement;
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, HoldKind, Inventory, Mode, Ordinals};
+use divvy_offer::{Device, Note, OneMode, Pool, TaintEffect};
 
 use super::troubles::troubles;
 use crate::health::view::HealthView;

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use divvy_api::node::Trouble;
-use divvy_carve::Note;
 use divvy_claims::Phase;
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid};
+use divvy_offer::Note;
 
 use super::Facts;
 use crate::health::view::taint;

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::names::taints as keys;
-use divvy_carve::{Taint, TaintEffect};
 use divvy_executor::HeldDevice;
 use divvy_model::health::{Ailment, RecoveryAction};
 use divvy_model::mig::Placement;
 use divvy_model::{GpuUuid, HoldKind, Ordinals};
+use divvy_offer::{Taint, TaintEffect};
 use serde::Serialize;
 
 /// What claims hold, and how GPUs are called.

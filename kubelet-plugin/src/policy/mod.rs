@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_api::policy::GpuPolicy;
-use divvy_carve::{GpuRules, NodeFacts, Resolved, resolve};
 use divvy_model::{Inventory, Ordinals};
+use divvy_offer::{GpuRules, NodeFacts, Resolved, resolve};
 use serde_json::{Value, json};
 
 use crate::events::PolicyRef;

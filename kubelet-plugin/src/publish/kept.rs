@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_api::names::taints as keys;
-use divvy_carve::{Instances, Resolved, Taint};
 use divvy_claims::{Fence, Head, Phase};
 use divvy_executor::HeldDevice;
 use divvy_model::mig::Placement;
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
+use divvy_offer::{Instances, Resolved, Taint};
 
 use super::{Carver, Memory};
 use crate::health::view::HealthView;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_carve::{Instances, Modes, Resolved};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
+use divvy_offer::{Instances, Modes, Resolved};
 
 use super::{Carver, Memory};
 use crate::policy::{Effective, Known};

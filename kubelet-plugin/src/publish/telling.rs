@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use divvy_carve::{Note, OneMode, ServerFeatures};
 use divvy_model::GpuUuid;
 use divvy_model::mig::Placement;
+use divvy_offer::{Note, OneMode, ServerFeatures};
+use divvy_offer::{Note, OneMode, ServerFeatures};
 
 use super::{Carver, Memory, Offering};
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_carve::{OneMode, PolicyProblem, Resolved, RuleRef};
 use divvy_claims::{ClaimRef, Fence, Head, Leaving};
 use divvy_executor::HeldDevice;
 use divvy_gpu_sim::SimNode;
 use divvy_model::health::RecoveryAction;
 use divvy_model::{BootId, GpuError, GpuErrorCode, GpuOp, Hold, HoldKind, Inventory, Ordinals};
+use divvy_offer::{OneMode, PolicyProblem, Resolved, RuleRef};
 
 use super::*;
 use crate::gpu_node::report;

@@ -1,17 +1,17 @@
 //! How long it takes to carve a node whose GPUs are offered whole and in partitions (budget: 2 ms for 16 GPUs), and
-//! how much it publishes: `cargo run --release -p divvy-carve --example carve_time`.
+//! how much it publishes: `cargo run --release -p divvy-offer --example offer_time`.
 
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use divvy_carve::{
-    GpuRules, Input, KubeVersion, Modes, Partitioning, ServerFeatures, carve_partitions, validate,
-};
 use divvy_gpu_sim::{Engine, SimSpec, mig_capabilities};
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{MigMode, Ordinals};
+use divvy_offer::{
+    GpuRules, Input, KubeVersion, Modes, Partitioning, ServerFeatures, carve_partitions, validate,
+};
 
 const ROUNDS: usize = 200;
 

@@ -5,13 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_carve::{
-    Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes, OfferedMode,
-    Partitioning, PlacementOrder, Pool, Rules, ServerFeatures, Taint, carve_partitions, validate,
-};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
+use divvy_offer::{
+    Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes, OfferedMode,
+    Partitioning, PlacementOrder, Pool, Rules, ServerFeatures, Taint, carve_partitions, validate,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;

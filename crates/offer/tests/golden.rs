@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
-use divvy_carve::{
+use divvy_gpu_sim::{Engine, mig_capabilities};
+use divvy_model::Ordinals;
+use divvy_offer::{
     Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, Input, KubeVersion, Modes, Partitioning,
     Pool, ServerFeatures, carve_partitions, validate,
 };
-use divvy_gpu_sim::{Engine, mig_capabilities};
-use divvy_model::Ordinals;
 
 /// The pool of a node whose GPUs may become everything.
 fn everything(spec: &str, version: KubeVersion) -> Pool {

@@ -4,12 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_carve::{Carved, Feature, Input, Pool, ServerFeatures, Taint, TaintEffect, carve, validate};
 use divvy_model::{
     Architecture, Brand, ComputeCapability, CudaVersion, DeviceName, FabricFacts, Gpu, GpuError,
     GpuErrorCode, GpuFacts, GpuOp, GpuProblem, GpuUuid, HostTopology, Inventory, MigMode, NvLinkPeer,
     Ordinals, PciAddress, SystemFacts,
 };
+use divvy_offer::{Carved, Feature, Input, Pool, ServerFeatures, Taint, TaintEffect, carve, validate};
 use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -177,8 +177,8 @@ proptest! {
         let after = world.carve(Some(&before)).pool;
         prop_assert_eq!(validate(&after), Ok(()));
         let rest = |pool: &Pool| -> Vec<_> {
-            let of_gone = |d: &divvy_carve::Device| {
-                d.attributes.get("gpuUUID") == Some(&divvy_carve::AttributeValue::String(gone.to_string()))
+            let of_gone = |d: &divvy_offer::Device| {
+                d.attributes.get("gpuUUID") == Some(&divvy_offer::AttributeValue::String(gone.to_string()))
             };
             pool.devices().filter(|d| !of_gone(d)).cloned().collect()
         };
