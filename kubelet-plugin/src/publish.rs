@@ -19,10 +19,6 @@ use divvy_offer::{
     Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
     carve_partitions, taint_leaving, validate,
 };
-use divvy_offer::{
-    Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
-    carve_partitions, taint_leaving, validate,
-};
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use divvy_model::GpuUuid;
 use divvy_model::mig::Placement;
 use divvy_offer::{Note, OneMode, ServerFeatures};
-use divvy_offer::{Note, OneMode, ServerFeatures};
 
 use super::{Carver, Memory, Offering};
 
