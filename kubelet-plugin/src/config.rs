@@ -54,6 +54,8 @@ pub struct Config {
     pub driver_name: String,
     /// Folder of records, locks and the DRA socket.
     pub plugin_dir: PathBuf,
+    /// Folder of locks that all divvy drivers on the node share, if there may be others.
+    pub lock_dir: Option<PathBuf>,
     /// Paths of the two sockets.
     pub sockets: SocketNames,
     /// The kubelet's PodResources socket.
@@ -199,6 +201,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
+            lock_dir,
             registry_dir,
             pod_resources_socket,
             cdi_dir,
@@ -237,7 +240,7 @@ impl TryFrom<Args> for Config {
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
         let (device_nodes, nvml_library, hook_path) =
             (given(device_nodes), given(nvml_library), given(hook_path));
-        let (kubeconfig, plugin_dir) = (given(kubeconfig), given(plugin_dir));
+        let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
         let plugin_dir =
             plugin_dir.unwrap_or_else(|| Path::new("/var/lib/kubelet/plugins").join(&driver_name));
@@ -250,7 +253,9 @@ impl TryFrom<Args> for Config {
         ] {
             check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
         }
-        for (flag, path) in [("driver-root", &driver_root), ("host-driver-root", &host_driver_root)] {
+        for (flag, path) in
+            [("driver-root", &driver_root), ("host-driver-root", &host_driver_root), ("lock-dir", &lock_dir)]
+        {
             if let Some(path) = path {
                 check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
             }
@@ -277,6 +282,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
+            lock_dir,
             sockets,
             pod_resources_socket,
             cdi_dir,

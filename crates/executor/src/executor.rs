@@ -1,6 +1,7 @@
 //! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use divvy_claims::{
 use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals};
 use serde::Serialize;
 
+use crate::owned::Owned;
 use crate::partitions::Instances;
 use crate::reconcile::Orphans;
 use crate::release::BRIEFLY;
@@ -60,6 +62,9 @@ pub struct ExecutorConfig {
     pub boot: BootId,
     /// How long things may take.
     pub timing: Timing,
+    /// A folder that all drivers of ours on the node share, which keeps a GPU from being given out by two. `None`: there
+    /// is no other.
+    pub lock_dir: Option<PathBuf>,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -67,7 +72,7 @@ pub struct ExecutorConfig {
 impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
-        Self { driver: driver.into(), boot, timing: Timing::default(), decide }
+        Self { driver: driver.into(), boot, timing: Timing::default(), lock_dir: None, decide }
     }
 }
 
@@ -101,6 +106,7 @@ pub struct Executor {
     pub(crate) config: ExecutorConfig,
     pub(crate) parts: Parts,
     pub(crate) state: State,
+    pub(crate) owned: Option<Owned>,
     pub(crate) orphans: Mutex<Orphans>,
     /// GPU instances of others, as last seen.
     pub(crate) last_foreign: Mutex<Instances>,
@@ -129,7 +135,8 @@ impl Executor {
     /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
         let state = State::new(parts.store.clone());
-        Self { config, parts, state, orphans: Mutex::default(), last_foreign: Mutex::default() }
+        let owned = config.lock_dir.clone().map(|dir| Owned::new(dir, config.driver.clone()));
+        Self { config, parts, state, owned, orphans: Mutex::default(), last_foreign: Mutex::default() }
     }
 
     /// Says for GPUs whether a prepare may change their MIG mode; kept on disk, so that a restart and the other instance

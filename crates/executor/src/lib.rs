@@ -22,6 +22,7 @@ mod lost;
 mod marks;
 mod mig;
 mod numbers;
+mod owned;
 mod partitions;
 mod prepare;
 mod reconcile;

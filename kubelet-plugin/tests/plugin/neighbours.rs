@@ -1,8 +1,10 @@
 //! GPUs that others use: told by the kubelet, by other drivers' objects, and by NVML.
 
+use std::path::Path;
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_kubelet_plugin::{Config, SocketNames};
 use divvy_proto::podresources::v1::{
     ClaimResource, ContainerDevices, ContainerResources, DynamicResource, PodResources,
 };
@@ -161,6 +163,40 @@ async fn a_neighbour_that_has_let_go_is_noticed_at_the_next_look_although_device
     node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
     wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
     plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_divvy_drivers_of_one_node_do_not_give_out_one_gpu_at_once() {
+    const OTHER: &str = "gpu.two.example";
+    let node = Node::new("h100x2");
+    let first = node.start().await;
+    let dir = node.kubelet.config().plugin_dir(OTHER).display().to_string();
+    let config = node.config(&["--driver-name", OTHER]);
+    assert!(config.lock_dir.is_some() && config.lock_dir == first.config.lock_dir);
+    let sockets =
+        SocketNames::new(OTHER, Path::new(&dir), &node.kubelet.config().registry_dir(), None).unwrap();
+    let second = node.start_with(Config { plugin_dir: dir.into(), sockets, ..config });
+    second.wait_ready().await;
+    let theirs = vec![mk_result("gpu", OTHER, crate::node::POOL, "gpu-0")];
+    let theirs = node.put(allocated(mk_claim("default", "theirs", OTHER, 1), theirs));
+    let prepare = async || {
+        let claims = std::slice::from_ref(&theirs);
+        node.kubelet.prepare(OTHER, claims).await.unwrap().remove(&theirs.uid).unwrap()
+    };
+    let ours = node.claim("ours", &["gpu-0"]);
+    node.prepare(&ours).await.unwrap();
+    let refused = prepare().await.unwrap_err();
+    assert!(
+        refused.contains("is held by driver gpu.divvy.dev, which has prepared claim default/ours"),
+        "{refused}"
+    );
+    node.unprepare(&ours).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "ours").unwrap();
+    prepare().await.unwrap();
+    let late = node.claim("late", &["gpu-0"]);
+    assert!(node.prepare(&late).await.unwrap_err().contains("is held by driver gpu.two.example"));
+    first.stop().await;
+    second.stop().await;
 }
 
 /// A pod with a claim of another driver.

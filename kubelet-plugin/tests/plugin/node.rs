@@ -102,9 +102,10 @@ impl Node {
     /// A plugin's configuration for this node.
     pub(crate) fn config(&self, more: &[&str]) -> Config {
         let kubelet = self.kubelet.config();
-        let flags: [(&str, PathBuf); 9] = [
+        let flags: [(&str, PathBuf); 10] = [
             ("--node-name", "n1".into()),
             ("--plugin-dir", kubelet.plugin_dir(DRIVER)),
+            ("--lock-dir", self.dir.path().join("host/run/divvy")),
             ("--registry-dir", kubelet.registry_dir()),
             ("--pod-resources-socket", kubelet.pod_resources_socket()),
             ("--cdi-dir", self.cdi_dir()),

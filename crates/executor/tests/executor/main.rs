@@ -35,6 +35,8 @@ mod modes;
 #[cfg(test)]
 mod numbers;
 #[cfg(test)]
+mod owned;
+#[cfg(test)]
 mod story;
 #[cfg(test)]
 mod world;

@@ -116,6 +116,8 @@ pub(crate) struct Machine {
     pub slice_fault: Option<HardwareFault>,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
+    /// The folder that drivers share, and the name of this one.
+    pub among: Option<(PathBuf, &'static str)>,
     /// Locks that another process has.
     pub busy: BTreeSet<LockName>,
 }
