@@ -119,8 +119,7 @@ async fn run_ready(
     keeper.before_registration().await;
     tasks.add("the keeper of files and records", keeper.run(tasks.stop.clone()));
     remove_stale(&shared.config.sockets, &shared.config.driver_name);
-    let mut servers = Grpc::bind(&shared, registered)?;
-    ready.sockets.ready();
+    let mut servers = Grpc::bind(&shared, registered, ready.sockets.clone())?;
 
     let outcome = tokio::select! {
         () = stop.cancelled() => Ok(()),

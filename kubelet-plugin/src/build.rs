@@ -129,7 +129,10 @@ pub(crate) fn executor(
         claims,
         clock,
     };
-    let settings =
-        ExecutorConfig { timing: config.timing.executor, ..ExecutorConfig::new(&*config.driver_name, boot) };
+    let settings = ExecutorConfig {
+        timing: config.timing.executor,
+        lock_dir: config.lock_dir.clone(),
+        ..ExecutorConfig::new(&*config.driver_name, boot)
+    };
     Ok(Executor::new(settings, parts))
 }

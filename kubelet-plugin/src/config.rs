@@ -54,6 +54,8 @@ pub struct Config {
     pub driver_name: String,
     /// Folder of records, locks and the DRA socket.
     pub plugin_dir: PathBuf,
+    /// Folder of locks that all divvy drivers on the node share, if there may be others.
+    pub lock_dir: Option<PathBuf>,
     /// Paths of the two sockets.
     pub sockets: SocketNames,
     /// The kubelet's PodResources socket.
@@ -141,6 +143,8 @@ pub struct Timing {
     pub policy_retry: Duration,
     /// Least time between two writes of the node's GpuNode.
     pub gpu_node: Duration,
+    /// How often it is looked whether the node's GpuNode was deleted.
+    pub gpu_node_look: Duration,
     /// How long running calls may take to finish when the plugin stops.
     pub drain: Duration,
 }
@@ -169,6 +173,7 @@ impl Default for Timing {
             executor: divvy_executor::Timing::default(),
             version: Duration::from_mins(10),
             gpu_node: Duration::from_secs(5),
+            gpu_node_look: Duration::from_secs(30),
             policy_wait: crate::sources::policies::WAIT,
             policy_retry: crate::sources::policies::RETRY,
             drain: Duration::from_secs(20),
@@ -196,6 +201,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
+            lock_dir,
             registry_dir,
             pod_resources_socket,
             cdi_dir,
@@ -223,7 +229,7 @@ impl TryFrom<Args> for Config {
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
         let (device_nodes, nvml_library, hook_path) =
             (given(device_nodes), given(nvml_library), given(hook_path));
-        let (kubeconfig, plugin_dir) = (given(kubeconfig), given(plugin_dir));
+        let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
         let plugin_dir =
             plugin_dir.unwrap_or_else(|| Path::new("/var/lib/kubelet/plugins").join(&driver_name));
@@ -235,6 +241,7 @@ impl TryFrom<Args> for Config {
             ("host-root", Some(host_root.clone())),
             ("driver-root", driver_root.clone()),
             ("host-driver-root", host_driver_root.clone()),
+            ("lock-dir", lock_dir.clone()),
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
@@ -253,6 +260,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
+            lock_dir,
             sockets,
             pod_resources_socket,
             cdi_dir,

@@ -8,6 +8,16 @@ use crate::registration::Registered;
 use crate::sinks::metrics::Metrics;
 use crate::sources::inventory::Seen;
 
+/// Why no container can be given a GPU; `None` if one can, or the driver was let go on request.
+pub(crate) fn what_is_missing(seen: &Seen) -> Option<String> {
+    match seen {
+        Seen { problem: Some(problem), .. } => Some(problem.clone()),
+        Seen { down: Some(why), released: None, .. } => Some(why.clone()),
+        Seen { inventory: Some(_), .. } => None,
+        Seen { inventory: None, .. } => Some("GPUs are being read".to_owned()),
+    }
+}
+
 /// Keeps what other parts say about themselves in the readiness set and the gauges.
 pub(crate) struct ReadinessWatch {
     pub(crate) inventory: ReadyHandle,
@@ -34,11 +44,9 @@ impl ReadinessWatch {
 
     fn look(&mut self) {
         let seen = self.seen.borrow_and_update();
-        match &*seen {
-            Seen { problem: Some(problem), .. } => self.inventory.waiting(problem.clone()),
-            Seen { down: Some(why), released: None, .. } => self.inventory.waiting(why.clone()),
-            Seen { inventory: Some(_), .. } => self.inventory.ready(),
-            Seen { inventory: None, .. } => self.inventory.waiting("GPUs are being read"),
+        match what_is_missing(&seen) {
+            Some(missing) => self.inventory.waiting(missing),
+            None => self.inventory.ready(),
         }
         let answers = matches!(&*seen, Seen { problem: None, inventory: Some(_), .. });
         self.metrics.driver_up.set(answers.into());

@@ -2,8 +2,7 @@
 
 use divvy_proto::dra::{v1, v1beta1};
 use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
-use divvy_proto::registration::registration_server::RegistrationServer;
-use divvy_telemetry::HttpServer;
+use divvy_telemetry::{HttpServer, ReadyHandle};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -16,7 +15,7 @@ use crate::config::Config;
 use crate::dra::DraServer;
 use crate::error::{RunError, io_error};
 use crate::grpc::health::HealthServer;
-use crate::registration::{Registered, Registrar};
+use crate::registration::{Registered, Registrar, RegistrationSocket};
 use crate::sinks::debug::Debug;
 use crate::sockets::{SocketFile, bind};
 use crate::wiring::Shared;
@@ -25,17 +24,18 @@ use crate::wiring::Shared;
 pub(crate) struct Grpc {
     running: JoinSet<Result<(), RunError>>,
     stop: CancellationToken,
-    registration: Option<SocketFile>,
     dra: Option<SocketFile>,
 }
 
 impl Grpc {
-    /// Binds the sockets and begins to serve.
-    pub(crate) fn bind(shared: &Shared, registered: watch::Sender<Registered>) -> Result<Self, RunError> {
+    /// Binds the socket of claims, and begins to serve. The other is opened when the kubelet may call.
+    pub(crate) fn bind(
+        shared: &Shared,
+        registered: watch::Sender<Registered>,
+        ready: ReadyHandle,
+    ) -> Result<Self, RunError> {
         let names = &shared.config.sockets;
         let (dra_listener, dra) = bind(&names.dra).map_err(io_error("the DRA socket (--plugin-dir)"))?;
-        let (listener, registration) =
-            bind(&names.registration).map_err(io_error("the registration socket (--registry-dir)"))?;
         let stop = CancellationToken::new();
         let health = HealthServer {
             pool: shared.claims.pool.clone(),
@@ -49,16 +49,21 @@ impl Grpc {
             .add_service(v1_health::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
             .add_service(v1alpha1_health::dra_resource_health_server::DraResourceHealthServer::new(health));
         let driver = shared.config.driver_name.clone();
-        let registrar = Registrar::new(driver, names.dra.display().to_string(), registered);
-        let registrar = Server::builder().add_service(RegistrationServer::new(registrar));
+        let registration = RegistrationSocket {
+            path: names.registration.clone(),
+            registrar: Registrar::new(driver, names.dra.display().to_string(), registered),
+            seen: shared.seen(),
+            in_charge: shared.in_charge(),
+            ready,
+        };
         let mut running = JoinSet::new();
         running.spawn(serve("DRA", router, dra_listener, stop.clone()));
-        running.spawn(serve("registration", registrar, listener, stop.clone()));
+        running.spawn(registration.serve(stop.clone()));
         tracing::info!(
             node = %shared.config.node_name, driver = %shared.config.driver_name,
-            dra = %names.dra.display(), registration = %names.registration.display(), "listening"
+            dra = %names.dra.display(), "listening"
         );
-        Ok(Self { running, stop, registration: Some(registration), dra: Some(dra) })
+        Ok(Self { running, stop, dra: Some(dra) })
     }
 
     /// Waits until one of them ends.
@@ -68,10 +73,7 @@ impl Grpc {
     }
 
     /// Takes no more calls: the kubelet is to find another instance.
-    pub(crate) fn close(&mut self) {
-        if let Some(file) = self.registration.take() {
-            file.remove();
-        }
+    pub(crate) fn close(&self) {
         self.stop.cancel();
     }
 
@@ -89,7 +91,7 @@ impl Grpc {
 }
 
 /// Serves gRPC on a socket until `stop`.
-async fn serve(
+pub(crate) async fn serve(
     name: &'static str,
     router: Router,
     listener: UnixListener,

@@ -147,8 +147,10 @@ impl Shared {
             fetcher: fetcher.clone(),
             client: client.clone(),
             driver: config.driver_name.clone(),
+            node: config.node_name.clone(),
             pool: pool_name(&config.node_name),
             runtime: tokio::runtime::Handle::current(),
+            numbers_lost: metrics.numbers_lost.clone(),
         });
         let latest = Latest::new(channels.seen.clone(), gpus.clone(), channels.refresh.clone());
         let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), latest)?);
@@ -352,6 +354,7 @@ impl Shared {
             reports: self.followed.report.clone(),
             publishes: in_charge,
             every: timing.gpu_node,
+            look: timing.gpu_node_look,
             retry: timing.policy_retry,
         };
         tasks.add("the GpuNode", writer.run(tasks.stop.clone()));
@@ -373,6 +376,16 @@ impl Shared {
             metrics: self.metrics.clone(),
             records: ready.records.clone(),
         }
+    }
+
+    /// The GPUs as the driver lists them.
+    pub(crate) fn seen(&self) -> watch::Receiver<Seen> {
+        self.channels.seen.clone()
+    }
+
+    /// Whether this instance publishes and reconciles.
+    pub(crate) fn in_charge(&self) -> watch::Receiver<bool> {
+        self.channels.in_charge.clone()
     }
 
     /// The debug page.

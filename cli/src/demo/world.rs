@@ -66,6 +66,7 @@ impl World {
             node_name: NODE.to_owned(),
             driver_name: names::DRIVER.to_owned(),
             plugin_dir: Some(kubelet_config.plugin_dir(names::DRIVER)),
+            lock_dir: None,
             registry_dir: kubelet_config.registry_dir(),
             pod_resources_socket: kubelet_config.pod_resources_socket(),
             cdi_dir: folder.path().join("cdi"),

@@ -204,9 +204,16 @@ impl Executor {
                 {
                     return Ok(Attempt::Again(refusal.into(), None));
                 }
+                if let Some(refusal) = self.take_gpus(claim, &plan) {
+                    self.leave_gpus(&concerned);
+                    return Ok(Attempt::Again(refusal.into(), None));
+                }
                 match self.run(claim, plan, revived, call) {
                     Ok(prepared) => Ok(Attempt::Done(prepared)),
-                    Err(error) => again_if_transient(error),
+                    Err(error) => {
+                        self.leave_gpus(&concerned);
+                        again_if_transient(error)
+                    }
                 }
             }
         }

@@ -80,6 +80,8 @@ pub(crate) struct Metrics {
     pub(crate) publishes: Gauge,
     /// CDI files written again after they had vanished.
     pub(crate) cdi_restored: Counter,
+    /// Times that the file of GPU numbers was lost and made again.
+    pub(crate) numbers_lost: Counter,
     /// Rounds of reconcile.
     pub(crate) reconciles: Counter,
 }
@@ -145,6 +147,8 @@ impl Metrics {
             publishes: registry.gauge("publishes", "1 if this instance publishes and reconciles"),
             cdi_restored: registry
                 .counter("cdi_files_restored", "CDI files written again after they had vanished"),
+            numbers_lost: registry
+                .counter("gpu_numbers_lost", "Times that the file of GPU numbers was lost and made again"),
             reconciles: registry
                 .counter("reconciles", "Rounds of comparing records with the API and the GPUs"),
         }

@@ -28,6 +28,8 @@ pub(crate) struct Writer {
     pub(crate) publishes: watch::Receiver<bool>,
     /// Least time between two writes.
     pub(crate) every: Duration,
+    /// How often it is looked whether the object is still there while nothing is to be written.
+    pub(crate) look: Duration,
     /// How long to wait after a write that failed; longer each time, since the definition may be missing for good.
     pub(crate) retry: Duration,
 }
@@ -84,9 +86,20 @@ impl Writer {
             tokio::select! {
                 Ok(()) = self.reports.changed() => {}
                 Ok(()) = self.publishes.changed() => {}
+                () = sleep(self.look), if written.is_some() => {
+                    if self.is_gone().await {
+                        tracing::info!("the GpuNode was deleted: written again");
+                        (written, is_there) = (None, false);
+                    }
+                }
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    /// Whether the API server says that there is no such object. A read, since an idle node writes nothing.
+    async fn is_gone(&self) -> bool {
+        matches!(timeout(ANSWER, gpu_nodes(&self.client).get_metadata_opt(&self.node)).await, Ok(Ok(None)))
     }
 
     /// Writes the status, and before it the object unless it is there. The answer to that has what was told before.

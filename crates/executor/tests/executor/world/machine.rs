@@ -86,6 +86,8 @@ pub(crate) struct Machine {
     pub process_error: Option<GpuErrorCode>,
     /// Claims in the API that are allocated here.
     pub api: BTreeMap<ClaimUid, Claim>,
+    /// Numbers in the names of published devices.
+    pub published: Vec<(u32, GpuUuid)>,
     pub api_down: bool,
     /// How long each question to the API takes.
     pub api_takes: Option<Duration>,
@@ -114,6 +116,8 @@ pub(crate) struct Machine {
     pub slice_fault: Option<HardwareFault>,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
+    /// The folder that drivers share, and the name of this one.
+    pub among: Option<(PathBuf, &'static str)>,
     /// Locks that another process has.
     pub busy: BTreeSet<LockName>,
 }
