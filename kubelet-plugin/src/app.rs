@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::{RunError, io_error};
 use crate::servers::{Grpc, http_servers};
 use crate::sockets::remove_stale;
-use crate::wiring::{Shared, channels};
+use crate::wiring::{Senders, Shared};
 
 /// What the plugin needs from outside; the demo and tests put a fake API server and simulated GPUs here.
 pub struct Deps {
@@ -97,7 +97,8 @@ async fn run_ready(
     let http = HttpServer::new(deps.metrics.clone(), deps.readiness.clone());
     let plugin_dir = &config.plugin_dir;
     fs_err::create_dir_all(plugin_dir).map_err(io_error(format!("--plugin-dir {}", plugin_dir.display())))?;
-    let (senders, channels) = channels();
+    let senders = Senders::default();
+    let (channels, facts) = senders.follow();
     let registered = senders.registered.clone();
     let shared = Shared::new(config, deps, channels)?;
 
@@ -105,7 +106,7 @@ async fn run_ready(
     // worked on are given time to finish before it.
     let mut tasks = Tasks::new();
     let _stop_tasks = tasks.stop.clone().drop_guard();
-    let mut keeper = shared.add_tasks(&mut tasks, senders, &ready);
+    let mut keeper = shared.add_tasks(&mut tasks, senders, facts, &ready);
     for (server, listener) in http_servers(&shared.config, http, shared.debug()).await? {
         let until = tasks.stop.clone();
         tasks.add("the HTTP server", async move {

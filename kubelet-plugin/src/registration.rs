@@ -18,9 +18,10 @@ use crate::sockets::bind;
 use crate::sources::inventory::Seen;
 
 /// What the kubelet last said.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Registered {
     /// Nothing yet.
+    #[default]
     NotYet,
     /// We are registered.
     Yes,

@@ -21,7 +21,7 @@ use crate::edits::HostEdits;
 use crate::error::RunError;
 use crate::events::Teller;
 use crate::neighbours::Neighbours;
-use crate::node::{Brain, Fact, Facts, Followed, Outlets, outlets};
+use crate::node::{Brain, Fact, Facts, Followed, Outlets};
 use crate::publisher_lock::PublisherLock;
 use crate::ready::ReadinessWatch;
 use crate::reconcile::Keeper;
@@ -41,6 +41,7 @@ use crate::sources::policies::{self, PolicyWatch, PolicyWiring};
 use crate::sources::records::RecordsSource;
 
 /// The ends that are written: one writer each.
+#[derive(Default)]
 pub(crate) struct Senders {
     seen: watch::Sender<Seen>,
     node: watch::Sender<Option<Arc<NodeFacts>>>,
@@ -49,7 +50,6 @@ pub(crate) struct Senders {
     pool: watch::Sender<Option<Pool>>,
     status: watch::Sender<PublishStatus>,
     outlets: Outlets,
-    facts: mpsc::UnboundedReceiver<Fact>,
 }
 
 /// The ends that are followed.
@@ -79,40 +79,25 @@ pub(crate) struct Channels {
     lingers: Arc<Notify>,
 }
 
-/// Makes all channels.
-pub(crate) fn channels() -> (Senders, Channels) {
-    let (seen_tx, seen) = watch::channel(Seen::default());
-    let (node_tx, node) = watch::channel(None);
-    let (registered_tx, registered) = watch::channel(Registered::NotYet);
-    let (in_charge_tx, in_charge) = watch::channel(false);
-    let (pool_tx, pool) = watch::channel(None);
-    let (status_tx, status) = watch::channel(PublishStatus::default());
-    let (facts_tx, facts) = mpsc::unbounded_channel();
-    let (outlets, followed) = outlets();
-    let senders = Senders {
-        seen: seen_tx,
-        node: node_tx,
-        registered: registered_tx,
-        in_charge: in_charge_tx,
-        pool: pool_tx,
-        status: status_tx,
-        outlets,
-        facts,
-    };
-    let channels = Channels {
-        seen,
-        node,
-        registered,
-        in_charge,
-        pool,
-        status,
-        followed,
-        facts: facts_tx,
-        refresh: Arc::default(),
-        changed: Arc::default(),
-        lingers: Arc::default(),
-    };
-    (senders, channels)
+impl Senders {
+    /// The other ends, and what ends at the brain.
+    pub(crate) fn follow(&self) -> (Channels, mpsc::UnboundedReceiver<Fact>) {
+        let (facts, brain) = mpsc::unbounded_channel();
+        let channels = Channels {
+            seen: self.seen.subscribe(),
+            node: self.node.subscribe(),
+            registered: self.registered.subscribe(),
+            in_charge: self.in_charge.subscribe(),
+            pool: self.pool.subscribe(),
+            status: self.status.subscribe(),
+            followed: self.outlets.follow(),
+            facts,
+            refresh: Arc::default(),
+            changed: Arc::default(),
+            lingers: Arc::default(),
+        };
+        (channels, brain)
+    }
 }
 
 /// What several tasks work with.
@@ -190,8 +175,14 @@ impl Shared {
     }
 
     /// Starts all tasks but the keeper, which has something to do first.
-    pub(crate) fn add_tasks(&self, tasks: &mut Tasks, senders: Senders, ready: &Ready) -> Keeper {
-        let Senders { seen, node, registered: _, in_charge, pool, status, outlets, facts } = senders;
+    pub(crate) fn add_tasks(
+        &self,
+        tasks: &mut Tasks,
+        senders: Senders,
+        facts: mpsc::UnboundedReceiver<Fact>,
+        ready: &Ready,
+    ) -> Keeper {
+        let Senders { seen, node, registered: _, in_charge, pool, status, outlets } = senders;
         self.add_gpu_sources(tasks, seen);
         self.add_api_sources(tasks, node);
         self.add_brain(tasks, outlets, facts);
@@ -260,10 +251,7 @@ impl Shared {
     fn add_api_sources(&self, tasks: &mut Tasks, node: watch::Sender<Option<Arc<NodeFacts>>>) {
         let Channels { facts, changed, seen, .. } = self.channels.clone();
         let name = self.config.node_name.clone();
-        tasks.add(
-            "the node watch",
-            node_labels::run(self.client.clone(), name.clone(), node, tasks.stop.clone()),
-        );
+        tasks.add("the node watch", node_labels::run(self.client.clone(), name, node, tasks.stop.clone()));
         let policies = PolicyWatch::new(PolicyWiring {
             client: self.client.clone(),
             config: &self.config,
@@ -286,7 +274,7 @@ impl Shared {
         };
         tasks.add("the reading of records", records.run(tasks.stop.clone()));
         let asked = self.followed.ask.clone();
-        let holders = HoldersSource { claims: self.claims.clone(), node: name, asked, facts };
+        let holders = HoldersSource { claims: self.claims.clone(), asked, facts };
         tasks.add("the list of holders", holders.run(tasks.stop.clone()));
     }
 

@@ -9,6 +9,7 @@ use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid, Inventory, Ordinals};
 use crate::modes::{Choice, fits_mig_mode};
 use crate::partition::{self, Partitioning, Source};
 use crate::settle::Sets;
+use crate::taints::{Standing, Subject};
 use crate::validate::{MAX_POOL_NAME, MAX_TAINTS, is_label_key, is_label_value};
 use crate::whole::{self, Links};
 use crate::{
@@ -207,24 +208,9 @@ impl Run<'_> {
         let caps = self.partitioning.capabilities.get(uuid);
         let budget = caps.and_then(|caps| self.budget(ordinal, uuid, caps));
         let choice = self.choose(one, rules, budget.is_some());
-        let occupied = self.partitioning.occupied.get(uuid).map_or(&[][..], Vec::as_slice);
-
-        let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
         let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });
-        let taints_of = |mode: OfferedMode| {
-            let mut taints = given.to_vec();
-            if let Some(other) = choice.guard.filter(|other| *other != mode) {
-                taints.push(Taint::no_schedule(keys::MODE, Some(mode_label(other))));
-            }
-            if !lost.is_empty() {
-                // What they occupy is not known, so nothing beside them can be given out.
-                taints.push(Taint::no_schedule(keys::FENCED, Some("unknown-partition-held")));
-            }
-            if mode != OfferedMode::Mig {
-                taints.extend(occupied.iter().map(|(_, taint)| taint.clone()));
-            }
-            taints
-        };
+        let (guard, unknown_held) = (choice.guard, !lost.is_empty());
+        let subject = |mode| Subject { guard, unknown_held, ..Subject::offered(uuid, mode) };
 
         let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut self.notes);
         let share = share::device(ordinal, &whole, &gpu.facts, rules);
@@ -237,24 +223,25 @@ impl Run<'_> {
         }
         if let (Some(caps), Some(budget)) = (caps, &budget) {
             let offers = choice.offers(OfferedMode::Mig);
-            let source = Source { one, caps, budget, rules, occupied, offers };
-            self.partitions(&source, &taints_of(OfferedMode::Mig));
+            let subject = subject(OfferedMode::Mig);
+            self.partitions(&Source { one, caps, budget, rules, subject, offers });
         }
         for name in &lost {
-            self.publish_lost(uuid, name, &taints_of(OfferedMode::Mig));
+            self.publish_lost(name, subject(OfferedMode::Mig));
         }
-        let (mode, taints) = (OfferedMode::Whole, taints_of(OfferedMode::Whole));
-        if let Some(whole) = self.alternative(one, whole, &choice, mode, taints) {
+        if let Some(whole) = self.alternative(one, whole, &choice, subject(OfferedMode::Whole)) {
             self.card(ordinal).whole = Some(whole);
         }
-        let (mode, taints) = (OfferedMode::TimeSlicing, taints_of(OfferedMode::TimeSlicing));
-        if let Some(share) = share.and_then(|share| self.alternative(one, share, &choice, mode, taints)) {
+        let share =
+            share.and_then(|share| self.alternative(one, share, &choice, subject(OfferedMode::TimeSlicing)));
+        if let Some(share) = share {
             self.card(ordinal).share = Some(share);
         }
         let Some(card) = self.cards.get_mut(&ordinal) else { return };
         card.sets = Some(Sets::new(ordinal, budget.as_ref()));
         // A GPU that is there for one claim as a whole can be had with admin access as it is.
         if card.share.is_some() || !card.partitions.is_empty() {
+            let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
             let admin = self.tainted(uuid, admin, admin::taints(given), false);
             self.card(ordinal).admin = admin;
         }
@@ -266,10 +253,9 @@ impl Run<'_> {
         one: &One<'_>,
         device: Device,
         choice: &Choice,
-        mode: OfferedMode,
-        mut taints: Vec<Taint>,
+        mut subject: Subject<'_>,
     ) -> Option<Device> {
-        let stays = self.stays(&device.name);
+        let (stays, mode) = (self.stays(&device.name), subject.mode);
         if !choice.offers(mode) {
             if !stays {
                 return None;
@@ -281,9 +267,9 @@ impl Run<'_> {
                 ("its MIG mode is on".to_owned(), "mig-mode-on")
             };
             self.keep(&device.name, why);
-            taints.push(Taint::no_schedule(keys::WITHDRAWN, Some(value)));
+            subject.standing = Standing::Withdrawn(value);
         }
-        self.tainted(one.uuid, device, taints, stays)
+        self.tainted(one.uuid, device, self.taints(&subject), stays)
     }
 
     /// Notes that a device is published only because a claim holds it, or may.
@@ -368,14 +354,6 @@ fn modes_of<'a>(devices: impl Iterator<Item = &'a DeviceName>) -> BTreeMap<u32, 
         modes.entry(kind.ordinal()).or_default().insert(mode);
     }
     modes
-}
-
-fn mode_label(mode: OfferedMode) -> &'static str {
-    match mode {
-        OfferedMode::Whole => "whole-held",
-        OfferedMode::Mig => "partition-held",
-        OfferedMode::TimeSlicing => "share-held",
-    }
 }
 
 /// Whether a published device is of this card.

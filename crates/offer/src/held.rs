@@ -3,14 +3,14 @@
 //! Counters are charged only for devices that are still published, so a device that is allocated is never withdrawn
 //! (DESIGN section 1, "withdrawing").
 
-use divvy_api::names::taints as keys;
 use divvy_model::mig::{MigCapabilities, PartitionName};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid};
 
 use crate::carve::{Run, is_of};
 use crate::partition::identify;
+use crate::taints::{Standing, Subject};
 use crate::whole::{self, Builder};
-use crate::{Device, Note, Pool, Taint, admin, share};
+use crate::{Device, Note, OfferedMode, Pool, admin, share};
 
 impl Run<'_> {
     /// GPUs that NVML lists and cannot read, or that only health still knows: published as they were, tainted, so
@@ -37,14 +37,14 @@ impl Run<'_> {
                 continue;
             }
             let devices = self.last_known(ordinal, uuid);
-            let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
+            let mut standing = Standing::AsItWas;
             if let Some(error) = error {
                 let published = !devices.is_empty();
                 self.notes.push(Note::Unreadable { gpu: uuid.clone(), error, published });
-                taints.push(Taint::no_schedule(keys::UNREADABLE, None));
+                standing = Standing::Unreadable;
             }
             for (kind, device) in devices {
-                self.publish(uuid, &kind, device, taints.clone());
+                self.publish(&kind, device, &of(&kind, uuid).standing(standing));
             }
         }
     }
@@ -72,9 +72,7 @@ impl Run<'_> {
             }
             self.kept.insert(name.clone());
             let device = self.previous_or_bare(&kind, uuid);
-            let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
-            taints.push(Taint::no_schedule(keys::LOST, None));
-            self.publish(uuid, &kind, device, taints);
+            self.publish(&kind, device, &of(&kind, uuid).standing(Standing::Gone));
         }
     }
 
@@ -104,9 +102,10 @@ impl Run<'_> {
         previous.filter(|device| is_of(device, uuid)).cloned().unwrap_or_else(|| bare(kind, uuid))
     }
 
-    fn publish(&mut self, uuid: &GpuUuid, kind: &DeviceKind, device: Device, taints: Vec<Taint>) {
+    fn publish(&mut self, kind: &DeviceKind, device: Device, subject: &Subject<'_>) {
         let stays = self.stays(&device.name);
-        let Some(device) = self.tainted(uuid, device, taints, stays) else { return };
+        let taints = self.taints(subject);
+        let Some(device) = self.tainted(subject.gpu, device, taints, stays) else { return };
         let card = self.card(kind.ordinal());
         match kind {
             DeviceKind::Whole { .. } => card.whole = Some(device),
@@ -125,15 +124,23 @@ impl Run<'_> {
         held.filter(|name| !known(name)).cloned().collect()
     }
 
-    pub(crate) fn publish_lost(&mut self, uuid: &GpuUuid, name: &PartitionName, taints: &[Taint]) {
+    pub(crate) fn publish_lost(&mut self, name: &PartitionName, subject: Subject<'_>) {
         self.keep(&name.device_name(), "its profile is not known".to_owned());
         let kind = DeviceKind::Partition(name.clone());
-        let mut device = self.previous_or_bare(&kind, uuid);
+        let mut device = self.previous_or_bare(&kind, subject.gpu);
         device.consumes.clear();
-        let mut taints = taints.to_vec();
-        taints.push(Taint::no_schedule(keys::WITHDRAWN, None));
-        self.publish(uuid, &kind, device, taints);
+        self.publish(&kind, device, &subject.standing(Standing::Withdrawn("not-offered")));
     }
+}
+
+/// What the taints of a device depend on whose GPU does not answer.
+fn of<'a>(kind: &DeviceKind, gpu: &'a GpuUuid) -> Subject<'a> {
+    let mode = match kind {
+        DeviceKind::Partition(_) => OfferedMode::Mig,
+        DeviceKind::Share { .. } => OfferedMode::TimeSlicing,
+        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => OfferedMode::Whole,
+    };
+    Subject::offered(gpu, mode)
 }
 
 /// A device of a GPU that nothing is known about but its UUID.

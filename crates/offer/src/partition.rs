@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use divvy_api::names::{attributes as attr, taints as keys};
+use divvy_api::names::attributes as attr;
 use divvy_model::mig::{
     GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement, ProfileName,
 };
@@ -14,6 +14,7 @@ use divvy_model::{DeviceKind, GpuUuid, MigMode, MigUuid};
 use crate::carve::{One, Run};
 use crate::counters::{Budget, RESOURCES, amounts};
 use crate::modes::{self, Choice, Facts, Refused};
+use crate::taints::{Standing, Subject};
 use crate::whole::{Builder, describe};
 use crate::{
     AttributeValue, Capacity, Device, Feature, GpuRules, Instances, Modes, Note, OfferedMode, PlacementOrder,
@@ -91,10 +92,10 @@ impl Run<'_> {
     }
 
     /// Publishes the partitions of a GPU that answers.
-    pub(crate) fn partitions(&mut self, from: &Source<'_>, taints: &[Taint]) {
+    pub(crate) fn partitions(&mut self, from: &Source<'_>) {
         let template = self.template(from.one);
         let held = self.held_partitions.get(&from.one.ordinal).cloned().unwrap_or_default();
-        self.publish_profiles(from, &held, &template, taints);
+        self.publish_profiles(from, &held, &template);
         if from.rules.instances == Instances::Static
             && let Some(mig) = &from.one.gpu.mig
         {
@@ -138,13 +139,7 @@ impl Run<'_> {
         to.device
     }
 
-    fn publish_profiles(
-        &mut self,
-        from: &Source<'_>,
-        held: &[PartitionName],
-        template: &Device,
-        taints: &[Taint],
-    ) {
+    fn publish_profiles(&mut self, from: &Source<'_>, held: &[PartitionName], template: &Device) {
         let is_static = from.rules.instances == Instances::Static;
         for profile in from.caps.profiles() {
             let name = from.caps.name(profile);
@@ -167,7 +162,7 @@ impl Run<'_> {
                 label: name.map(|name| name.to_string()).unwrap_or_default(),
             };
             let mut publish = |placement: Placement| {
-                self.publish_placement(from, held, &of_profile, placement, taints);
+                self.publish_placement(from, held, &of_profile, placement);
             };
             match from.rules.order {
                 PlacementOrder::Ascending => profile.placements.iter().copied().for_each(&mut publish),
@@ -182,14 +177,11 @@ impl Run<'_> {
         held: &[PartitionName],
         of_profile: &OfProfile<'_>,
         placement: Placement,
-        taints: &[Taint],
     ) {
         let profile = of_profile.profile;
         let name = PartitionName::new(from.one.ordinal, &of_profile.label, profile.id, placement.start);
         let is_static = from.rules.instances == Instances::Static;
         let living = from.living(profile.id, placement);
-        let overlapping = from.occupied.iter().filter(|(at, _)| at.overlaps(placement));
-        let taints: Vec<_> = taints.iter().cloned().chain(overlapping.map(|(_, t)| t.clone())).collect();
         // One that divvy makes and one that was made outside it have names of their own (ADR 5).
         for name in [name.clone(), name.into_static()] {
             let offered =
@@ -208,12 +200,13 @@ impl Run<'_> {
                 if self.input.features.supports(Feature::Partitions) {
                     device.consumes.push(from.budget.partition(profile, placement));
                 }
-                let mut taints = taints.clone();
+                let mut subject = Subject { place: Some(placement), ..from.subject };
                 if !offered {
                     self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
-                    taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("not-offered")));
+                    subject.standing = Standing::Withdrawn("not-offered");
                 }
                 let stays = self.stays(&device.name);
+                let taints = self.taints(&subject);
                 if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
                     self.card(from.one.ordinal).partitions.push(device);
                 }
@@ -228,7 +221,8 @@ pub(crate) struct Source<'a> {
     pub(crate) caps: &'a MigCapabilities,
     pub(crate) budget: &'a Budget,
     pub(crate) rules: &'a GpuRules,
-    pub(crate) occupied: &'a [(Placement, Taint)],
+    /// What the taints of its partitions depend on, but for their places.
+    pub(crate) subject: Subject<'a>,
     /// Whether any partition is offered.
     pub(crate) offers: bool,
 }

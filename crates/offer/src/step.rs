@@ -8,7 +8,7 @@ use std::time::Duration;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
 
-use crate::hazards::{Hazards, foreign};
+use crate::taints::{Hazards, foreign};
 use crate::withdrawal::{Seen, State};
 use crate::world::{Ask, Conflict, Fact, Records, World};
 use crate::{

@@ -33,6 +33,7 @@ pub(crate) struct Offer {
 }
 
 /// Where outputs go: one writer each, the brain.
+#[derive(Default)]
 pub(crate) struct Outlets {
     pub(crate) offer: watch::Sender<Offer>,
     pub(crate) report: watch::Sender<Option<GpuNodeStatus>>,
@@ -53,23 +54,18 @@ pub(crate) struct Followed {
     pub(crate) state: watch::Receiver<State>,
 }
 
-/// Makes the channels of the outputs.
-pub(crate) fn outlets() -> (Outlets, Followed) {
-    let (offer_tx, offer) = watch::channel(Offer::default());
-    let (report_tx, report) = watch::channel(None);
-    let (holdings_tx, holdings) = watch::channel(Holdings::default());
-    let (forget_tx, forget) = watch::channel(BTreeSet::new());
-    let (ask_tx, ask) = watch::channel(None);
-    let (state_tx, state) = watch::channel(State::default());
-    let out = Outlets {
-        offer: offer_tx,
-        report: report_tx,
-        holdings: holdings_tx,
-        forget: forget_tx,
-        ask: ask_tx,
-        state: state_tx,
-    };
-    (out, Followed { offer, report, holdings, forget, ask, state })
+impl Outlets {
+    /// The other ends.
+    pub(crate) fn follow(&self) -> Followed {
+        Followed {
+            offer: self.offer.subscribe(),
+            report: self.report.subscribe(),
+            holdings: self.holdings.subscribe(),
+            forget: self.forget.subscribe(),
+            ask: self.ask.subscribe(),
+            state: self.state.subscribe(),
+        }
+    }
 }
 
 impl Brain {

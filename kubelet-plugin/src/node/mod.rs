@@ -20,7 +20,7 @@ use crate::sources::health;
 use crate::sources::inventory::Seen;
 use crate::sources::policies::Known;
 
-pub(crate) use brain::{Brain, Followed, Offer, Outlets, outlets};
+pub(crate) use brain::{Brain, Followed, Offer, Outlets};
 pub(crate) use world::{Holdings, State};
 
 /// What a source has observed.

@@ -21,7 +21,6 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Asks.
 pub(crate) struct HoldersSource {
     pub(crate) claims: Arc<KubeClaims>,
-    pub(crate) node: String,
     pub(crate) asked: watch::Receiver<Option<Ask>>,
     pub(crate) facts: Facts,
 }
@@ -58,7 +57,7 @@ impl HoldersSource {
 
     /// Devices in this node's slices.
     async fn published(&self) -> Result<BTreeSet<DeviceName>, kube::Error> {
-        let ours = format!("spec.driver={},spec.nodeName={}", self.claims.driver, self.node);
+        let ours = format!("spec.driver={},spec.nodeName={}", self.claims.driver, self.claims.node);
         let slices = Api::<ResourceSlice>::all(self.claims.client.clone());
         let slices = slices.list(&ListParams::default().fields(&ours)).await?.items.into_iter();
         let devices = slices.filter_map(|slice| slice.spec.devices).flatten();

@@ -6,6 +6,7 @@ use crate::{
     Amount, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, ServerFeatures, carve,
     carve_partitions, validate,
 };
+use divvy_api::names::taints as keys;
 use divvy_model::{DeviceName, Inventory, MigMode, Ordinals};
 
 const LATEST: KubeVersion = KubeVersion::new(1, 37, 1);
