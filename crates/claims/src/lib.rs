@@ -17,6 +17,7 @@ mod decide;
 mod gpu_state;
 mod granted;
 mod plan;
+mod rebuild;
 mod record;
 mod refusal;
 mod step;
@@ -32,6 +33,7 @@ pub use decide::{Clash, Decision, Holder, Holders, Living, Snapshot, decide, res
 pub use gpu_state::{Fence, Goal, GpuState, OwnedInstance, Setting, goal};
 pub use granted::share_env;
 pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, cdi_kind, claim_of_cdi_file};
+pub use rebuild::{accounts_for, rebuild};
 pub use record::{Leaving, MadePartition, Phase, Record, RecordedDevice, StepState};
 pub use refusal::{Refusal, Retry};
 pub use step::{Cause, InstanceId, Observed, Outcome, Progress, Step, StepError};

@@ -17,6 +17,7 @@ mod clock;
 mod document;
 mod error;
 mod executor;
+mod gpus;
 mod locks;
 mod lost;
 mod marks;
@@ -24,7 +25,7 @@ mod mig;
 mod partitions;
 mod prepare;
 mod reconcile;
-mod release;
+
 mod report;
 mod restore;
 mod run;
@@ -33,7 +34,9 @@ mod state;
 mod store;
 mod strangers;
 mod time_slices;
+mod unprepare;
 mod unwind;
+mod waiting;
 mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};
@@ -45,7 +48,6 @@ pub use marks::FileMarks;
 pub use mig::MigSteps;
 pub use partitions::Instances;
 pub use reconcile::{ClusterView, RunningDevice};
-pub use release::Unprepared;
 pub use report::{Event, Report};
 pub use restore::Refresh;
 pub use seams::{
@@ -54,4 +56,5 @@ pub use seams::{
 };
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
 pub use time_slices::{NoTimeSlices, TimeSliceError, TimeSlices};
+pub use unprepare::Unprepared;
 pub use watch::Watch;

@@ -86,6 +86,8 @@ pub(crate) struct Machine {
     pub process_error: Option<GpuErrorCode>,
     /// Claims in the API that are allocated here.
     pub api: BTreeMap<ClaimUid, Claim>,
+    /// Claims that a prepare was asked for and that are not among these.
+    pub asked: BTreeMap<ClaimUid, Claim>,
     pub api_down: bool,
     /// How long each question to the API takes.
     pub api_takes: Option<Duration>,
