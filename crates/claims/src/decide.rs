@@ -1,6 +1,7 @@
 //! The prepare decision. Everything it looks at is in the [`Snapshot`]; everything that is to be done is in the
 //! [`Decision`].
 
+mod compute_mode;
 mod conflicts;
 
 use std::collections::BTreeMap;
@@ -86,7 +87,7 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     if claim.allocation.results.is_empty() && !undo_first {
         return Decision::Ready(Prepared::default());
     }
-    match resolve_devices(claim, seen) {
+    match resolve_devices(claim, seen).and_then(|devices| compute_mode::computable(claim, devices, seen)) {
         Err(refusal) => Decision::Refuse(refusal),
         Ok(devices) => match conflicts(claim, &devices, seen) {
             Err(refusal) => Decision::Refuse(refusal),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_model::TimeSlice;
+use divvy_model::{ComputeMode, TimeSlice};
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
 };
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::binary::Process;
 use crate::kills::{Dice, killer, prepare, unprepare, until_done};
-use crate::node::{DRIVER, Node, POOL, device, wait};
+use crate::node::{DRIVER, Node, PATIENCE, POOL, device, wait};
 
 const SHARES: usize = 64;
 
@@ -96,6 +96,27 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     }
     assert_eq!(time_slice(&node), TimeSlice::Default);
     node.prepare(&whole).await.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_left_in_an_exclusive_compute_mode_is_named_and_shared_again_once_it_is_set_back() {
+    let node = Node::new("h100x1");
+    let gpu = node.sim.uuids().remove(0);
+    let set = |mode| node.sim.edit(|e| e.gpu(&gpu).unwrap().facts.compute_mode = Some(mode));
+    set(ComputeMode::ExclusiveProcess);
+    let plugin = node.start().await;
+    let share = shares(&node, "share", &["s"], None);
+    let refused = node.prepare(&share).await.unwrap_err();
+    let command = format!("nvidia-smi -i {gpu} -c DEFAULT");
+    assert!(refused.contains("is EXCLUSIVE_PROCESS") && refused.contains(&command), "{refused}");
+
+    set(ComputeMode::Default);
+    let until = Instant::now() + PATIENCE;
+    while let Err(refused) = node.prepare(&share).await {
+        assert!(Instant::now() < until, "{refused}");
+        tokio::task::yield_now().await;
+    }
     plugin.stop().await;
 }
 

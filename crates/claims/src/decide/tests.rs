@@ -1,6 +1,7 @@
 use super::*;
-use crate::{Fence, Head, Leaving, PreparedDevice, StepState};
+use crate::{Fence, Head, Leaving, PreparedDevice, Retry, StepState};
 
+mod compute_mode;
 mod partitions;
 mod shares;
 mod world;

@@ -28,6 +28,7 @@ fn facts(n: u32, mig: bool) -> Gpu {
         pci_address: PciAddress { domain: 0, bus: 0x10 + u8::try_from(n).unwrap(), device: 0, function: 0 },
         pci_device_id: 0x2330_10de,
         mig_mode: MigMode::Supported { current: mig, pending: mig },
+        compute_mode: None,
         addressing_mode: None,
         module_id: None,
         nvlinks: Vec::new(),
