@@ -18,8 +18,10 @@ use crate::{
     Refusal, Step, Stored, resolve,
 };
 
+pub(crate) use self::conflicts::conflicts;
+use self::conflicts::may_share;
 pub use self::conflicts::{Clash, Holder, Holders};
-use self::conflicts::{conflicts, may_share};
+use crate::rebuild::steps_on;
 
 /// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +34,8 @@ pub struct Snapshot<'a> {
     pub ordinals: &'a Ordinals,
     /// All records, by claim. A file that is not there has no entry.
     pub records: &'a BTreeMap<ClaimUid, Arc<Stored<Record>>>,
-    /// States of the claim's GPUs. A file that is not there has no entry.
-    pub gpus: &'a BTreeMap<GpuUuid, Stored<GpuState>>,
+    /// States of GPUs. A file that is not there has no entry.
+    pub gpus: &'a BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
     /// This boot.
     pub boot: &'a BootId,
     /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
@@ -51,6 +53,8 @@ pub type Living = BTreeMap<DeviceName, Result<Option<Outcome>, GpuError>>;
 pub enum Decision {
     /// Nothing: this is the answer (the CDI file must be there).
     Ready(Prepared),
+    /// Make the claim's record again, which cannot be read or was lost, and decide then.
+    Rebuild,
     /// This.
     Run(Plan),
     /// Wait until these let go; whether they will is for the API to say.
@@ -63,13 +67,15 @@ pub enum Decision {
 /// undone first.
 pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     let own = seen.records.get(&claim.uid).map(Arc::as_ref);
-    let (mut undo_first, mut set_aside) = (false, false);
+    let mut undo_first = false;
     match own {
+        Some(Stored::Corrupt { .. }) => return Decision::Rebuild,
+        // Instances were made for it: its record was lost.
+        None | Some(Stored::Absent) if has_instances(&claim.uid, seen) => return Decision::Rebuild,
         None | Some(Stored::Absent) => {}
         Some(Stored::Newer { version, .. }) => {
             return Decision::Refuse(Refusal::RecordNewer { claim: claim.reference(), version: *version });
         }
-        Some(Stored::Corrupt { .. }) => set_aside = true,
         Some(Stored::Fine(record)) => {
             let same = record.is_of(&claim.allocation) && record.boot == *seen.boot;
             if same && record.phase == Phase::Prepared {
@@ -78,7 +84,7 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
             undo_first = !(same && can_be_revived(record));
         }
     }
-    if claim.allocation.results.is_empty() && !undo_first && !set_aside {
+    if claim.allocation.results.is_empty() && !undo_first {
         return Decision::Ready(Prepared::default());
     }
     match resolve_devices(claim, seen).and_then(|devices| compute_mode::computable(claim, devices, seen)) {
@@ -87,11 +93,16 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
             Err(refusal) => Decision::Refuse(refusal),
             Ok(Some(holders)) => Decision::Wait(holders),
             Ok(None) => match steps_for(claim, &devices, seen) {
-                Ok(steps) => Decision::Run(Plan { undo_first, set_aside, devices, steps }),
+                Ok(steps) => Decision::Run(Plan { undo_first, devices, steps }),
                 Err(refusal) => Decision::Refuse(refusal),
             },
         },
     }
+}
+
+fn has_instances(uid: &ClaimUid, seen: &Snapshot<'_>) -> bool {
+    let states = seen.gpus.values().filter_map(|stored| stored.fine());
+    states.flat_map(|state| &state.instances).any(|i| i.claim == *uid && i.boot == *seen.boot)
 }
 
 /// A lingering claim of which nothing has been undone yet can be prepared again for its next pod: the processes in
@@ -171,12 +182,9 @@ fn was_made_outside(result: &AllocatedDevice, gpu: &GpuUuid, hold: HoldKind, see
         return false;
     };
     let ours = Step::create_partition(gpu.clone(), profile, placement);
-    let of_gpu = seen.gpus.get(gpu).and_then(Stored::fine).into_iter().flat_map(|state| &state.instances);
-    let of_claims = seen.records.values().filter_map(|stored| stored.fine()).flat_map(|record| &record.steps);
-    let mut accounted = of_gpu.map(|instance| &instance.state).chain(of_claims);
-    !accounted.any(|state| {
-        let other = matches!(&state.progress, Progress::Done { outcome: Outcome::Partition { uuid: made, .. } } if made != uuid);
-        state.step == ours && state.progress != Progress::Undone && !other
+    let mut own = steps_on(seen.records, seen.gpus, gpu).filter(|state| state.step == ours);
+    own.all(|state| {
+        matches!(&state.progress, Progress::Done { outcome: Outcome::Partition { uuid: made, .. } } if made != uuid)
     })
 }
 
@@ -215,7 +223,7 @@ fn partition(claim: &Claim, name: &PartitionName, gpu: &Gpu) -> Result<HoldKind,
     Ok(HoldKind::Partition { profile: name.profile, placement })
 }
 
-/// What is to be done for these devices, in order: MIG mode of their GPUs, their partitions, the CDI file.
+/// What is to be done for these devices, in order: MIG mode of their GPUs, their time slices, their partitions.
 fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
     let (mut modes, mut slices, mut makes) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for wanted in devices {
@@ -241,7 +249,7 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
         if mode == MigMode::Unsupported {
             continue;
         }
-        let state = seen.gpus.get(gpu).and_then(Stored::fine);
+        let state = seen.gpus.get(gpu).and_then(|stored| stored.fine());
         let ours = state.is_some_and(GpuState::turned_mig_on);
         let may = state.is_some_and(|state| state.may_change_mode);
         let may = ours || (may && facts.architecture.toggles_mig_without_reset());
@@ -263,16 +271,14 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
         modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect();
     steps.extend(slices.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to }));
     steps.extend(makes);
-    if !devices.is_empty() {
-        steps.push(Step::WriteCdi);
-    }
     Ok(steps)
 }
 
 /// Whether the GPU has this time slice already: we have set it in this boot, and another claim that asked for it has held
 /// the GPU since. (Without one the driver may have been loaded anew.)
 fn is_in_force(claim: &Claim, gpu: &GpuUuid, to: TimeSlice, seen: &Snapshot<'_>) -> bool {
-    let set = seen.gpus.get(gpu).and_then(Stored::fine).and_then(|state| state.time_slice(seen.boot));
+    let set =
+        seen.gpus.get(gpu).and_then(|stored| stored.fine()).and_then(|state| state.time_slice(seen.boot));
     let mut others = seen.records.iter().filter(|(uid, _)| **uid != claim.uid);
     let asks = |record: &Record| {
         record.phase == Phase::Prepared

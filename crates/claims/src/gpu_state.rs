@@ -42,6 +42,8 @@ pub struct Fence {
 pub struct OwnedInstance {
     /// The claim that it was made for.
     pub claim: ClaimUid,
+    /// In which boot: it does not outlast one.
+    pub boot: BootId,
     /// The step that makes it, and how far that has come.
     #[serde(flatten)]
     pub state: StepState,

@@ -174,6 +174,30 @@ pub enum PrepareError {
         /// The claim.
         claim: ClaimRef,
     },
+    /// It was deallocated while the call waited.
+    #[error("claim {claim} was deallocated while this call waited (nothing is left to do)")]
+    Deallocated {
+        /// The claim.
+        claim: ClaimRef,
+    },
+    /// Whether it was allocated anew while the call waited is not known.
+    #[error(
+        "claim {claim} may have been allocated anew while this call waited, and the API server could not say: {why}"
+    )]
+    NotAsked {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        why: String,
+    },
+    /// Its record cannot be read or was lost, and was not made again in time.
+    #[error("the record of claim {claim} was lost and cannot be made again yet: {why}")]
+    Lost {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        why: String,
+    },
     /// Its record or a GPU's state could not be used.
     #[error("claim {claim} cannot be prepared")]
     Store {
@@ -229,6 +253,9 @@ impl PrepareError {
             Self::Lock { .. } => "lock",
             Self::Unprepared { .. } => "unprepared",
             Self::Cancelled { .. } => "cancelled",
+            Self::Deallocated { .. } => "deallocated",
+            Self::NotAsked { .. } => "api",
+            Self::Lost { .. } => "unreadable-record",
             Self::Store { .. } => "store",
             Self::Cdi { .. } => "cdi",
             Self::Gone { .. } => "gone",

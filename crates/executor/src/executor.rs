@@ -1,21 +1,19 @@
 //! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Decision, Fence, GpuState, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot,
-    Stored, decide,
+    Claim, ClaimRef, Decision, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot, Stored, decide,
 };
-use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals};
+use divvy_model::{BootId, ClaimUid, DeviceName, Hold, Ordinals};
 use serde::Serialize;
 
 use crate::owned::Owned;
 use crate::partitions::Instances;
 use crate::reconcile::Orphans;
-use crate::release::BRIEFLY;
 use crate::state::State;
 use crate::{
     Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, ProcessSource, Steps, Store,
@@ -139,33 +137,6 @@ impl Executor {
         Self { config, parts, state, owned, orphans: Mutex::default(), last_foreign: Mutex::default() }
     }
 
-    /// Says for GPUs whether a prepare may change their MIG mode; kept on disk, so that a restart and the other instance
-    /// know. Those that are not named keep what was said last.
-    pub fn grant(&self, may_change_mode: &BTreeMap<GpuUuid, bool>) -> Result<(), StoreError> {
-        for (gpu, may) in may_change_mode {
-            if self.gpu_state(gpu)?.may_change_mode == *may {
-                continue;
-            }
-            let _lock = self
-                .lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY)
-                .map_err(|error| StoreError {
-                    what: format!("the state of {gpu}"),
-                    action: "written",
-                    source: std::io::Error::other(error),
-                })?;
-            let state = GpuState { may_change_mode: *may, ..self.gpu_state(gpu)? };
-            self.state.write_gpu(gpu, &state, self.parts.clock.now())?;
-        }
-        Ok(())
-    }
-
-    /// GPUs whose MIG mode a prepare may change, as last granted.
-    pub fn granted(&self) -> Result<BTreeSet<GpuUuid>, StoreError> {
-        let states = self.state.gpus()?.into_iter();
-        let may = |state: &Stored<GpuState>| state.fine().is_some_and(|state| state.may_change_mode);
-        Ok(states.filter(|(_, state)| may(state)).map(|(gpu, _)| gpu).collect())
-    }
-
     /// This boot.
     pub fn boot(&self) -> &BootId {
         &self.config.boot
@@ -217,25 +188,6 @@ impl Executor {
                 Stored::Absent | Stored::Corrupt { .. } | Stored::Fine(_) => None,
             })
             .collect())
-    }
-
-    /// GPUs that are fenced in this boot, and why.
-    pub fn fences(&self) -> Result<BTreeMap<GpuUuid, Vec<Fence>>, StoreError> {
-        let boot = &self.config.boot;
-        let fences = |state| match state {
-            Stored::Fine(GpuState { mut fences, .. }) => {
-                fences.retain(|fence| fence.boot == *boot);
-                fences
-            }
-            Stored::Corrupt { reason } => vec![Fence {
-                claim: None,
-                reason: format!("its state file cannot be read: {reason}"),
-                boot: boot.clone(),
-            }],
-            Stored::Absent | Stored::Newer { .. } => Vec::new(),
-        };
-        let states = self.state.gpus()?.into_iter().map(|(gpu, state)| (gpu, fences(state)));
-        Ok(states.filter(|(_, fences)| !fences.is_empty()).collect())
     }
 
     /// The numbers in device names.

@@ -17,6 +17,7 @@ mod clock;
 mod document;
 mod error;
 mod executor;
+mod gpus;
 mod locks;
 mod lost;
 mod marks;
@@ -26,7 +27,7 @@ mod owned;
 mod partitions;
 mod prepare;
 mod reconcile;
-mod release;
+
 mod report;
 mod restore;
 mod run;
@@ -35,7 +36,9 @@ mod state;
 mod store;
 mod strangers;
 mod time_slices;
+mod unprepare;
 mod unwind;
+mod waiting;
 mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};
@@ -48,7 +51,6 @@ pub use mig::MigSteps;
 pub use numbers::NumberError;
 pub use partitions::Instances;
 pub use reconcile::{ClusterView, RunningDevice};
-pub use release::Unprepared;
 pub use report::{Event, Report};
 pub use restore::Refresh;
 pub use seams::{
@@ -57,4 +59,5 @@ pub use seams::{
 };
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
 pub use time_slices::{NoTimeSlices, TimeSliceError, TimeSlices};
+pub use unprepare::Unprepared;
 pub use watch::Watch;

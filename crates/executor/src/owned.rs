@@ -19,7 +19,7 @@ use divvy_claims::{Claim, Plan, Record, Refusal, Stored};
 use divvy_model::GpuUuid;
 use fs_err as fs;
 
-use crate::release::BRIEFLY;
+use crate::unprepare::BRIEFLY;
 use crate::{Clock, Executor};
 
 /// How long the look at the others may take.

@@ -56,7 +56,7 @@ pub struct Holders {
 }
 
 /// Who is in the way of these devices. Admin access is in nobody's way, and nobody in its.
-pub(super) fn conflicts(
+pub(crate) fn conflicts(
     claim: &Claim,
     devices: &[RecordedDevice],
     seen: &Snapshot<'_>,
@@ -64,7 +64,7 @@ pub(super) fn conflicts(
     for wanted in devices.iter().filter(|d| d.kind.needs().is_some()) {
         let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
         let names = || (claim.reference(), device.clone(), gpu.clone());
-        match seen.gpus.get(gpu) {
+        match seen.gpus.get(gpu).map(std::sync::Arc::as_ref) {
             None | Some(Stored::Absent) => {}
             // What was done to the GPU is not known until its file is made again.
             Some(Stored::Corrupt { reason }) => {

@@ -19,7 +19,7 @@ fn a_new_claim_is_one_cdi_file_and_no_hardware_step() {
         time_slice: None,
         is_static: false,
     }];
-    let expected = Plan { undo_first: false, set_aside: false, devices, steps: vec![Step::WriteCdi] };
+    let expected = Plan { undo_first: false, devices, steps: Vec::new() };
     assert_eq!(plan(world.decide(&c)), expected);
 }
 
@@ -134,7 +134,7 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
     );
     world.records =
         BTreeMap::from([("b".parse().unwrap(), Arc::new(Stored::Corrupt { reason: String::new() }))]);
-    assert!(plan(world.decide(&c)).set_aside, "the claim's own unreadable record is replaced");
+    assert!(matches!(world.decide(&c), Decision::Rebuild), "the claim's own unreadable record is made again");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
         };
         Stored::Fine(GpuState { fences: vec![fence], ..GpuState::default() })
     };
-    world.gpus.insert(gpu(0), fence("a", "boot-1"));
+    world.gpus.insert(gpu(0), Arc::new(fence("a", "boot-1")));
     assert_eq!(
         world.refusal(&c),
         (
@@ -214,12 +214,12 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
     );
     plan(world.decide(&claim("w", vec![admin(result("see", "gpu-0"))])));
     for harmless in [fence("a", "boot-0"), fence("b", "boot-1")] {
-        world.gpus.insert(gpu(0), harmless);
+        world.gpus.insert(gpu(0), Arc::new(harmless));
         plan(world.decide(&c));
     }
-    world.gpus.insert(gpu(0), Stored::Corrupt { reason: "it ends early".to_owned() });
+    world.gpus.insert(gpu(0), Arc::new(Stored::Corrupt { reason: "it ends early".to_owned() }));
     assert_eq!(world.refusal(&c).0, "fenced", "what was done to the GPU is not known");
-    world.gpus.insert(gpu(0), Stored::Newer { version: 3, head: Head::default() });
+    world.gpus.insert(gpu(0), Arc::new(Stored::Newer { version: 3, head: Head::default() }));
     assert_eq!(world.refusal(&c).0, "newer-state");
 }
 
@@ -232,7 +232,7 @@ fn a_claim_without_devices_of_ours_is_ready_and_its_earlier_devices_are_undone()
     }
     let record = world.record(&claim("a", vec![result("main", "gpu-0")]), Phase::Prepared);
     world.keep(record);
-    let expected = Plan { undo_first: true, set_aside: false, devices: Vec::new(), steps: Vec::new() };
+    let expected = Plan { undo_first: true, devices: Vec::new(), steps: Vec::new() };
     assert_eq!(plan(world.decide(&claim("a", Vec::new()))), expected);
 }
 

@@ -37,6 +37,8 @@ mod numbers;
 #[cfg(test)]
 mod owned;
 #[cfg(test)]
+mod race;
+#[cfg(test)]
 mod story;
 #[cfg(test)]
 mod world;

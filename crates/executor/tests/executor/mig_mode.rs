@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use divvy_claims::GpuState;
 use divvy_executor::{Folder, chain};
-use divvy_model::{GpuDriver, MigMode};
+use divvy_gpu_sim::Fault;
+use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode};
 
 use crate::mig_world::{claim_of, is_clean, mode, setup, sim};
 use crate::story::uid;
@@ -76,4 +77,60 @@ fn a_change_of_mig_mode_that_others_prevent_is_tried_until_the_deadline_names_th
     let machine = world.clone();
     world.later(Duration::from_secs(7), move || sim(&machine).end_process(99));
     world.prepare(&executor, &claim_of("b", &["gpu-1-mig-1g10gb-19-0"], "t2")).unwrap();
+}
+
+/// H1. The other instance gives the whole GPU out while this one reconciles after a change of MIG mode was refused.
+#[test]
+fn a_refused_mode_is_not_changed_under_a_claim_that_was_prepared_meanwhile() {
+    let (world, executor, a, gpu) = setup();
+    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
+    world.prepare(&executor, &a).unwrap_err();
+    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.clear());
+    world.lock().api.remove(&a.uid);
+    let w = claim_of("w", &["gpu-0"], "t2");
+    world.lock().api.insert(w.uid.clone(), w.clone());
+    let (other, machine) = (world.start(), world.clone());
+    world.after_listing_cdi(move || drop(machine.prepare(&other, &w).unwrap()));
+    for _ in 0..3 {
+        executor.reconcile(&world.view());
+        world.pass(Duration::from_mins(1));
+    }
+    assert!(world.lock().records().contains_key(&uid("w")));
+    assert!(!mode(&world, &gpu), "MIG mode was turned on under the holder of the whole GPU");
+}
+
+/// H5.
+#[test]
+fn a_mode_that_was_changed_and_could_not_be_read_is_remembered_as_ours() {
+    let (world, executor, a, gpu) = setup();
+    // Read before by the decision, the executor and the step; then once after.
+    sim(&world).fault(Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::MigMode).after(3).times(1));
+    world.lock().api.clear();
+    // No time to try again.
+    let call = executor.begin(Duration::from_millis(5));
+    let error = executor.prepare(&a, &call).unwrap_err();
+    assert!(chain(&error).contains("its outcome is not known: MIG mode"), "{}", chain(&error));
+    assert!(mode(&world, &gpu), "the driver did it");
+    assert!(world.lock().gpu_state(&gpu).turned_mig_on(), "nothing says that we have turned it on");
+    // So that it goes back for the next whole claim, though no policy lets it change any more.
+    world.grant(&executor, false);
+    world.prepare(&executor, &claim_of("w", &["gpu-0"], "t2")).unwrap();
+    assert!(!mode(&world, &gpu));
+}
+
+/// H7. What the inventory says is old.
+#[test]
+fn a_whole_gpu_whose_mode_somebody_has_turned_on_a_moment_ago_is_not_given_out_as_whole() {
+    let (world, executor, _, gpu) = setup();
+    world.grant(&executor, false);
+    sim(&world).set_mig_mode(&gpu, true).unwrap();
+    let error = world.prepare(&executor, &claim_of("w", &["gpu-0"], "t1")).unwrap_err();
+    assert_eq!(error.category(), "wrong-mode");
+    // One that cannot be read is not taken for what it was.
+    sim(&world).set_mig_mode(&gpu, false).unwrap();
+    sim(&world).fault(Fault::fail(GpuErrorCode::GPU_IS_LOST).of(GpuOp::MigMode).times(1));
+    let call = executor.begin(Duration::ZERO);
+    let error = executor.prepare(&claim_of("w", &["gpu-0"], "t1"), &call).unwrap_err();
+    assert_eq!(error.category(), "gpu-unreadable");
+    world.prepare(&executor, &claim_of("w", &["gpu-0"], "t1")).unwrap();
 }

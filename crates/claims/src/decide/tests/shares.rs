@@ -13,7 +13,7 @@ fn shares_of_many_claims_and_several_of_one_live_on_one_gpu_and_with_nothing_els
     let first = claim("a", vec![share("main", "gpu-0-ts", "s1"), share("main", "gpu-0-ts", "s2")]);
     let planned = plan(world.decide(&first));
     assert_eq!(planned.devices.iter().map(|d| d.kind).collect::<Vec<_>>(), [HoldKind::Share; 2]);
-    assert_eq!(planned.steps, [Step::WriteCdi], "MIG mode is off already, and nobody asked for a time slice");
+    assert_eq!(planned.steps, [], "MIG mode is off already, and nobody asked for a time slice");
     let record = world.record(&first, Phase::Prepared);
     let answer = Prepared::of("gpu.divvy.dev", &record);
     let told: Vec<_> =
@@ -58,7 +58,7 @@ fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
     let mut world = World::new();
     let first = asking(claim("a", vec![share("main", "gpu-0-ts", "s1")]), "Long");
     let set = Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Long };
-    assert_eq!(plan(world.decide(&first)).steps, [set.clone(), Step::WriteCdi]);
+    assert_eq!(plan(world.decide(&first)).steps, [set.clone()]);
     let record = world.record(&first, Phase::Prepared);
     assert_eq!(record.holds().next().unwrap().time_slice, Some(TimeSlice::Long));
     world.keep(record);
@@ -66,8 +66,8 @@ fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
     assert_eq!(plan(world.decide(&second)).steps[0], set, "nobody knows whether it was set");
     let mut state = GpuState::default();
     state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
-    world.gpus.insert(gpu(0), Stored::Fine(state));
-    assert_eq!(plan(world.decide(&second)).steps, [Step::WriteCdi]);
+    world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
+    assert_eq!(plan(world.decide(&second)).steps, []);
     plan(world.decide(&claim("c", vec![share("main", "gpu-0-ts", "s3")])));
     let other = asking(claim("d", vec![share("main", "gpu-0-ts", "s4")]), "Short");
     let clash = Clash::TimeSlice { wanted: TimeSlice::Short, found: TimeSlice::Long };
@@ -118,7 +118,7 @@ fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_ma
     let found = Step::UsePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
     let check = |world: &World, part: &Claim| {
         let planned = plan(world.decide(part));
-        assert_eq!(planned.steps, [found.clone(), Step::WriteCdi], "its MIG mode stays");
+        assert_eq!(planned.steps, [found.clone()], "its MIG mode stays");
         assert!(planned.devices[0].is_static);
     };
     check(&world, &part);
@@ -139,8 +139,12 @@ fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_ma
     let mut theirs = GpuState::default();
     let step = Step::CreatePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
     let state = crate::StepState { step, progress: Progress::Done { outcome: lives("MIG-1") } };
-    theirs.instances.push(crate::OwnedInstance { claim: "b".parse().unwrap(), state });
-    world.gpus.insert(gpu(2), Stored::Fine(theirs));
+    theirs.instances.push(crate::OwnedInstance {
+        claim: "b".parse().unwrap(),
+        boot: world.boot.clone(),
+        state,
+    });
+    world.gpus.insert(gpu(2), Arc::new(Stored::Fine(theirs)));
     assert!(!plan(world.decide(&plain)).devices[0].is_static, "we have made it for another claim");
     world.living.insert(device.parse().unwrap(), Ok(Some(lives("MIG-2"))));
     check(&world, &plain);
@@ -164,7 +168,7 @@ fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gp
     let monitor = claim("m", vec![admin(result("see", "gpu-0-admin")), admin(result("see", "gpu-2-admin"))]);
     let planned = plan(world.decide(&monitor));
     assert_eq!(planned.devices.iter().map(|d| d.kind).collect::<Vec<_>>(), [HoldKind::Admin; 2]);
-    assert_eq!(planned.steps, [Step::WriteCdi], "whatever the MIG mode is");
+    assert_eq!(planned.steps, [], "whatever the MIG mode is");
     assert_eq!(
         world.refusal(&claim("m", vec![result("main", "gpu-0-admin")])),
         (

@@ -67,7 +67,7 @@ pub(super) struct World {
     pub(super) inventory: Inventory,
     pub(super) ordinals: Ordinals,
     pub(super) records: BTreeMap<ClaimUid, Arc<Stored<Record>>>,
-    pub(super) gpus: BTreeMap<GpuUuid, Stored<GpuState>>,
+    pub(super) gpus: BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
     pub(super) boot: BootId,
     pub(super) modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
     pub(super) living: Living,
@@ -109,9 +109,9 @@ impl World {
     /// The policies let prepare change MIG mode of every GPU.
     pub(super) fn grant_all(&mut self) {
         for number in 0..5 {
-            let stored = self.gpus.entry(gpu(number)).or_insert(Stored::Fine(GpuState::default()));
-            let Stored::Fine(state) = stored else { panic!("{stored:?}") };
-            state.may_change_mode = true;
+            let known = self.gpus.get(&gpu(number)).and_then(|stored| stored.fine()).cloned();
+            let state = GpuState { may_change_mode: true, ..known.unwrap_or_default() };
+            self.gpus.insert(gpu(number), Arc::new(Stored::Fine(state)));
         }
     }
 

@@ -88,6 +88,8 @@ pub(crate) struct Machine {
     pub api: BTreeMap<ClaimUid, Claim>,
     /// Numbers in the names of published devices.
     pub published: Vec<(u32, GpuUuid)>,
+    /// Claims that a prepare was asked for and that are not among these.
+    pub asked: BTreeMap<ClaimUid, Claim>,
     pub api_down: bool,
     /// How long each question to the API takes.
     pub api_takes: Option<Duration>,
