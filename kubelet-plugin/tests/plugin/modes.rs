@@ -58,6 +58,29 @@ async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conflict_with_a_device_that_was_withdrawn_fences_its_gpu_and_costs_the_others_nothing() {
+    let node = Node::new("h100x2");
+    let plugin = node.start_with(node.config(&["--offer", "everything"]));
+    plugin.wait_ready().await;
+    let rule = json!({ "gpus": { "ordinals": [0] }, "modes": ["TimeSlicing"] });
+    node.api.put(&divvy_fake_cluster::GpuPolicy::new("shares", json!({ "rules": [rule] }))).unwrap();
+    wait("the end of the other modes", || (node.published().len() == 2 + 21).then_some(())).await;
+    let share = node.claim("share", &["gpu-0-ts"]);
+    node.prepare(&share).await.unwrap();
+    // The scheduler chose it before the policy, and its write was held up.
+    let whole = node.claim("whole", &["gpu-0"]);
+    node.prepare(&whole).await.unwrap_err();
+    let text = wait("an Event", || told(&node, "GivenTwice")).await;
+    assert!(text.contains("default/whole has gpu-0, refused at prepare") && text.contains("default/share has"), "{text}");
+    wait("the fence", || open(&node).iter().all(|name| name.starts_with("gpu-1")).then_some(())).await;
+    assert_eq!(open(&node).len(), 20);
+    assert_eq!(told(&node, "OneModeForEachGpu"), None);
+    node.api.delete::<ResourceClaim>("default", "whole").unwrap();
+    wait("shares", || open(&node).contains(&"gpu-0-ts".to_owned()).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_mode_lock_can_be_turned_off_and_on() {
     for (flags, version, expected) in [
         (["--mode-lock", "off"], "1.37.1", 1),
