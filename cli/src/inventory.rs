@@ -137,6 +137,7 @@ fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
         recorded: &BTreeSet::new(),
         previous: None,
         // As on a cluster that has everything divvy uses.

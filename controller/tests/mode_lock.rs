@@ -40,6 +40,7 @@ impl World {
             ordinals: &ordinals,
             taints: &BTreeMap::new(),
             held: &BTreeSet::new(),
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous: None,
             features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),

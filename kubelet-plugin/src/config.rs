@@ -124,8 +124,8 @@ pub struct Timing {
     pub reconcile_busy: Duration,
     /// How often a withdrawn device that is still held is looked for in the API.
     pub withdrawn: Duration,
-    /// How long a device that is not offered any more is tainted before it is asked who holds it: the scheduler may have
-    /// given it out before it saw the taint.
+    /// How long a device that is not offered any more is tainted before the API is asked who holds it: a write of the
+    /// scheduler, which may have chosen the device before it saw the taint, must have arrived by then.
     pub leave: Duration,
     /// How long after a CDI file vanished it is restored: the plugin removes files itself.
     pub cdi_settle: Duration,
@@ -166,7 +166,7 @@ impl Default for Timing {
             reconcile: Duration::from_mins(10),
             reconcile_busy: Duration::from_secs(5),
             withdrawn: Duration::from_secs(30),
-            leave: Duration::from_secs(5),
+            leave: Duration::from_mins(1),
             cdi_settle: Duration::from_secs(1),
             cdi_check: Duration::from_mins(5),
             publisher_poll: Duration::from_secs(2),
@@ -174,8 +174,8 @@ impl Default for Timing {
             version: Duration::from_mins(10),
             gpu_node: Duration::from_secs(5),
             gpu_node_look: Duration::from_secs(30),
-            policy_wait: crate::policy::WAIT,
-            policy_retry: crate::policy::RETRY,
+            policy_wait: crate::sources::policies::WAIT,
+            policy_retry: crate::sources::policies::RETRY,
             drain: Duration::from_secs(20),
         }
     }
@@ -187,7 +187,7 @@ impl Timing {
         let timing = Self::default();
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
-        let turn = timing.leave / 1000 * u32::try_from(hasher.finish() % 1000).unwrap_or(0);
+        let turn = timing.leave / 2000 * u32::try_from(hasher.finish() % 1000).unwrap_or(0);
         Self { leave: timing.leave + turn, ..timing }
     }
 }

@@ -24,8 +24,9 @@ use tokio_util::task::TaskTracker;
 use crate::api::KubeClaims;
 use crate::config::Config;
 use crate::events::{About, Teller};
-use crate::inventory::Seen;
+use crate::node::{Fact, Facts};
 use crate::pod_resources;
+use crate::sources::inventory::Seen;
 
 pub(crate) use decide::Use;
 use decide::{Around, DriverDevice, GivenOut, Giver};
@@ -45,7 +46,7 @@ pub(crate) struct Neighbours {
     pub(crate) seen: watch::Receiver<Seen>,
     /// Whether this instance is the one to publish: nobody else needs to know.
     pub(crate) publishes: watch::Receiver<bool>,
-    pub(crate) uses: watch::Sender<Arc<Uses>>,
+    pub(crate) facts: Facts,
     /// Told of what is new; in the background.
     pub(crate) teller: Arc<Teller>,
     pub(crate) told: TaskTracker,
@@ -54,6 +55,8 @@ pub(crate) struct Neighbours {
 /// What is remembered from one look to the next.
 #[derive(Default)]
 struct Memory {
+    /// What was sent last.
+    uses: Uses,
     processes: BTreeMap<GpuUuid, BTreeSet<u32>>,
     /// What pods hold of others, as last told.
     given: BTreeSet<GivenOut>,
@@ -151,12 +154,16 @@ impl Neighbours {
             held: &held,
         });
         memory.processes = processes;
-        self.tell(uses);
+        self.tell(&memory.uses, &uses);
+        if memory.uses != uses {
+            memory.uses.clone_from(&uses);
+            // Without a brain the plugin ends.
+            drop(self.facts.send(Fact::Neighbours(uses)));
+        }
     }
 
-    fn tell(&self, uses: Uses) {
-        let before = self.uses.borrow().clone();
-        for (gpu, uses) in &uses {
+    fn tell(&self, before: &Uses, uses: &Uses) {
+        for (gpu, uses) in uses {
             let known = before.get(gpu);
             // Processes come and go; that there are some is told once.
             let new = uses.iter().filter(|new| {
@@ -176,13 +183,6 @@ impl Neighbours {
                 });
             }
         }
-        self.uses.send_if_modified(|known| {
-            let changed = **known != uses;
-            if changed {
-                *known = Arc::new(uses);
-            }
-            changed
-        });
     }
 
     /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.

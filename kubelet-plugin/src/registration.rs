@@ -12,10 +12,10 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::error::{RunError, io_error};
-use crate::inventory::Seen;
 use crate::ready::what_is_missing;
 use crate::servers::serve;
 use crate::sockets::bind;
+use crate::sources::inventory::Seen;
 
 /// What the kubelet last said.
 #[derive(Debug, Clone, PartialEq, Eq)]

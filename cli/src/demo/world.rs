@@ -196,6 +196,7 @@ fn expected(sim: &SimNode, policies: &[GpuPolicy]) -> BTreeSet<String> {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
         recorded: &BTreeSet::new(),
         previous: None,
         features: &features,

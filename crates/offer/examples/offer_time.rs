@@ -44,6 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ordinals: &ordinals,
             taints: &taints,
             held: &held,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous: None,
             features: &features,

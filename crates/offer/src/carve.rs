@@ -28,14 +28,28 @@ pub struct Input<'a> {
     /// What health, fences, lingering claims and neighbours say, by GPU.
     pub taints: &'a BTreeMap<GpuUuid, Vec<Taint>>,
     /// Devices that ResourceClaims in the API have allocated, prepared or not, but for those with admin access. They stay
-    /// published, and whoever has not asked the API leaves them out.
+    /// published. Empty where the API was not asked.
     pub held: &'a BTreeSet<DeviceName>,
+    /// Devices that stay published, tainted, until it is known whether a claim holds them.
+    pub leaving: &'a BTreeSet<DeviceName>,
     /// Devices that are in use by what is recorded on the node: the mode that a GPU is in.
     pub recorded: &'a BTreeSet<DeviceName>,
     /// What was carved last: where a device is taken from when its GPU no longer answers.
     pub previous: Option<&'a Pool>,
     /// What the API server can store.
     pub features: &'a ServerFeatures,
+}
+
+impl<'a> Input<'a> {
+    /// Whether a device must stay published.
+    pub(crate) fn stays(&self, device: &DeviceName) -> bool {
+        self.held.contains(device) || self.leaving.contains(device)
+    }
+
+    /// Devices that must stay published, each once.
+    pub(crate) fn staying(&self) -> impl Iterator<Item = &'a DeviceName> + use<'a> {
+        self.held.union(self.leaving)
+    }
 }
 
 /// What to publish, and what was left out.
@@ -45,7 +59,7 @@ pub struct Carved {
     pub pool: Pool,
     /// What was left out and why; sorted, each once.
     pub notes: Vec<Note>,
-    /// Devices that are published only because claims hold them.
+    /// Devices that are published only because claims hold them, or may.
     pub kept: BTreeSet<DeviceName>,
 }
 
@@ -75,7 +89,7 @@ pub fn carve(input: &Input<'_>) -> Carved {
 /// the node's name is a node's name.
 pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> Carved {
     let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
-    for name in input.held.iter().filter_map(|name| PartitionName::parse(name).ok()) {
+    for name in input.staying().filter_map(|name| PartitionName::parse(name).ok()) {
         held_partitions.entry(name.ordinal).or_default().push(name);
     }
     let mut run = Run {
@@ -83,6 +97,7 @@ pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> C
         partitioning,
         held_partitions,
         in_use: modes_of(input.held.union(input.recorded)),
+        leaving: modes_of(input.leaving.iter()),
         recorded: modes_of(input.recorded.iter()),
         notes: Vec::new(),
         cards: BTreeMap::new(),
@@ -103,11 +118,13 @@ pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> C
 pub(crate) struct Run<'a> {
     pub(crate) input: &'a Input<'a>,
     pub(crate) partitioning: &'a Partitioning<'a>,
-    /// Partitions that claims have, by the ordinal of their GPU.
+    /// Partitions that claims have, or may have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
     /// The modes in which GPUs are used or allocated, by ordinal.
     pub(crate) in_use: BTreeMap<u32, BTreeSet<OfferedMode>>,
-    /// The same, by what is recorded alone.
+    /// The modes in which GPUs may still be allocated.
+    pub(crate) leaving: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    /// The modes in which GPUs are used, by what is recorded alone.
     pub(crate) recorded: BTreeMap<u32, BTreeSet<OfferedMode>>,
     pub(crate) notes: Vec<Note>,
     /// By ordinal.
@@ -146,7 +163,7 @@ impl Card {
 impl Run<'_> {
     /// Whether a device must stay published.
     pub(crate) fn stays(&self, device: &DeviceName) -> bool {
-        self.input.held.contains(device)
+        self.input.stays(device)
     }
 
     pub(crate) fn card(&mut self, ordinal: u32) -> &mut Card {
@@ -190,12 +207,10 @@ impl Run<'_> {
         let caps = self.partitioning.capabilities.get(uuid);
         let budget = caps.and_then(|caps| self.budget(ordinal, uuid, caps));
         let choice = self.choose(one, rules, budget.is_some());
-        let on = gpu.facts.mig_mode.is_on();
         let occupied = self.partitioning.occupied.get(uuid).map_or(&[][..], Vec::as_slice);
 
         let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
         let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });
-        let stuck = self.partitioning.stuck.contains(uuid);
         let taints_of = |mode: OfferedMode| {
             let mut taints = given.to_vec();
             if let Some(other) = choice.guard.filter(|other| *other != mode) {
@@ -204,9 +219,6 @@ impl Run<'_> {
             if !lost.is_empty() {
                 // What they occupy is not known, so nothing beside them can be given out.
                 taints.push(Taint::no_schedule(keys::FENCED, Some("unknown-partition-held")));
-            }
-            if stuck && !fits_mig_mode(mode, on) {
-                taints.push(Taint::no_schedule(keys::MIG_MODE_REFUSED, None));
             }
             if mode != OfferedMode::Mig {
                 taints.extend(occupied.iter().map(|(_, taint)| taint.clone()));
@@ -274,10 +286,12 @@ impl Run<'_> {
         self.tainted(one.uuid, device, taints, stays)
     }
 
-    /// Notes that a device is published only because a claim holds it.
+    /// Notes that a device is published only because a claim holds it, or may.
     pub(crate) fn keep(&mut self, device: &DeviceName, why: String) {
-        if self.input.held.contains(device) {
+        if self.stays(device) {
             self.kept.insert(device.clone());
+        }
+        if self.input.held.contains(device) {
             self.notes.push(Note::HeldAndWithdrawn { device: device.clone(), why });
         }
     }

@@ -61,7 +61,7 @@ pub enum OneMode {
     TurnedOff,
     /// The scheduler has given a GPU out in two modes.
     #[error(
-        "the scheduler has given a GPU out in two modes at once: it does not count as this needs (one mode until the cluster is upgraded or the node plugin restarts)"
+        "the scheduler has given a GPU out in two modes at once: it does not count what the modes of a GPU share (one mode until one of the two claims is released)"
     )]
     Conflict,
     /// The scheduler is too old.
@@ -120,9 +120,7 @@ impl ServerFeatures {
         }
         let next = Self { seen, ..self.clone() };
         match (self.lowest(), next.lowest()) {
-            (Some(before), Some(after)) if after > before => {
-                Self { dropped: BTreeSet::new(), conflict: false, ..next }
-            }
+            (Some(before), Some(after)) if after > before => Self { dropped: BTreeSet::new(), ..next },
             _ => next,
         }
     }
@@ -135,15 +133,10 @@ impl ServerFeatures {
         next
     }
 
-    /// What is known after a claim was given a GPU that a living claim holds in another mode.
+    /// The same, where a claim was given a GPU that a living claim holds in another mode, or was not.
     #[must_use]
-    pub fn after_conflict(&self) -> Self {
-        Self { conflict: true, ..self.clone() }
-    }
-
-    /// Whether the scheduler has given a GPU out in two modes.
-    pub fn conflict(&self) -> bool {
-        self.conflict
+    pub fn with_conflict(&self, conflict: bool) -> Self {
+        Self { conflict, ..self.clone() }
     }
 
     /// The same with this mode lock.
@@ -235,16 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_leaves_one_mode_until_the_version_rises_unless_the_lock_says_otherwise() {
+    fn a_conflict_leaves_one_mode_while_it_lasts_unless_the_lock_says_otherwise() {
         let new = ServerFeatures::default().observe(V(1, 36, 2));
         assert_eq!(new.one_mode(), None);
-        let conflict = new.after_conflict();
+        let conflict = new.with_conflict(true);
         assert_eq!(conflict.one_mode(), Some(OneMode::Conflict));
-        assert_eq!(conflict.observe(V(1, 36, 2)).one_mode(), Some(OneMode::Conflict));
-        assert_eq!(conflict.with_mode_lock(ModeLock::On).one_mode(), None, "whoever says on means it");
-        let risen = (0..ServerFeatures::MEMORY).fold(conflict, |f, _| f.observe(V(1, 37, 1)));
-        assert_eq!(risen.one_mode(), None);
-        assert_eq!(risen.with_mode_lock(ModeLock::Off).one_mode(), Some(OneMode::TurnedOff));
+        assert_eq!(conflict.with_mode_lock(ModeLock::On).one_mode(), None, "an admin who says on means it");
+        assert_eq!(conflict.with_conflict(false), new);
+        assert_eq!(new.with_mode_lock(ModeLock::Off).one_mode(), Some(OneMode::TurnedOff));
     }
 
     #[test]

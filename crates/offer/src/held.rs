@@ -52,11 +52,14 @@ impl Run<'_> {
     /// Devices that claims have on GPUs that are gone.
     pub(crate) fn held_without_gpu(&mut self) {
         let input = self.input;
-        for name in input.held {
+        for name in input.staying() {
+            let is_held = input.held.contains(name);
             let kind = DeviceKind::parse(name).ok();
             let known = kind.and_then(|kind| Some((input.ordinals.gpu(kind.ordinal())?, kind)));
             let Some((uuid, kind)) = known else {
-                self.notes.push(Note::HeldUnknown { device: name.clone() });
+                if is_held {
+                    self.notes.push(Note::HeldUnknown { device: name.clone() });
+                }
                 continue;
             };
             let there = self.cards.get(&kind.ordinal()).is_some_and(|card| card.has(name));
@@ -64,7 +67,9 @@ impl Run<'_> {
             if there || matches!(kind, DeviceKind::Admin { .. }) {
                 continue;
             }
-            self.notes.push(Note::HeldAndGone { device: name.clone() });
+            if is_held {
+                self.notes.push(Note::HeldAndGone { device: name.clone() });
+            }
             self.kept.insert(name.clone());
             let device = self.previous_or_bare(&kind, uuid);
             let mut taints = input.taints.get(uuid).cloned().unwrap_or_default();
@@ -73,7 +78,7 @@ impl Run<'_> {
         }
     }
 
-    /// The devices of a GPU that does not answer: those published last, and those that claims hold. What is held and
+    /// The devices of a GPU that does not answer: those published last, and those that claims hold or may hold. What is held and
     /// was not published before (a restart) is as unreadable as what was.
     fn last_known(&self, ordinal: u32, uuid: &GpuUuid) -> Vec<(DeviceKind, Device)> {
         let last = self.input.previous.into_iter().flat_map(Pool::devices);
@@ -83,7 +88,7 @@ impl Run<'_> {
             .filter(|device| is_of(device, uuid))
             .filter_map(|device| Some((kind_of(&device.name)?, device.clone())))
             .collect();
-        for kind in self.input.held.iter().filter_map(kind_of) {
+        for kind in self.input.staying().filter_map(kind_of) {
             let name = kind.device_name();
             if !matches!(kind, DeviceKind::Admin { .. }) && !devices.iter().any(|(_, d)| d.name == name) {
                 let device = self.previous_or_bare(&kind, uuid);

@@ -1,37 +1,44 @@
-//! Pure: inventory and rules in, the pool of devices to publish out, every API limit checked.
+//! Pure: what a node offers. Facts in, one at a time; the pool to publish, the taints, what is withdrawn, reported and
+//! asked out ([`step`]).
 //!
-//! The node plugin calls [`carve`] whenever the inventory, the health, the holds or the server's features change,
-//! and hands the [`Pool`] to the publisher (`divvy-controller`), the only place that turns it into ResourceSlices.
-//! `divvy demo` and `divvy inventory` call it too. No clock, files, async or Kubernetes client.
+//! The node plugin calls [`step`] with everything that its sources observe, and hands the [`Pool`] to the publisher
+//! (`divvy-controller`), the only place that turns it into ResourceSlices. No clock, files, async or Kubernetes client.
 //!
-//! [`carve_partitions`] publishes each GPU as everything that its [`GpuRules`] allow: as a whole, in MIG partitions, in
-//! time-sliced shares, and beside them for admins; all of them draw on one set of counters, so that the first claim
-//! decides what the GPU becomes. [`carve`] knows whole GPUs only.
+//! [`carve_partitions`] is the part that makes a pool: each GPU as everything that its [`GpuRules`] allow, as a whole, in
+//! MIG partitions, in time-sliced shares, and beside them for admins; all of them draw on one set of counters, so that
+//! the first claim decides what the GPU becomes. [`carve`] knows whole GPUs only. `divvy demo` and `divvy inventory`
+//! call these two.
 
 mod admin;
 mod carve;
 mod counters;
 mod features;
+mod hazards;
+mod health;
 mod held;
 mod layout;
 mod lean;
-mod leave;
 mod modes;
 mod note;
+mod notice;
 mod partition;
 mod policy;
 mod pool;
 mod rules;
 mod settle;
 mod share;
+mod step;
 mod validate;
 mod version;
 mod whole;
+mod withdrawal;
+mod world;
 
 pub use carve::{Carved, Input, carve, carve_partitions, pool_name};
 pub use features::{Feature, OneMode, ServerFeatures};
-pub use leave::taint_leaving;
+pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
 pub use note::Note;
+pub use notice::Notice;
 pub use partition::Partitioning;
 pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{
@@ -39,5 +46,7 @@ pub use pool::{
     Taint, TaintEffect,
 };
 pub use rules::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules};
+pub use step::{Outputs, step};
 pub use validate::{Limit, LimitError, validate};
 pub use version::KubeVersion;
+pub use world::{Answer, Ask, Claimant, Fact, Held, Records, Settings, World};

@@ -23,6 +23,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) features: &'a ServerFeatures,
     /// The modes in which it is used or allocated.
     pub(crate) in_use: &'a BTreeSet<OfferedMode>,
+    /// Those in which it may still be allocated.
+    pub(crate) leaving: &'a BTreeSet<OfferedMode>,
     /// Those in which it is used.
     pub(crate) recorded: &'a BTreeSet<OfferedMode>,
 }
@@ -90,7 +92,8 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
         choice.one_mode.clone_from(&single);
     }
     if single.is_some() {
-        choice.guard = facts.in_use.difference(&choice.modes).next().copied();
+        let others = facts.in_use.iter().chain(facts.leaving);
+        choice.guard = others.copied().find(|mode| !choice.offers(*mode));
     }
     choice
 }
@@ -160,6 +163,7 @@ mod tests {
             cuttable: true,
             features: &features,
             in_use: &case.in_use,
+            leaving: &BTreeSet::new(),
             recorded: &case.recorded,
         };
         choose(&facts).modes.into_iter().collect()

@@ -142,13 +142,15 @@ pub enum Note {
     },
     /// Claims have devices of one GPU that it cannot be at once.
     #[error(
-        "claims have been given {devices}, which one GPU cannot be at once: nothing of gpu-{gpu} is given out until one of them is released"
+        "claims have been given {devices}, which one GPU cannot be at once{}: nothing of gpu-{gpu} is given out until one of them is released", by(.claims)
     )]
     GivenTwice {
         /// The number of the GPU.
         gpu: u32,
         /// The devices.
         devices: String,
+        /// The claims, each with its device; without those that have admin access.
+        claims: Vec<String>,
     },
     /// Its MIG mode is on, and the server cannot store what partitions need.
     #[error(
@@ -202,4 +204,8 @@ pub enum Note {
         /// The device.
         device: DeviceName,
     },
+}
+
+fn by(claims: &[String]) -> String {
+    if claims.is_empty() { String::new() } else { format!(" ({})", claims.join(", ")) }
 }

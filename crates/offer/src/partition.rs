@@ -31,16 +31,13 @@ pub struct Partitioning<'a> {
     /// Memory slices that are taken by something no claim in the API stands for (an instance of somebody else, one
     /// that lingers): everything that overlaps gets the taint.
     pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
-    /// GPUs whose MIG mode could not be changed: what needs the other mode gets a taint.
-    pub stuck: &'a BTreeSet<GpuUuid>,
 }
 
 impl<'a> Partitioning<'a> {
     /// GPUs that nothing is in the way of.
     pub fn new(capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>, rules: &'a Rules) -> Self {
         static NOTHING: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
-        static NONE: BTreeSet<GpuUuid> = BTreeSet::new();
-        Self { capabilities, rules, occupied: &NOTHING, stuck: &NONE }
+        Self { capabilities, rules, occupied: &NOTHING }
     }
 
     pub(crate) fn rules_of(&self, gpu: &GpuUuid) -> &'a GpuRules {
@@ -66,6 +63,7 @@ impl Run<'_> {
             cuttable,
             features: self.input.features,
             in_use,
+            leaving: self.leaving.get(&one.ordinal).unwrap_or(&nothing),
             recorded: self.recorded.get(&one.ordinal).unwrap_or(&nothing),
         });
         let is_whole = in_use.contains(&OfferedMode::Whole);
@@ -188,35 +186,37 @@ impl Run<'_> {
     ) {
         let profile = of_profile.profile;
         let name = PartitionName::new(from.one.ordinal, &of_profile.label, profile.id, placement.start);
-        let living = match from.rules.instances {
-            Instances::Ours => None,
-            Instances::Static => from.living(profile.id, placement),
-        };
-        let offered = of_profile.offered && (from.rules.instances == Instances::Ours || living.is_some());
+        let is_static = from.rules.instances == Instances::Static;
+        let living = from.living(profile.id, placement);
         let overlapping = from.occupied.iter().filter(|(at, _)| at.overlaps(placement));
         let taints: Vec<_> = taints.iter().cloned().chain(overlapping.map(|(_, t)| t.clone())).collect();
-        // A profile's name changes with the driver. The device keeps the one that a claim was given.
-        let mut names: Vec<_> = held.iter().filter(|held| held.is_same_partition(&name)).collect();
-        if names.is_empty() && offered {
-            names.push(&name);
-        }
-        for called in names {
-            let mut device = Device { name: called.device_name(), ..of_profile.device.clone() };
-            if let Some(uuid) = living {
-                let uuid = AttributeValue::String(uuid.to_string());
-                device.attributes.insert(attr::UUID.into(), uuid);
+        // One that divvy makes and one that was made outside it have names of their own (ADR 5).
+        for name in [name.clone(), name.into_static()] {
+            let offered =
+                of_profile.offered && name.is_static == is_static && (!is_static || living.is_some());
+            // A profile's name changes with the driver. The device keeps the one that a claim was given.
+            let mut names: Vec<_> = held.iter().filter(|held| held.is_same_partition(&name)).collect();
+            if names.is_empty() && offered {
+                names.push(&name);
             }
-            if self.input.features.supports(Feature::Partitions) {
-                device.consumes.push(from.budget.partition(profile, placement));
-            }
-            let mut taints = taints.clone();
-            if !offered {
-                self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
-                taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("not-offered")));
-            }
-            let stays = self.stays(&device.name);
-            if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
-                self.card(from.one.ordinal).partitions.push(device);
+            for called in names {
+                let mut device = Device { name: called.device_name(), ..of_profile.device.clone() };
+                if let Some(uuid) = living.filter(|_| name.is_static) {
+                    let uuid = AttributeValue::String(uuid.to_string());
+                    device.attributes.insert(attr::UUID.into(), uuid);
+                }
+                if self.input.features.supports(Feature::Partitions) {
+                    device.consumes.push(from.budget.partition(profile, placement));
+                }
+                let mut taints = taints.clone();
+                if !offered {
+                    self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
+                    taints.push(Taint::no_schedule(keys::WITHDRAWN, Some("not-offered")));
+                }
+                let stays = self.stays(&device.name);
+                if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
+                    self.card(from.one.ordinal).partitions.push(device);
+                }
             }
         }
     }

@@ -26,6 +26,20 @@ impl Pool {
     pub fn device(&self, name: &DeviceName) -> Option<&Device> {
         self.devices().find(|device| device.name == *name)
     }
+
+    /// This pool, with the taints that its devices have in another.
+    #[must_use]
+    pub fn with_taints_of(&self, other: &Self) -> Self {
+        let taints: BTreeMap<&DeviceName, &[Taint]> =
+            other.devices().map(|device| (&device.name, &*device.taints)).collect();
+        let mut pool = self.clone();
+        for device in pool.slices.iter_mut().flat_map(|slice| &mut slice.devices) {
+            if let Some(taints) = taints.get(&device.name) {
+                device.taints = taints.to_vec();
+            }
+        }
+        pool
+    }
 }
 
 /// One ResourceSlice: devices or counter sets, never both.

@@ -65,11 +65,11 @@ impl Run<'_> {
             card.counter_set = set;
             if let Some(over) = over_allocated(card, |device| self.input.held.contains(&device.name)) {
                 // One counter below zero makes every device of the pool that draws on any unschedulable.
-                self.notes.push(Note::GivenTwice { gpu: *ordinal, devices: over });
+                self.notes.push(Note::GivenTwice { gpu: *ordinal, devices: over, claims: Vec::new() });
                 card.counter_set = None;
                 card.devices_mut().for_each(|device| device.consumes.clear());
                 fence(card, self.input.features.supports(Feature::Taints), |device| {
-                    self.input.held.contains(&device.name)
+                    self.input.stays(&device.name)
                 });
             }
         }

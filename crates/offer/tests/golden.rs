@@ -28,6 +28,7 @@ fn everything(spec: &str, version: KubeVersion) -> Pool {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
         recorded: &BTreeSet::new(),
         previous: None,
         features: &ServerFeatures::default().observe(version),

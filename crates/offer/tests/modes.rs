@@ -37,7 +37,6 @@ enum Event {
     Lose(Index),
     Find,
     /// A GPU's MIG mode cannot be changed, or can again.
-    Stuck(Index, bool),
     /// Something of nobody's is on a GPU.
     Occupied(Index, Option<u32>),
     /// What the server is changes.
@@ -91,7 +90,6 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (gpu(), any::<bool>()).prop_map(|(gpu, on)| Event::MigMode(gpu, on)),
         1 => gpu().prop_map(Event::Lose),
         1 => Just(Event::Find),
-        1 => (gpu(), any::<bool>()).prop_map(|(gpu, stuck)| Event::Stuck(gpu, stuck)),
         1 => (gpu(), prop::option::of(0..8_u32)).prop_map(|(gpu, at)| Event::Occupied(gpu, at)),
         1 => (34..38_u32, 0..4_u32).prop_map(|(minor, patch)| Event::Server(KubeVersion::new(1, minor, patch))),
         1 => prop::sample::select(Feature::ALL.to_vec()).prop_map(Event::Dropped),
@@ -108,7 +106,6 @@ struct World {
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     rules: Rules,
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
-    stuck: BTreeSet<GpuUuid>,
     held: BTreeSet<DeviceName>,
     features: ServerFeatures,
     /// Whether anything was given out against the counters.
@@ -132,7 +129,6 @@ impl World {
             capabilities,
             rules: Rules::new(),
             occupied: BTreeMap::new(),
-            stuck: BTreeSet::new(),
             held: BTreeSet::new(),
             features: ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),
             broken: false,
@@ -153,12 +149,13 @@ impl World {
             ordinals,
             taints: &none,
             held,
+            leaving: &BTreeSet::new(),
             recorded: held,
             previous,
             features,
         };
-        let Self { capabilities, rules, occupied, stuck, .. } = self;
-        carve_partitions(&input, &Partitioning { capabilities, rules, occupied, stuck })
+        let Self { capabilities, rules, occupied, .. } = self;
+        carve_partitions(&input, &Partitioning { capabilities, rules, occupied })
     }
 
     fn happens(&mut self, event: Event) {
@@ -203,8 +200,6 @@ impl World {
             }
             Event::Lose(gpu) => drop(self.inventory.gpus.remove(&self.gpu(gpu))),
             Event::Find => self.inventory = self.all.clone(),
-            Event::Stuck(gpu, true) => drop(self.stuck.insert(self.gpu(gpu))),
-            Event::Stuck(gpu, false) => drop(self.stuck.remove(&self.gpu(gpu))),
             Event::Occupied(gpu, None) => drop(self.occupied.remove(&self.gpu(gpu))),
             Event::Occupied(gpu, Some(start)) => {
                 let taint = Taint::no_schedule("gpu.divvy.dev/foreign", None);
@@ -213,7 +208,7 @@ impl World {
             Event::Server(version) => self.features = self.features.observe(version),
             Event::Dropped(feature) => self.features = self.features.without([feature]),
             Event::Lock(lock) => self.features = self.features.with_mode_lock(lock),
-            Event::Conflict => self.features = self.features.after_conflict(),
+            Event::Conflict => self.features = self.features.with_conflict(true),
             Event::Restart => self.last = None,
         }
     }
@@ -307,7 +302,6 @@ fn snapshot(world: &World) -> World {
         capabilities: world.capabilities.clone(),
         rules: world.rules.clone(),
         occupied: world.occupied.clone(),
-        stuck: world.stuck.clone(),
         held: world.held.clone(),
         features: world.features.clone(),
         broken: world.broken,

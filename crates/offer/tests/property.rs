@@ -99,6 +99,7 @@ impl World {
             ordinals,
             taints,
             held,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous,
             features,

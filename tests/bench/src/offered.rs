@@ -66,6 +66,7 @@ impl Offered {
             ordinals: &self.ordinals,
             taints: &nothing,
             held: &nobody,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous: None,
             features: &self.features,

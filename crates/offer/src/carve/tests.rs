@@ -73,6 +73,7 @@ impl Node {
             ordinals,
             taints,
             held,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous,
             features,

@@ -20,7 +20,6 @@ struct Node {
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     rules: Rules,
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
-    stuck: BTreeSet<GpuUuid>,
 }
 
 impl Node {
@@ -43,7 +42,6 @@ impl Node {
             capabilities,
             rules: BTreeMap::new(),
             occupied: BTreeMap::new(),
-            stuck: BTreeSet::new(),
         }
     }
 
@@ -89,18 +87,19 @@ impl Node {
     }
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
-        let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied, stuck } = self;
+        let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied } = self;
         let input = Input {
             node: "n1",
             inventory,
             ordinals,
             taints,
             held,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous,
             features,
         };
-        let carved = carve_partitions(&input, &Partitioning { capabilities, rules, occupied, stuck });
+        let carved = carve_partitions(&input, &Partitioning { capabilities, rules, occupied });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }
@@ -113,6 +112,7 @@ impl Node {
             ordinals,
             taints,
             held,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous: None,
             features,

@@ -67,8 +67,8 @@ fn instances_of_somebody_else_are_published_as_they_are_and_nothing_beside_them(
     let mut node = with_instances(Node::everything("h100x2").mig_on());
     node.rule(|rules| rules.instances = Instances::Static);
     let carved = node.carve(None);
-    assert_eq!(names(&carved.pool), ["gpu-1", "gpu-1-ts", "gpu-0-mig-3g40gb-9-4"]);
-    let partition = device(&carved.pool, "gpu-0-mig-3g40gb-9-4");
+    assert_eq!(names(&carved.pool), ["gpu-1", "gpu-1-ts", "gpu-0-mig-static-3g40gb-9-4"]);
+    let partition = device(&carved.pool, "gpu-0-mig-static-3g40gb-9-4");
     let uuid = AttributeValue::String("MIG-11111111-2222-3333-4444-555555555555".to_owned());
     assert_eq!((&partition.attributes["uuid"], partition.allow_multiple), (&uuid, false));
     assert_eq!(
@@ -81,11 +81,11 @@ fn instances_of_somebody_else_are_published_as_they_are_and_nothing_beside_them(
     );
 
     // Gone while a claim holds it: kept, and not for anybody else.
-    node.hold("gpu-0-mig-3g40gb-9-4");
+    node.hold("gpu-0-mig-static-3g40gb-9-4");
     let uuid = node.uuid(0);
     node.inventory.gpus.get_mut(&uuid).unwrap().mig.as_mut().unwrap().instances.clear();
     let after = node.carve(Some(&carved.pool)).pool;
-    assert_eq!(blocked(&after), ["gpu-0-mig-3g40gb-9-4"]);
+    assert_eq!(blocked(&after), ["gpu-0-mig-static-3g40gb-9-4"]);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn without_mig_mode_a_gpu_whose_instances_are_not_ours_is_there_as_a_whole() {
     assert_eq!(names(&node.carve(None).pool), ["gpu-0", "gpu-0-ts"]);
     let mut as_is = with_instances(Node::new("a100-40x1").mig_on());
     as_is.rule(|rules| rules.instances = Instances::Static);
-    assert_eq!(names(&as_is.carve(None).pool), ["gpu-0-mig-3g20gb-9-4"]);
+    assert_eq!(names(&as_is.carve(None).pool), ["gpu-0-mig-static-3g20gb-9-4"]);
 }
 
 #[test]

@@ -215,15 +215,3 @@ fn nothing_of_a_gpu_is_given_out_that_was_given_twice_and_no_counter_is_below_ze
     let of_gpu_0: Vec<_> = names(&left).into_iter().filter(|name| name.starts_with("gpu-0")).collect();
     assert_eq!(of_gpu_0, ["gpu-0-ts", "gpu-0-mig-1g10gb-19-3"]);
 }
-
-#[test]
-fn what_needs_a_mig_mode_that_cannot_be_had_is_tainted() {
-    let mut node = Node::everything("h100x2");
-    node.stuck.insert(node.uuid(0));
-    let pool = node.carve(None).pool;
-    assert_eq!(blocked(&pool).len(), 18);
-    assert!(blocked(&pool).iter().all(|name| name.starts_with("gpu-0-mig-")));
-    assert_eq!(device(&pool, blocked(&pool)[0]).taints, [Taint::no_schedule(keys::MIG_MODE_REFUSED, None)]);
-    let on = node.mig_on().carve(None).pool;
-    assert_eq!(blocked(&on), ["gpu-0-ts", "gpu-0"]);
-}
