@@ -39,7 +39,7 @@ impl Executor {
         let records = self.state.records()?;
         let (mut ordinals, rebuilt) = match self.state.stored_ordinals()? {
             Stored::Fine(ordinals) => (ordinals, false),
-            Stored::Corrupt { reason } => (self.rebuild_numbers(&records, Some(reason))?, true),
+            Stored::Corrupt { reason } => (self.rebuild_numbers(&records, Some(&reason))?, true),
             Stored::Absent | Stored::Newer { .. } => (self.rebuild_numbers(&records, None)?, false),
         };
         // A record that cannot be read may refer to any number.
@@ -58,7 +58,7 @@ impl Executor {
 
     /// The numbers from all that still refers to them; `broken` says what is wrong with a file that is there. A node
     /// without a file, records and slices is a fresh one.
-    fn rebuild_numbers(&self, records: &Records, broken: Option<String>) -> Result<Ordinals, NumberError> {
+    fn rebuild_numbers(&self, records: &Records, broken: Option<&str>) -> Result<Ordinals, NumberError> {
         let api = &self.parts.claims;
         let published = api.published_numbers().map_err(NumberError::Api)?;
         if broken.is_none() && published.is_empty() && records.is_empty() {
@@ -69,7 +69,7 @@ impl Executor {
         let recorded = devices
             .filter_map(|d| Some((DeviceKind::parse(&d.allocated.device).ok()?.ordinal(), d.gpu.clone())));
         let ordinals = Ordinals::rebuild(recorded, published, allocated);
-        let reason = broken.as_deref().unwrap_or("it is not there");
+        let reason = broken.unwrap_or("it is not there");
         tracing::error!(reason, numbers = ?ordinals, "the file of GPU numbers is lost: made again from records, slices and claims");
         if broken.is_some() {
             self.state.copy_ordinals_aside(self.parts.clock.now())?;
