@@ -8,7 +8,7 @@ use std::time::Duration;
 use divvy_claims::{Claim, ClaimRef, PreparedDevice, Refusal, Retry};
 use divvy_executor::{Call, Clock, Executor, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
-use divvy_offer::Claimant;
+use divvy_offer::{Claimant, ModeConflict};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::sync::Notify;
@@ -171,11 +171,21 @@ impl Failure {
     /// The fact that a GPU was given out in two modes.
     fn conflict(&self) -> Option<Fact> {
         let Self::Prepare(error) = self else { return None };
-        let PrepareError::Refused(Refusal::ModeConflict { claim, device, gpu, held, .. }) = &**error else {
+        let PrepareError::Refused(Refusal::ModeConflict { claim, device, gpu, holder, held }) = &**error
+        else {
             return None;
         };
-        let claim = Claimant { uid: claim.uid.clone(), name: format!("{}/{}", claim.namespace, claim.name) };
-        Some(Fact::Conflict { claim, device: device.clone(), held: held.clone(), gpu: gpu.clone() })
+        let named = |claim: &ClaimRef| Claimant {
+            uid: claim.uid.clone(),
+            name: format!("{}/{}", claim.namespace, claim.name),
+        };
+        Some(Fact::Conflict(ModeConflict {
+            claim: named(claim),
+            device: device.clone(),
+            holder: named(holder),
+            held: held.clone(),
+            gpu: gpu.clone(),
+        }))
     }
 
     /// Whether the user has something to do about it that the kubelet's retries do not settle.

@@ -49,4 +49,4 @@ pub use rules::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrde
 pub use step::{Outputs, step};
 pub use validate::{Limit, LimitError, validate};
 pub use version::KubeVersion;
-pub use world::{Answer, Ask, Claimant, Fact, Held, Records, Settings, World};
+pub use world::{Answer, Ask, Claimant, Fact, Held, ModeConflict, Records, Settings, World};

@@ -10,7 +10,7 @@ use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals
 
 use crate::taints::{Hazards, foreign};
 use crate::withdrawal::{Seen, State};
-use crate::world::{Ask, Conflict, Fact, Records, World};
+use crate::world::{Ask, Conflict, Fact, ModeConflict, Records, World};
 use crate::{
     Carved, Feature, HealthView, Input, Modes, NodeFacts, Note, Notice, OneMode, Partitioning, Pool,
     Resolved, ServerFeatures, carve_partitions, resolve, validate,
@@ -189,7 +189,7 @@ impl World {
     fn end_conflicts(&mut self, records: &Records) {
         let listed = self.listed.as_ref();
         self.conflicts.retain_mut(|conflict| {
-            let Conflict { claim, device, gpu, since, .. } = &*conflict;
+            let Conflict { of: ModeConflict { claim, device, gpu, .. }, since, .. } = &*conflict;
             let has_it = listed.is_none_or(|listed| {
                 listed.asked < *since
                     || listed.holders.get(device).is_some_and(|claims| claims.contains(claim))
@@ -397,14 +397,10 @@ impl World {
     /// Which claims have been given one GPU twice. The claim that was refused at prepare has no record.
     fn name_claims(&self, records: &Records, notes: &mut BTreeSet<Note>) {
         for conflict in &self.conflicts {
-            let Some(gpu) = records.ordinals.of(&conflict.gpu) else { continue };
+            let Some(gpu) = records.ordinals.of(&conflict.of.gpu) else { continue };
             let is_noted = |note: &Note| matches!(note, Note::GivenTwice { gpu: known, .. } if *known == gpu);
             if !notes.iter().any(is_noted) {
-                let others = records.held.iter().filter(|held| held.hold.gpu == conflict.gpu);
-                let others = others.filter(|held| held.hold.kind != HoldKind::Admin);
-                let devices: BTreeSet<&DeviceName> =
-                    others.map(|held| &held.hold.device).chain([&conflict.device]).collect();
-                let devices = devices.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+                let devices = format!("{}, {}", conflict.of.device, conflict.of.held);
                 notes.insert(Note::GivenTwice { gpu, devices, claims: Vec::new() });
             }
         }
@@ -428,10 +424,12 @@ impl World {
             listed.flat_map(|(device, claims)| claims.iter().map(move |claim| (&claim.name, device)));
         let recorded = records.held.iter().filter(|held| held.hold.kind != HoldKind::Admin);
         let recorded = recorded.map(|held| (&held.claim, &held.hold.device));
-        let refused = self.conflicts.iter().map(|conflict| (&conflict.claim.name, &conflict.device));
+        let conflicts = self.conflicts.iter().map(|conflict| &conflict.of);
+        let refused = conflicts.flat_map(|of| [(&of.claim.name, &of.device), (&of.holder.name, &of.held)]);
         let all: BTreeSet<_> =
             listed.chain(recorded).chain(refused).filter(|(_, device)| of_it(device)).collect();
-        let is_refused = |claim: &String| self.conflicts.iter().any(|conflict| conflict.claim.name == *claim);
+        let is_refused =
+            |claim: &String| self.conflicts.iter().any(|conflict| conflict.of.claim.name == *claim);
         all.into_iter()
             .map(|(claim, device)| {
                 let refused = if is_refused(claim) { ", refused at prepare" } else { "" };

@@ -39,7 +39,7 @@ impl Hazards {
             all.gpu(gpu, Taint::no_schedule(keys::DRIVER_DOWN, None));
         }
         for conflict in &world.conflicts {
-            all.gpu(&conflict.gpu, given_twice());
+            all.gpu(&conflict.of.gpu, given_twice());
         }
         all.of_health(records, inventory, health, resolved);
         all

@@ -59,17 +59,23 @@ pub enum Fact {
     Dropped(BTreeSet<Feature>),
     /// The answer to an [`Ask`]; `None` if there was none.
     Answer(Option<Answer>),
-    /// A prepare was refused: the claim's device belongs to a GPU that another claim uses in another mode.
-    Conflict {
-        /// The claim that was refused.
-        claim: Claimant,
-        /// Its device.
-        device: DeviceName,
-        /// The device of the claim that uses the GPU.
-        held: DeviceName,
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    /// A prepare was refused.
+    Conflict(ModeConflict),
+}
+
+/// A claim was refused at prepare: its device belongs to a GPU that another claim uses in another mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModeConflict {
+    /// The claim that was refused.
+    pub claim: Claimant,
+    /// Its device.
+    pub device: DeviceName,
+    /// The claim that uses the GPU.
+    pub holder: Claimant,
+    /// The device of that one.
+    pub held: DeviceName,
+    /// The GPU.
+    pub gpu: GpuUuid,
 }
 
 /// A claim, as messages name it.
@@ -121,14 +127,12 @@ pub struct Answer {
     pub published: BTreeSet<DeviceName>,
 }
 
-/// A claim that was refused because its GPU is in use in another mode.
+/// A conflict that lasts.
 #[derive(Debug, Clone)]
 pub(crate) struct Conflict {
-    pub(crate) claim: Claimant,
-    pub(crate) device: DeviceName,
-    pub(crate) gpu: GpuUuid,
+    pub(crate) of: ModeConflict,
     pub(crate) since: Duration,
-    /// The device had been withdrawn a moment before, so that the scheduler is not to blame.
+    /// One of the devices had been withdrawn a moment before, so that the scheduler is not to blame.
     pub(crate) withdrawn: bool,
     /// A record was read that uses the GPU.
     pub(crate) in_use: bool,
@@ -244,18 +248,14 @@ impl World {
                 self.answered(answer, now);
                 true
             }
-            Fact::Conflict { claim, device, held, gpu } => {
-                let known = self.conflicts.iter().any(|c| (&c.claim, &c.device) == (&claim, &device));
+            Fact::Conflict(of) => {
+                let known = self
+                    .conflicts
+                    .iter()
+                    .any(|known| (&known.of.claim, &known.of.device) == (&of.claim, &of.device));
                 if !known {
-                    let withdrawn = self.was_withdrawn(&device) || self.was_withdrawn(&held);
-                    self.conflicts.push(Conflict {
-                        claim,
-                        device,
-                        gpu,
-                        since: now,
-                        withdrawn,
-                        in_use: false,
-                    });
+                    let withdrawn = self.was_withdrawn(&of.device) || self.was_withdrawn(&of.held);
+                    self.conflicts.push(Conflict { of, since: now, withdrawn, in_use: false });
                 }
                 !known
             }

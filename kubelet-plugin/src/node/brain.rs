@@ -125,7 +125,7 @@ impl Brain {
             Fact::Version(version) => Decisive::Version(version),
             Fact::Dropped(features) => Decisive::Dropped(features),
             Fact::Answer(answer) => Decisive::Answer(answer),
-            Fact::Conflict { claim, device, held, gpu } => Decisive::Conflict { claim, device, held, gpu },
+            Fact::Conflict(conflict) => Decisive::Conflict(conflict),
         }
     }
 

@@ -11,8 +11,8 @@ use divvy_claims::{Fence, Head};
 use divvy_executor::HeldDevice;
 use divvy_model::health::HealthChange;
 use divvy_model::mig::Placement;
-use divvy_model::{ClaimUid, DeviceName, GpuUuid, Ordinals};
-use divvy_offer::{Answer, Claimant, Feature, HealthView, KubeVersion};
+use divvy_model::{ClaimUid, GpuUuid, Ordinals};
+use divvy_offer::{Answer, Feature, HealthView, KubeVersion, ModeConflict};
 use tokio::sync::mpsc;
 
 use crate::neighbours::Uses;
@@ -43,16 +43,7 @@ pub(crate) enum Fact {
     /// The answer to what was asked; `None` if there was none.
     Answer(Option<Answer>),
     /// A prepare was refused because the GPU is in use in another mode.
-    Conflict {
-        /// The claim.
-        claim: Claimant,
-        /// Its device.
-        device: DeviceName,
-        /// The device of the claim that uses the GPU.
-        held: DeviceName,
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    Conflict(ModeConflict),
 }
 
 /// Where sources send what they observe.

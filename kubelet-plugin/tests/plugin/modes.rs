@@ -46,7 +46,10 @@ async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_
     let text = wait("an Event", || told(&node, "OneModeForEachGpu")).await;
     assert!(text.contains("the scheduler has given a GPU out in two modes at once"), "{text}");
     let text = wait("an Event", || told(&node, "GivenTwice")).await;
-    assert!(text.contains("default/whole has gpu-0, refused at prepare, "), "{text}");
+    assert!(
+        text.contains("(default/share has gpu-0-ts, default/whole has gpu-0, refused at prepare)"),
+        "{text}"
+    );
     assert!(metric(&plugin, "divvy_one_mode{reason=\"conflict\"} 1"), "{}", plugin.metrics.encode());
 
     // The claim that came too late goes, and with it the conflict.
@@ -71,7 +74,10 @@ async fn a_conflict_with_a_device_that_was_withdrawn_fences_its_gpu_and_costs_th
     let whole = node.claim("whole", &["gpu-0"]);
     node.prepare(&whole).await.unwrap_err();
     let text = wait("an Event", || told(&node, "GivenTwice")).await;
-    assert!(text.contains("default/whole has gpu-0, refused at prepare") && text.contains("default/share has"), "{text}");
+    assert!(
+        text.contains("default/whole has gpu-0, refused at prepare") && text.contains("default/share has"),
+        "{text}"
+    );
     wait("the fence", || open(&node).iter().all(|name| name.starts_with("gpu-1")).then_some(())).await;
     assert_eq!(open(&node).len(), 20);
     assert_eq!(told(&node, "OneModeForEachGpu"), None);

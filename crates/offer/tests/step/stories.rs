@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_offer::{Fact, KubeVersion, Note, Notice, OneMode};
+use divvy_offer::{Fact, KubeVersion, ModeConflict, Note, Notice, OneMode};
 
 use crate::cluster::{Cluster, LEAVE, claimant};
 
@@ -44,9 +44,9 @@ fn a_conflict_with_what_was_withdrawn_fences_one_gpu_and_leaves_the_others_their
     cluster.records();
     // A write that was on its way for minutes.
     cluster.choose(&whole, 0);
-    let claim = claimant(&cluster.claims[1]);
+    let [holder, claim] = [0, 1].map(|n| claimant(&cluster.claims[n]));
     let gpu = cluster.gpu(0);
-    cluster.tell(Fact::Conflict { claim, device: whole, held: share, gpu });
+    cluster.tell(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
     let of_other = cluster.open().len();
     assert!(
         of_other == 20 && cluster.open().iter().all(|name| name.starts_with("gpu-1")),
@@ -73,9 +73,9 @@ fn a_scheduler_that_does_not_count_costs_the_node_its_modes_until_the_conflict_i
     let (share, whole) = ("gpu-0-ts".parse().unwrap(), "gpu-0".parse().unwrap());
     cluster.choose(&share, 0);
     cluster.choose(&whole, 0);
-    let claim = claimant(&cluster.claims[1]);
+    let [holder, claim] = [0, 1].map(|n| claimant(&cluster.claims[n]));
     let gpu = cluster.gpu(0);
-    cluster.tell(Fact::Conflict { claim, device: whole, held: share, gpu });
+    cluster.tell(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
     assert_eq!(cluster.out.one_mode, Some(OneMode::Conflict));
     // The record of the share is read a moment later.
     cluster.claims[0].prepared = true;
