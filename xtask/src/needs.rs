@@ -45,7 +45,8 @@ mod tests {
     fn program(folder: &Path, name: &str, script: &str) {
         let path = folder.join(name);
         fs_err::write(&path, format!("#!/bin/bash\n{script}\n")).expect("a writable folder");
-        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("its owner may do that");
+        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
+            .expect("its owner may do that");
     }
 
     #[test]
