@@ -75,6 +75,14 @@ impl<'a> Driver<'a> {
         helm(self.cluster, &args).map(drop)
     }
 
+    /// Installs the chart a second time, in a namespace of the release's name, for a driver of another name.
+    pub fn install_second(&self, release: &str, driver: &str) -> Result<()> {
+        let (chart, values) = (chart(), self.values_file().display().to_string());
+        let own = format!("driverName={driver},crds.install=false,viewRole.enabled=false");
+        let args = ["install", release, &chart, "--namespace", release, "--create-namespace"];
+        helm(self.cluster, &[&args[..], &["--values", &values, "--set", &own]].concat()).map(drop)
+    }
+
     /// Installs the chart again, with these values changed, and waits until only the new plugin runs.
     pub fn upgrade(&self, set: &[&str]) -> Result<()> {
         let uids =
@@ -85,6 +93,20 @@ impl<'a> Driver<'a> {
             let pods = self.pods()?;
             let new = uids(&pods).iter().all(|uid| !old.contains(uid));
             Ok(new && pods.len() == 1 && pods.iter().all(|pod| has_condition(pod, "Ready")))
+        })
+        .with_context(|| self.explain())
+    }
+
+    /// Installs the chart again with these values and does not wait for what comes of it.
+    pub fn change(&self, set: &[&str]) -> Result<()> {
+        self.helm(&["upgrade"], set)
+    }
+
+    /// Waits until there is one plugin, ready.
+    pub fn wait_until_alone(&self) -> Result<()> {
+        poll("one plugin, ready", PATIENCE, || {
+            let pods = self.pods()?;
+            Ok(pods.len() == 1 && pods.iter().all(|pod| has_condition(pod, "Ready")))
         })
         .with_context(|| self.explain())
     }
