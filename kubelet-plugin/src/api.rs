@@ -26,27 +26,22 @@ pub(crate) struct KubeClaims {
 
 impl ClaimsApi for KubeClaims {
     fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup {
-        let left = until.saturating_sub(SystemClock.now());
-        // The executor's threads are blocking ones, so this holds up nobody else.
-        self.runtime.block_on(async {
-            let answer = async {
-                match name {
-                    Some(claim) => match self.fetcher.look(claim).await {
-                        Ok(found) => self.judge(uid, found),
-                        Err(error) => Lookup::Unknown(crate::chain(&error)),
-                    },
-                    None => match self.list().await {
-                        Ok(all) => {
-                            let is = |c: &ResourceClaim| c.metadata.uid.as_deref() == Some(uid.as_str());
-                            self.judge(uid, all.into_iter().find(is))
-                        }
-                        Err(error) => Lookup::Unknown(crate::chain(&error)),
-                    },
-                }
+        if let Some(claim) = name {
+            return match self.fetcher.look(claim) {
+                Ok(found) => self.judge(uid, found),
+                Err(error) => Lookup::Unknown(crate::chain(&error)),
             };
-            let late = |_| Lookup::Unknown("the API server did not answer in time".to_owned());
-            tokio::time::timeout(left, answer).await.unwrap_or_else(late)
-        })
+        }
+        let left = until.saturating_sub(SystemClock.now());
+        // The executor's threads are blocking ones, so this holds up no other claim.
+        match self.runtime.block_on(tokio::time::timeout(left, self.list())) {
+            Ok(Ok(all)) => {
+                let is = |c: &ResourceClaim| c.metadata.uid.as_deref() == Some(uid.as_str());
+                self.judge(uid, all.into_iter().find(is))
+            }
+            Ok(Err(error)) => Lookup::Unknown(crate::chain(&error)),
+            Err(_late) => Lookup::Unknown("the API server did not answer in time".to_owned()),
+        }
     }
 }
 
@@ -79,13 +74,14 @@ mod tests {
     use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 
     use super::*;
+    use crate::claim_fetch::Connect;
 
     #[tokio::test]
     async fn a_claim_that_a_lagging_cache_of_the_server_does_not_have_yet_is_not_gone() {
         let (api, driver) = (FakeApi::new(), "gpu.divvy.dev");
         let client = api.client();
         let claims = Arc::new(KubeClaims {
-            fetcher: Arc::new(ClaimFetcher::new(client.clone(), Duration::from_secs(10))),
+            fetcher: Arc::new(ClaimFetcher::new(Connect::Shared(client.clone()), Duration::from_secs(10))),
             client,
             driver: driver.to_owned(),
             pool: "n1/divvy".to_owned(),

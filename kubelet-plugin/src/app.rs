@@ -17,7 +17,7 @@ use tonic::transport::Server;
 
 use crate::api::KubeClaims;
 use crate::build::{Latest, executor, host_edits};
-use crate::claim_fetch::ClaimFetcher;
+use crate::claim_fetch::{ClaimFetcher, Connect};
 use crate::config::Config;
 use crate::debug::Debug;
 use crate::dra::DraServer;
@@ -44,6 +44,8 @@ use crate::{drain, gpu_node, node_watch};
 pub struct Deps {
     /// The API server.
     pub client: kube::Client,
+    /// How to reach it, for connections of the threads that prepare claims; without it they share `client`.
+    pub kube: Option<kube::Config>,
     /// The GPUs. May answer with errors for as long as the driver is not there.
     pub gpus: Arc<dyn GpuDriver>,
     /// Where metrics are registered.
@@ -84,7 +86,7 @@ async fn run_ready(
     ready: Ready,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
-    let Deps { client, gpus, metrics: registry, readiness } = deps;
+    let Deps { client, kube, gpus, metrics: registry, readiness } = deps;
     let metrics = Metrics::new(&registry);
     let host = HostRoot::under(&config.host_root);
     let plugin_dir = &config.plugin_dir;
@@ -92,7 +94,9 @@ async fn run_ready(
 
     let (seen_tx, seen) = watch::channel(Seen::default());
     let edits = Arc::new(host_edits(&config, &host)?);
-    let fetcher = Arc::new(ClaimFetcher::new(client.clone(), config.timing.get));
+    let connect =
+        kube.map_or_else(|| Connect::Shared(client.clone()), |config| Connect::Own(Box::new(config)));
+    let fetcher = Arc::new(ClaimFetcher::new(connect, config.timing.get));
     let claims = Arc::new(KubeClaims {
         fetcher: fetcher.clone(),
         client: client.clone(),

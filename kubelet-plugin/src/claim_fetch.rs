@@ -1,9 +1,11 @@
 //! Reads claims from the API: few at a time, and again while the failure may pass.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -40,6 +42,9 @@ pub(crate) enum FetchError {
     /// An unprepare came meanwhile.
     #[error("prepare of claim {0} was given up: it is being unprepared")]
     Cancelled(String),
+    /// The thread that read it panicked.
+    #[error("the thread that read a claim ended unexpectedly ({0}; a fault of divvy)")]
+    Died(String),
 }
 
 impl FetchError {
@@ -50,86 +55,171 @@ impl FetchError {
             Self::Forbidden(..) => "forbidden",
             Self::Unavailable { .. } => "api",
             Self::Cancelled(_) => "cancelled",
+            Self::Died(_) => "internal",
         }
     }
 }
 
-/// Reads claims.
+/// How claims are read.
+pub(crate) enum Connect {
+    /// Through connections of their own, of which each is only used by the thread that reads.
+    Own(Box<kube::Config>),
+    /// Through the plugin's client.
+    Shared(Client),
+}
+
+/// Reads claims on the thread of the caller: the thread that carries a claim out sends the request, waits and decodes the
+/// answer by itself. Through the plugin's runtime every read was handed to four tasks and back.
 pub(crate) struct ClaimFetcher {
-    client: Client,
+    connect: Connect,
+    idle: Mutex<Vec<Reader>>,
     slots: Semaphore,
     each: Duration,
+    /// Timers of callers that wait without a reader.
+    runtime: Handle,
+}
+
+/// A client whose connections are driven by a runtime of its own, on the thread that uses it.
+struct Reader {
+    /// Always there until it is dropped.
+    runtime: Option<Runtime>,
+    client: Client,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // A runtime that is simply dropped waits, which panics in an async context.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl ClaimFetcher {
-    /// `each`: how long one attempt may take.
-    pub(crate) fn new(client: Client, each: Duration) -> Self {
-        Self { client, slots: Semaphore::new(AT_ONCE), each }
+    /// `each`: how long one attempt may take. To be called in the plugin's runtime.
+    pub(crate) fn new(connect: Connect, each: Duration) -> Self {
+        Self {
+            connect,
+            idle: Mutex::default(),
+            slots: Semaphore::new(AT_ONCE),
+            each,
+            runtime: Handle::current(),
+        }
     }
 
-    /// The claim as it is now; tries until `until` while the failure may pass.
-    pub(crate) async fn get(
+    /// The claim as it is now; tries until `until` while the failure may pass. Blocks the thread, which must be none of the
+    /// runtime's workers.
+    pub(crate) fn get(
         &self,
         claim: &ClaimRef,
         until: Instant,
         cancel: &CancellationToken,
     ) -> Result<ResourceClaim, FetchError> {
         let begun = Instant::now();
-        let mut attempts = 0;
-        let mut last = None;
-        tokio::select! {
-            biased;
-            () = cancel.cancelled() => Err(FetchError::Cancelled(claim.to_string())),
-            found = self.attempts(claim, &mut attempts, &mut last) => found,
-            () = sleep_until(until) => {
-                let within = begun.elapsed();
-                Err(FetchError::Unavailable { claim: claim.to_string(), within, attempts, last })
+        let (mut attempts, mut last, mut pause) = (0, None, FIRST_PAUSE);
+        while !cancel.is_cancelled() {
+            match self.attempt(claim, until, cancel) {
+                Attempt::Found(found) => return Ok(*found),
+                Attempt::Failed(kube::Error::Api(status)) if status.code == 404 => {
+                    return Err(FetchError::NotFound(claim.to_string()));
+                }
+                Attempt::Failed(error) if forbidden(&error) => {
+                    return Err(FetchError::Forbidden(claim.to_string(), Box::new(error)));
+                }
+                Attempt::Failed(error) => {
+                    attempts += 1;
+                    tracing::debug!(claim = %claim, error = %crate::chain(&error), "claim not read, trying again");
+                    last = Some(Box::new(error));
+                }
+                Attempt::Late => attempts += 1,
+                Attempt::NoTime => {}
             }
+            if Instant::now() >= until {
+                let within = begun.elapsed();
+                return Err(FetchError::Unavailable { claim: claim.to_string(), within, attempts, last });
+            }
+            let _ = self.runtime.block_on(unless_over(until, cancel, tokio::time::sleep(pause)));
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
+        Err(FetchError::Cancelled(claim.to_string()))
     }
 
-    /// The claim, or `None` if it is gone; one attempt. For reconcile, which comes again by itself.
-    pub(crate) async fn look(&self, claim: &ClaimRef) -> Result<Option<ResourceClaim>, FetchError> {
-        let until = Instant::now() + self.each;
-        match self.get(claim, until, &CancellationToken::new()).await {
+    /// The claim, or `None` if it is gone; for as long as one attempt may take. For callers that come again by themselves.
+    pub(crate) fn look(&self, claim: &ClaimRef) -> Result<Option<ResourceClaim>, FetchError> {
+        match self.get(claim, Instant::now() + self.each, &CancellationToken::new()) {
             Ok(found) => Ok(Some(found)),
             Err(FetchError::NotFound(_)) => Ok(None),
             Err(other) => Err(other),
         }
     }
 
-    async fn attempts(
-        &self,
-        claim: &ClaimRef,
-        attempts: &mut u32,
-        last: &mut Option<Box<kube::Error>>,
-    ) -> Result<ResourceClaim, FetchError> {
-        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
-        let mut pause = FIRST_PAUSE;
-        loop {
-            *attempts += 1;
-            let answer = match self.slots.acquire().await {
-                Ok(_slot) => timeout(self.each, api.get(&claim.name)).await,
-                // Nobody closes it.
-                Err(_closed) => return Err(FetchError::Cancelled(claim.to_string())),
-            };
-            match answer {
-                Ok(Ok(found)) => return Ok(found),
-                Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
-                    return Err(FetchError::NotFound(claim.to_string()));
-                }
-                Ok(Err(error)) if forbidden(&error) => {
-                    return Err(FetchError::Forbidden(claim.to_string(), Box::new(error)));
-                }
-                Ok(Err(error)) => {
-                    tracing::debug!(claim = %claim, error = %crate::chain(&error), "claim not read, trying again");
-                    *last = Some(Box::new(error));
-                }
-                Err(_late) => tracing::debug!(claim = %claim, "the API server does not answer, trying again"),
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+    fn attempt(&self, claim: &ClaimRef, until: Instant, cancel: &CancellationToken) -> Attempt {
+        let _slot = match self.slots.try_acquire() {
+            Ok(slot) => slot,
+            // The semaphore is never closed.
+            Err(_) => match self.runtime.block_on(unless_over(until, cancel, self.slots.acquire())) {
+                Some(Ok(slot)) => slot,
+                Some(Err(_)) | None => return Attempt::NoTime,
+            },
+        };
+        let reader = match self.reader() {
+            Ok(reader) => reader,
+            Err(error) => return Attempt::Failed(error),
+        };
+        let api = Api::<ResourceClaim>::namespaced(reader.client.clone(), &claim.namespace);
+        let answer = reader.runtime.as_ref().map(|runtime| {
+            runtime.block_on(unless_over(until, cancel, timeout(self.each, api.get(&claim.name))))
+        });
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+        match answer.flatten() {
+            Some(Ok(Ok(found))) => Attempt::Found(Box::new(found)),
+            Some(Ok(Err(error))) => Attempt::Failed(error),
+            Some(Err(_late)) => Attempt::Late,
+            None => Attempt::NoTime,
         }
+    }
+
+    /// A reader for one attempt. There are never more than slots.
+    fn reader(&self) -> Result<Reader, kube::Error> {
+        if let Some(reader) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            return Ok(reader);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| kube::Error::Service(error.into()))?;
+        let client = match &self.connect {
+            Connect::Own(config) => {
+                let _entered = runtime.enter();
+                Client::try_from(config.as_ref().clone())?
+            }
+            Connect::Shared(client) => client.clone(),
+        };
+        Ok(Reader { runtime: Some(runtime), client })
+    }
+}
+
+/// How one attempt went.
+enum Attempt {
+    Found(Box<ResourceClaim>),
+    Failed(kube::Error),
+    /// No answer in the time of one attempt.
+    Late,
+    /// The call's time was over, or it was cancelled.
+    NoTime,
+}
+
+/// What `work` comes to, unless the time is over or the call is cancelled before.
+async fn unless_over<T>(
+    until: Instant,
+    cancel: &CancellationToken,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => None,
+        done = work => Some(done),
+        () = sleep_until(until) => None,
     }
 }
 

@@ -217,18 +217,7 @@ impl TryFrom<Args> for Config {
             log_level: _,
             pod_uid,
         } = args;
-        check(
-            "node-name",
-            &node_name,
-            is_dns_subdomain(&node_name, 253),
-            "expected a node's name (DNS subdomain)",
-        )?;
-        check(
-            "driver-name",
-            &driver_name,
-            is_dns_subdomain(&driver_name, 63),
-            "expected a DNS subdomain of at most 63 lower-case characters, as gpu.divvy.dev",
-        )?;
+        check_names(&node_name, &driver_name)?;
         // A chart sets variables for what was left empty, too.
         let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
@@ -238,26 +227,16 @@ impl TryFrom<Args> for Config {
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
         let plugin_dir =
             plugin_dir.unwrap_or_else(|| Path::new("/var/lib/kubelet/plugins").join(&driver_name));
-        for (flag, path) in [
-            ("plugin-dir", &plugin_dir),
-            ("registry-dir", &registry_dir),
-            ("pod-resources-socket", &pod_resources_socket),
-            ("cdi-dir", &cdi_dir),
-            ("host-root", &host_root),
-        ] {
-            check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
-        }
-        for (flag, path) in [("driver-root", &driver_root), ("host-driver-root", &host_driver_root)] {
-            if let Some(path) = path {
-                check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
-            }
-        }
-        if let Some(uid) = &pod_uid {
-            let ok = !uid.is_empty()
-                && uid.len() <= 63
-                && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-            check("pod-uid", uid, ok, "expected a pod's UID (letters, digits and dashes)")?;
-        }
+        check_paths([
+            ("plugin-dir", Some(plugin_dir.clone())),
+            ("registry-dir", Some(registry_dir.clone())),
+            ("pod-resources-socket", Some(pod_resources_socket.clone())),
+            ("cdi-dir", Some(cdi_dir.clone())),
+            ("host-root", Some(host_root.clone())),
+            ("driver-root", driver_root.clone()),
+            ("host-driver-root", host_driver_root.clone()),
+        ])?;
+        check_pod_uid(pod_uid.as_deref())?;
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
         let mig_profiles = variants(&mig_profiles)?;
         let health = HealthRules {
@@ -292,6 +271,37 @@ impl TryFrom<Args> for Config {
             kubeconfig,
         })
     }
+}
+
+fn check_names(node_name: &str, driver_name: &str) -> Result<(), ConfigError> {
+    check(
+        "node-name",
+        node_name,
+        is_dns_subdomain(node_name, 253),
+        "expected a node's name (DNS subdomain)",
+    )?;
+    check(
+        "driver-name",
+        driver_name,
+        is_dns_subdomain(driver_name, 63),
+        "expected a DNS subdomain of at most 63 lower-case characters, as gpu.divvy.dev",
+    )
+}
+
+fn check_paths<const N: usize>(paths: [(&'static str, Option<PathBuf>); N]) -> Result<(), ConfigError> {
+    for (flag, path) in paths {
+        if let Some(path) = path {
+            check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
+        }
+    }
+    Ok(())
+}
+
+fn check_pod_uid(uid: Option<&str>) -> Result<(), ConfigError> {
+    let Some(uid) = uid else { return Ok(()) };
+    let ok =
+        !uid.is_empty() && uid.len() <= 63 && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    check("pod-uid", uid, ok, "expected a pod's UID (letters, digits and dashes)")
 }
 
 impl Config {

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::KubeClaims;
 use crate::cdi_watch::FolderWatch;
+use crate::claim_fetch::FetchError;
 use crate::config::Config;
 use crate::edits::HostEdits;
 use crate::events::{Teller, Verdict, condition_of};
@@ -290,7 +291,8 @@ impl Keeper {
         } else {
             let looks = known.into_values().map(|claim| {
                 let fetcher = self.claims.fetcher.clone();
-                async move { fetcher.look(&claim).await }
+                let look = tokio::task::spawn_blocking(move || fetcher.look(&claim));
+                async move { look.await.unwrap_or_else(|died| Err(FetchError::Died(died.to_string()))) }
             });
             let looks: Result<Vec<_>, _> = stream::iter(looks).buffered(LOOKS).try_collect().await;
             looks.map(|found| found.into_iter().flatten().collect()).map_err(|e| crate::chain(&e))

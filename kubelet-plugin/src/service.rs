@@ -27,6 +27,8 @@ use crate::tasks::ClaimTasks;
 type Failed = String;
 type Prepared = Result<Vec<PreparedDevice>, Failed>;
 type Released = Result<(), Failed>;
+/// A claim as it was read, and our condition in its status.
+type Seen = (Claim, Option<Condition>);
 
 /// Prepares and unprepares claims; the same claim never twice at once.
 pub(crate) struct ClaimService {
@@ -221,34 +223,52 @@ impl One {
     }
 
     async fn try_prepare(
-        &self,
+        self: &Arc<Self>,
         asked: &ClaimRef,
         call: Call,
         cancel: &CancellationToken,
-        seen: &mut Option<(Claim, Option<Condition>)>,
+        seen: &mut Option<Seen>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
-        let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
-        let object = self.fetcher.get(asked, until, cancel).await.map_err(Failure::Fetch)?;
-        let condition = condition_of(&object, &self.driver);
-        let claim = from_api(asked, object, &self.driver)
-            .and_then(|claim| in_pool(claim, &self.pool))
-            .map_err(Failure::Claim)?;
-        *seen = Some((claim.clone(), condition));
-        let executor = self.executor.clone();
-        let done =
-            run_blocking(call, cancel, move |call| executor.prepare(&claim, call).map_err(Box::new)).await;
-        match done {
-            Ok(Ok(prepared)) => Ok(prepared.devices),
-            Ok(Err(error)) => Err(Failure::Prepare(error)),
-            Err(panic) => Err(Failure::Died(format!(
+        // One thread from here to the answer: it reads the claim, decides and carries it out.
+        let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
+        let done = run_blocking(call, cancel, move |call| one.prepare_here(&asked_of, call, &stop)).await;
+        let (found, outcome) = done.unwrap_or_else(|panic| {
+            let died = format!(
                 "claim {asked}: the work on it ended unexpectedly ({panic}; a fault of divvy); it is tried again"
-            ))),
+            );
+            (None, Err(Failure::Died(died)))
+        });
+        *seen = found;
+        outcome
+    }
+
+    /// Reads a claim and prepares it on this thread. What was read comes back also where the prepare fails.
+    fn prepare_here(
+        &self,
+        asked: &ClaimRef,
+        call: &Call,
+        cancel: &CancellationToken,
+    ) -> (Option<Seen>, Result<Vec<PreparedDevice>, Failure>) {
+        let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
+        let object = match self.fetcher.get(asked, until, cancel) {
+            Ok(object) => object,
+            Err(error) => return (None, Err(Failure::Fetch(error))),
+        };
+        let condition = condition_of(&object, &self.driver);
+        let claim = from_api(asked, object, &self.driver).and_then(|claim| in_pool(claim, &self.pool));
+        match claim {
+            Ok(claim) => {
+                let done = self.executor.prepare(&claim, call);
+                let done = done.map(|prepared| prepared.devices).map_err(|e| Failure::Prepare(Box::new(e)));
+                (Some((claim, condition)), done)
+            }
+            Err(error) => (None, Err(Failure::Claim(error))),
         }
     }
 
     /// A claim that was refused before shows that it no longer is, and one with partitions which they are: nobody
     /// could know their UUIDs before.
-    fn tell_prepared(self: &Arc<Self>, seen: Option<(Claim, Option<Condition>)>, devices: &[PreparedDevice]) {
+    fn tell_prepared(self: &Arc<Self>, seen: Option<Seen>, devices: &[PreparedDevice]) {
         let names = devices.iter().map(|d| d.device.as_str()).collect::<Vec<_>>().join(",");
         // After the answer: whoever reads the log can wait, the pod cannot.
         self.after.spawn(async move { tracing::info!(device = names, "claim prepared") }.in_current_span());
@@ -275,7 +295,7 @@ impl One {
     fn tell_failure(
         self: &Arc<Self>,
         claim: &ClaimRef,
-        seen: Option<(Claim, Option<Condition>)>,
+        seen: Option<Seen>,
         failure: &Failure,
         message: &str,
     ) {

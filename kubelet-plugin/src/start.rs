@@ -48,9 +48,10 @@ pub fn start(args: Args) -> Result<(), StartError> {
     let runtime = runtime.map_err(StartError::Runtime)?;
     let outcome = runtime.block_on(async {
         let stop = stop_on_signals().map_err(StartError::Runtime)?;
-        let client = client(config.kubeconfig.clone()).await.map_err(StartError::Kube)?;
+        let kube = kube_config(config.kubeconfig.clone()).await.map_err(StartError::Kube)?;
         let deps = Deps {
-            client,
+            client: Client::try_from(kube.clone()).map_err(|error| StartError::Kube(error.into()))?,
+            kube: Some(kube),
             gpus: gpus(&config),
             metrics: MetricsRegistry::new(),
             readiness: Readiness::new(),
@@ -88,7 +89,9 @@ fn gpus(config: &Config) -> Arc<dyn GpuDriver> {
     }))
 }
 
-async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+async fn kube_config(
+    kubeconfig: Option<PathBuf>,
+) -> Result<kube::Config, Box<dyn std::error::Error + Send + Sync>> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)?;
@@ -96,9 +99,9 @@ async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, Box<dyn std::erro
         }
         None => kube::Config::infer().await?,
     };
-    // Everyone here tries again by himself, with a deadline, and says so; retries inside would only hide the error.
+    // Each caller retries by itself, with a deadline, and logs it; retries inside the client would hide the error.
     config.default_retry = false;
-    Ok(Client::try_from(config)?)
+    Ok(config)
 }
 
 fn stop_on_signals() -> std::io::Result<CancellationToken> {

@@ -159,19 +159,49 @@ fn gpus() -> Value {
 }
 
 fn policy_rule() -> Value {
-    let memory = |description: &str| {
+    with(
+        object(
+            "What may be done with the GPUs that it matches. What is left out is as without a policy.",
+            json!({
+                "name": with(
+                    text("For people, and where the rule is named."),
+                    json!({ "minLength": 1, "maxLength": 63, "pattern": LABEL }),
+                ),
+                "nodes": nodes("The nodes that the rule is for, among those of the policy; all of them if left out."),
+                "gpus": gpus(),
+                "modes": set(
+                    "What the GPUs are offered as; if left out, as their MIG mode is: off, Whole; on, Mig. With \
+                     several, the first claim decides what a GPU becomes and the last that leaves frees it.",
+                    3,
+                    &one_of("A mode.", &["Whole", "Mig", "TimeSlicing"]),
+                ),
+                "mig": mig(),
+                "shares": shares(),
+                "health": health(),
+            }),
+        ),
         json!({
-            "description": description,
-            "anyOf": [{ "type": "integer" }, { "type": "string" }],
-            "x-kubernetes-int-or-string": true,
-            "pattern": "^[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?$",
-        })
-    };
+            "x-kubernetes-validations": [
+                rule(
+                    "!has(self.mig) || !has(self.modes) || 'Mig' in self.modes",
+                    "mig says nothing unless modes has Mig",
+                ),
+                rule(
+                    "!has(self.shares) || has(self.modes) && 'TimeSlicing' in self.modes",
+                    "shares says nothing unless modes has TimeSlicing",
+                ),
+            ],
+        }),
+    )
+}
+
+/// `mig` of a rule.
+fn mig() -> Value {
     let profile = with(
         text("Name of a profile."),
         json!({ "maxLength": 32, "pattern": "^[0-9]{1,4}g\\.[0-9]{1,4}gb([+-][a-z.]+)?$" }),
     );
-    let mig = with(
+    with(
         object(
             "How GPUs are cut into MIG partitions.",
             json!({
@@ -193,8 +223,12 @@ fn policy_rule() -> Value {
             }),
         ),
         json!({ "minProperties": 1 }),
-    );
-    let shares = with(
+    )
+}
+
+/// `shares` of a rule.
+fn shares() -> Value {
+    with(
         object(
             "How GPUs are shared in time. Memory and cores are accounted, not enforced.",
             json!({
@@ -211,8 +245,12 @@ fn policy_rule() -> Value {
             }),
         ),
         json!({ "minProperties": 1 }),
-    );
-    let health = object(
+    )
+}
+
+/// `health` of a rule.
+fn health() -> Value {
+    object(
         "What happens when GPUs are sick.",
         json!({
             "evict": {
@@ -220,39 +258,15 @@ fn policy_rule() -> Value {
                 "description": "Whether pods that use a sick GPU are evicted (taint effect NoExecute); false by default.",
             },
         }),
-    );
-    with(
-        object(
-            "What may be done with the GPUs that it matches. What is left out is as without a policy.",
-            json!({
-                "name": with(
-                    text("For people, and where the rule is named."),
-                    json!({ "minLength": 1, "maxLength": 63, "pattern": LABEL }),
-                ),
-                "nodes": nodes("The nodes that the rule is for, among those of the policy; all of them if left out."),
-                "gpus": gpus(),
-                "modes": set(
-                    "What the GPUs are offered as; if left out, as their MIG mode is: off, Whole; on, Mig. With \
-                     several, the first claim decides what a GPU becomes and the last that leaves frees it.",
-                    3,
-                    &one_of("A mode.", &["Whole", "Mig", "TimeSlicing"]),
-                ),
-                "mig": mig,
-                "shares": shares,
-                "health": health,
-            }),
-        ),
-        json!({
-            "x-kubernetes-validations": [
-                rule(
-                    "!has(self.mig) || !has(self.modes) || 'Mig' in self.modes",
-                    "mig says nothing unless modes has Mig",
-                ),
-                rule(
-                    "!has(self.shares) || has(self.modes) && 'TimeSlicing' in self.modes",
-                    "shares says nothing unless modes has TimeSlicing",
-                ),
-            ],
-        }),
     )
+}
+
+/// An amount of memory.
+fn memory(description: &str) -> Value {
+    json!({
+        "description": description,
+        "anyOf": [{ "type": "integer" }, { "type": "string" }],
+        "x-kubernetes-int-or-string": true,
+        "pattern": "^[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+    })
 }

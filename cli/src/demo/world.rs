@@ -90,6 +90,7 @@ impl World {
         let kubelet = FakeKubelet::start(kubelet_config).context("the demo's kubelet")?;
         let deps = Deps {
             client: api.client(),
+            kube: None,
             gpus: Arc::new(sim.clone()),
             metrics: MetricsRegistry::new(),
             readiness: Readiness::new(),

@@ -153,6 +153,7 @@ impl Node {
     pub(crate) fn start_on(&self, config: Config, gpus: Arc<dyn GpuDriver>) -> Plugin {
         let deps = Deps {
             client: self.api.client(),
+            kube: None,
             gpus,
             metrics: MetricsRegistry::new(),
             readiness: Readiness::new(),

@@ -198,22 +198,28 @@ fn run(args: &Released) -> Result<()> {
         report.add("Binary".to_owned(), binary::size(&programs)?);
     }
     if args.cluster {
-        progress("pods on a real Kubernetes");
-        let Programs { plugin, mock } = programs;
-        let built = match args.hook.clone() {
-            Some(hook) => {
-                let cli = plugin.with_file_name("divvy");
-                divvy_e2e::programs::Programs { plugin, hook, mock, cli }
-            }
-            None => divvy_e2e::programs::Programs::build()?,
-        };
-        let pods = if args.quick { 5 } else { 20 };
-        let real = pods::Real { quick: args.quick, dir: &dir };
-        let (rows, claims) = pods::measure(&built, pods, &real)?;
-        report.add(format!("Pods on Kubernetes {}", version_setting()), rows);
-        report.sections.extend(claims.sections);
+        on_a_cluster(args, programs, &dir, &mut report)?;
     }
     finish(&report, args.json.as_deref())
+}
+
+/// Pods and claims on a real Kubernetes.
+fn on_a_cluster(args: &Released, programs: Programs, dir: &Path, report: &mut Report) -> Result<()> {
+    progress("pods on a real Kubernetes");
+    let Programs { plugin, mock } = programs;
+    let built = match args.hook.clone() {
+        Some(hook) => {
+            let cli = plugin.with_file_name("divvy");
+            divvy_e2e::programs::Programs { plugin, hook, mock, cli }
+        }
+        None => divvy_e2e::programs::Programs::build()?,
+    };
+    let pods = if args.quick { 5 } else { 20 };
+    let real = pods::Real { quick: args.quick, dir };
+    let (rows, claims) = pods::measure(&built, pods, &real)?;
+    report.add(format!("Pods on Kubernetes {}", version_setting()), rows);
+    report.sections.extend(claims.sections);
+    Ok(())
 }
 
 fn finish(report: &Report, json: Option<&Path>) -> Result<()> {

@@ -50,6 +50,7 @@ pub(crate) fn prepared(args: &crate::Args, library: &Path, uuid: &GpuUuid) -> Re
     let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&library)));
     let deps = Deps {
         client: api.client(),
+        kube: None,
         gpus: Arc::new(session),
         metrics: MetricsRegistry::new(),
         readiness: Readiness::new(),

@@ -193,99 +193,82 @@ impl Checker<'_> {
             self.problem(pattern.id, &format!("invalid {name} argument"));
         }
         if let Some(target) = &call.target {
-            // `optional.of(x)`: the target is a namespace, unless a variable has its name.
-            if let Expr::Ident(namespace) = &target.expr
-                && !self.scope.iter().any(|(n, _)| n == namespace)
-                && namespace != "device"
-            {
-                let qualified = format!("{namespace}.{name}");
-                let args = self.all(&call.args);
-                return if signatures::declared(&qualified, false) {
-                    self.overload(at, &qualified, None, &args)
-                } else if signatures::TYPES.contains(&namespace.as_str()) {
-                    self.no_overload(at, name, Some(&Ty::Type), &args)
-                } else {
-                    self.undeclared(target.id, namespace)
-                };
-            }
-            let target = self.infer(target);
-            let args = self.all(&call.args);
-            return if signatures::declared(name, true) {
-                self.overload(at, name, Some(&target), &args)
-            } else {
-                self.undeclared(at, name)
-            };
+            return self.method(at, name, target, &call.args);
         }
         let args = self.all(&call.args);
-        match (name, args.as_slice()) {
+        self.operator(at, name, &args)
+    }
+
+    /// A call with a target: a function of a namespace, or a method of a value.
+    fn method(&mut self, at: u64, name: &str, target: &IdedExpr, args: &[IdedExpr]) -> Ty {
+        // `optional.of(x)`: the target is a namespace, unless a variable has its name.
+        if let Expr::Ident(namespace) = &target.expr
+            && !self.scope.iter().any(|(n, _)| n == namespace)
+            && namespace != "device"
+        {
+            let qualified = format!("{namespace}.{name}");
+            let args = self.all(args);
+            return if signatures::declared(&qualified, false) {
+                self.overload(at, &qualified, None, &args)
+            } else if signatures::TYPES.contains(&namespace.as_str()) {
+                self.no_overload(at, name, Some(&Ty::Type), &args)
+            } else {
+                self.undeclared(target.id, namespace)
+            };
+        }
+        let target = self.infer(target);
+        let args = self.all(args);
+        if signatures::declared(name, true) {
+            self.overload(at, name, Some(&target), &args)
+        } else {
+            self.undeclared(at, name)
+        }
+    }
+
+    /// A call without a target: an operator, or a function.
+    fn operator(&mut self, at: u64, name: &str, args: &[Ty]) -> Ty {
+        match (name, args) {
             (operators::CONDITIONAL, [condition, yes, no]) => {
-                if !condition.fits(&Ty::Bool) {
-                    return self.no_overload(at, name, None, &args);
-                }
-                if !yes.fits(no) {
-                    return self.no_overload(at, name, None, &args);
+                if !condition.fits(&Ty::Bool) || !yes.fits(no) {
+                    return self.no_overload(at, name, None, args);
                 }
                 yes.clone().join(no)
             }
             (operators::LOGICAL_AND | operators::LOGICAL_OR, [a, b]) => {
-                if a.fits(&Ty::Bool) && b.fits(&Ty::Bool) {
-                    Ty::Bool
-                } else {
-                    self.no_overload(at, name, None, &args)
-                }
+                self.bool_if(a.fits(&Ty::Bool) && b.fits(&Ty::Bool), at, name, args)
             }
-            (operators::LOGICAL_NOT, [a]) => {
-                if a.fits(&Ty::Bool) {
-                    Ty::Bool
-                } else {
-                    self.no_overload(at, name, None, &args)
-                }
-            }
+            (operators::LOGICAL_NOT, [a]) => self.bool_if(a.fits(&Ty::Bool), at, name, args),
             (operators::NOT_STRICTLY_FALSE, _) => Ty::Bool,
             (operators::EQUALS | operators::NOT_EQUALS, [a, b]) => {
                 if a.unknown() {
                     self.untyped.insert(at);
                 }
-                let comparable = a.fits(b) || (a.is_number() && b.is_number());
-                if comparable || *a == Ty::Null || *b == Ty::Null {
-                    Ty::Bool
-                } else {
-                    self.no_overload(at, name, None, &args)
-                }
+                self.bool_if(is_equatable(a, b), at, name, args)
             }
             (
                 operators::LESS | operators::LESS_EQUALS | operators::GREATER | operators::GREATER_EQUALS,
                 [a, b],
-            ) => {
-                let ordered =
-                    |t: &Ty| t.unknown() || t.is_number() || matches!(t, Ty::String | Ty::Bytes | Ty::Bool);
-                let same = a.fits(b) || (a.is_number() && b.is_number());
-                if ordered(a) && ordered(b) && same {
-                    Ty::Bool
-                } else {
-                    self.no_overload(at, name, None, &args)
-                }
-            }
+            ) => self.bool_if(is_ordered(a, b), at, name, args),
             (operators::IN, [item, range]) => match range {
                 Ty::List(element) if element.fits(item) => Ty::Bool,
                 Ty::Map(key, _) if key.fits(item) => Ty::Bool,
                 ty if ty.unknown() => Ty::Bool,
-                _ => self.no_overload(at, name, None, &args),
+                _ => self.no_overload(at, name, None, args),
             },
-            (operators::INDEX, [of, key]) => self.index(at, name, of, key, &args),
+            (operators::INDEX, [of, key]) => self.index(at, name, of, key, args),
             (operators::OPT_INDEX | operators::OPT_SELECT, [of, key]) => {
                 let inner = if let Ty::Optional(inner) = of { (**inner).clone() } else { of.clone() };
                 let value = if name == operators::OPT_SELECT && inner == Ty::Device {
                     Ty::Dyn
                 } else {
-                    self.index(at, name, &inner, key, &args)
+                    self.index(at, name, &inner, key, args)
                 };
                 Ty::optional(value)
             }
             (operators::NEGATE, [a]) => match a {
                 Ty::Int | Ty::Double => a.clone(),
                 ty if ty.unknown() => Ty::Dyn,
-                _ => self.no_overload(at, name, None, &args),
+                _ => self.no_overload(at, name, None, args),
             },
             (operators::ADD, [a, b]) => match (a, b) {
                 (Ty::List(x), Ty::List(y)) => Ty::list(match (&**x, &**y) {
@@ -297,10 +280,14 @@ impl Checker<'_> {
             (operators::SUBSTRACT | operators::MULTIPLY | operators::DIVIDE | operators::MODULO, [a, b]) => {
                 self.arithmetic(at, name, a, b, &[])
             }
-            _ if name.starts_with('@') => Self::helper(name, &args),
-            _ if signatures::declared(name, false) => self.overload(at, name, None, &args),
+            _ if name.starts_with('@') => Self::helper(name, args),
+            _ if signatures::declared(name, false) => self.overload(at, name, None, args),
             _ => self.undeclared(at, name),
         }
+    }
+
+    fn bool_if(&mut self, fits: bool, at: u64, name: &str, args: &[Ty]) -> Ty {
+        if fits { Ty::Bool } else { self.no_overload(at, name, None, args) }
     }
 
     fn all(&mut self, args: &[IdedExpr]) -> Vec<Ty> {
@@ -343,4 +330,15 @@ impl Checker<'_> {
             None => self.no_overload(at, name, target, args),
         }
     }
+}
+
+/// Whether `==` is defined for two types.
+fn is_equatable(a: &Ty, b: &Ty) -> bool {
+    a.fits(b) || (a.is_number() && b.is_number()) || *a == Ty::Null || *b == Ty::Null
+}
+
+/// Whether `<` is defined for two types.
+fn is_ordered(a: &Ty, b: &Ty) -> bool {
+    let ordered = |t: &Ty| t.unknown() || t.is_number() || matches!(t, Ty::String | Ty::Bytes | Ty::Bool);
+    ordered(a) && ordered(b) && (a.fits(b) || (a.is_number() && b.is_number()))
 }

@@ -18,7 +18,7 @@ use super::json::text;
 use super::kinds::{Kind, Res};
 use super::select::Selector;
 use super::state::{Seen, State, now};
-use super::store::{Key, Part, Preconditions};
+use super::store::{Key, Part, Preconditions, Written};
 use super::{FakeApi, Shared, watch};
 
 /// Body of an answer: a document, or a stream of watch events.
@@ -233,7 +233,7 @@ fn patched(
                 ));
             }
             let options = (asked.parameter("fieldManager"), asked.parameter("force") == "true");
-            state.store.apply(kind, key, &change, options, part, now)
+            state.store.apply(&Written { kind, key, part, now }, &change, options)
         }
         other => {
             Err(ApiError::new(415, format!("the body of the request was in an unknown format: {other}")))

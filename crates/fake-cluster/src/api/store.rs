@@ -11,7 +11,7 @@ use super::gates::Gate;
 use super::json::set;
 use super::kinds::{Kind, Res, builtin};
 
-pub(crate) use self::write::{Part, Preconditions};
+pub(crate) use self::write::{Part, Preconditions, Written};
 
 /// Changes kept for watches; whoever is further behind gets 410.
 const HISTORY: usize = 10_000;

@@ -122,18 +122,6 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
         ("clear", []) => engine.clear_faults(None),
         ("driver", ["loaded"]) => engine.set_driver_loaded(true),
         ("driver", ["unloaded"]) => engine.set_driver_loaded(false),
-        ("process", [gpu, pid, inside @ ..]) => {
-            let gpu_instance = match inside {
-                [] => None,
-                [id] => Some(number(id)?),
-                _ => return Err(USAGE.to_owned()),
-            };
-            let pid = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
-            let uuid = find(engine, gpu)?;
-            if let Some(gpu) = engine.gpu(&uuid) {
-                gpu.processes.insert(GpuProcess { pid, gpu_instance });
-            }
-        }
         ("end", [pid]) => {
             let pid: u32 = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
             engine.end_process(pid);
@@ -173,12 +161,30 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
                 mode_ms: millis(mode)?,
             };
         }
-        ("xid", [gpu, xid, inside @ ..]) => {
-            let gpu_instance = match inside {
-                [] => None,
-                [id] => Some(number(id)?),
-                _ => return Err(USAGE.to_owned()),
-            };
+        ("reboot", []) => engine.reboot(),
+        _ => change_gpu(engine, command, rest)?,
+    }
+    Ok(said)
+}
+
+/// Changes of what runs on a GPU and of how it is.
+fn change_gpu(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<(), String> {
+    let inside = |inside: &[&str]| match inside {
+        [] => Ok(None),
+        [id] => number(id).map(Some),
+        _ => Err(USAGE.to_owned()),
+    };
+    match (command, rest) {
+        ("process", [gpu, pid, more @ ..]) => {
+            let gpu_instance = inside(more)?;
+            let pid = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
+            let uuid = find(engine, gpu)?;
+            if let Some(gpu) = engine.gpu(&uuid) {
+                gpu.processes.insert(GpuProcess { pid, gpu_instance });
+            }
+        }
+        ("xid", [gpu, xid, more @ ..]) => {
+            let gpu_instance = inside(more)?;
             let uuid = find(engine, gpu)?;
             engine.send_event(&uuid, GpuEventKind::Xid(number(xid)?), gpu_instance);
         }
@@ -188,10 +194,9 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
                 ail(&mut gpu.vitals, command, what)?;
             }
         }
-        ("reboot", []) => engine.reboot(),
         _ => return Err(USAGE.to_owned()),
     }
-    Ok(said)
+    Ok(())
 }
 
 fn ail(vitals: &mut GpuVitals, command: &str, what: &str) -> Result<(), String> {

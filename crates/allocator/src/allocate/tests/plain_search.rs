@@ -106,24 +106,23 @@ impl Case {
     /// The first fit from here on.
     fn fit(
         &self,
-        claim: usize,
-        request: usize,
+        (claim, request): (usize, usize),
         way: Option<usize>,
         found: usize,
         start: usize,
         picks: &mut Vec<Taken>,
     ) -> bool {
         let Some(requests) = self.claims.get(claim) else { return true };
-        let Some(ways) = requests.get(request) else { return self.fit(claim + 1, 0, None, 0, 0, picks) };
+        let Some(ways) = requests.get(request) else { return self.fit((claim + 1, 0), None, 0, 0, picks) };
         let Some(way) = way else {
-            return (0..ways.len()).any(|way| self.fit(claim, request, Some(way), 0, 0, picks));
+            return (0..ways.len()).any(|way| self.fit((claim, request), Some(way), 0, 0, picks));
         };
         if found == ways[way].count {
-            return self.fit(claim, request + 1, None, 0, 0, picks);
+            return self.fit((claim, request + 1), None, 0, 0, picks);
         }
         for device in start..self.things.len() {
             picks.push((claim, request, way, device));
-            if self.stands(picks) && self.fit(claim, request, Some(way), found + 1, device + 1, picks) {
+            if self.stands(picks) && self.fit((claim, request), Some(way), found + 1, device + 1, picks) {
                 return true;
             }
             picks.pop();
@@ -133,7 +132,7 @@ impl Case {
 
     fn expected(&self) -> String {
         let mut picks = Vec::new();
-        if !self.fit(0, 0, None, 0, 0, &mut picks) {
+        if !self.fit((0, 0), None, 0, 0, &mut picks) {
             return "does not fit".to_owned();
         }
         let of_claim = |claim: usize| {

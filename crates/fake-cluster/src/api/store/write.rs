@@ -27,6 +27,14 @@ pub(crate) struct Preconditions {
     pub(crate) version: Option<String>,
 }
 
+/// Which part of which object is written, and when.
+pub(crate) struct Written<'a> {
+    pub(crate) kind: &'a Kind,
+    pub(crate) key: &'a Key,
+    pub(crate) part: Part,
+    pub(crate) now: &'a str,
+}
+
 impl Store {
     pub(crate) fn create(
         &mut self,
@@ -57,7 +65,7 @@ impl Store {
         for field in ["uid", "creationTimestamp", "deletionTimestamp"] {
             set(&mut object, &["metadata", field], None);
         }
-        self.write(kind, &key, None, object, Part::Main, now)
+        self.write(&Written { kind, key: &key, part: Part::Main, now }, None, object)
     }
 
     pub(crate) fn update(
@@ -69,7 +77,7 @@ impl Store {
         now: &str,
     ) -> Result<Value, ApiError> {
         let old = self.get(kind, key)?;
-        self.write(kind, key, Some(old), object, part, now)
+        self.write(&Written { kind, key, part, now }, Some(old), object)
     }
 
     /// Creates or replaces everything, status too, with no check but that of the types.
@@ -82,7 +90,7 @@ impl Store {
     ) -> Result<Value, ApiError> {
         let old = self.objects.get(key).cloned();
         set(&mut object, &["metadata", "resourceVersion"], None);
-        self.write(kind, key, old, object, Part::All, now)
+        self.write(&Written { kind, key, part: Part::All, now }, old, object)
     }
 
     pub(crate) fn merge(
@@ -99,19 +107,16 @@ impl Store {
             set(&mut object, &["metadata", "resourceVersion"], None);
         }
         patch::merge(&mut object, change);
-        self.write(kind, key, Some(old), object, part, now)
+        self.write(&Written { kind, key, part, now }, Some(old), object)
     }
 
     pub(crate) fn apply(
         &mut self,
-        kind: &Kind,
-        key: &Key,
+        what: &Written<'_>,
         wanted: &Value,
-        options: (&str, bool),
-        part: Part,
-        now: &str,
+        (manager, force): (&str, bool),
     ) -> Result<Value, ApiError> {
-        let (manager, force) = options;
+        let Written { kind, key, part, .. } = *what;
         if manager.is_empty() {
             return Err(ApiError::new(422, "fieldManager: Required value: is required for apply patch"));
         }
@@ -130,7 +135,7 @@ impl Store {
         let mut object = old.clone().unwrap_or_else(|| json!({}));
         set(&mut object, &["metadata", "resourceVersion"], None);
         patch::apply(&mut object, self.applied.get(&slot), wanted);
-        let stored = self.write(kind, key, old, object, part, now)?;
+        let stored = self.write(what, old, object)?;
         self.applied.insert(slot, wanted.clone());
         Ok(stored)
     }
@@ -187,15 +192,8 @@ impl Store {
         chosen
     }
 
-    fn write(
-        &mut self,
-        kind: &Kind,
-        key: &Key,
-        old: Option<Value>,
-        object: Value,
-        part: Part,
-        now: &str,
-    ) -> Result<Value, ApiError> {
+    fn write(&mut self, what: &Written<'_>, old: Option<Value>, object: Value) -> Result<Value, ApiError> {
+        let Written { kind, key, part, now } = *what;
         check_identity(kind, key, &object)?;
         let mut new = (kind.normalize)(object)
             .map_err(|e| ApiError::new(400, format!("{} in version \"{}\": {e}", kind.name, kind.version)))?;
