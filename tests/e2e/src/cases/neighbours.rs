@@ -163,6 +163,11 @@ pub(super) fn two_releases(env: &Env) -> Result<()> {
     env.driver.install_second(SECOND_RELEASE, SECOND)?;
     let outcome = poll("devices of the second driver", PATIENCE, || Ok(!env.api().list(&slices)?.is_empty()))
         .and_then(|()| one_at_a_time(env));
+    // While both drivers are there: the kubelet lets a pod go only when its driver has answered.
+    for pod in ["ours", "theirs"] {
+        env.delete("Pod", pod)?;
+        env.wait_until_gone("Pod", pod)?;
+    }
     helm(env.cluster, &["uninstall", SECOND_RELEASE, "--namespace", SECOND_RELEASE, "--wait"])?;
     // The kubelet would do that half a minute later.
     let theirs = format!("--field-selector=spec.driver={SECOND}");
