@@ -195,6 +195,16 @@ pub mod env {
         format!("DIVVY_CORES_{}", in_capitals(device))
     }
 
+    /// What one share was granted of the memory and the compute of its device, under a name that no other share has,
+    /// since a container may have shares of one device through several claims or requests, and the variables above then
+    /// carry those of one: `DIVVY_SHARE_MEMORY_<DEVICE>_<SHARE ID>` in bytes, `DIVVY_SHARE_CORES_<DEVICE>_<SHARE ID>` in
+    /// percent.
+    pub fn one_share(device: &str, share_id: &str) -> [String; 2] {
+        let name =
+            |what: &str| format!("DIVVY_SHARE_{what}_{}_{}", in_capitals(device), in_capitals(share_id));
+        [name("MEMORY"), name("CORES")]
+    }
+
     fn in_capitals(device: &str) -> String {
         device.replace('-', "_").to_ascii_uppercase()
     }

@@ -28,7 +28,7 @@ use crate::health::{HealthFile, HealthOwner, Told};
 use crate::inventory::{InventoryOwner, Seen};
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
-use crate::policy::{PolicyWatch, RightsFile};
+use crate::policy::PolicyWatch;
 use crate::publish::{Carver, Offering};
 use crate::publisher::{Publishing, Signals};
 use crate::publisher_lock::PublisherLock;
@@ -215,11 +215,7 @@ async fn run_ready(
         retry: config.timing.policy_retry,
     };
     part(&mut parts, "the GpuNode", writer.run(parts_stop.clone()));
-    let rights = RightsFile::new(plugin_dir);
-    match rights.load() {
-        Some(known) => executor.set_rights(known),
-        None => executor.await_rights(config.timing.policy_wait),
-    }
+    crate::policy::take_over(plugin_dir, &executor);
     let busy = service.clone();
     let carver = Carver {
         node: config.node_name.clone(),
@@ -231,7 +227,6 @@ async fn run_ready(
         mode_lock: config.mode_lock,
         policies,
         effective: effective_tx,
-        rights,
         reports: reports_tx,
         seen: seen.clone(),
         features,

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::RunError;
 use crate::api::KubeClaims;
-use crate::config::{Config, Offer};
+use crate::config::Config;
 use crate::edits::{DriverAt, HostEdits};
 use crate::error::io_error;
 use crate::inventory::Seen;
@@ -110,10 +110,7 @@ pub(crate) fn executor(
         claims,
         clock,
     };
-    let settings = ExecutorConfig {
-        timing: config.timing.executor,
-        toggle_mig: config.offer == Offer::Everything,
-        ..ExecutorConfig::new(&*config.driver_name, boot)
-    };
+    let settings =
+        ExecutorConfig { timing: config.timing.executor, ..ExecutorConfig::new(&*config.driver_name, boot) };
     Ok(Executor::new(settings, parts))
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
     ResourceClaimConsumerReference,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// A claim as the kubelet names it; nothing about it is checked yet.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,7 +91,7 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
     }
     let status = object.status.unwrap_or_default();
     let allocation = status.allocation.ok_or_else(|| ClaimError::NotAllocated(Box::new(asked.clone())))?;
-    let allocated_at = allocation.allocation_timestamp.map(|time| time.0.to_string());
+    let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
     let results = devices.results.unwrap_or_default().into_iter().filter(|result| result.driver == driver);
     let results = results.map(allocated).collect::<Result<_, _>>();
@@ -106,6 +107,11 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
         configs: devices.config.unwrap_or_default().into_iter().filter_map(config).collect(),
         pods: status.reserved_for.unwrap_or_default().into_iter().filter_map(pod).collect(),
     })
+}
+
+/// As records have it: the form is part of what is stored, so it is not left to a library's choice.
+fn rfc3339(time: &Time) -> String {
+    time.0.strftime("%Y-%m-%dT%H:%M:%S%.fZ").to_string()
 }
 
 /// The claim with those of its devices that are in this node's pool. One that has only devices elsewhere is refused: an
@@ -179,6 +185,18 @@ mod tests {
             "spec": { "devices": {} }, "status": status,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn the_time_of_an_allocation_is_kept_as_utc_to_the_second_or_finer_where_it_is_so() {
+        for (told, kept) in [
+            ("2026-11-21T14:00:00Z", "2026-11-21T14:00:00Z"),
+            ("2026-11-21T15:00:00+01:00", "2026-11-21T14:00:00Z"),
+            ("2026-11-21T14:00:00.250Z", "2026-11-21T14:00:00.25Z"),
+        ] {
+            let time: Time = serde_json::from_value(json!(told)).unwrap();
+            assert_eq!(rfc3339(&time), kept, "{told}");
+        }
     }
 
     #[test]

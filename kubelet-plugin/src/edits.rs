@@ -10,7 +10,7 @@ use divvy_api::names;
 use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
 use divvy_model::{Gpu, HoldKind, PciAddress};
 
 /// Where the driver's files are looked for.
@@ -54,6 +54,7 @@ const LIST_AGAIN: Duration = Duration::from_secs(1);
 
 struct Common {
     driver: Driver,
+    control: ControlNodes,
     edits: CommonEdits,
 }
 
@@ -72,12 +73,15 @@ impl HostEdits {
             *self.lock() = None;
             edits_error("the NVIDIA driver's files are not there", e)
         })?;
-        if !thorough && self.lock().as_ref().is_some_and(|common| common.driver == driver) {
+        let control = divvy_host::control_nodes(&self.host, &self.nodes)
+            .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))?;
+        let same = |known: &Common| known.driver == driver && known.control == control;
+        if !thorough && self.lock().as_ref().is_some_and(same) {
             return Ok(false);
         }
-        let edits = CommonEdits::new(self.list(&driver)?)
+        let edits = CommonEdits::new(self.list(&driver, &control)?)
             .map_err(|e| edits_error("what the NVIDIA driver brings cannot be written as CDI", e))?;
-        let before = self.lock().replace(Common { driver, edits: edits.clone() });
+        let before = self.lock().replace(Common { driver, control, edits: edits.clone() });
         Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
     }
 
@@ -101,11 +105,9 @@ impl HostEdits {
         listed.map(drop)
     }
 
-    fn list(&self, driver: &Driver) -> Result<ContainerEdits, EditsError> {
+    fn list(&self, driver: &Driver, control: &ControlNodes) -> Result<ContainerEdits, EditsError> {
         let files = divvy_host::driver_files(&self.host, driver)
             .map_err(|e| edits_error("the NVIDIA driver's files cannot be listed", e))?;
-        let control = divvy_host::control_nodes(&self.host, &self.nodes)
-            .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))?;
         if let Some(missing) = control.missing.iter().find(|node| node.needed) {
             let what = format!(
                 "{} does not exist and its kernel module is not loaded (load {} on the node)",
@@ -113,7 +115,7 @@ impl HostEdits {
             );
             return Err(EditsError { what, source: None });
         }
-        Ok(cdi(divvy_host::driver_edits(&files, &control, &self.delivery)))
+        Ok(cdi(divvy_host::driver_edits(&files, control, &self.delivery)))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Common>> {
@@ -276,6 +278,30 @@ mod tests {
         listed(Instant::now().checked_sub(LIST_AGAIN).unwrap());
         edits.common().unwrap_err();
         assert_ne!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now);
+    }
+
+    #[test]
+    fn a_module_that_was_loaded_again_with_another_major_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
+        for node in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
+            let path = dir.path().join("dev").join(node);
+            fs_err::remove_file(&path).unwrap();
+            // Every machine has it; tests may not make nodes.
+            fs_err::os::unix::fs::symlink("/dev/null", path).unwrap();
+        }
+        let edits =
+            HostEdits::new(made.host, DriverAt::default(), DeviceNodes::Real, LibraryDelivery::MountsOnly);
+        let major = || {
+            let common = edits.common().unwrap();
+            common.edits().device_nodes.iter().find(|n| n.path == "/dev/nvidia-uvm").unwrap().major
+        };
+        assert_eq!(major(), Some(511));
+        let devices = dir.path().join("proc/devices");
+        let later = fs_err::read_to_string(&devices).unwrap().replace("511 nvidia-uvm", "508 nvidia-uvm");
+        fs_err::write(devices, later).unwrap();
+        assert!(edits.refresh(false).unwrap(), "live CDI files are to be written again");
+        assert_eq!(major(), Some(508));
     }
 
     #[test]

@@ -16,7 +16,6 @@ use divvy_carve::{
     Carved, Feature, GpuRules, Input, ModeLock, Note, OneMode, Partitioning, Pool, ServerFeatures,
     carve_partitions, taint_leaving, validate,
 };
-use divvy_claims::Rights;
 use divvy_executor::Executor;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid};
@@ -38,7 +37,7 @@ use crate::inventory::Seen;
 use crate::metrics::Metrics;
 use crate::neighbours::Uses;
 use crate::occupied::{FOREIGN_LASTS, Foreign, Places};
-use crate::policy::{Effective, Known, RightsFile};
+use crate::policy::{Effective, Known};
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -58,7 +57,6 @@ pub(crate) struct Carver {
     /// What the policies make of the GPUs.
     pub(crate) effective: watch::Sender<Option<Effective>>,
     /// What prepare was allowed last.
-    pub(crate) rights: RightsFile,
     /// What people are told of the node.
     pub(crate) reports: watch::Sender<Option<GpuNodeStatus>>,
     pub(crate) seen: watch::Receiver<Seen>,
@@ -111,18 +109,12 @@ struct Memory {
     look_soon: bool,
     /// Instances of others, already told.
     foreign: BTreeSet<(GpuUuid, Placement)>,
-    /// GPUs whose MIG mode did not change, already told.
-    refused: BTreeSet<GpuUuid>,
     /// What GPUs can be cut into, as last told.
     capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     /// GPUs with a number that are not there and not published, since when.
     gone: BTreeMap<GpuUuid, Instant>,
     /// Devices that are published only because a claim holds them or did a moment ago.
     withdrawn: BTreeSet<DeviceName>,
-    /// What prepare may do to GPUs, as last said; `None` before the first time.
-    rights: Option<Rights>,
-    /// What was saved of it; `None` if that is not known.
-    rights_saved: Option<Rights>,
     /// For the node's report.
     about: Option<About>,
     /// Whether a device is published only because a claim holds it, or may.
@@ -193,7 +185,6 @@ impl Carver {
             *known = Arc::new(held);
             changed
         });
-        let refused = self.executor.refused_modes();
         memory.about = Some(About {
             inventory: inventory.clone(),
             ordinals: kept.ordinals.clone(),
@@ -201,7 +192,6 @@ impl Carver {
             lingering: std::mem::take(&mut kept.lingering),
             fences: std::mem::take(&mut kept.fences),
             newer: std::mem::take(&mut kept.newer),
-            refused: refused.clone(),
             foreign: Places::new(),
             kubernetes: features.lowest().map(|version| version.to_string()).unwrap_or_default(),
         });
@@ -217,7 +207,6 @@ impl Carver {
         }
         memory.capabilities.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
         let capabilities = memory.capabilities.clone();
-        self.tell_refused(memory, &refused);
         let resolved = self.resolved(policies, &inventory, &kept.ordinals);
         memory.evicts.extend(resolved.rules.iter().map(|(uuid, rules)| (uuid.clone(), rules.no_execute)));
         memory.evicts.retain(|uuid, _| kept.ordinals.of(uuid).is_some());
@@ -232,7 +221,7 @@ impl Carver {
         for (gpu, placement) in &foreign {
             kept.occupied.add(gpu, *placement, keys::FOREIGN);
         }
-        let stuck = refused.keys().cloned().collect();
+        let stuck = BTreeSet::new();
         let partitioning = Partitioning {
             capabilities: &capabilities,
             rules: &resolved.rules,
@@ -264,7 +253,7 @@ impl Carver {
         let unsure = unsure();
         let published = previous.iter().flat_map(Pool::devices).map(|device| device.name.clone()).collect();
         let leaving = leaving(&published, &offered.pool, &kept.ordinals, &inventory);
-        self.grant(memory, &resolved, &inventory, &kept.ordinals, &leaving);
+        self.grant(memory, &resolved, &kept.ordinals, &leaving);
         if previous.is_none() && unsure && memory.settled_at.is_none() {
             memory.settled_at = match self.begun_to_leave().await {
                 // An earlier process began to withdraw something, perhaps a moment ago: what it published stays as it is
@@ -311,7 +300,7 @@ impl Carver {
             memory.holders.held = None;
             memory.withdrawn.clear();
             self.publish(memory, offered, &features);
-            return (!refused.is_empty()).then_some(self.timing.withdrawn);
+            return None;
         }
         let held = self.held(&mut memory.holders, now, &vanished, &kept.recorded).await;
         let Some(held) = held else {
@@ -332,7 +321,7 @@ impl Carver {
         let carved = carve_with(&held);
         memory.keeps_withdrawn = carved.pool != offered.pool;
         memory.withdrawn.clone_from(&carved.kept);
-        let settled = gone.is_empty() && refused.is_empty() && !memory.keeps_withdrawn;
+        let settled = gone.is_empty() && !memory.keeps_withdrawn;
         let again = !(settled && kept.recorded.iter().all(there));
         self.publish(memory, carved, &features);
         again.then_some(self.timing.withdrawn)

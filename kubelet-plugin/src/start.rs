@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use divvy_executor::FileMarks;
 use divvy_host::HostRoot;
 use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuOp};
 use divvy_nvml::{NvmlDriver, Session, SessionConfig};
@@ -73,7 +74,8 @@ fn gpus(config: &Config) -> Arc<dyn GpuDriver> {
     let library = config.nvml_library.clone();
     let host = HostRoot::under(&config.host_root);
     let at = DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() };
-    Arc::new(Session::new(SessionConfig::default(), move || {
+    let marks = Arc::new(FileMarks::new(config.plugin_dir.join("locks")));
+    Arc::new(Session::marked(SessionConfig::default(), marks, move || {
         let library: PathBuf = match &library {
             Some(library) => library.clone(),
             None => {

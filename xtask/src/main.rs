@@ -14,6 +14,7 @@ mod cluster;
 mod crds;
 mod e2e;
 mod image;
+mod mutants;
 mod needs;
 mod soak;
 
@@ -81,7 +82,7 @@ fn run(command: Command) -> Result<()> {
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Bench(args) => bench::run(&root, &args),
-        Command::Soak(args) => soak::run(&args),
+        Command::Soak(args) => soak::run(&root, &args),
         Command::Image(args) => image::run(&args),
     }
 }

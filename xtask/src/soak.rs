@@ -14,6 +14,8 @@ use divvy_e2e::runner::{Outcome, Plan, run as run_cases};
 use divvy_e2e::soak::{self, Day, Trouble};
 use divvy_e2e::{Cluster, Extent, Gates, Options};
 
+use crate::mutants;
+
 /// The names of the clusters, for `cargo xtask cluster`: both may run at once.
 const OLDER_NAME: &str = "soak-versions";
 const DAY_NAME: &str = "soak-day";
@@ -55,6 +57,8 @@ enum What {
         #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
         version: String,
     },
+    /// The crates that decide, changed one place at a time: which changes no test notices (hours; see `--shard`)
+    Mutants(mutants::Args),
     /// A day in fast motion: pods of every kind, and everything is killed again and again
     Day {
         /// How long it is, in minutes
@@ -75,7 +79,10 @@ enum What {
     },
 }
 
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    if let What::Mutants(mutants) = &args.what {
+        return mutants::run(root, mutants, &args.failures);
+    }
     let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
     parts::helm()?;
     if args.failures.exists() {
@@ -119,6 +126,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             };
             one_day(&day, version, &programs, &args.failures)
         }
+        // Needs neither programs nor a cluster.
+        What::Mutants(_) => Ok(()),
     }
 }
 

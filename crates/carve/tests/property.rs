@@ -64,6 +64,7 @@ prop_compose! {
             pci_address,
             pci_device_id: 0,
             mig_mode,
+            compute_mode: None,
             addressing_mode,
             module_id: None,
             nvlinks,

@@ -31,11 +31,20 @@ pub struct AllocatedDevice {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Allocation {
-    /// `status.allocation.allocationTimestamp` as text; older API servers have none.
+    /// `status.allocation.allocationTimestamp` as RFC 3339 text; older API servers have none. Two texts may be the same
+    /// time: [`Allocation::same_time`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
     /// Our devices, in the API's order.
     pub results: Vec<AllocatedDevice>,
+}
+
+impl Allocation {
+    /// Whether these are the same time, however they are written: a record is older than the program that reads it.
+    pub(crate) fn same_time(one: Option<&str>, other: Option<&str>) -> bool {
+        let instant = |text: Option<&str>| text?.parse::<jiff::Timestamp>().ok();
+        one == other || instant(one).is_some_and(|one| Some(one) == instant(other))
+    }
 }
 
 /// Where a config entry was written.

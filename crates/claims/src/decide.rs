@@ -1,23 +1,27 @@
 //! The prepare decision. Everything it looks at is in the [`Snapshot`]; everything that is to be done is in the
 //! [`Decision`].
 
+mod compute_mode;
 mod conflicts;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuUuid, HoldKind, Inventory, MigMode, MigUuid, Ordinals,
+    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuError, GpuUuid, HoldKind, Inventory, MigMode, Ordinals,
     TimeSlice,
 };
 
 use crate::{
-    Claim, GpuState, Phase, Plan, Prepared, Progress, Record, RecordedDevice, Refusal, Step, Stored, resolve,
+    AllocatedDevice, Claim, GpuState, Outcome, Phase, Plan, Prepared, Progress, Record, RecordedDevice,
+    Refusal, Step, Stored, resolve,
 };
 
+pub(crate) use self::conflicts::conflicts;
+use self::conflicts::may_share;
 pub use self::conflicts::{Clash, Holder, Holders};
-use self::conflicts::{conflicts, may_share};
+use crate::rebuild::steps_on;
 
 /// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
 #[derive(Debug, Clone, Copy)]
@@ -30,36 +34,27 @@ pub struct Snapshot<'a> {
     pub ordinals: &'a Ordinals,
     /// All records, by claim. A file that is not there has no entry.
     pub records: &'a BTreeMap<ClaimUid, Arc<Stored<Record>>>,
-    /// States of the claim's GPUs. A file that is not there has no entry.
-    pub gpus: &'a BTreeMap<GpuUuid, Stored<GpuState>>,
+    /// States of GPUs. A file that is not there has no entry.
+    pub gpus: &'a BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
     /// This boot.
     pub boot: &'a BootId,
-    /// Whether MIG mode may be changed for a claim, where that needs no reset (Hopper and later).
-    pub toggle_mig: bool,
-    /// What the node's rules say about single GPUs.
-    pub rights: &'a Rights,
+    /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
+    pub modes: &'a BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    /// What lives at the places of the claim's partitions now, by device, whoever made it; an error where that cannot be
+    /// read. A device without an entry is no partition, or none that its GPU can be cut into.
+    pub living: &'a Living,
 }
 
-/// What the node's rules let prepare do to single GPUs, beyond what is served without being asked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rights {
-    /// GPUs whose MIG mode may be changed for a claim, where that needs no reset.
-    pub toggle_mig: BTreeSet<GpuUuid>,
-    /// GPUs whose instances are made by others: what lives is served; nothing is made or destroyed, and MIG mode stays.
-    pub static_gpus: BTreeSet<GpuUuid>,
-    /// MIG devices that lived on such GPUs and still do: a claim that was given one is served it, even if instances of its
-    /// GPU are made by us from now on.
-    pub static_instances: BTreeMap<GpuUuid, BTreeSet<MigUuid>>,
-    /// Partitions of such GPUs that were given out, or may have been, when they were still made by us: they are made all
-    /// the same.
-    pub on_demand: BTreeSet<DeviceName>,
-}
+/// What lives at the places of partitions, by device.
+pub type Living = BTreeMap<DeviceName, Result<Option<Outcome>, GpuError>>;
 
 /// What is to be done about a prepare.
 #[derive(Debug)]
 pub enum Decision {
     /// Nothing: this is the answer (the CDI file must be there).
     Ready(Prepared),
+    /// Make the claim's record again, which cannot be read or was lost, and decide then.
+    Rebuild,
     /// This.
     Run(Plan),
     /// Wait until these let go; whether they will is for the API to say.
@@ -72,13 +67,15 @@ pub enum Decision {
 /// undone first.
 pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     let own = seen.records.get(&claim.uid).map(Arc::as_ref);
-    let (mut undo_first, mut set_aside) = (false, false);
+    let mut undo_first = false;
     match own {
+        Some(Stored::Corrupt { .. }) => return Decision::Rebuild,
+        // Instances were made for it: its record was lost.
+        None | Some(Stored::Absent) if has_instances(&claim.uid, seen) => return Decision::Rebuild,
         None | Some(Stored::Absent) => {}
         Some(Stored::Newer { version, .. }) => {
             return Decision::Refuse(Refusal::RecordNewer { claim: claim.reference(), version: *version });
         }
-        Some(Stored::Corrupt { .. }) => set_aside = true,
         Some(Stored::Fine(record)) => {
             let same = record.is_of(&claim.allocation) && record.boot == *seen.boot;
             if same && record.phase == Phase::Prepared {
@@ -87,20 +84,25 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
             undo_first = !(same && can_be_revived(record));
         }
     }
-    if claim.allocation.results.is_empty() && !undo_first && !set_aside {
+    if claim.allocation.results.is_empty() && !undo_first {
         return Decision::Ready(Prepared::default());
     }
-    match resolve_devices(claim, seen) {
+    match resolve_devices(claim, seen).and_then(|devices| compute_mode::computable(claim, devices, seen)) {
         Err(refusal) => Decision::Refuse(refusal),
         Ok(devices) => match conflicts(claim, &devices, seen) {
             Err(refusal) => Decision::Refuse(refusal),
             Ok(Some(holders)) => Decision::Wait(holders),
             Ok(None) => match steps_for(claim, &devices, seen) {
-                Ok(steps) => Decision::Run(Plan { undo_first, set_aside, devices, steps }),
+                Ok(steps) => Decision::Run(Plan { undo_first, devices, steps }),
                 Err(refusal) => Decision::Refuse(refusal),
             },
         },
     }
+}
+
+fn has_instances(uid: &ClaimUid, seen: &Snapshot<'_>) -> bool {
+    let states = seen.gpus.values().filter_map(|stored| stored.fine());
+    states.flat_map(|state| &state.instances).any(|i| i.claim == *uid && i.boot == *seen.boot)
 }
 
 /// A lingering claim of which nothing has been undone yet can be prepared again for its next pod: the processes in
@@ -140,6 +142,10 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
             }
             (DeviceKind::Partition(name), false) => partition(claim, name, gpu)?,
         };
+        let is_static = match &kind {
+            DeviceKind::Partition(name) => name.is_static || was_made_outside(result, uuid, hold, seen),
+            _ => false,
+        };
         let same = |d: &RecordedDevice| {
             let (a, b) = (&d.allocated, result);
             (&a.pool, &a.device, &a.share_id) == (&b.pool, &b.device, &b.share_id) && hold == HoldKind::Share
@@ -155,9 +161,6 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         }
         // Admin access changes nothing, whatever its config says.
         let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
-        let is_static = matches!(hold, HoldKind::Partition { .. })
-            && seen.rights.static_gpus.contains(uuid)
-            && !seen.rights.on_demand.contains(&result.device);
         let new = RecordedDevice {
             allocated: result.clone(),
             gpu: uuid.clone(),
@@ -169,6 +172,20 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
         devices.push(new);
     }
     Ok(devices)
+}
+
+/// Until this release a partition that was made outside divvy was published under the name of one that is made on demand.
+/// An allocation under that name is still served with the partition that lives there, if nothing of ours accounts for it.
+fn was_made_outside(result: &AllocatedDevice, gpu: &GpuUuid, hold: HoldKind, seen: &Snapshot<'_>) -> bool {
+    let HoldKind::Partition { profile, placement } = hold else { return false };
+    let Some(Ok(Some(Outcome::Partition { uuid, .. }))) = seen.living.get(&result.device) else {
+        return false;
+    };
+    let ours = Step::create_partition(gpu.clone(), profile, placement);
+    let mut own = steps_on(seen.records, seen.gpus, gpu).filter(|state| state.step == ours);
+    own.all(|state| {
+        matches!(&state.progress, Progress::Done { outcome: Outcome::Partition { uuid: made, .. } } if made != uuid)
+    })
 }
 
 /// A GPU has one time slice for all.
@@ -206,10 +223,7 @@ fn partition(claim: &Claim, name: &PartitionName, gpu: &Gpu) -> Result<HoldKind,
     Ok(HoldKind::Partition { profile: name.profile, placement })
 }
 
-/// What is to be done for these devices, in order: MIG mode of their GPUs, their partitions, the CDI file.
-///
-/// Where MIG mode may be changed the step is always planned: the inventory may be older than the last change, and the
-/// step finds out whether there is anything to do.
+/// What is to be done for these devices, in order: MIG mode of their GPUs, their time slices, their partitions.
 fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
     let (mut modes, mut slices, mut makes) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for wanted in devices {
@@ -224,16 +238,27 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
         }
         let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
         let facts = &find(claim, device, gpu, seen)?.facts;
-        if facts.mig_mode == MigMode::Unsupported {
+        let mode = seen.modes.get(gpu).cloned().unwrap_or(Ok(facts.mig_mode)).map_err(|source| {
+            Refusal::GpuUnreadable {
+                claim: claim.reference(),
+                device: device.clone(),
+                gpu: gpu.clone(),
+                source,
+            }
+        })?;
+        if mode == MigMode::Unsupported {
             continue;
         }
-        let ours = seen.gpus.get(gpu).and_then(Stored::fine).is_some_and(GpuState::turned_mig_on);
-        let ours = ours && !seen.rights.static_gpus.contains(gpu);
-        let may = seen.toggle_mig || seen.rights.toggle_mig.contains(gpu);
-        let may = may && !seen.rights.static_gpus.contains(gpu);
-        if ours || (may && facts.architecture.toggles_mig_without_reset()) {
-            modes.insert(gpu, on);
-        } else if facts.mig_mode.is_on() != on {
+        let state = seen.gpus.get(gpu).and_then(|stored| stored.fine());
+        let ours = state.is_some_and(GpuState::turned_mig_on);
+        let may = state.is_some_and(|state| state.may_change_mode);
+        let may = ours || (may && facts.architecture.toggles_mig_without_reset());
+        // Who makes the instances sets the mode.
+        if may && !wanted.is_static {
+            if mode.is_on() != on || state.is_some_and(|state| state.disagrees_with_mig_mode(on)) {
+                modes.insert(gpu, on);
+            }
+        } else if mode.is_on() != on {
             let (claim, device, gpu) = (claim.reference(), device.clone(), gpu.clone());
             return Err(if on {
                 Refusal::MigModeOff { claim, device, gpu }
@@ -246,16 +271,14 @@ fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> 
         modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect();
     steps.extend(slices.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to }));
     steps.extend(makes);
-    if !devices.is_empty() {
-        steps.push(Step::WriteCdi);
-    }
     Ok(steps)
 }
 
 /// Whether the GPU has this time slice already: we have set it in this boot, and another claim that asked for it has held
 /// the GPU since. (Without one the driver may have been loaded anew.)
 fn is_in_force(claim: &Claim, gpu: &GpuUuid, to: TimeSlice, seen: &Snapshot<'_>) -> bool {
-    let set = seen.gpus.get(gpu).and_then(Stored::fine).and_then(|state| state.time_slice(seen.boot));
+    let set =
+        seen.gpus.get(gpu).and_then(|stored| stored.fine()).and_then(|state| state.time_slice(seen.boot));
     let mut others = seen.records.iter().filter(|(uid, _)| **uid != claim.uid);
     let asks = |record: &Record| {
         record.phase == Phase::Prepared

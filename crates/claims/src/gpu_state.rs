@@ -3,6 +3,7 @@
 use divvy_model::{BootId, ClaimUid, Hold, HoldKind, TimeSlice};
 use serde::{Deserialize, Serialize};
 
+use crate::StepState;
 use crate::stored::{self, Stored, Versions};
 
 /// A setting of a GPU that we may change and give back.
@@ -27,12 +28,25 @@ pub enum Setting {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fence {
-    /// The claim whose step has an outcome nobody knows.
-    pub claim: ClaimUid,
+    /// The claim whose step has an outcome that is not known. `None`: the GPU's own file cannot be read.
+    pub claim: Option<ClaimUid>,
     /// What is not known.
     pub reason: String,
     /// In which boot; a reboot settles every open question about hardware.
     pub boot: BootId,
+}
+
+/// A GPU instance that was made for a claim, or may be in the making. It is noted here before its creation begins, so that
+/// a claim record that is lost or torn leaks nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnedInstance {
+    /// The claim that it was made for.
+    pub claim: ClaimUid,
+    /// In which boot: it does not outlast one.
+    pub boot: BootId,
+    /// The step that makes it, and how far that has come.
+    #[serde(flatten)]
+    pub state: StepState,
 }
 
 /// What is kept about a GPU (`gpus/<uuid>.json`). No file means the default: never touched, not fenced.
@@ -42,8 +56,13 @@ pub struct GpuState {
     pub baseline: Vec<Setting>,
     /// Settings we changed, in the same order. Only these are ever reset, to the baseline.
     pub applied: Vec<Setting>,
-    /// Set while a step's outcome is not known.
-    pub fence: Option<Fence>,
+    /// Steps whose outcome is not known: one fence for each claim at most.
+    pub fences: Vec<Fence>,
+    /// Whether a prepare may change the MIG mode, where that needs no reset: the node's policies say so. What we have
+    /// turned on is turned off again for another use whatever this says.
+    pub may_change_mode: bool,
+    /// GPU instances that we have made.
+    pub instances: Vec<OwnedInstance>,
 }
 
 /// What a GPU should be, derived from its live holds and from nothing else. Letting go is recomputing this without
@@ -80,23 +99,35 @@ pub fn goal<'a>(holds: impl IntoIterator<Item = &'a Hold>) -> Goal {
     })
 }
 
-/// Version 2 of the file, and version 1, which has the same fields and no time slices. Frozen once released: a change
-/// makes a version 3 beside it.
+/// Version 2 of the file, and version 1, which has the same fields and no time slices. The fields after `fence` came later
+/// without a new version: an older divvy that does not know them still understands the settings and one fence, which is
+/// what it acts on. It drops them when it writes the file; they are restored from the claims' records.
 #[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct GpuStateV2 {
     baseline: Vec<Setting>,
     applied: Vec<Setting>,
     fence: Option<Fence>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    more_fences: Vec<Fence>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    may_change_mode: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    instances: Vec<OwnedInstance>,
 }
 
 /// Newest first; adding a version breaks the fixture test until there is a fixture for it.
 const VERSIONS: Versions<GpuState> = Versions {
     current: 2,
     encode: |s| {
+        let mut fences = s.fences.iter().cloned();
         serde_json::to_value(GpuStateV2 {
             baseline: s.baseline.clone(),
             applied: s.applied.clone(),
-            fence: s.fence.clone(),
+            fence: fences.next(),
+            more_fences: fences.collect(),
+            may_change_mode: s.may_change_mode,
+            instances: s.instances.clone(),
         })
     },
     decode: &[(2, decode_v2), (1, decode_v2)],
@@ -104,7 +135,9 @@ const VERSIONS: Versions<GpuState> = Versions {
 
 fn decode_v2(text: &str) -> Result<GpuState, serde_json::Error> {
     let v: GpuStateV2 = serde_json::from_str(text)?;
-    Ok(GpuState { baseline: v.baseline, applied: v.applied, fence: v.fence })
+    let fences = v.fence.into_iter().chain(v.more_fences).collect();
+    let (may_change_mode, instances) = (v.may_change_mode, v.instances);
+    Ok(GpuState { baseline: v.baseline, applied: v.applied, fences, may_change_mode, instances })
 }
 
 fn mig_mode(settings: &[Setting]) -> Option<bool> {
@@ -125,6 +158,11 @@ impl GpuState {
     /// Whether we turned MIG mode on, so that we may turn it off again.
     pub fn turned_mig_on(&self) -> bool {
         self.applied.contains(&Setting::MigMode { on: true })
+    }
+
+    /// Whether MIG mode is `on` although we have set it otherwise: a reboot, or somebody else, has changed it since.
+    pub fn disagrees_with_mig_mode(&self, on: bool) -> bool {
+        mig_mode(&self.applied).is_some_and(|applied| applied != on)
     }
 
     /// Notes that MIG mode is to be brought from what it is (`was`) to `on`. What was found the first time is the
@@ -273,11 +311,12 @@ mod tests {
         let expected = GpuState {
             baseline: vec![Setting::MigMode { on: true }],
             applied: vec![Setting::MigMode { on: false }],
-            fence: Some(Fence {
-                claim: "0f0e0d0c-1111-2222-3333-444455556666".parse().unwrap(),
+            fences: vec![Fence {
+                claim: Some("0f0e0d0c-1111-2222-3333-444455556666".parse().unwrap()),
                 reason: "the call did not come back".to_owned(),
                 boot: "b0071d00-0000-0000-0000-000000000001".parse().unwrap(),
-            }),
+            }],
+            ..GpuState::default()
         };
         let mut expected_v2 = expected.clone();
         let boot = "b0071d00-0000-0000-0000-000000000001".parse().unwrap();

@@ -1,13 +1,14 @@
-//! What a container is told of its devices in its environment: what its shares were granted, and whose its partitions are.
+//! What a container is told of its devices in its environment: what its shares were granted.
 
 use divvy_api::names::{capacity, env};
-use divvy_model::{DeviceName, HoldKind};
+use divvy_model::HoldKind;
 
 use crate::{RecordedDevice, base_request};
 
-/// The environment of a share: memory and cores that its request was granted of its device. Shares of one device for one
-/// request come to the same containers, so they are added up. A capacity that was not granted, or is not a number that
-/// can be told, is left out.
+/// The environment of a share: memory and cores that its request was granted of its device, and those of the share alone.
+/// Shares of one device for one request come to the same containers, so they are added up; which claims and requests
+/// meet in one container is not known here, so what they have together can only be added up there. A capacity that was
+/// not granted, or is not a number that can be told, is left out.
 pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<String> {
     if share.kind != HoldKind::Share {
         return Vec::new();
@@ -24,14 +25,16 @@ pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<Stri
             .try_fold(0_u64, |so_far, amount| so_far.checked_add(amount?))
     };
     let device = of.device.as_str();
-    let memory = sum(capacity::MEMORY).map(|bytes| format!("{}={bytes}", env::share_memory(device)));
-    let cores = sum(capacity::CORES).map(|percent| format!("{}={percent}", env::share_cores(device)));
-    memory.into_iter().chain(cores).collect()
-}
-
-/// Says in a container's environment that a partition was made by others.
-pub fn static_mark(device: &DeviceName) -> String {
-    format!("{}=true", env::mig_static(device.as_str()))
+    let own = |name: &str| quantity(of.consumed_capacity.get(name)?);
+    let mut variables = vec![
+        (env::share_memory(device), sum(capacity::MEMORY)),
+        (env::share_cores(device), sum(capacity::CORES)),
+    ];
+    if let Some(id) = &of.share_id {
+        let [memory, cores] = env::one_share(device, id);
+        variables.extend([(memory, own(capacity::MEMORY)), (cores, own(capacity::CORES))]);
+    }
+    variables.into_iter().filter_map(|(name, amount)| Some(format!("{name}={}", amount?))).collect()
 }
 
 /// A quantity of the Kubernetes API as a whole number, rounded up as the API does.
@@ -120,11 +123,35 @@ mod tests {
         assert_eq!(
             env,
             [
-                "DIVVY_MEMORY_GPU_0_TS=209715200 DIVVY_CORES_GPU_0_TS=15",
-                "DIVVY_MEMORY_GPU_0_TS=209715200 DIVVY_CORES_GPU_0_TS=15",
-                "DIVVY_MEMORY_GPU_1_TS=1073741824",
-                "DIVVY_MEMORY_GPU_0_TS=1048576",
+                "DIVVY_MEMORY_GPU_0_TS=209715200 DIVVY_CORES_GPU_0_TS=15 DIVVY_SHARE_MEMORY_GPU_0_TS_A=104857600 DIVVY_SHARE_CORES_GPU_0_TS_A=10",
+                "DIVVY_MEMORY_GPU_0_TS=209715200 DIVVY_CORES_GPU_0_TS=15 DIVVY_SHARE_MEMORY_GPU_0_TS_B=104857600 DIVVY_SHARE_CORES_GPU_0_TS_B=5",
+                "DIVVY_MEMORY_GPU_1_TS=1073741824 DIVVY_SHARE_MEMORY_GPU_1_TS_C=1073741824",
+                "DIVVY_MEMORY_GPU_0_TS=1048576 DIVVY_SHARE_MEMORY_GPU_0_TS_D=1048576",
             ]
         );
+    }
+
+    /// CDI devices that come to one container set its environment one after another: a name that two of them set has the
+    /// last one's value.
+    #[test]
+    fn what_a_container_has_through_several_claims_and_requests_can_be_added_up() {
+        let claims = [
+            vec![
+                share("main", "gpu-0-ts", "5c6e-1", &[("memory", "100Mi"), ("cores", "10")]),
+                share("side", "gpu-0-ts", "5c6e-2", &[("memory", "10Mi"), ("cores", "3")]),
+            ],
+            vec![share("main", "gpu-0-ts", "5c6e-3", &[("memory", "1Mi"), ("cores", "1")])],
+        ];
+        let all = claims.iter().flat_map(|devices| devices.iter().flat_map(|d| share_env(devices, d)));
+        let container: BTreeMap<String, u64> = all
+            .map(|line| line.split_once('=').map(|(name, value)| (name.to_owned(), value.parse().unwrap())))
+            .map(Option::unwrap)
+            .collect();
+        let together = |prefix: &str| -> u64 {
+            container.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, amount)| amount).sum()
+        };
+        assert_eq!(together("DIVVY_SHARE_MEMORY_GPU_0_TS_"), 111 << 20);
+        assert_eq!(together("DIVVY_SHARE_CORES_GPU_0_TS_"), 14);
+        assert_eq!(container["DIVVY_MEMORY_GPU_0_TS"], 1 << 20, "that of one of them");
     }
 }

@@ -17,6 +17,7 @@ mod decide;
 mod gpu_state;
 mod granted;
 mod plan;
+mod rebuild;
 mod record;
 mod refusal;
 mod step;
@@ -28,10 +29,11 @@ pub use claim::{
 pub use divvy_model::TimeSlice;
 
 pub use config::{ConfigKind, resolve};
-pub use decide::{Clash, Decision, Holder, Holders, Rights, Snapshot, decide, resolve_devices};
-pub use gpu_state::{Fence, Goal, GpuState, Setting, goal};
-pub use granted::{share_env, static_mark};
+pub use decide::{Clash, Decision, Holder, Holders, Living, Snapshot, decide, resolve_devices};
+pub use gpu_state::{Fence, Goal, GpuState, OwnedInstance, Setting, goal};
+pub use granted::share_env;
 pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, cdi_kind, claim_of_cdi_file};
+pub use rebuild::{accounts_for, rebuild};
 pub use record::{Leaving, MadePartition, Phase, Record, RecordedDevice, StepState};
 pub use refusal::{Refusal, Retry};
 pub use step::{Cause, InstanceId, Observed, Outcome, Progress, Step, StepError};

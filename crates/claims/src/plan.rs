@@ -32,8 +32,6 @@ pub struct Plan {
     /// Undo what the claim's present record says first: it is of another allocation, or of a prepare that a crash
     /// cut short.
     pub undo_first: bool,
-    /// The present record cannot be read: set it aside before it is replaced.
-    pub set_aside: bool,
     /// The devices, resolved.
     pub devices: Vec<RecordedDevice>,
     /// The steps, in order; undone in reverse.

@@ -158,7 +158,7 @@ impl Record {
 
     /// Whether the record is of this very allocation. A server without allocation times makes the results decide.
     pub fn is_of(&self, allocation: &Allocation) -> bool {
-        self.allocated_at == allocation.allocated_at
+        Allocation::same_time(self.allocated_at.as_deref(), allocation.allocated_at.as_deref())
             && self.devices.len() == allocation.results.len()
             && self.devices.iter().zip(&allocation.results).all(|(d, r)| d.allocated == *r)
     }

@@ -4,7 +4,7 @@ mod entry;
 mod kind;
 
 use divvy_api::ConfigError;
-use divvy_model::{DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
+use divvy_model::{ComputeMode, DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
 
 use crate::ClaimRef;
 
@@ -119,6 +119,20 @@ pub enum Refusal {
         device: DeviceName,
         /// Its GPU.
         gpu: GpuUuid,
+    },
+    /// The GPU's compute mode keeps the container from it.
+    #[error(
+        "device {device} of claim {claim}: compute mode of {gpu} is {mode}, so its container would fail (set it back with `nvidia-smi -i {gpu} -c DEFAULT`; an MPS daemon or an administrator has changed it)"
+    )]
+    ComputeMode {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// What it is.
+        mode: ComputeMode,
     },
     /// A partition that the GPU cannot have.
     #[error(

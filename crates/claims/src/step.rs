@@ -1,4 +1,4 @@
-//! Steps: single changes to hardware or files, how each ended, and what is remembered about it.
+//! Steps: single changes of GPUs, how each ended, and what is remembered about it.
 
 use std::fmt;
 
@@ -6,12 +6,10 @@ use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{GpuError, GpuUuid, MigUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
-/// One hardware or file change.
+/// One change of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "camelCase")]
 pub enum Step {
-    /// Write the claim's CDI file. Idempotent and undone by removing the file, so no progress is recorded for it.
-    WriteCdi,
     /// Bring the GPU's MIG mode to this, if it is not so already. The mode belongs to the GPU and to no claim: it is
     /// noted in the GPU's state, and neither recorded with the claim nor undone with it.
     SetMigMode {
@@ -68,19 +66,13 @@ impl Step {
         matches!(self, Self::CreatePartition { .. })
     }
 
-    /// Whether the step changes a GPU, so that its intent must be on disk before it begins.
-    pub fn is_hardware(&self) -> bool {
-        self.gpu().is_some()
-    }
-
-    /// The GPU the step changes.
-    pub fn gpu(&self) -> Option<&GpuUuid> {
+    /// The GPU that the step is about.
+    pub fn gpu(&self) -> &GpuUuid {
         match self {
-            Self::WriteCdi => None,
             Self::SetMigMode { gpu, .. }
             | Self::SetTimeSlice { gpu, .. }
             | Self::UsePartition { gpu, .. }
-            | Self::CreatePartition { gpu, .. } => Some(gpu),
+            | Self::CreatePartition { gpu, .. } => gpu,
         }
     }
 }
@@ -88,7 +80,6 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WriteCdi => f.write_str("write the CDI file"),
             Self::SetMigMode { gpu, on } => {
                 write!(f, "turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
             }
@@ -128,6 +119,16 @@ pub enum Outcome {
         /// UUID of the MIG device.
         uuid: MigUuid,
     },
+}
+
+impl Outcome {
+    /// The GPU instance that was made.
+    pub fn gpu_instance(&self) -> Option<InstanceId> {
+        match self {
+            Self::Nothing => None,
+            Self::GpuInstance { gi } | Self::Partition { gi, .. } => Some(*gi),
+        }
+    }
 }
 
 /// How far a step has come, as recorded.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_cdi::ClaimSpec;
-use divvy_claims::{Record, cdi_device_name, cdi_file_name, share_env, static_mark};
+use divvy_claims::{Record, cdi_device_name, cdi_file_name, share_env};
 use divvy_model::ClaimUid;
 
 use crate::{CdiError, Executor};
@@ -35,7 +35,6 @@ impl Executor {
                 .ok_or_else(|| CdiError::NoGpu { device: name.to_string(), gpu: device.gpu.clone() })?;
             let mut content = edits.device(gpu, device, &record.steps).map_err(failed(name.as_str()))?;
             content.env.extend(share_env(&record.devices, device));
-            content.env.extend(device.is_static.then(|| static_mark(name)));
             spec.add(name.as_str(), share, content);
         }
         spec.into_json_bytes().map_err(|error| CdiError::Document(Box::new(error)))

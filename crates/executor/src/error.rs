@@ -174,13 +174,29 @@ pub enum PrepareError {
         /// The claim.
         claim: ClaimRef,
     },
-    /// It depends on what may be done with its GPU, and that is not known yet.
-    #[error(
-        "claim {claim} waits for what the node's GpuPolicies allow, which has not been read yet (see the node plugin's log if this lasts)"
-    )]
-    RulesUnknown {
+    /// It was deallocated while the call waited.
+    #[error("claim {claim} was deallocated while this call waited (nothing is left to do)")]
+    Deallocated {
         /// The claim.
         claim: ClaimRef,
+    },
+    /// Whether it was allocated anew while the call waited is not known.
+    #[error(
+        "claim {claim} may have been allocated anew while this call waited, and the API server could not say: {why}"
+    )]
+    NotAsked {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        why: String,
+    },
+    /// Its record cannot be read or was lost, and was not made again in time.
+    #[error("the record of claim {claim} was lost and cannot be made again yet: {why}")]
+    Lost {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        why: String,
     },
     /// Its record or a GPU's state could not be used.
     #[error("claim {claim} cannot be prepared")]
@@ -237,7 +253,9 @@ impl PrepareError {
             Self::Lock { .. } => "lock",
             Self::Unprepared { .. } => "unprepared",
             Self::Cancelled { .. } => "cancelled",
-            Self::RulesUnknown { .. } => "rules-unknown",
+            Self::Deallocated { .. } => "deallocated",
+            Self::NotAsked { .. } => "api",
+            Self::Lost { .. } => "unreadable-record",
             Self::Store { .. } => "store",
             Self::Cdi { .. } => "cdi",
             Self::Gone { .. } => "gone",

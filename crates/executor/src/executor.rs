@@ -1,17 +1,16 @@
 //! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Decision, Fence, Head, MadePartition, Phase, PodRef, RecordedDevice, Rights, Snapshot,
-    Stored, decide,
+    Claim, ClaimRef, Decision, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot, Stored, decide,
 };
 use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals, PciAddress};
 use serde::Serialize;
 
-use crate::partitions::Noticed;
+use crate::partitions::Instances;
 use crate::reconcile::Orphans;
 use crate::state::State;
 use crate::{
@@ -59,9 +58,6 @@ pub struct ExecutorConfig {
     pub boot: BootId,
     /// How long things may take.
     pub timing: Timing,
-    /// Whether MIG mode may be changed for a claim, on GPUs where that needs no reset. What was turned on for a claim is
-    /// turned off again for another whatever this says now.
-    pub toggle_mig: bool,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -69,7 +65,7 @@ pub struct ExecutorConfig {
 impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
-        Self { driver: driver.into(), boot, timing: Timing::default(), toggle_mig: false, decide }
+        Self { driver: driver.into(), boot, timing: Timing::default(), decide }
     }
 }
 
@@ -104,10 +100,8 @@ pub struct Executor {
     pub(crate) parts: Parts,
     pub(crate) state: State,
     pub(crate) orphans: Mutex<Orphans>,
-    pub(crate) noticed: Mutex<Noticed>,
-    rights: Mutex<Arc<Rights>>,
-    /// Until when (time since boot) the rights are on their way and those above a guess.
-    rights_until: Mutex<Option<Duration>>,
+    /// GPU instances of others, as last seen.
+    pub(crate) last_foreign: Mutex<Instances>,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.
@@ -133,38 +127,7 @@ impl Executor {
     /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
         let state = State::new(parts.store.clone());
-        Self {
-            config,
-            parts,
-            state,
-            orphans: Mutex::default(),
-            noticed: Mutex::default(),
-            rights: Mutex::default(),
-            rights_until: Mutex::default(),
-        }
-    }
-
-    /// What the node's rules say about single GPUs from now on. Before it is first called no GPU is spoken of.
-    pub fn set_rights(&self, rights: Rights) {
-        *self.rights.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(rights);
-        *self.rights_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// The node's rules are not known yet: for this long at most, what depends on them waits for
-    /// [`Executor::set_rights`].
-    pub fn await_rights(&self, at_most: Duration) {
-        let until = self.parts.clock.now() + at_most;
-        *self.rights_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
-    }
-
-    /// Whether the rights are a guess, and better ones to be waited for.
-    pub(crate) fn awaits_rights(&self) -> bool {
-        let until = *self.rights_until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|until| self.parts.clock.now() < until)
-    }
-
-    pub(crate) fn rights(&self) -> Arc<Rights> {
-        self.rights.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        Self { config, parts, state, orphans: Mutex::default(), last_foreign: Mutex::default() }
     }
 
     /// This boot.
@@ -217,16 +180,6 @@ impl Executor {
                 Stored::Newer { head, .. } => Some((uid.clone(), head.clone())),
                 Stored::Absent | Stored::Corrupt { .. } | Stored::Fine(_) => None,
             })
-            .collect())
-    }
-
-    /// GPUs that are fenced in this boot, and why.
-    pub fn fences(&self) -> Result<BTreeMap<GpuUuid, Fence>, StoreError> {
-        let states = self.state.gpus()?;
-        Ok(states
-            .into_iter()
-            .filter_map(|(gpu, state)| Some((gpu, state.fine()?.fence.clone()?)))
-            .filter(|(_, fence)| fence.boot == self.config.boot)
             .collect())
     }
 

@@ -17,13 +17,15 @@ mod clock;
 mod document;
 mod error;
 mod executor;
+mod gpus;
 mod locks;
 mod lost;
+mod marks;
 mod mig;
 mod partitions;
 mod prepare;
 mod reconcile;
-mod release;
+
 mod report;
 mod restore;
 mod run;
@@ -32,7 +34,9 @@ mod state;
 mod store;
 mod strangers;
 mod time_slices;
+mod unprepare;
 mod unwind;
+mod waiting;
 mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};
@@ -40,10 +44,10 @@ pub use clock::{Call, Cancel, Clock, SystemClock};
 pub use error::{CdiError, EditsError, LockError, PrepareError, StoreError, UnprepareError, chain};
 pub use executor::{Executor, ExecutorConfig, HeldDevice, NumberError, Parts, Timing};
 pub use locks::{FileLocks, LockGuard, LockName, Locks};
+pub use marks::FileMarks;
 pub use mig::MigSteps;
-pub use partitions::{Instances, RefusedMode};
+pub use partitions::Instances;
 pub use reconcile::{ClusterView, RunningDevice};
-pub use release::Unprepared;
 pub use report::{Event, Report};
 pub use restore::Refresh;
 pub use seams::{
@@ -52,4 +56,5 @@ pub use seams::{
 };
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
 pub use time_slices::{NoTimeSlices, TimeSliceError, TimeSlices};
+pub use unprepare::Unprepared;
 pub use watch::Watch;

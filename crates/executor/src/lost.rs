@@ -1,146 +1,153 @@
-//! Records that cannot be read, or are not there although their claim was prepared: made again from what the API, the CDI
-//! file and the hardware still tell.
+//! Records that cannot be read, or are not there although their claim was prepared: made again from what the API and the
+//! GPUs' files say.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use divvy_claims::{
-    AllocatedDevice, Allocation, Claim, Leaving, Phase, Record, RecordedDevice, Snapshot, StepError, Stored,
-    resolve_devices,
+    AllocatedDevice, Allocation, Claim, Leaving, Observed, Outcome, Phase, Progress, Record, RecordedDevice,
+    Retry, Step, StepState, Stored, rebuild,
 };
+use divvy_model::mig::{GpuInstanceProfileId, PartitionName, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Ordinals};
 
 use crate::prepare::gpus_of;
-use crate::release::{BRIEFLY, nothing_is_known_to_run};
 use crate::state::Traced;
+use crate::unprepare::{BRIEFLY, nothing_is_known_to_run};
 use crate::{Event, Executor, LockError, StoreError, chain};
 
+/// What stands in the place of a record that was lost or cannot be read.
+enum Remade {
+    /// There is a record that can be read, or nothing to make one of.
+    Nothing,
+    /// The claim as it was prepared.
+    AsPrepared,
+    /// Something that is to be let go before the claim can be prepared anew.
+    ToLetGo(String),
+    /// Nothing is left of the claim.
+    Removed(String),
+}
+
 impl Executor {
-    /// Replaces a record that cannot be read, or was lost, by what the API says; `None` means that the API knows no such
-    /// claim. The unreadable bytes are kept for people.
+    /// Replaces a record that cannot be read, or was lost, by what the API and the GPUs' files say; without `claim` the API
+    /// knows no such claim. `None` means that nothing was to be done, or that another call is at work on the claim.
     pub(crate) fn rebuild(&self, uid: &ClaimUid, claim: Option<&Claim>) -> Option<Event> {
-        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
         let until = self.parts.clock.now() + BRIEFLY;
         let _claim_lock = match self.lock_claim(uid, until) {
             Ok(lock) => lock,
             Err(LockError::TimedOut { .. }) => return None,
-            Err(error) => return failed(chain(&error)),
+            Err(error) => return Some(Event::Failed { claim: Some(uid.clone()), error: chain(&error) }),
         };
-        let reason = match self.state.record(uid) {
-            Ok(Stored::Corrupt { reason }) => Some(reason),
-            // A file was seen without its record; it may have been unprepared since.
-            Ok(Stored::Absent) if claim.is_some() => match self.was_lost(uid) {
-                Ok(true) => None,
-                Ok(false) => return None,
-                Err(error) => return failed(error),
-            },
-            Ok(_) => return None,
-            Err(error) => return failed(chain(&error)),
-        };
-        let set_aside = || match reason {
-            Some(_) => self.state.copy_aside(uid, self.parts.clock.now()).map(drop),
-            None => Ok(()),
-        };
-        let Some(claim) = claim.filter(|c| !c.allocation.results.is_empty()) else {
-            let in_the_way = match self.unaccounted_processes(uid) {
-                Ok(in_the_way) => in_the_way,
-                Err(error) => return failed(chain(&error)),
-            };
-            // Letting go must work on a full disk too.
-            if let Err(error) = set_aside() {
-                tracing::warn!(claim.uid = %uid, error = chain(&error), "no copy kept of an unreadable record");
-            }
-            if !in_the_way.is_empty() {
-                return match self.stand_in(uid, &in_the_way) {
-                    Ok(why) => Some(Event::Kept { claim: uid.clone(), why }),
-                    Err(error) => failed(error),
-                };
-            }
-            let gone = self.remove_abandoned(uid);
-            let gone = gone.and_then(|()| self.remove_cdi(uid).map_err(|e| chain(&e)));
-            let gone = gone.and_then(|()| self.state.remove_record(uid).map_err(|e| chain(&e)));
-            return match gone {
-                Ok(()) => Some(Event::SetAside { claim: uid.clone(), reason: reason.unwrap_or_default() }),
-                Err(error) => failed(error),
-            };
-        };
-        let ordinals = match self.state.ordinals() {
-            Ok(ordinals) => ordinals,
-            Err(error) => return failed(chain(&error)),
-        };
-        if self.awaits_rights() {
-            // Whose its partitions are could only be guessed.
-            return None;
-        }
-        let inventory = self.parts.inventory.inventory();
-        let (records, gpus) = (BTreeMap::new(), BTreeMap::new());
-        let rights = self.rights();
-        let seen = Snapshot {
-            driver: &self.config.driver,
-            inventory: inventory.as_deref(),
-            ordinals: &ordinals,
-            records: &records,
-            gpus: &gpus,
-            boot: &self.config.boot,
-            toggle_mig: self.config.toggle_mig,
-            rights: &rights,
-        };
-        let _gpu_locks = match self.lock_gpus(&gpus_of(claim, &ordinals), until) {
-            Ok(locks) => locks,
-            Err(LockError::TimedOut { .. }) => return None,
-            Err(error) => return failed(chain(&error)),
-        };
-        let rebuilt = resolve_devices(claim, &seen)
-            .map_err(|e| chain(&e))
-            .map(|devices| self.marked_static(uid, &ordinals, devices))
-            .map(|devices| Record::new(claim, &self.config.boot, devices, Phase::Prepared))
-            .and_then(|record| self.with_adopted(record).map_err(|e| chain(&e)))
-            .and_then(|record| set_aside().map(|()| record).map_err(|e| chain(&e)))
-            .and_then(|record| self.state.write_record(&record).map(|()| record).map_err(|e| chain(&e)))
-            .and_then(|record| match record.phase {
-                Phase::Prepared => self.refresh_cdi(&record).map_err(|e| chain(&e)),
-                _ => Ok(false),
-            });
-        match rebuilt {
-            Ok(_) => Some(Event::Rebuilt { claim: uid.clone() }),
-            Err(error) => failed(error),
-        }
+        self.rebuild_locked(uid, claim, until)
     }
 
-    /// What others had made when the claim was prepared is still theirs, whatever the rules say now.
-    fn marked_static(
+    /// The same under the claim's lock.
+    pub(crate) fn rebuild_locked(
         &self,
         uid: &ClaimUid,
-        ordinals: &Ordinals,
-        mut devices: Vec<RecordedDevice>,
-    ) -> Vec<RecordedDevice> {
-        let named = self.partitions_of_cdi_file(uid, ordinals);
-        for device in &mut devices {
-            device.is_static |=
-                named.iter().any(|n| n.is_static && n.allocated.device == device.allocated.device);
+        claim: Option<&Claim>,
+        until: Duration,
+    ) -> Option<Event> {
+        let claim = claim.filter(|claim| !claim.allocation.results.is_empty());
+        let uid = uid.clone();
+        match self.remake(&uid, claim, until) {
+            Ok(Remade::Nothing) => None,
+            Ok(Remade::AsPrepared) => Some(Event::Rebuilt { claim: uid }),
+            Ok(Remade::ToLetGo(why)) => Some(Event::Kept { claim: uid, why }),
+            Ok(Remade::Removed(reason)) => Some(Event::SetAside { claim: uid, reason }),
+            Err(error) => Some(Event::Failed { claim: Some(uid), error }),
         }
-        devices
     }
 
-    /// The partitions of a record that is made again. If one is gone, so is what the claim was given: the rest is taken
-    /// back, and made anew if the claim is prepared again.
-    fn with_adopted(&self, mut record: Record) -> Result<Record, StepError> {
-        for step in record.devices.iter().filter_map(RecordedDevice::step).collect::<Vec<_>>() {
-            if let Some(adopted) = self.adopt(&record.uid, &step)? {
-                record.steps.push(adopted);
-            } else {
-                let reason = format!("what the step to {step} made is gone, and so was its record");
-                record.phase = Phase::Leaving(Leaving { reason, undoing: true });
+    fn remake(&self, uid: &ClaimUid, claim: Option<&Claim>, until: Duration) -> Result<Remade, String> {
+        let unreadable = match self.state.record(uid).map_err(|e| chain(&e))? {
+            Stored::Corrupt { reason } => Some(reason),
+            Stored::Absent => None,
+            Stored::Newer { .. } | Stored::Fine(_) => return Ok(Remade::Nothing),
+        };
+        let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
+        // What is noted of a claim changes only under its lock.
+        let noted = self.instances_of(uid).map_err(|e| chain(&e))?;
+        if unreadable.is_none() && noted.is_empty() && !(claim.is_some() && self.was_lost(uid)?) {
+            return Ok(Remade::Nothing);
+        }
+        let on: BTreeSet<_> = noted.iter().map(|state| state.step.gpu().clone()).collect();
+        let mut gpus = on.clone();
+        gpus.extend(claim.map(|claim| gpus_of(claim, &ordinals)).unwrap_or_default());
+        let gpu_locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
+        let owned: Vec<_> = noted.into_iter().filter_map(|state| self.still_there(state)).collect();
+        // A note alone says no more than that an instance was about to be made.
+        let was_prepared = unreadable.is_some() || !owned.is_empty() || self.was_lost(uid)?;
+        let rebuilt = match claim.filter(|_| was_prepared) {
+            Some(claim) => {
+                let seen = self.look(claim, &gpus).map_err(|e| chain(&e))?;
+                match rebuild(claim, &seen.snapshot(self), &owned) {
+                    Ok(record) => record,
+                    // It cannot be said yet.
+                    Err(refusal) if refusal.retry() != Retry::Never => return Err(chain(&refusal)),
+                    Err(_) => None,
+                }
             }
+            None => None,
+        };
+        if let Err(error) =
+            unreadable.as_ref().map_or(Ok(()), |_| self.state.copy_aside(uid, self.parts.clock.now()))
+        {
+            // Letting go must work on a full disk too.
+            tracing::warn!(claim.uid = %uid, error = chain(&error), "no copy kept of an unreadable record");
         }
-        Ok(record)
+        if let Some(record) = rebuilt {
+            self.state.write_record(&record).map_err(|e| chain(&e))?;
+            self.refresh_cdi(&record).map_err(|e| chain(&e))?;
+            return Ok(Remade::AsPrepared);
+        }
+        let whole = match &unreadable {
+            Some(_) => self.unaccounted_processes(uid).map_err(|e| chain(&e))?,
+            None => BTreeMap::new(),
+        };
+        if owned.is_empty() && whole.is_empty() {
+            self.remove_cdi(uid).map_err(|e| chain(&e))?;
+            self.forget_on(&on, uid).map_err(|e| chain(&e))?;
+            self.state.remove_record(uid).map_err(|e| chain(&e))?;
+            return Ok(Remade::Removed(unreadable.unwrap_or_default()));
+        }
+        drop(gpu_locks);
+        gpus.extend(whole.keys().cloned());
+        let _gpu_locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
+        let record = self.stand_in(uid, claim, owned, &whole, &ordinals);
+        self.remove_cdi(uid).map_err(|e| chain(&e))?;
+        self.state.write_record(&record).map_err(|e| chain(&e))?;
+        let Phase::Leaving(leaving) = record.phase else { return Ok(Remade::Nothing) };
+        Ok(Remade::ToLetGo(leaving.reason))
     }
 
-    /// Whether a prepare of a claim without a readable record may find partitions that an earlier one has made.
-    pub(crate) fn record_was_lost(&self, uid: &ClaimUid, earlier: Option<&[u8]>) -> bool {
-        match earlier {
-            Some(bytes) => matches!(Record::decode(bytes), Stored::Corrupt { .. }),
-            None => self.was_lost(uid).unwrap_or(false),
-        }
+    /// What is left of an instance that a GPU's file names; `None` if nothing is. What cannot be read counts as there.
+    fn still_there(&self, noted: StepState) -> Option<StepState> {
+        let StepState { step, progress } = noted;
+        let progress = match progress {
+            Progress::Undone => return None,
+            Progress::Intended { before } => match self.parts.steps.probe(&step, &before) {
+                Observed::Absent => return None,
+                Observed::Ours(outcome) => Progress::Done { outcome },
+                Observed::InFlight | Observed::Uncertain(_) => Progress::Intended { before },
+            },
+            Progress::Begun { before, made } => match self.parts.steps.probe(&step, &before) {
+                Observed::Absent => return None,
+                Observed::Ours(outcome) => Progress::Done { outcome },
+                Observed::InFlight | Observed::Uncertain(_) => Progress::Begun { before, made },
+            },
+            Progress::Done { outcome } => match self.parts.steps.living(&step) {
+                Ok(None) => return None,
+                // Another one has its place.
+                Ok(Some(Outcome::Partition { uuid, .. })) if matches!(&outcome, Outcome::Partition { uuid: ours, .. } if *ours != uuid) =>
+                {
+                    return None;
+                }
+                // Half of it is removed as a whole.
+                Ok(Some(_)) | Err(_) => Progress::Done { outcome },
+            },
+        };
+        Some(StepState { step, progress })
     }
 
     /// Whether a claim without a record was not simply unprepared: its CDI file is there and no unprepare left a trace.
@@ -159,101 +166,90 @@ impl Executor {
         Ok(tombstone.is_some_and(|tombstone| tombstone.boot == self.config.boot))
     }
 
-    /// Processes on GPUs that an unreadable record may be about, by GPU: those its CDI file names; without that, all that
-    /// no other record holds.
+    /// Processes on GPUs that an unreadable record may be about, by GPU: those of all GPUs that no other record holds.
     fn unaccounted_processes(&self, uid: &ClaimUid) -> Result<BTreeMap<GpuUuid, String>, StoreError> {
         let (records, ordinals) = (self.state.records()?, self.state.ordinals()?);
-        let named = self.gpus_of_cdi_file(uid, &ordinals);
-        let held: BTreeSet<_> = Self::others(&records, uid)
+        let mut known: BTreeSet<_> = Self::others(&records, uid)
             .flat_map(Record::holds)
             .filter(|hold| hold.kind.needs().is_some())
             .map(|hold| hold.gpu)
             .collect();
-        let pods: BTreeSet<_> =
-            Self::others(&records, uid).flat_map(|r| &r.pods).map(|pod| pod.uid.as_str()).collect();
-        let all = || ordinals.iter().map(|(gpu, _)| gpu.clone()).collect();
+        // Those have partitions, and processes in partitions.
+        known.extend(self.instances_of(uid)?.into_iter().map(|state| state.step.gpu().clone()));
         let mut unaccounted = BTreeMap::new();
-        for gpu in named.unwrap_or_else(all).into_iter().filter(|gpu| !held.contains(gpu)) {
-            let why = match self.parts.processes.on_gpu(&gpu) {
+        for (gpu, _) in ordinals.iter().filter(|(gpu, _)| !known.contains(*gpu)) {
+            let admins = Self::pods_on(&records, uid, gpu);
+            let why = match self.parts.processes.on_gpu(gpu) {
                 Ok(found) => {
-                    let theirs = |pod: Option<&str>| pod.is_some_and(|pod| pods.contains(pod));
+                    let theirs = |pod: Option<&str>| pod.is_some_and(|pod| admins.contains(pod));
                     let stranger = found.iter().find(|process| !theirs(process.pod.as_deref()));
                     stranger.map(|process| format!("process {} still uses {gpu}", process.pid))
                 }
                 Err(error) if nothing_is_known_to_run(&error) => None,
-                Err(error) => Some(format!("the processes on {gpu} cannot be told: {error}")),
+                Err(error) => Some(format!("the processes on {gpu} cannot be listed: {error}")),
             };
-            unaccounted.extend(why.map(|why| (gpu, why)));
+            unaccounted.extend(why.map(|why| (gpu.clone(), why)));
         }
         Ok(unaccounted)
     }
 
-    /// Puts a record in the place of one that cannot be read, of a claim that is gone while processes may still use what
-    /// it was given. It holds the partitions that its CDI file names, and else the GPUs with such processes, until these
-    /// are gone; no other GPU is kept from anybody.
-    fn stand_in(&self, uid: &ClaimUid, in_the_way: &BTreeMap<GpuUuid, String>) -> Result<String, String> {
-        let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
-        let mut devices = self.partitions_of_cdi_file(uid, &ordinals);
-        let gpus = devices.iter().map(|d| d.gpu.clone()).chain(in_the_way.keys().cloned()).collect();
-        let until = self.parts.clock.now() + BRIEFLY;
-        let _gpu_locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
-        let mut steps = Vec::new();
-        for step in devices.iter().filter_map(RecordedDevice::step) {
-            steps.extend(self.adopt(uid, &step).map_err(|e| chain(&e))?);
-        }
-        // What is gone is nobody's.
-        devices.retain(|device| device.partition(&steps).is_some());
-        let whole = in_the_way.keys().filter(|gpu| devices.iter().all(|device| device.gpu != **gpu));
-        let whole: Vec<_> = whole.filter_map(|gpu| stand_in_device(gpu, &ordinals)).collect();
-        devices.extend(whole);
-        let reasons: Vec<_> = in_the_way.values().map(String::as_str).collect();
-        let reason =
-            format!("its record could not be read and its claim is gone, but {}", reasons.join("; "));
+    /// A record in the place of one that cannot be read or was lost, while something is left of what its claim was given:
+    /// it holds the instances that were made for the claim, and GPUs with processes that no record accounts for, until
+    /// these are gone. No other GPU is kept from other claims.
+    fn stand_in(
+        &self,
+        uid: &ClaimUid,
+        claim: Option<&Claim>,
+        owned: Vec<StepState>,
+        whole: &BTreeMap<GpuUuid, String>,
+        ordinals: &Ordinals,
+    ) -> Record {
+        let made = owned.iter().filter_map(|state| self.device_of(&state.step, ordinals));
+        let whole_gpu = |gpu: &GpuUuid| {
+            let name = DeviceKind::Whole { ordinal: ordinals.of(gpu)? }.device_name();
+            Some(device(name, gpu, HoldKind::Whole))
+        };
+        let devices = made.chain(whole.keys().filter_map(whole_gpu)).collect();
+        let reasons: Vec<_> = whole.values().map(String::as_str).collect();
+        let reason = match (claim, &reasons[..]) {
+            (_, []) => {
+                "its record was lost, and the partition that was made for it is being removed".to_owned()
+            }
+            (Some(_), _) => format!("its record could not be read, and {}", reasons.join("; ")),
+            (None, _) => {
+                format!("its record could not be read and its claim is gone, but {}", reasons.join("; "))
+            }
+        };
         let unknown = || "unknown".to_owned();
-        let claim = Claim {
+        let stood_for = Claim {
             uid: uid.clone(),
-            namespace: unknown(),
-            name: unknown(),
+            namespace: claim.map_or_else(unknown, |claim| claim.namespace.clone()),
+            name: claim.map_or_else(unknown, |claim| claim.name.clone()),
             allocation: Allocation::default(),
             configs: Vec::new(),
             pods: Vec::new(),
         };
-        let phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: false });
-        let record = Record { steps, ..Record::new(&claim, &self.config.boot, devices, phase) };
-        self.state.write_record(&record).map_err(|e| chain(&e))?;
-        Ok(reason)
+        let phase = Phase::Leaving(Leaving { reason, undoing: false });
+        Record { steps: owned, ..Record::new(&stood_for, &self.config.boot, devices, phase) }
     }
 
-    pub(crate) fn gpus_of_cdi_file(&self, uid: &ClaimUid, ordinals: &Ordinals) -> Option<BTreeSet<GpuUuid>> {
-        let bytes = self.parts.cdi.read(&self.cdi_name(uid)).ok()??;
-        let spec = divvy_cdi::Spec::from_json_bytes(&bytes).ok()?;
-        let gpu = |name: &str| {
-            let device = name.strip_prefix(uid.as_str())?.strip_prefix('-')?;
-            // The id of a share follows its device.
-            let device = device.find("-ts-").map_or(Some(device), |at| device.get(..at + 3))?;
-            let device: DeviceName = device.parse().ok()?;
-            ordinals.gpu(DeviceKind::parse(&device).ok()?.ordinal()).cloned()
-        };
-        // One that cannot be told makes the file no help.
-        spec.devices.iter().map(|device| gpu(&device.name)).collect()
+    /// The device that an instance was made for.
+    fn device_of(&self, step: &Step, ordinals: &Ordinals) -> Option<RecordedDevice> {
+        let Step::CreatePartition { gpu, profile, start, size } = step else { return None };
+        let (profile, placement) = (GpuInstanceProfileId(*profile), Placement { start: *start, size: *size });
+        let name = PartitionName::new(ordinals.of(gpu)?, "unknown", profile, *start).device_name();
+        Some(device(name, gpu, HoldKind::Partition { profile, placement }))
     }
 }
 
-/// A whole GPU, as far as that can be said of one that nobody knows to be allocated.
-fn stand_in_device(gpu: &GpuUuid, ordinals: &Ordinals) -> Option<RecordedDevice> {
+fn device(name: DeviceName, gpu: &GpuUuid, kind: HoldKind) -> RecordedDevice {
     let allocated = AllocatedDevice {
         request: String::new(),
         pool: String::new(),
-        device: DeviceKind::Whole { ordinal: ordinals.of(gpu)? }.device_name(),
+        device: name,
         share_id: None,
         admin_access: false,
         consumed_capacity: BTreeMap::new(),
     };
-    Some(RecordedDevice {
-        allocated,
-        gpu: gpu.clone(),
-        kind: HoldKind::Whole,
-        time_slice: None,
-        is_static: false,
-    })
+    RecordedDevice { allocated, gpu: gpu.clone(), kind, time_slice: None, is_static: false }
 }

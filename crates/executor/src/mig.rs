@@ -56,6 +56,13 @@ impl MigSteps {
             Ok(MigActivation::Pending(GpuErrorCode::RESET_REQUIRED)) => not_done(Cause::new(format!(
                 "MIG mode of {gpu} changes only with a reset of the GPU (`nvidia-smi --gpu-reset -i {gpu}` while nobody uses it)"
             ))),
+            // It may have worked all the same.
+            Ok(MigActivation::Active | MigActivation::Pending(_)) if now.is_err() => {
+                StepError::Unknown(Cause {
+                    soon: true,
+                    ..Cause::new(format!("MIG mode of {gpu} may be {to}, but cannot be read"))
+                })
+            }
             Ok(MigActivation::Active | MigActivation::Pending(_)) => not_done(self.in_use(gpu, to, None)),
             Err(error) if error.code == GpuErrorCode::IN_USE => not_done(self.in_use(gpu, to, Some(error))),
             Err(error) if nothing_happened(error.code) => {
@@ -279,7 +286,7 @@ fn wanted(step: &Step) -> Option<Partition> {
             profile: GpuInstanceProfileId(*profile),
             placement: Placement { start: *start, size: *size },
         }),
-        Step::SetMigMode { .. } | Step::SetTimeSlice { .. } | Step::WriteCdi => None,
+        Step::SetMigMode { .. } | Step::SetTimeSlice { .. } => None,
     }
 }
 
@@ -298,9 +305,7 @@ impl Steps for MigSteps {
         _until: Duration,
         so_far: &mut dyn FnMut(Outcome),
     ) -> Result<Outcome, StepError> {
-        if let Some(gpu) = step.gpu() {
-            self.in_flight(gpu)?;
-        }
+        self.in_flight(step.gpu())?;
         match (step, wanted(step).filter(|_| step.is_owned())) {
             (Step::SetMigMode { gpu, on }, _) => self.set_mode(gpu, *on),
             (_, Some(wanted)) => self.create(&wanted, so_far),

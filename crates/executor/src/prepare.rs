@@ -1,133 +1,139 @@
 //! Prepare: locks, snapshot, decision; then carry it out, or wait without any lock and look again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Phase, Prepared, Record, Refusal, Retry,
-    Rights, Snapshot, Step, Stored,
+    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, Record,
+    Refusal, Retry, Snapshot, Stored,
 };
-use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
+use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
-use crate::release::{BRIEFLY, Release};
-use crate::state::{Records, Trace, Traced};
+use crate::run::Before;
+use crate::state::{Gpus, Records, Trace, Traced};
+use crate::unprepare::{BRIEFLY, Release};
 use crate::unwind::Left;
+use crate::waiting::Waiting;
 use crate::{
-    Call, CdiError, Executor, Folder, LockError, LockGuard, LockName, Lookup, PrepareError, Stamp,
-    StoreError, Watch,
+    Call, CdiError, Event, Executor, LockError, LockGuard, LockName, Lookup, PrepareError, StoreError,
 };
 
 /// How often a holder is asked for at the API while it is waited for.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Least time from one attempt to the next.
-const BREATH: Duration = Duration::from_millis(2);
-
 /// One attempt, made under the locks.
 enum Attempt {
     Done(Prepared),
+    /// Something was put right: decided again.
+    AtOnce,
+    /// The call has waited, and the claim may have been allocated anew since: looked up without any lock.
+    LookUp,
     /// Others are in the way.
     Wait(Holders),
-    /// It may go better soon; this is the answer if it does not. A claim named here fences a GPU.
-    Again(PrepareError, Option<ClaimUid>),
+    /// It may go better soon; this is the answer if it does not.
+    Again(PrepareError, Option<Blocker>),
 }
 
-/// Waiting without any lock: for a change of the records (the unprepare that is waited for may reach the other plugin
-/// instance: it shows in the folder), and every now and then for everything else.
-struct Waiting<'a> {
-    executor: &'a Executor,
-    call: &'a Call,
-    give_up: Duration,
-    watch: Watched,
+/// What fences a GPU.
+enum Blocker {
+    Claim(ClaimUid),
+    Gpu(GpuUuid),
 }
 
-/// Most prepares never wait, so that the records are only watched once one does.
-enum Watched {
-    NotYet,
-    By(Box<dyn Watch>),
-    /// Nothing can be watched here.
-    Never,
+/// What [`Snapshot`] is made of, read under the locks.
+pub(crate) struct Seen {
+    inventory: Option<Arc<Inventory>>,
+    ordinals: Arc<Ordinals>,
+    pub(crate) records: Records,
+    gpus: Gpus,
+    modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    living: Living,
 }
 
-impl Waiting<'_> {
-    /// What has changed up to now is no reason to look again; the stamp of the records now.
-    fn forget(&mut self) -> Option<Stamp> {
-        if let Watched::By(watch) = &mut self.watch {
-            watch.forget();
-        }
-        self.executor.state.records_stamp()
-    }
-
-    /// Waits until the attempt that began at `begun`, when the records had the stamp `seen`, may go better. Fails with
-    /// `why` when there is no more time for that.
-    fn until_worth_another_look(
-        &mut self,
-        claim: &Claim,
-        begun: Duration,
-        seen: Option<Stamp>,
-        why: PrepareError,
-    ) -> Result<(), PrepareError> {
-        let Executor { parts, config, state, .. } = self.executor;
-        if let Watched::NotYet = self.watch {
-            self.watch = parts.store.watch(Folder::Claims).map_or(Watched::Never, Watched::By);
-        }
-        let look_again = parts.clock.now() + config.timing.look_again;
-        let mut changed = false;
-        loop {
-            if self.call.cancel.is_cancelled() {
-                return Err(PrepareError::Cancelled { claim: claim.reference() });
-            }
-            let now = parts.clock.now();
-            if now >= self.give_up {
-                return Err(why);
-            }
-            // Also what happened before the watch was there.
-            changed |= state.records_stamp() != seen;
-            if now >= look_again || (changed && now >= begun + BREATH) {
-                return Ok(());
-            }
-            match &mut self.watch {
-                // A crowd that waits for each other must not wake at each of its own changes.
-                Watched::By(_) if changed => parts.clock.sleep(BREATH),
-                Watched::By(watch) => {
-                    let time = look_again.min(self.give_up).saturating_sub(now);
-                    changed = watch.wait(&self.call.cancel, time);
-                }
-                Watched::NotYet | Watched::Never => parts.clock.sleep(config.timing.poll),
-            }
+impl Seen {
+    pub(crate) fn snapshot<'a>(&'a self, executor: &'a Executor) -> Snapshot<'a> {
+        Snapshot {
+            driver: &executor.config.driver,
+            inventory: self.inventory.as_deref(),
+            ordinals: &self.ordinals,
+            records: &self.records,
+            gpus: &self.gpus,
+            boot: &executor.config.boot,
+            modes: &self.modes,
+            living: &self.living,
         }
     }
 }
 
 impl Executor {
-    /// Prepares a claim and tells what the kubelet is to be answered. Blocks: everything that can pass within seconds
-    /// is tried again inside the call. Calls for one claim may come at once; they take turns.
+    /// Prepares a claim; the answer is what the kubelet is told. Blocks: everything that can pass within seconds is tried
+    /// again inside the call. Calls for one claim may come at once; they take turns.
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
         let give_up = call.until.min(call.received + self.config.timing.hand_over);
+        let mut claim = Cow::Borrowed(claim);
         let mut asked = BTreeMap::new();
-        let mut waiting = Waiting { executor: self, call, give_up, watch: Watched::NotYet };
+        let mut waiting = Waiting::new(self, call, give_up);
+        // What the claim has allocated was read just before the call.
+        let mut is_fresh = true;
         loop {
             let mut seen = self.state.records_stamp();
             let begun = self.parts.clock.now();
-            let why = match self.attempt(claim, call)? {
+            let why = match self.attempt(&claim, call, is_fresh)? {
                 Attempt::Done(prepared) => return Ok(prepared),
-                Attempt::Wait(holders) => self.press(claim, &holders, &mut asked, give_up)?.into(),
-                Attempt::Again(why, fenced_by) => {
-                    // The late call may have come back.
-                    match fenced_by {
-                        Some(uid) => drop(self.finish(&uid, self.parts.clock.now() + BRIEFLY)),
+                Attempt::AtOnce => continue,
+                Attempt::LookUp => match self.look_up_again(&claim, give_up)? {
+                    Ok(now) => {
+                        claim = Cow::Owned(now);
+                        is_fresh = true;
+                        continue;
+                    }
+                    Err(why) => why,
+                },
+                Attempt::Wait(holders) => self.press(&claim, &holders, &mut asked, give_up)?.into(),
+                Attempt::Again(why, blocker) => {
+                    let until = self.parts.clock.now() + BRIEFLY;
+                    match blocker {
+                        // The late call may have come back.
+                        Some(Blocker::Claim(uid)) => drop(self.finish(&uid, until)),
+                        Some(Blocker::Gpu(gpu)) => self.repair_gpu(&gpu, until),
                         // What the attempt itself wrote and took back is no reason to try again at once.
                         None => seen = waiting.forget(),
                     }
                     why
                 }
             };
-            waiting.until_worth_another_look(claim, begun, seen, why)?;
+            waiting.until_worth_another_look(&claim, begun, seen, why)?;
+            is_fresh = false;
         }
     }
 
-    fn attempt(&self, claim: &Claim, call: &Call) -> Result<Attempt, PrepareError> {
+    /// The claim as it is now: it may have been deallocated while the call waited, and allocated anew. The inner error is
+    /// for another try.
+    fn look_up_again(
+        &self,
+        claim: &Claim,
+        until: Duration,
+    ) -> Result<Result<Claim, PrepareError>, PrepareError> {
+        let reference = claim.reference();
+        match self.parts.claims.look_up(&claim.uid, Some(&reference), until) {
+            Lookup::Found(now) => Ok(Ok(*now)),
+            Lookup::Gone => Err(PrepareError::Deallocated { claim: reference }),
+            Lookup::Unknown(why) => Ok(Err(PrepareError::NotAsked { claim: reference, why })),
+        }
+    }
+
+    /// What a claim's prepare depends on. Under the locks of the GPUs concerned.
+    pub(crate) fn look(&self, claim: &Claim, concerned: &BTreeSet<GpuUuid>) -> Result<Seen, StoreError> {
+        let (ordinals, inventory) = (self.state.ordinals()?, self.parts.inventory.inventory());
+        let modes = self.modes(concerned, inventory.as_deref());
+        let living = self.living(claim, &ordinals, inventory.as_deref());
+        let (records, gpus) = (self.state.records()?, self.state.gpus()?);
+        Ok(Seen { inventory, ordinals, records, gpus, modes, living })
+    }
+
+    fn attempt(&self, claim: &Claim, call: &Call, is_fresh: bool) -> Result<Attempt, PrepareError> {
         let locked = |source| PrepareError::Lock { claim: claim.reference(), source };
         let stored = |source| PrepareError::Store { claim: claim.reference(), source };
         let _claim_lock = self.lock_claim(&claim.uid, call.until).map_err(locked)?;
@@ -141,37 +147,21 @@ impl Executor {
         let own = self.state.record(&claim.uid).map_err(stored)?;
         let mut concerned = gpus_of(claim, &ordinals);
         concerned.extend(own.fine().map(Record::gpus).unwrap_or_default());
-        let _gpu_locks = self.lock_gpus(&concerned, call.until).map_err(locked)?;
-        let records = self.state.records().map_err(stored)?;
-        let gpus = concerned.iter().map(|gpu| Ok((gpu.clone(), self.state.gpu(gpu)?)));
-        let gpus = gpus.collect::<Result<BTreeMap<_, _>, StoreError>>().map_err(stored)?;
-        // Asked first: rights that come in between are only waited for once more.
-        let (awaits_rights, rights) = (self.awaits_rights(), self.rights());
-        let inventory = self.parts.inventory.inventory().map(|i| self.with_modes_of(i, &concerned, &rights));
-        let snapshot = Snapshot {
-            driver: &self.config.driver,
-            inventory: inventory.as_deref(),
-            ordinals: &ordinals,
-            records: &records,
-            gpus: &gpus,
-            boot: &self.config.boot,
-            toggle_mig: self.config.toggle_mig,
-            rights: &rights,
-        };
-        match (self.config.decide)(claim, &snapshot) {
-            decision if awaits_rights && depends_on_rights(&decision) => {
-                Ok(Attempt::Again(PrepareError::RulesUnknown { claim: claim.reference() }, None))
+        let gpu_locks = self.lock_gpus(&concerned, call.until).map_err(locked)?;
+        let seen = self.look(claim, &concerned).map_err(stored)?;
+        match (self.config.decide)(claim, &seen.snapshot(self)) {
+            Decision::Rebuild => {
+                drop(gpu_locks);
+                let remade = self.rebuild_locked(&claim.uid, Some(claim), self.parts.clock.now() + BRIEFLY);
+                let why = match remade {
+                    Some(Event::Failed { error, .. }) => error,
+                    Some(_) => return Ok(Attempt::AtOnce),
+                    None => "another call is at work on it".to_owned(),
+                };
+                Ok(Attempt::Again(PrepareError::Lost { claim: claim.reference(), why }, None))
             }
             Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
-                // The same answer would name what is gone: undone first (a partition that is gone is no error), then
-                // made anew under the same names.
-                let why = "its partitions are gone, though it was prepared".to_owned();
-                let leaving = Leaving { reason: why.clone(), undoing: true };
-                if let Some(record) = own.fine() {
-                    let record = Record { phase: Phase::Leaving(leaving), ..record.clone() };
-                    self.state.write_record(&record).map_err(stored)?;
-                }
-                Ok(Attempt::Again(PrepareError::Gone { claim: claim.reference() }, None))
+                self.undo_what_is_gone(claim, own.fine()).map_err(stored)
             }
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
                 Ok(_) => {
@@ -183,34 +173,69 @@ impl Executor {
             },
             Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
             Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => {
-                let fenced_by = match &refusal {
-                    Refusal::Fenced { gpu, .. } => {
-                        gpus.get(gpu).and_then(|s| Some(s.fine()?.fence.as_ref()?.claim.clone()))
-                    }
+                let blocker = match &refusal {
+                    Refusal::Fenced { gpu, .. } => Some(self.blocker(&seen.gpus, gpu, &claim.uid)),
                     _ => None,
                 };
-                Ok(Attempt::Again(refusal.into(), fenced_by))
+                Ok(Attempt::Again(refusal.into(), blocker))
             }
             Decision::Refuse(refusal) => Err(refusal.into()),
-            Decision::Run(plan) => {
-                let mut revived = own.fine();
-                if plan.undo_first
-                    && let Some(record) = revived.take()
-                    && let Some(why) = self.undo_first(claim, record)?
-                {
+            Decision::Run(_) if !is_fresh => Ok(Attempt::LookUp),
+            Decision::Run(plan) => self.carry_out(claim, plan, own.fine(), &seen.records, call),
+        }
+    }
+
+    fn carry_out(
+        &self,
+        claim: &Claim,
+        plan: Plan,
+        own: Option<&Record>,
+        records: &Records,
+        call: &Call,
+    ) -> Result<Attempt, PrepareError> {
+        let before = match own {
+            Some(record) if plan.undo_first => {
+                if let Some(why) = self.undo_first(claim, record)? {
                     return Ok(Attempt::Again(why, None));
                 }
-                if revived.is_none()
-                    && let Some(refusal) = self.strangers(claim, &plan, &records)
-                {
-                    return Ok(Attempt::Again(refusal.into(), None));
-                }
-                match self.run(claim, plan, revived, call) {
-                    Ok(prepared) => Ok(Attempt::Done(prepared)),
-                    Err(error) => again_if_transient(error),
-                }
+                Before::Nothing
             }
+            Some(record) if !self.partitions_live(record) => {
+                let stored = |source| PrepareError::Store { claim: claim.reference(), source };
+                return self.undo_what_is_gone(claim, own).map_err(stored);
+            }
+            Some(record) => Before::Lingering(record.clone()),
+            None => Before::Nothing,
+        };
+        if matches!(before, Before::Nothing)
+            && let Some(refusal) = self.strangers(claim, &plan, records)
+        {
+            return Ok(Attempt::Again(refusal.into(), None));
         }
+        match self.run(claim, plan, &before, call) {
+            Ok(prepared) => Ok(Attempt::Done(prepared)),
+            Err(error) => again_if_transient(error),
+        }
+    }
+
+    /// The same answer would name what is gone: undone first (a partition that is gone is no error), then made anew under
+    /// the same names.
+    fn undo_what_is_gone(&self, claim: &Claim, own: Option<&Record>) -> Result<Attempt, StoreError> {
+        let reason = "its partitions are gone, though it was prepared".to_owned();
+        let phase = Phase::Leaving(Leaving { reason, undoing: true });
+        if let Some(record) = own {
+            self.state.write_record(&Record { phase, ..record.clone() })?;
+        }
+        Ok(Attempt::Again(PrepareError::Gone { claim: claim.reference() }, None))
+    }
+
+    /// What keeps a GPU fenced: a claim whose step has an unknown outcome, or the GPU's own file.
+    fn blocker(&self, gpus: &Gpus, gpu: &GpuUuid, own: &ClaimUid) -> Blocker {
+        let fences =
+            gpus.get(gpu).and_then(|stored| stored.fine()).into_iter().flat_map(|state| &state.fences);
+        let mut claims =
+            fences.filter(|fence| fence.boot == self.config.boot).filter_map(|fence| fence.claim.clone());
+        claims.find(|uid| uid != own).map_or_else(|| Blocker::Gpu(gpu.clone()), Blocker::Claim)
     }
 
     /// Keeps unprepares that arrived before from undoing the claim: its record tells of its first prepare only. A full
@@ -237,24 +262,17 @@ impl Executor {
         }
     }
 
-    /// The inventory with MIG mode as it is now, of GPUs whose mode is not ours to change: what was read may be a minute
-    /// old, and there is no step that would find out.
-    fn with_modes_of(
+    /// MIG modes as they are now, of GPUs that have one.
+    fn modes(
         &self,
-        mut inventory: Arc<Inventory>,
         gpus: &BTreeSet<GpuUuid>,
-        rights: &Rights,
-    ) -> Arc<Inventory> {
-        for gpu in gpus.intersection(&rights.static_gpus) {
-            let known = inventory.gpus.get(gpu).map(|gpu| gpu.facts.mig_mode);
-            if let Ok(now) = self.parts.steps.mig_mode(gpu)
-                && known.is_some_and(|known| known != now)
-                && let Some(gpu) = Arc::make_mut(&mut inventory).gpus.get_mut(gpu)
-            {
-                gpu.facts.mig_mode = now;
-            }
-        }
-        inventory
+        inventory: Option<&Inventory>,
+    ) -> BTreeMap<GpuUuid, Result<MigMode, GpuError>> {
+        let has_one = |gpu: &&GpuUuid| {
+            let found = inventory.and_then(|inventory| inventory.gpus.get(gpu));
+            found.is_some_and(|gpu| gpu.facts.mig_mode != MigMode::Unsupported)
+        };
+        gpus.iter().filter(has_one).map(|gpu| (gpu.clone(), self.parts.steps.mig_mode(gpu))).collect()
     }
 
     /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.
@@ -351,6 +369,12 @@ impl Executor {
         records.iter().filter(move |(other, _)| *other != uid).filter_map(|(_, stored)| stored.fine())
     }
 
+    /// UIDs of the pods that other claims' records name, of claims that have a device on this GPU.
+    pub(crate) fn pods_on<'a>(records: &'a Records, uid: &'a ClaimUid, gpu: &GpuUuid) -> BTreeSet<&'a str> {
+        let there = Self::others(records, uid).filter(|record| record.devices.iter().any(|d| d.gpu == *gpu));
+        there.flat_map(|record| &record.pods).map(|pod| pod.uid.as_str()).collect()
+    }
+
     /// Whether the claim has a record that says it is prepared.
     pub(crate) fn is_prepared(stored: &Stored<Record>) -> bool {
         stored.fine().is_some_and(|record| record.phase == Phase::Prepared)
@@ -367,17 +391,6 @@ fn in_use(claim: &Claim, wanted: &Holders, holder: &ClaimRef, held: &DeviceName,
         Clash::TimeSlice { wanted, found } => {
             Refusal::TimeSliceConflict { claim, device, gpu, wanted, holder, found }
         }
-    }
-}
-
-/// Whether the node's rules have a say: MIG mode may be changed or not, and a partition is ours to make or others'.
-fn depends_on_rights(decision: &Decision) -> bool {
-    match decision {
-        Decision::Run(plan) => plan.steps.iter().any(Step::is_hardware),
-        Decision::Refuse(refusal) => {
-            matches!(refusal, Refusal::MigModeOff { .. } | Refusal::MigModeOn { .. })
-        }
-        Decision::Ready(_) | Decision::Wait(_) => false,
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use divvy_claims::{Claim, Phase, Record, Stored, claim_of_cdi_file};
 use divvy_model::{ClaimUid, DeviceName};
 
-use crate::release::{BRIEFLY, Release, gpus_of_record};
 use crate::state::Records;
+use crate::unprepare::{BRIEFLY, Release, gpus_of_record};
 use crate::{Event, Executor, LockName, Refresh, Report, chain};
 
 /// A device that a running container has, as the kubelet's PodResources tells.
@@ -62,25 +62,25 @@ impl Executor {
                 match stored.as_ref() {
                     Stored::Corrupt { .. } => {
                         let rebuilt = match claims.get(uid) {
-                            Some(claim) => self.rebuild(uid, Some(claim)),
+                            Some(claim) => self.rebuild_and_finish(uid, Some(claim)),
                             None => self.check_unreadable_orphan(uid, &records, view),
                         };
                         report.events.extend(rebuilt);
                     }
                     Stored::Fine(record) if record.phase == Phase::Prepared => {
+                        report.events.extend(self.follow_pods(record, claims));
                         report.events.extend(self.check_orphan(record, claims, view));
                     }
                     Stored::Fine(_) | Stored::Newer { .. } | Stored::Absent => {}
                 }
             }
-            report.events.extend(self.check_cdi_files(claims, view));
+            report.events.extend(self.check_lost(claims, view));
             let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
             let pass = orphans.pass;
             orphans.since.retain(|_, (_, last)| *last == pass);
             orphans.pass += 1;
         }
-        self.check_fences(&mut report);
-        self.retry_modes(&records);
+        self.check_gpus(&mut report);
         report.foreign = self.foreign();
         let now = self.parts.clock.now();
         let old = now.saturating_sub(self.config.timing.tombstones);
@@ -110,8 +110,12 @@ impl Executor {
         if !self.grace_is_over(uid, view) {
             return kept("its claim is gone; an unprepare is waited for");
         }
+        // By its devices too: a later claim may have its name.
         let runs = |running: &BTreeSet<RunningDevice>| {
-            running.iter().any(|r| r.namespace == record.namespace && r.claim == record.name)
+            let has = |device| record.devices.iter().any(|d| d.allocated.device == device);
+            let mut named =
+                running.iter().filter(|r| r.namespace == record.namespace && r.claim == record.name);
+            named.any(|r| has(r.device.clone()))
         };
         match &view.running {
             None => {
@@ -146,7 +150,7 @@ impl Executor {
         let kept = |why: &str| Some(Event::Kept { claim: uid.clone(), why: why.to_owned() });
         // Unprepared, but nobody could say then what it was: only its processes are waited for.
         if self.unprepared_in_this_boot(uid).unwrap_or(false) {
-            return self.rebuild(uid, None);
+            return self.rebuild_and_finish(uid, None);
         }
         if !self.grace_is_over(uid, view) {
             return kept("its record cannot be read and its claim is gone; an unprepare is waited for");
@@ -163,7 +167,7 @@ impl Executor {
                 unknown.device, unknown.namespace, unknown.claim
             ));
         }
-        self.rebuild(uid, None)
+        self.rebuild_and_finish(uid, None)
     }
 
     fn grace_is_over(&self, uid: &ClaimUid, view: &ClusterView) -> bool {
@@ -178,68 +182,68 @@ impl Executor {
         })
     }
 
-    /// CDI files of ours without a record: of a claim that is still allocated here the record was lost and is made
-    /// again; others are removed.
-    fn check_cdi_files(&self, claims: &BTreeMap<ClaimUid, Claim>, view: &ClusterView) -> Vec<Event> {
+    /// A claim is prepared once, and pods that come later are told from the API: to know its processes.
+    fn follow_pods(&self, record: &Record, claims: &BTreeMap<ClaimUid, Claim>) -> Option<Event> {
+        let claim = claims.get(&record.uid).filter(|claim| record.is_of(&claim.allocation))?;
+        if claim.pods.is_empty() || claim.pods == record.pods {
+            return None;
+        }
+        let _claim_lock = self.lock_claim(&record.uid, self.parts.clock.now() + BRIEFLY).ok()?;
+        // Prepared anew since the view was taken?
+        if self.state.record(&record.uid).ok()?.fine() != Some(record) {
+            return None;
+        }
+        let uid = record.uid.clone();
+        Some(match self.state.write_record(&Record { pods: claim.pods.clone(), ..record.clone() }) {
+            Ok(()) => Event::PodsChanged { claim: uid },
+            Err(error) => Event::Failed { claim: Some(uid), error: chain(&error) },
+        })
+    }
+
+    /// Makes a record again, and lets go at once what cannot stay.
+    fn rebuild_and_finish(&self, uid: &ClaimUid, claim: Option<&Claim>) -> Option<Event> {
+        match self.rebuild(uid, claim) {
+            kept @ Some(Event::Kept { .. }) => self.finish(uid, self.parts.clock.now() + BRIEFLY).or(kept),
+            done => done,
+        }
+    }
+
+    /// Claims without a record that have a CDI file, or for which instances were made: of one that is still allocated here
+    /// the record was lost and is made again; of others all is removed.
+    fn check_lost(&self, claims: &BTreeMap<ClaimUid, Claim>, view: &ClusterView) -> Vec<Event> {
+        let failed = |error: String| vec![Event::Failed { claim: None, error }];
         let files = match self.parts.cdi.list() {
             Ok(files) => files,
             Err(error) => {
-                let error = format!("the CDI folder {} cannot be read: {error}", self.parts.cdi.place());
-                return vec![Event::Failed { claim: None, error }];
+                return failed(format!("the CDI folder {} cannot be read: {error}", self.parts.cdi.place()));
             }
         };
-        let ours =
-            files.into_iter().filter_map(|file| Some((claim_of_cdi_file(&self.config.driver, &file)?, file)));
-        ours.filter_map(|(uid, file)| {
-            if self.state.record(&uid).ok()? != Stored::Absent {
+        let mut lost = match self.claims_with_instances() {
+            Ok(uids) => uids,
+            Err(error) => return failed(chain(&error)),
+        };
+        lost.extend(files.iter().filter_map(|file| claim_of_cdi_file(&self.config.driver, file)));
+        lost.retain(|uid| self.state.record(uid).is_ok_and(|record| record == Stored::Absent));
+        let one = |uid: &ClaimUid| {
+            if let Some(claim) = claims.get(uid) {
+                return self.rebuild_and_finish(uid, Some(claim));
+            }
+            if !self.grace_is_over(uid, view) {
                 return None;
             }
-            if let Some(claim) = claims.get(&uid) {
-                return self.rebuild(&uid, Some(claim));
-            }
-            if !self.grace_is_over(&uid, view) {
-                return None;
-            }
-            let _claim_lock = self.lock_claim(&uid, self.parts.clock.now() + BRIEFLY).ok()?;
-            if self.state.record(&uid).ok()? != Stored::Absent {
-                return None;
-            }
-            let removed =
-                self.remove_abandoned(&uid).and_then(|()| self.remove_cdi(&uid).map_err(|e| chain(&e)));
-            match removed {
-                Ok(()) => Some(Event::CdiRemoved { file }),
-                Err(error) => Some(Event::Failed { claim: Some(uid), error }),
-            }
-        })
-        .collect()
+            self.rebuild_and_finish(uid, None).or_else(|| self.remove_stray_cdi(uid))
+        };
+        lost.iter().filter_map(one).collect()
     }
 
-    /// Fences whose claim has no record any more, or of another boot: nothing is open about those GPUs.
-    fn check_fences(&self, report: &mut Report) {
-        let states = match self.state.gpus() {
-            Ok(states) => states,
-            Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
-        };
-        for (gpu, stored) in states {
-            let Some(fence) = stored.fine().and_then(|state| state.fence.clone()) else { continue };
-            let Ok(_gpu_lock) =
-                self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY)
-            else {
-                continue;
-            };
-            let over = fence.boot != self.config.boot
-                || self.state.record(&fence.claim).is_ok_and(|record| record == Stored::Absent);
-            if !over {
-                continue;
-            }
-            let cleared = self.gpu_state(&gpu).and_then(|mut state| {
-                state.fence = None;
-                self.state.write_gpu(&gpu, &state, self.parts.clock.now())
-            });
-            report.push(match cleared {
-                Ok(()) => Event::FenceCleared { gpu },
-                Err(error) => Event::Failed { claim: None, error: chain(&error) },
-            });
+    fn remove_stray_cdi(&self, uid: &ClaimUid) -> Option<Event> {
+        let _claim_lock = self.lock_claim(uid, self.parts.clock.now() + BRIEFLY).ok()?;
+        if self.state.record(uid).ok()? != Stored::Absent || !self.instances_of(uid).ok()?.is_empty() {
+            return None;
         }
+        Some(match self.remove_cdi(uid) {
+            Ok(()) => Event::CdiRemoved { file: self.cdi_name(uid) },
+            Err(error) => Event::Failed { claim: Some(uid.clone()), error: chain(&error) },
+        })
     }
 }

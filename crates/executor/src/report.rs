@@ -34,6 +34,11 @@ pub enum Event {
         /// Which.
         claim: ClaimUid,
     },
+    /// A claim has other pods than its record had.
+    PodsChanged {
+        /// Which.
+        claim: ClaimUid,
+    },
     /// A record was made again from the API.
     Rebuilt {
         /// Whose.

@@ -6,9 +6,10 @@ use std::time::Duration;
 use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored};
 use divvy_model::ClaimUid;
 
-use crate::release::{BRIEFLY, gpus_of_record};
+use crate::run::Before;
 use crate::state::Records;
-use crate::{Event, Executor, LockError, PrepareError, Report, chain};
+use crate::unprepare::{BRIEFLY, gpus_of_record};
+use crate::{Event, Executor, LockError, Lookup, PrepareError, Report, chain};
 
 /// Which CDI files are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +22,9 @@ pub enum Refresh {
 
 /// How long one claim may take to be carried out again after a reboot.
 const EXECUTE_AGAIN: Duration = Duration::from_mins(1);
+
+/// How long the API is waited for before a claim is carried out again.
+const ASK_WITHIN: Duration = Duration::from_secs(2);
 
 impl Executor {
     /// Takes back prepares that a crash cut short, finishes lingering claims, carries records of an earlier boot out
@@ -41,10 +45,12 @@ impl Executor {
                 report.events.extend(self.finish(uid, self.parts.clock.now() + BRIEFLY));
             }
         }
+        let mut ask = true;
         for (uid, stored) in &records {
             match stored.as_ref() {
                 Stored::Fine(record) if record.phase == Phase::Prepared => {
-                    report.events.extend(self.restore(uid, refresh));
+                    let is_gone = self.is_gone(record, &mut ask);
+                    report.events.extend(self.restore(uid, refresh, is_gone));
                 }
                 Stored::Newer { version, .. } => report.push(Event::Kept {
                     claim: uid.clone(),
@@ -82,7 +88,24 @@ impl Executor {
         (report, !left.is_empty())
     }
 
-    fn restore(&self, uid: &ClaimUid, refresh: Refresh) -> Option<Event> {
+    /// Whether the API says that a claim of another boot no longer has what its record says. An API that does not answer
+    /// is asked once.
+    fn is_gone(&self, record: &Record, ask: &mut bool) -> bool {
+        if !*ask || record.boot == self.config.boot {
+            return false;
+        }
+        let until = self.parts.clock.now() + ASK_WITHIN;
+        match self.parts.claims.look_up(&record.uid, Some(&record.reference()), until) {
+            Lookup::Found(claim) => !record.is_of(&claim.allocation),
+            Lookup::Gone => true,
+            Lookup::Unknown(_) => {
+                *ask = false;
+                false
+            }
+        }
+    }
+
+    fn restore(&self, uid: &ClaimUid, refresh: Refresh, is_gone: bool) -> Option<Event> {
         let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
         let now = self.parts.clock.now();
         let _claim_lock = match self.lock_claim(uid, now + Duration::from_millis(100)) {
@@ -97,10 +120,20 @@ impl Executor {
             Err(error) => return failed(chain(&error)),
         };
         if record.boot != self.config.boot {
+            if is_gone {
+                // Nothing of it is left but files.
+                return match self.unwind(record) {
+                    Ok(()) => Some(Event::Released { claim: uid.clone() }),
+                    Err(left) => failed(left.to_string()),
+                };
+            }
             return match self.execute_again(record, now + EXECUTE_AGAIN) {
                 Ok(()) => Some(Event::ExecutedAgain { claim: uid.clone() }),
                 Err(error) => failed(chain(&error)),
             };
+        }
+        if let Err(error) = self.own_instances(&record) {
+            return failed(chain(&error));
         }
         let written = match refresh {
             Refresh::Missing => self.ensure_cdi(&record),
@@ -123,13 +156,10 @@ impl Executor {
         let _gpu_locks = self
             .lock_gpus(&gpus_of_record(&record), until)
             .map_err(|source| PrepareError::Lock { claim, source })?;
-        let earlier = record.encode();
+        let earlier = Before::OtherBoot(record.clone());
         let mut steps = self
             .modes_of(&record)
             .map_err(|source| PrepareError::Store { claim: record.reference(), source })?;
-        if !steps.is_empty() && self.awaits_rights() {
-            return Err(PrepareError::RulesUnknown { claim: record.reference() });
-        }
         // The devices say what is needed; the steps of a prepare that was never finished may say less.
         steps.extend(Self::time_slices_of(&record));
         steps.extend(record.devices.iter().filter_map(RecordedDevice::step));
@@ -138,7 +168,7 @@ impl Executor {
         record.boot = self.config.boot.clone();
         record.received = None;
         // A failure leaves the record of the earlier boot: it goes on holding its GPUs and is carried out later.
-        let record = self.run_steps(record, steps, until, Some(&earlier))?;
-        self.complete(record, false, Some(&earlier)).map(drop)
+        let record = self.run_steps(record, steps, until, &earlier)?;
+        self.complete(record, &earlier).map(drop)
     }
 }

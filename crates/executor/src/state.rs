@@ -4,6 +4,7 @@
 //! they came from. The folder is listed each time: another plugin instance may have changed it.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +17,11 @@ use crate::{Durability, Folder, LockGuard, Stamp, Store, StoreError};
 /// All records by claim, shared with the cache.
 pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
 
-/// A record as it was read, and the stamp of its file.
-type Parsed = (Stamp, Arc<Stored<Record>>);
+/// What is kept about GPUs, shared with the cache.
+pub(crate) type Gpus = BTreeMap<GpuUuid, Arc<Stored<GpuState>>>;
+
+/// Files of a folder as they were read, each with its stamp.
+type Parsed<K, T> = Mutex<BTreeMap<K, (Stamp, Arc<Stored<T>>)>>;
 
 const ORDINALS: &str = "ordinals.json";
 
@@ -59,7 +63,8 @@ impl Traced {
 
 pub(crate) struct State {
     store: Arc<dyn Store>,
-    parsed: Mutex<BTreeMap<ClaimUid, Parsed>>,
+    parsed_records: Parsed<ClaimUid, Record>,
+    parsed_gpus: Parsed<GpuUuid, GpuState>,
     numbers: Mutex<Option<(Stamp, Arc<Ordinals>)>>,
 }
 
@@ -82,7 +87,12 @@ fn state_of(gpu: &GpuUuid) -> String {
 
 impl State {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, parsed: Mutex::default(), numbers: Mutex::default() }
+        Self {
+            store,
+            parsed_records: Mutex::default(),
+            parsed_gpus: Mutex::default(),
+            numbers: Mutex::default(),
+        }
     }
 
     /// Changes when a record comes or goes, mostly (see [`Store::stamp`]).
@@ -96,40 +106,47 @@ impl State {
     }
 
     pub(crate) fn records(&self) -> Result<Records, StoreError> {
-        let entries =
-            self.store.list(Folder::Claims).map_err(cannot("read", "the folder of claim records"))?;
-        let listed: Vec<(ClaimUid, Stamp)> = entries
+        self.all(Folder::Claims, "the folder of claim records", &self.parsed_records, |uid| self.record(uid))
+    }
+
+    /// All files of a folder by name; those that have not changed since are not read again.
+    fn all<K: Ord + Clone + FromStr, T: PartialEq>(
+        &self,
+        folder: Folder,
+        what: &str,
+        parsed: &Parsed<K, T>,
+        read: impl Fn(&K) -> Result<Stored<T>, StoreError>,
+    ) -> Result<BTreeMap<K, Arc<Stored<T>>>, StoreError> {
+        let entries = self.store.list(folder).map_err(cannot("read", what))?;
+        let listed: Vec<(K, Stamp)> = entries
             .into_iter()
             .filter_map(|e| Some((e.name.strip_suffix(".json")?.parse().ok()?, e.stamp)))
             .collect();
-        let mut records = Records::new();
-        let mut unread = Vec::new();
+        let (mut all, mut unread) = (BTreeMap::new(), Vec::new());
         {
-            let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
-            for (uid, stamp) in &listed {
-                match parsed.get(uid) {
-                    Some((known, record)) if known == stamp => {
-                        records.insert(uid.clone(), record.clone());
-                    }
-                    _ => unread.push((uid.clone(), *stamp)),
+            let mut parsed = parsed.lock().unwrap_or_else(PoisonError::into_inner);
+            for (key, stamp) in &listed {
+                match parsed.get(key) {
+                    Some((known, value)) if known == stamp => drop(all.insert(key.clone(), value.clone())),
+                    _ => unread.push((key.clone(), *stamp)),
                 }
             }
             if parsed.len() > listed.len() + unread.len() {
-                parsed.retain(|uid, _| listed.iter().any(|(l, _)| l == uid));
+                parsed.retain(|key, _| listed.iter().any(|(l, _)| l == key));
             }
         }
-        for (uid, stamp) in unread {
-            let record = self.record(&uid)?;
+        for (key, stamp) in unread {
+            let value = read(&key)?;
             // Removed since it was listed.
-            if record == Stored::Absent {
+            if value == Stored::Absent {
                 continue;
             }
-            let record = Arc::new(record);
-            records.insert(uid.clone(), record.clone());
+            let value = Arc::new(value);
+            all.insert(key.clone(), value.clone());
             // If the file was replaced between listing and reading, the next listing has another stamp.
-            self.parsed.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, (stamp, record));
+            parsed.lock().unwrap_or_else(PoisonError::into_inner).insert(key, (stamp, value));
         }
-        Ok(records)
+        Ok(all)
     }
 
     pub(crate) fn write_record(&self, record: &Record) -> Result<(), StoreError> {
@@ -139,16 +156,9 @@ impl State {
             .map_err(cannot("written", record_of(&record.uid)))
     }
 
-    /// Writes a record's file as it was before; unless it still is so.
-    pub(crate) fn put_back(&self, uid: &ClaimUid, bytes: &[u8]) -> Result<(), StoreError> {
-        let name = file_of(uid);
-        let now = self.store.read(Folder::Claims, &name).map_err(cannot("read", record_of(uid)))?;
-        if now.as_deref() == Some(bytes) {
-            return Ok(());
-        }
-        self.store
-            .write(Folder::Claims, &name, bytes, Durability::Synced)
-            .map_err(cannot("written", record_of(uid)))
+    /// Writes a record as it was before; unless it still is so.
+    pub(crate) fn put_back(&self, record: &Record) -> Result<(), StoreError> {
+        if self.record(&record.uid)?.fine() == Some(record) { Ok(()) } else { self.write_record(record) }
     }
 
     pub(crate) fn remove_record(&self, uid: &ClaimUid) -> Result<(), StoreError> {
@@ -159,15 +169,14 @@ impl State {
     }
 
     /// Keeps the bytes of a record that cannot be read, for people. The record itself stays until it is replaced or
-    /// removed: a crash in between must not look like "no claim". The bytes, if there is such a file.
-    pub(crate) fn copy_aside(&self, uid: &ClaimUid, now: Duration) -> Result<Option<Vec<u8>>, StoreError> {
+    /// removed: a crash in between must not look like "no claim".
+    pub(crate) fn copy_aside(&self, uid: &ClaimUid, now: Duration) -> Result<(), StoreError> {
         let read = self.store.read(Folder::Claims, &file_of(uid)).map_err(cannot("read", record_of(uid)))?;
-        let Some(bytes) = read else { return Ok(None) };
+        let Some(bytes) = read else { return Ok(()) };
         let name = format!("claim-{uid}-{}", now.as_millis());
         self.store
             .write(Folder::Corrupt, &name, &bytes, Durability::Lazy)
-            .map_err(cannot("written", format!("a copy of {}", record_of(uid))))?;
-        Ok(Some(bytes))
+            .map_err(cannot("written", format!("a copy of {}", record_of(uid))))
     }
 
     /// Removes all but the newest files that were set aside.
@@ -190,41 +199,28 @@ impl State {
         Ok(bytes.map_or(Stored::Absent, |bytes| GpuState::decode(&bytes)))
     }
 
-    pub(crate) fn gpus(&self) -> Result<BTreeMap<GpuUuid, Stored<GpuState>>, StoreError> {
-        let entries = self.store.list(Folder::Gpus).map_err(cannot("read", "the folder of GPU states"))?;
-        let names = entries.into_iter().filter_map(|e| e.name.strip_suffix(".json")?.parse::<GpuUuid>().ok());
-        names.map(|gpu| Ok((gpu.clone(), self.gpu(&gpu)?))).collect()
+    pub(crate) fn gpus(&self) -> Result<Gpus, StoreError> {
+        self.all(Folder::Gpus, "the folder of GPU states", &self.parsed_gpus, |gpu| self.gpu(gpu))
     }
 
-    /// Writes a GPU's state. A corrupt one before it is kept for people; a newer one is never touched.
-    pub(crate) fn write_gpu(&self, gpu: &GpuUuid, state: &GpuState, now: Duration) -> Result<(), StoreError> {
+    /// Writes a GPU's state; the default needs no file.
+    pub(crate) fn write_gpu(&self, gpu: &GpuUuid, state: &GpuState) -> Result<(), StoreError> {
         let name = file_of(gpu);
-        match self.gpu(gpu)? {
-            Stored::Newer { .. } => return Ok(()),
-            Stored::Corrupt { .. } => {
-                if let Some(bytes) =
-                    self.store.read(Folder::Gpus, &name).map_err(cannot("read", state_of(gpu)))?
-                {
-                    self.store
-                        .write(
-                            Folder::Corrupt,
-                            &format!("{gpu}-{}", now.as_millis()),
-                            &bytes,
-                            Durability::Lazy,
-                        )
-                        .map_err(cannot("written", format!("a copy of {}", state_of(gpu))))?;
-                }
-            }
-            Stored::Absent | Stored::Fine(_) => {}
-        }
         if state.is_default() {
             let removed = self.store.remove(Folder::Gpus, &name, Durability::Synced);
-            removed.map(drop).map_err(cannot("removed", state_of(gpu)))
-        } else {
-            self.store
-                .write(Folder::Gpus, &name, &state.encode(), Durability::Synced)
-                .map_err(cannot("written", state_of(gpu)))
+            return removed.map(drop).map_err(cannot("removed", state_of(gpu)));
         }
+        let written = self.store.write(Folder::Gpus, &name, &state.encode(), Durability::Synced);
+        written.map_err(cannot("written", state_of(gpu)))
+    }
+
+    /// Keeps the bytes of a GPU's state that cannot be read, for people.
+    pub(crate) fn copy_gpu_aside(&self, gpu: &GpuUuid, now: Duration) -> Result<(), StoreError> {
+        let read = self.store.read(Folder::Gpus, &file_of(gpu)).map_err(cannot("read", state_of(gpu)))?;
+        let Some(bytes) = read else { return Ok(()) };
+        let name = format!("{gpu}-{}", now.as_millis());
+        let written = self.store.write(Folder::Corrupt, &name, &bytes, Durability::Lazy);
+        written.map_err(cannot("written", format!("a copy of {}", state_of(gpu))))
     }
 
     /// The newest such call for a claim. A trace that cannot be read was of another time: it never lasts.

@@ -1,8 +1,6 @@
 //! Before the first hold on a GPU: does somebody compute there who is not ours? The device plugin may have given it to
 //! him, or he took it from the host. NVIDIA's driver would let both in, to each other's harm.
 
-use std::collections::BTreeSet;
-
 use divvy_claims::{Claim, Plan, Refusal};
 use divvy_model::HoldKind;
 
@@ -12,10 +10,6 @@ use crate::{Executor, ProcessOnGpu};
 impl Executor {
     /// Who is in the way of a plan, if somebody is. A GPU that does not tell its processes is taken for free, as ever.
     pub(crate) fn strangers(&self, claim: &Claim, plan: &Plan, records: &Records) -> Option<Refusal> {
-        // Prepared before, and its record was lost: what runs there is its own.
-        if plan.set_aside {
-            return None;
-        }
         let wanted = plan.devices.iter().filter(|device| device.kind.needs().is_some());
         wanted.into_iter().find_map(|device| {
             let on_it = |kind: HoldKind| kind.needs().is_some();
@@ -28,11 +22,8 @@ impl Executor {
             if found.is_empty() {
                 return None;
             }
-            let known: BTreeSet<&str> = Self::others(records, &claim.uid)
-                .flat_map(|record| &record.pods)
-                .chain(&claim.pods)
-                .map(|pod| pod.uid.as_str())
-                .collect();
+            let mut known = Self::pods_on(records, &claim.uid, &device.gpu);
+            known.extend(claim.pods.iter().map(|pod| pod.uid.as_str()));
             // In another's partition: what overlaps it was not to be had, and the rest is none of his business.
             let elsewhere = |p: &ProcessOnGpu| {
                 p.gpu_instance.is_some() && matches!(device.kind, HoldKind::Partition { .. })

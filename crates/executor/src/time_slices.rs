@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_claims::{Cause, Record, Step, StepError, Stored, goal};
+use divvy_claims::{Cause, GpuState, Record, Step, StepError, Stored, goal};
 use divvy_model::{GpuUuid, TimeSlice};
 
 use crate::partitions::ModeError;
@@ -88,20 +88,14 @@ impl Executor {
                 Err(error) => return Err(step_failed(error)),
             },
         };
-        let mut state = earlier.clone();
-        state.note_time_slice(was.unwrap_or(TimeSlice::Default), to, boot);
-        let write =
-            |state| self.state.write_gpu(gpu, state, self.parts.clock.now()).map_err(ModeError::Store);
-        if state != earlier {
-            write(&state)?;
-        }
+        let was = was.unwrap_or(TimeSlice::Default);
+        let noted = self.note_settings(gpu, |state| state.note_time_slice(was, to, boot));
+        let before = noted.map_err(ModeError::Store)?;
         match slices.set(gpu, to, until) {
             Ok(()) => Ok(()),
             Err(TimeSliceError::Failed(error @ StepError::Unknown(_))) => Err(ModeError::Step(error)),
             Err(error) => {
-                if state != earlier {
-                    write(&earlier)?;
-                }
+                self.put_settings_back(gpu, before).map_err(ModeError::Store)?;
                 if ignored(&error) { Ok(()) } else { Err(step_failed(error)) }
             }
         }
@@ -149,7 +143,7 @@ impl Executor {
     fn settle_time_slice(&self, gpu: &GpuUuid, until: Duration, again: bool) -> Result<Settled, String> {
         let boot = &self.config.boot;
         let said = |error: StoreError| chain(&error);
-        let mut state = self.gpu_state(gpu).map_err(said)?;
+        let state = self.gpu_state(gpu).map_err(said)?;
         if !state.has_time_slice() {
             return Ok(Settled::AsItShouldBe);
         }
@@ -180,8 +174,7 @@ impl Executor {
                 Err(error) => return Err(cannot(gpu, &error)),
             }
         }
-        state.forget_time_slice();
-        self.state.write_gpu(gpu, &state, self.parts.clock.now()).map_err(said)?;
+        self.change_gpu(gpu, GpuState::forget_time_slice).map_err(said)?;
         Ok(Settled::GivenBack)
     }
 }

@@ -1,11 +1,10 @@
 //! Taking back what a prepare did, and what is left where that cannot be done now. Called under the locks of the claim
 //! and its GPUs.
 
-use divvy_claims::{
-    Fence, GpuState, Leaving, Observed, Phase, Progress, Record, StepError, StepState, Stored,
-};
-use divvy_model::GpuUuid;
+use divvy_claims::{Leaving, Observed, Phase, Progress, Record, StepError, StepState};
 
+use crate::run::Before;
+use crate::unprepare::gpus_of_record;
 use crate::{CdiError, Executor, PrepareError, StoreError, chain};
 
 /// Why something could not be taken back as a whole. What is left is on record.
@@ -54,24 +53,19 @@ struct Stuck {
 }
 
 impl Executor {
-    /// Undoes what a failed prepare made, in the same call, and reports both errors if that fails too.
-    pub(crate) fn take_back(
-        &self,
-        record: Record,
-        first: PrepareError,
-        earlier: Option<&[u8]>,
-    ) -> PrepareError {
-        match self.unwind_to(record, earlier) {
-            Ok(()) => first,
-            Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
-        }
-    }
-
-    /// Nothing was made but files: the earlier record is to be there again. If it cannot be written, what is on disk
-    /// now holds the same devices.
-    pub(crate) fn put_back(&self, record: &Record, earlier: &[u8], first: PrepareError) -> PrepareError {
-        let back = self.state.put_back(&record.uid, earlier).map_err(Left::from);
-        match back.and_then(|()| Ok(self.remove_cdi(&record.uid)?)) {
+    /// Undoes what a failed prepare made, in the same call, and leaves what was there before it; reports both errors if
+    /// that fails too.
+    pub(crate) fn take_back(&self, record: Record, first: PrepareError, before: &Before) -> PrepareError {
+        let done = match before {
+            Before::Nothing => self.unwind(record),
+            Before::OtherBoot(earlier) if !record.steps.is_empty() => self.unwind_to(record, earlier),
+            // Nothing was made but files. If the earlier record cannot be written, what is on disk now holds the same.
+            Before::Lingering(earlier) | Before::OtherBoot(earlier) => {
+                let back = self.state.put_back(earlier).map_err(Left::from);
+                back.and_then(|()| Ok(self.remove_cdi(&record.uid)?))
+            }
+        };
+        match done {
             Ok(()) => first,
             Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
         }
@@ -79,22 +73,18 @@ impl Executor {
 
     /// Takes back all that a record says, in reverse, and the record last.
     pub(crate) fn unwind(&self, record: Record) -> Result<(), Left> {
-        self.unwind_to(record, None)
+        self.remove_cdi(&record.uid)?;
+        self.unwind_steps(record, None)
     }
 
-    /// Takes back all that a record says, and leaves what was there before it: nothing, or an earlier record.
-    fn unwind_to(&self, record: Record, earlier: Option<&[u8]>) -> Result<(), Left> {
+    /// Takes back all that a record says, and leaves an earlier record. That also says what its file is: the file can wait.
+    fn unwind_to(&self, record: Record, earlier: &Record) -> Result<(), Left> {
         let no_cdi = self.remove_cdi(&record.uid);
-        if earlier.is_none() {
-            no_cdi?;
-            return self.unwind_steps(record, None);
-        }
-        // An earlier record that is to be there again also says what its file is: that can wait.
-        self.unwind_steps(record, earlier)?;
+        self.unwind_steps(record, Some(earlier))?;
         Ok(no_cdi?)
     }
 
-    fn unwind_steps(&self, mut record: Record, earlier: Option<&[u8]>) -> Result<(), Left> {
+    fn unwind_steps(&self, mut record: Record, earlier: Option<&Record>) -> Result<(), Left> {
         let on_disk = record.clone();
         // Of another boot: the hardware has forgotten.
         let live = record.boot == self.config.boot;
@@ -120,14 +110,14 @@ impl Executor {
             let mut stuck = None;
             for state in steps.iter_mut().rev() {
                 if let Err(why) = self.undo_step(state) {
-                    stuck = Some((state.step.gpu().cloned(), why));
+                    stuck = Some((state.step.gpu().clone(), why));
                     break;
                 }
             }
             record.steps = steps;
             if let Some((gpu, Stuck { reason, certain, soon })) = stuck {
                 // What certainly is still there is held by the record; only the unknown endangers its neighbours.
-                if let Some(gpu) = gpu.filter(|_| !certain) {
+                if !certain {
                     self.fence(&record, &gpu, &reason)?;
                 }
                 record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
@@ -138,9 +128,9 @@ impl Executor {
                 return Err(Left::Steps { reason, soon });
             }
         }
-        self.clear_fences(&record)?;
+        self.forget_on(&gpus_of_record(&record), &record.uid)?;
         match earlier {
-            Some(earlier) => self.state.put_back(&record.uid, earlier)?,
+            Some(earlier) => self.state.put_back(earlier)?,
             None => self.state.remove_record(&record.uid)?,
         }
         self.settle_time_slices_of(&record.gpus());
@@ -176,38 +166,5 @@ impl Executor {
             state.progress = Progress::Undone;
         }
         Ok(())
-    }
-
-    fn fence(&self, record: &Record, gpu: &GpuUuid, reason: &str) -> Result<(), StoreError> {
-        let mut state = self.gpu_state(gpu)?;
-        let fence =
-            Fence { claim: record.uid.clone(), reason: reason.to_owned(), boot: self.config.boot.clone() };
-        if state.fence.as_ref() == Some(&fence) {
-            return Ok(());
-        }
-        state.fence = Some(fence);
-        self.state.write_gpu(gpu, &state, self.parts.clock.now())
-    }
-
-    /// Lifts the fences this claim's steps have put up. Its GPUs are those of its devices and of its steps.
-    fn clear_fences(&self, record: &Record) -> Result<(), StoreError> {
-        let mut gpus = record.gpus();
-        gpus.extend(record.steps.iter().filter_map(|s| s.step.gpu().cloned()));
-        for gpu in gpus {
-            let mut state = self.gpu_state(&gpu)?;
-            if state.fence.as_ref().is_some_and(|fence| fence.claim == record.uid) {
-                state.fence = None;
-                self.state.write_gpu(&gpu, &state, self.parts.clock.now())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A state that cannot be read is as good as none: what may be wrong on the GPU is in the claims' records.
-    pub(crate) fn gpu_state(&self, gpu: &GpuUuid) -> Result<GpuState, StoreError> {
-        Ok(match self.state.gpu(gpu)? {
-            Stored::Fine(state) => state,
-            Stored::Absent | Stored::Corrupt { .. } | Stored::Newer { .. } => GpuState::default(),
-        })
     }
 }

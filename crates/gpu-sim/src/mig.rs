@@ -7,7 +7,7 @@ use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, Engines,
     GpuInstance, GpuInstanceId, GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, Placement,
 };
-use divvy_model::{GpuError, GpuErrorCode, GpuOp, GpuUuid, MigActivation, MigMode};
+use divvy_model::{ComputeMode, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigActivation, MigMode};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Engine, SimGpu, lowest_free};
@@ -53,6 +53,8 @@ impl SimGpu {
     /// What does not survive that the kernel module is unloaded, or a reset of Hopper and later.
     pub(crate) fn unload(&mut self) {
         self.instances.clear();
+        // Not kept without the driver, unlike MIG mode before Hopper.
+        self.facts.compute_mode = self.facts.compute_mode.map(|_| ComputeMode::Default);
         let keeps = !self.facts.architecture.toggles_mig_without_reset();
         if let MigMode::Supported { current, pending } = &mut self.facts.mig_mode {
             *current = *pending && keeps;

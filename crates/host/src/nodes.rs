@@ -208,7 +208,8 @@ const CONTROL: [Control; 4] = [
     },
 ];
 
-/// The control nodes: the host's own, or made up from the kernel's majors.
+/// The control nodes: numbers from the kernel's majors, since a node of the host may be left from a module that was
+/// loaded before and had another one; the rights are those of the host's node.
 pub fn control_nodes(host: &HostRoot, nodes: &DeviceNodes) -> Result<ControlNodes, NodeError> {
     let majors = char_majors(host).map_err(NodeError::Host)?;
     let rights = Rights::of(host)?;
@@ -217,6 +218,10 @@ pub fn control_nodes(host: &HostRoot, nodes: &DeviceNodes) -> Result<ControlNode
         let major = node.majors.iter().find_map(|name| majors.get(*name));
         let path = node.path.to_owned();
         match (nodes.look_up(host, node.path)?, major) {
+            (Some(info), Some(major)) if *nodes == DeviceNodes::Real => {
+                let info = NodeInfo { major: *major, minor: node.minor, ..info };
+                control.nodes.push(DeviceNode { path, info });
+            }
             (Some(info), _) => control.nodes.push(DeviceNode { path, info }),
             (None, Some(major)) => {
                 control.nodes.push(DeviceNode { path, info: rights.node(*major, node.minor) });

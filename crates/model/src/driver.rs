@@ -2,6 +2,7 @@
 //! retries, raw codes kept. Deadlines, retries and sessions sit above it, once, for all implementations
 //! (`divvy_nvml::Session`). Implemented by `divvy-nvml` (the real library) and `divvy-gpu-sim` (simulated GPUs).
 
+use std::io;
 use std::time::Duration;
 
 use crate::health::{GpuEvents, GpuVitals};
@@ -10,6 +11,15 @@ use crate::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use crate::{GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts};
+
+/// Marks changes of GPUs that are under way for other processes, so that these know what may still happen.
+pub trait CallMarks: Send + Sync {
+    /// A mark that is there until this is dropped, and no longer than the process really lives: a call that hangs in the
+    /// kernel keeps its process from ending.
+    fn mark(&self, gpu: &GpuUuid, op: GpuOp) -> io::Result<Box<dyn Send>>;
+    /// A change of the GPU that is under way, of whichever process. One that cannot be excluded counts.
+    fn marked(&self, gpu: &GpuUuid) -> Option<GpuOp>;
+}
 
 /// What NVML said about a change of MIG mode that it accepted. It is no proof: read [`GpuDriver::mig_mode`] again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +53,8 @@ pub trait GpuDriver: Send + Sync {
     /// finished, and the last of them closes. Nothing for a driver that keeps nothing open.
     fn release(&self) {}
 
-    /// Changes of the GPU that are past their deadline and have not come back: they may still happen. Empty for a
-    /// driver whose calls block until they are done.
+    /// Changes of the GPU that have not come back and may still happen: those of this process that are past their
+    /// deadline, and those of other processes ([`CallMarks`]). Empty for a driver whose calls block until they are done.
     fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
         let _ = gpu;
         Vec::new()

@@ -181,6 +181,50 @@ impl MigMode {
     }
 }
 
+/// Who may have a compute context on a GPU (`nvmlDeviceGetComputeMode`; `nvidia-smi -c`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ComputeMode {
+    /// Any number of processes.
+    Default,
+    /// One process at a time: what an MPS daemon wants, and what it leaves behind.
+    ExclusiveProcess,
+    /// No process at all.
+    Prohibited,
+}
+
+impl ComputeMode {
+    /// From NVML's number; `None` for one this version does not know.
+    pub fn from_nvml(raw: u32) -> Option<Self> {
+        match raw {
+            0 => Some(Self::Default),
+            // 1 is EXCLUSIVE_THREAD, which drivers treat as the other since CUDA 4.
+            1 | 3 => Some(Self::ExclusiveProcess),
+            2 => Some(Self::Prohibited),
+            _ => None,
+        }
+    }
+
+    /// NVML's number.
+    pub fn to_nvml(self) -> u32 {
+        match self {
+            Self::Default => 0,
+            Self::Prohibited => 2,
+            Self::ExclusiveProcess => 3,
+        }
+    }
+}
+
+impl fmt::Display for ComputeMode {
+    /// As `nvidia-smi -c` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "DEFAULT",
+            Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+            Self::Prohibited => "PROHIBITED",
+        })
+    }
+}
+
 /// Another end of an active NVLink (`nvmlDeviceGetNvLinkRemotePciInfo_v2`, `…RemoteDeviceType`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum NvLinkPeer {
@@ -210,7 +254,8 @@ pub struct GpuProcess {
     pub gpu_instance: Option<u32>,
 }
 
-/// Facts about one GPU that do not change while it is bound to the driver, except [`GpuFacts::mig_mode`].
+/// Facts about one GPU that do not change while it is bound to the driver, except [`GpuFacts::mig_mode`] and
+/// [`GpuFacts::compute_mode`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuFacts {
     /// UUID.
@@ -235,6 +280,9 @@ pub struct GpuFacts {
     pub pci_device_id: u32,
     /// MIG mode.
     pub mig_mode: MigMode,
+    /// Who may compute on it; `None` if NVML does not say.
+    #[serde(default)]
+    pub compute_mode: Option<ComputeMode>,
     /// `HMM`, `ATS` or `None`; `None` (the Option) if NVML has nothing to say.
     pub addressing_mode: Option<String>,
     /// Module number on a baseboard (`nvmlDeviceGetModuleId`).

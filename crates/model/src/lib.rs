@@ -21,11 +21,11 @@ mod version;
 
 pub use conformance::{Expect, Violation, conformance};
 pub use device::{DeviceKind, ParseDeviceNameError};
-pub use driver::{GpuDriver, MigActivation};
+pub use driver::{CallMarks, GpuDriver, MigActivation};
 pub use driver_error::{GpuError, GpuErrorCode, GpuOp};
 pub use gpu::{
-    Architecture, Brand, ComputeCapability, CudaVersion, FabricFacts, GpuFacts, GpuProcess, MigMode,
-    NvLinkPeer, SystemFacts,
+    Architecture, Brand, ComputeCapability, ComputeMode, CudaVersion, FabricFacts, GpuFacts, GpuProcess,
+    MigMode, NvLinkPeer, SystemFacts,
 };
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
 pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};

@@ -17,6 +17,7 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlDeviceGetName",
             "nvmlDeviceGetHandleByUUID",
             "nvmlDeviceGetBrand",
+            "nvmlDeviceGetComputeMode",
             "nvmlDeviceGetMinorNumber",
             "nvmlDeviceGetPciInfo_v3",
             "nvmlDeviceGetArchitecture",

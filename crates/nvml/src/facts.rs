@@ -2,8 +2,8 @@
 //! know is kept as a number.
 
 use divvy_model::{
-    Architecture, Brand, ComputeCapability, FabricFacts, GpuErrorCode, GpuFacts, GpuUuid, MigMode,
-    NvLinkPeer, PciAddress,
+    Architecture, Brand, ComputeCapability, ComputeMode, FabricFacts, GpuErrorCode, GpuFacts, GpuUuid,
+    MigMode, NvLinkPeer, PciAddress,
 };
 
 use crate::ffi::{Fabric, Failure, Handle, Library, Pci, optional};
@@ -33,6 +33,7 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         pci_address,
         pci_device_id: pci.device_id,
         mig_mode: mig_mode(library, handle)?,
+        compute_mode: optional(library.compute_mode(handle))?.and_then(ComputeMode::from_nvml),
         addressing_mode: optional(library.addressing_mode(handle))?.and_then(addressing_mode),
         module_id: optional(library.module_id(handle))?,
         nvlinks: nvlinks(library, handle)?,

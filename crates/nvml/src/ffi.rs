@@ -216,6 +216,12 @@ impl Library {
         Ok(brand)
     }
 
+    pub(crate) fn compute_mode(&self, gpu: Handle) -> Result<u32, Failure> {
+        let mut mode = 0;
+        call!(self.nvmlDeviceGetComputeMode(gpu.0, &raw mut mode))?;
+        Ok(mode)
+    }
+
     pub(crate) fn minor(&self, gpu: Handle) -> Result<u32, Failure> {
         let mut minor = 0;
         call!(self.nvmlDeviceGetMinorNumber(gpu.0, &raw mut minor))?;

@@ -4,11 +4,12 @@ mod calls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid};
+use divvy_model::{CallMarks, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid};
 
 use crate::workers::Workers;
 
@@ -69,6 +70,7 @@ struct Inner<D> {
     /// GPUs that were listed once.
     known: Mutex<BTreeSet<GpuUuid>>,
     workers: Arc<Workers>,
+    marks: Option<Arc<dyn CallMarks>>,
 }
 
 struct Opened<D> {
@@ -125,9 +127,22 @@ impl<D: GpuDriver + 'static> Session<D> {
         config: SessionConfig,
         open: impl Fn() -> Result<D, GpuError> + Send + Sync + 'static,
     ) -> Self {
+        Self::build(config, None, Box::new(open))
+    }
+
+    /// The same, with every change of a GPU marked for other processes for as long as its call runs.
+    pub fn marked(
+        config: SessionConfig,
+        marks: Arc<dyn CallMarks>,
+        open: impl Fn() -> Result<D, GpuError> + Send + Sync + 'static,
+    ) -> Self {
+        Self::build(config, Some(marks), Box::new(open))
+    }
+
+    fn build(config: SessionConfig, marks: Option<Arc<dyn CallMarks>>, open: Box<Open<D>>) -> Self {
         Self {
             inner: Arc::new(Inner {
-                open: Box::new(open),
+                open,
                 config,
                 current: Mutex::new(None),
                 opening: Mutex::new(()),
@@ -135,6 +150,7 @@ impl<D: GpuDriver + 'static> Session<D> {
                 overdue: Mutex::default(),
                 known: Mutex::default(),
                 workers: Workers::new(config.max_threads),
+                marks,
             }),
         }
     }
@@ -160,6 +176,19 @@ impl<D: GpuDriver + 'static> Session<D> {
             overdue.next += 1;
             overdue.next
         };
+        let mark = match (&self.inner.marks, gpu) {
+            (Some(marks), Some(gpu)) if op.changes_gpu() => {
+                // With this code nothing has been done.
+                let failed = |e: io::Error| {
+                    error(
+                        GpuErrorCode::NO_PERMISSION,
+                        format!("it cannot be marked for other processes: {e}"),
+                    )
+                };
+                Some(marks.mark(gpu, op).map_err(failed)?)
+            }
+            _ => None,
+        };
         let (answer, answered) = mpsc::sync_channel(1);
         let inner = Arc::clone(&self.inner);
         let started = Instant::now();
@@ -167,7 +196,11 @@ impl<D: GpuDriver + 'static> Session<D> {
             // Dropped last, also when the call panics: after `answer` has spoken, or is gone.
             let _finish = Finish { inner: &inner, number };
             let answer = answer;
-            let _nobody_waits = answer.send(inner.attempt(op, &call));
+            // However late the call comes back, it is marked until then, and no longer when it is answered.
+            let mark = mark;
+            let result = inner.attempt(op, &call);
+            drop(mark);
+            let _nobody_waits = answer.send(result);
         };
         self.inner.workers.run(Box::new(job)).map_err(|no| error(GpuErrorCode::TIMEOUT, no.0))?;
         let panicked = || Err(error(GpuErrorCode::UNKNOWN, "the call panicked".to_owned()));

@@ -5,8 +5,8 @@ use std::time::Duration;
 use divvy_gpu_sim::Fault;
 use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{
-    Architecture, Expect, FabricFacts, GpuDriver, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, HostTopology,
-    MigMode, NvLinkPeer, conformance,
+    Architecture, ComputeMode, Expect, FabricFacts, GpuDriver, GpuErrorCode, GpuFacts, GpuOp, GpuProcess,
+    HostTopology, MigMode, NvLinkPeer, conformance,
 };
 use nvml_wrapper::Nvml;
 
@@ -47,6 +47,7 @@ fn facts_that_a_board_has_or_lacks_come_through() {
             let h100 = &mut e.gpu(&uuids[0]).unwrap().facts;
             h100.architecture = Architecture::from_nvml(11);
             h100.addressing_mode = Some("ATS".to_owned());
+            h100.compute_mode = Some(ComputeMode::ExclusiveProcess);
             h100.mig_mode = MigMode::Supported { current: true, pending: false };
             h100.fabric = Some(FabricFacts {
                 cluster_uuid: "0f0e0d0c-0b0a-0908-0706-050403020100".to_owned(),
@@ -56,6 +57,7 @@ fn facts_that_a_board_has_or_lacks_come_through() {
             l4.minor = None;
             l4.memory_bytes = None;
             l4.addressing_mode = None;
+            l4.compute_mode = None;
             l4.multiprocessors = None;
             l4.pci_address.domain = 0x0001_0000;
         })
@@ -70,6 +72,7 @@ fn an_old_drivers_library_still_gives_what_it_has() {
         &[
             "nvmlDeviceGetAddressingMode",
             "nvmlDeviceGetModuleId",
+            "nvmlDeviceGetComputeMode",
             "nvmlDeviceGetMemoryInfo_v2",
             "nvmlDeviceGetGpuFabricInfoV",
             "nvmlDeviceGetNvLinkRemoteDeviceType",
@@ -90,6 +93,7 @@ fn an_old_drivers_library_still_gives_what_it_has() {
         GpuFacts {
             addressing_mode: None,
             module_id: None,
+            compute_mode: None,
             architecture: Architecture::Unknown(u32::MAX),
             nvlinks: vec![NvLinkPeer::Other(0xff); 18],
             mig_mode: MigMode::Unsupported,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
 use divvy_carve::{Device, Note, OneMode, Pool, TaintEffect};
 use divvy_claims::{Fence, Head, Phase};
-use divvy_executor::{HeldDevice, RefusedMode};
+use divvy_executor::HeldDevice;
 use divvy_model::mig::Placement;
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, HoldKind, Inventory, Mode, Ordinals};
 
@@ -22,7 +22,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) records: &'a [HeldDevice],
     /// Claims that have been let go and are still not gone.
     pub(crate) lingering: &'a BTreeSet<ClaimUid>,
-    pub(crate) fences: &'a BTreeMap<GpuUuid, Fence>,
+    pub(crate) fences: &'a BTreeMap<GpuUuid, Vec<Fence>>,
     /// GPUs that records of a later version name, with those records' claims.
     pub(crate) newer: &'a BTreeMap<ClaimUid, Head>,
     pub(crate) pool: Option<&'a Pool>,
@@ -33,7 +33,6 @@ pub(crate) struct Facts<'a> {
     /// Instances that others have made.
     pub(crate) foreign: &'a [(GpuUuid, Placement)],
     /// GPUs whose MIG mode does not change.
-    pub(crate) refused: &'a BTreeMap<GpuUuid, RefusedMode>,
     /// What is not published as it could be.
     pub(crate) notes: &'a BTreeSet<Note>,
     /// Why there is one mode for each GPU although more are asked for.
@@ -130,7 +129,12 @@ fn gpu(facts: &Facts<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
             .unwrap_or_default(),
         holders,
         taints: taints.into_iter().collect(),
-        fence: facts.fences.get(uuid).map(|fence| fence.reason.clone()).unwrap_or_default(),
+        fence: facts
+            .fences
+            .get(uuid)
+            .and_then(|fences| fences.first())
+            .map(|fence| fence.reason.clone())
+            .unwrap_or_default(),
     }
 }
 

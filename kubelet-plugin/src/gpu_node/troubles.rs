@@ -161,10 +161,10 @@ fn unheard(facts: &Facts<'_>) -> Vec<Trouble> {
 
 fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {
     let claim_of = |uid: &ClaimUid| facts.records.iter().find(|held| held.claim.uid == *uid);
-    let of_steps = facts.fences.iter().map(|(gpu, fence)| Trouble {
+    let of_steps = facts.fences.iter().flat_map(|(gpu, fences)| fences.iter().map(move |fence| (gpu, fence))).map(|(gpu, fence)| Trouble {
         kind: "fenced".to_owned(),
         gpu: name(facts, gpu),
-        claim: claim_of(&fence.claim).map_or_else(String::new, |held| full_name(&held.claim)),
+        claim: fence.claim.as_ref().and_then(|uid| claim_of(uid)).map_or_else(String::new, |held| full_name(&held.claim)),
         why: format!("what is on the GPU is not certain: {}", fence.reason),
         remedy: "it ends when the GPU is empty and can be read; else let its pods end and remove instances that no claim has (`nvidia-smi mig -lgi`), or reboot the node".to_owned(),
         ..Trouble::default()
@@ -180,14 +180,7 @@ fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {
             ..Trouble::default()
         })
     });
-    let stuck = facts.refused.iter().map(|(gpu, refused)| Trouble {
-        kind: "mig-mode-refused".to_owned(),
-        gpu: name(facts, gpu),
-        why: format!("its MIG mode could not be turned {}: {}", if refused.on { "on" } else { "off" }, refused.why),
-        remedy: "end what uses the GPU (monitoring too: DCGM, nvidia-persistenced), or reset it; it is tried again with the next claim that needs it".to_owned(),
-        ..Trouble::default()
-    });
-    of_steps.chain(of_later).chain(stuck).collect()
+    of_steps.chain(of_later).collect()
 }
 
 fn lingering(facts: &Facts<'_>) -> Vec<Trouble> {

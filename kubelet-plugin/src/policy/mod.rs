@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::events::PolicyRef;
 
-pub(crate) use rights::{RightsFile, Still, rights_of};
+pub(crate) use rights::take_over;
 pub(crate) use store::replace;
 pub(crate) use watch::{PolicyWatch, RETRY, WAIT};
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_claims::{Fence, Head};
-use divvy_executor::{HeldDevice, RefusedMode};
+use divvy_executor::HeldDevice;
 use divvy_model::{ClaimUid, GpuUuid, Inventory, Ordinals};
 
 use super::{Carver, Memory};
@@ -18,9 +18,8 @@ pub(super) struct About {
     pub(super) ordinals: Ordinals,
     pub(super) records: Vec<HeldDevice>,
     pub(super) lingering: BTreeSet<ClaimUid>,
-    pub(super) fences: BTreeMap<GpuUuid, Fence>,
+    pub(super) fences: BTreeMap<GpuUuid, Vec<Fence>>,
     pub(super) newer: BTreeMap<ClaimUid, Head>,
-    pub(super) refused: BTreeMap<GpuUuid, RefusedMode>,
     pub(super) foreign: Places,
     pub(super) kubernetes: String,
 }
@@ -48,7 +47,6 @@ impl Carver {
             health: &health.unwrap_or_default(),
             neighbours: &self.neighbours.borrow().clone(),
             foreign: &about.foreign,
-            refused: &about.refused,
             notes: &memory.notes,
             one_mode: memory.one_mode.as_ref(),
             driver: seen.down.as_deref().or(seen.problem.as_deref()),

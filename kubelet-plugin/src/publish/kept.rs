@@ -35,7 +35,7 @@ pub(super) struct Kept {
     /// Claims that were let go, are not gone, and are not being worked on.
     pub(super) lingering: BTreeSet<ClaimUid>,
     pub(super) fenced: usize,
-    pub(super) fences: BTreeMap<GpuUuid, Fence>,
+    pub(super) fences: BTreeMap<GpuUuid, Vec<Fence>>,
     pub(super) newer: BTreeMap<ClaimUid, Head>,
 }
 

@@ -1,46 +1,37 @@
 //! What the policies make of the GPUs: what is offered of each, and what prepare may do to it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_carve::Resolved;
-use divvy_model::{DeviceKind, DeviceName, Inventory, Ordinals};
+use divvy_carve::{Instances, Modes, Resolved};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals};
 
 use super::{Carver, Memory};
-use crate::policy::{Effective, Known, Still, rights_of};
+use crate::policy::{Effective, Known};
 
 impl Carver {
-    /// Tells the executor what it may do to which GPU, and remembers it for a restart.
+    /// Tells the executor of which GPUs it may change the MIG mode. A right ends only when nothing is left of what was
+    /// offered under it.
     pub(super) fn grant(
         &self,
         memory: &mut Memory,
         resolved: &Resolved,
-        inventory: &Inventory,
         ordinals: &Ordinals,
         leaving: &BTreeSet<DeviceName>,
     ) {
-        let known = memory.rights.take().or_else(|| {
-            memory.rights_saved = self.rights.load();
-            memory.rights_saved.clone()
-        });
-        let before = known.clone().unwrap_or_default();
-        let of_gpu = |device: &DeviceName| {
-            let kind = DeviceKind::parse(device).ok()?;
-            Some((ordinals.gpu(kind.ordinal())?.clone(), device.clone()))
+        let gpu_of = |device: &DeviceName| ordinals.gpu(DeviceKind::parse(device).ok()?.ordinal()).cloned();
+        let still: BTreeSet<_> = leaving.iter().chain(&memory.withdrawn).filter_map(gpu_of).collect();
+        let before = self.executor.granted().unwrap_or_default();
+        let may = |gpu: &GpuUuid| {
+            let rules = resolved.rules.get(gpu);
+            let kept = before.contains(gpu) && (!memory.holders.asked || still.contains(gpu));
+            let is_static = rules.is_some_and(|rules| rules.instances == Instances::Static);
+            !is_static && (kept || rules.is_some_and(|rules| matches!(rules.modes, Modes::Only(_))))
         };
-        let devices = leaving.iter().chain(&memory.withdrawn).filter_map(of_gpu).collect();
-        let still = Still { devices, unsure: !memory.holders.asked };
-        let rights = rights_of(&resolved.rules, &before, &still, inventory);
-        if memory.rights_saved.as_ref() != Some(&rights) {
-            match self.rights.save(&rights) {
-                Ok(()) => memory.rights_saved = Some(rights.clone()),
-                Err(error) => {
-                    tracing::warn!(%error, "what the policies allow is not remembered for a restart; tried again");
-                }
-            }
+        let rights: BTreeMap<_, _> = ordinals.iter().map(|(gpu, _)| (gpu.clone(), may(gpu))).collect();
+        if let Err(error) = self.executor.grant(&rights) {
+            tracing::warn!(error = %crate::chain(&error), "what the policies allow is not written down; tried again");
         }
-        self.executor.set_rights(rights.clone());
-        memory.rights = Some(rights);
     }
 
     /// What the policies make of the GPUs; told where it is new.

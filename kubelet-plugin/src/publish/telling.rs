@@ -1,9 +1,8 @@
 //! What is said, once each, of GPUs that are not offered as they could be: in the log, and as Events of the node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use divvy_carve::{Note, OneMode, ServerFeatures};
-use divvy_executor::RefusedMode;
 use divvy_model::GpuUuid;
 use divvy_model::mig::Placement;
 
@@ -23,19 +22,6 @@ impl Carver {
             self.told.spawn(async move { teller.warn_node("foreign-mig-instance", &note).await });
         }
         memory.foreign = now;
-    }
-
-    pub(super) fn tell_refused(&self, memory: &mut Memory, refused: &BTreeMap<GpuUuid, RefusedMode>) {
-        for (gpu, mode) in refused.iter().filter(|(gpu, _)| !memory.refused.contains(*gpu)) {
-            let note = format!(
-                "{gpu} is offered only as its MIG mode is now, until it can be changed: {}",
-                mode.why
-            );
-            tracing::warn!(%gpu, why = mode.why, "MIG mode was not changed");
-            let teller = self.teller.clone();
-            self.told.spawn(async move { teller.warn_node("mig-mode-refused", &note).await });
-        }
-        memory.refused = refused.keys().cloned().collect();
     }
 
     /// Tells why GPUs are published in one mode only although several are asked for, once.

@@ -222,7 +222,7 @@ async fn a_partition_that_is_held_and_not_offered_any_more_stays_published_over_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prepare_that_comes_before_what_is_allowed_is_known_waits_for_it() {
+async fn what_the_policies_allowed_is_known_after_an_update_and_a_restart_before_they_are_read_again() {
     let node = Node::new("h100x1");
     put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
     let plugin = node.start().await;
@@ -231,16 +231,24 @@ async fn a_prepare_that_comes_before_what_is_allowed_is_known_waits_for_it() {
     plugin.stop().await;
     // Else what it is told of the next one could be of this one.
     node.kubelet.wait_for(|plugins| plugins.is_empty().then_some(()), PATIENCE).await.unwrap();
-    fs_err::remove_file(node.config(&[]).plugin_dir.join("rights.json")).unwrap();
+    let (dir, gpu) = (node.config(&[]).plugin_dir, node.sim.uuids()[0].clone());
+    // As the version before has kept it.
+    fs_err::remove_file(dir.join("gpus").join(format!("{gpu}.json"))).unwrap();
+    let rights = json!({ "version": 1, "toggleMig": [gpu.to_string()], "staticGpus": [] });
+    fs_err::write(dir.join("rights.json"), rights.to_string()).unwrap();
     let held = node.api.hold("list", "gpupolicies");
-    let plugin = node.start_with(node.config(&[]));
-    node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
-    let (prepared, ()) = tokio::join!(node.prepare(&claim), async {
-        node.api.wait_until(|api| api.count("get", "resourceclaims") > 0, PATIENCE).await.unwrap();
-        drop(held);
-    });
-    prepared.unwrap();
-    plugin.stop().await;
+    for _ in 0..2 {
+        let plugin = node.start_with(node.config(&[]));
+        node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
+        node.prepare(&claim).await.unwrap();
+        node.unprepare(&claim).await.unwrap();
+        assert!(!dir.join("rights.json").exists());
+        // The next needs the right once more.
+        node.sim.edit(|engine| engine.set_mig_mode(&gpu, false)).unwrap();
+        plugin.stop().await;
+        node.kubelet.wait_for(|plugins| plugins.is_empty().then_some(()), PATIENCE).await.unwrap();
+    }
+    drop(held);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -367,16 +375,12 @@ async fn what_could_not_be_remembered_for_a_restart_is_remembered_as_soon_as_tha
     let node = Node::new("h100x1");
     put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
     let dir = node.kubelet.config().plugin_dir(DRIVER);
-    let files = ["rights.json", "policies.json"].map(|name| dir.join(name));
-    // As a full disk does: nothing can take their place.
-    for file in &files {
-        fs_err::create_dir_all(file.join("in-the-way")).unwrap();
-    }
+    let file = dir.join("policies.json");
+    // As a full disk does: nothing can take its place.
+    fs_err::create_dir_all(file.join("in-the-way")).unwrap();
     let plugin = node.start().await;
     wait_for_offers(&node, &["wm"]).await;
-    for file in &files {
-        fs_err::remove_dir_all(file).unwrap();
-    }
+    fs_err::remove_dir_all(&file).unwrap();
     // Whatever makes somebody look, but no other policy.
     let label = |node: &mut KubeNode| {
         node.metadata.labels.get_or_insert_default().insert("some".to_owned(), "label".to_owned());
@@ -384,6 +388,6 @@ async fn what_could_not_be_remembered_for_a_restart_is_remembered_as_soon_as_tha
     node.api.modify::<KubeNode>("", "n1", label).unwrap();
     let claim = node.claim("c", &["gpu-0"]);
     node.prepare(&claim).await.unwrap();
-    wait("both files", || files.iter().all(|file| file.is_file()).then_some(())).await;
+    wait("the file", || file.is_file().then_some(())).await;
     plugin.stop().await;
 }

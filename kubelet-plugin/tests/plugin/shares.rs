@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_model::TimeSlice;
+use divvy_model::{ComputeMode, TimeSlice};
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
 };
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::binary::Process;
 use crate::kills::{Dice, killer, prepare, unprepare, until_done};
-use crate::node::{DRIVER, Node, POOL, device, wait};
+use crate::node::{DRIVER, Node, PATIENCE, POOL, device, wait};
 
 const SHARES: usize = 64;
 
@@ -96,6 +96,27 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     }
     assert_eq!(time_slice(&node), TimeSlice::Default);
     node.prepare(&whole).await.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_left_in_an_exclusive_compute_mode_is_named_and_shared_again_once_it_is_set_back() {
+    let node = Node::new("h100x1");
+    let gpu = node.sim.uuids().remove(0);
+    let set = |mode| node.sim.edit(|e| e.gpu(&gpu).unwrap().facts.compute_mode = Some(mode));
+    set(ComputeMode::ExclusiveProcess);
+    let plugin = node.start().await;
+    let share = shares(&node, "share", &["s"], None);
+    let refused = node.prepare(&share).await.unwrap_err();
+    let command = format!("nvidia-smi -i {gpu} -c DEFAULT");
+    assert!(refused.contains("is EXCLUSIVE_PROCESS") && refused.contains(&command), "{refused}");
+
+    set(ComputeMode::Default);
+    let until = Instant::now() + PATIENCE;
+    while let Err(refused) = node.prepare(&share).await {
+        assert!(Instant::now() < until, "{refused}");
+        tokio::task::yield_now().await;
+    }
     plugin.stop().await;
 }
 
@@ -198,8 +219,12 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     let files = node.cdi_files().into_keys().chain(node.records());
     assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());
     let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
-    let states: Vec<_> = states.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    assert!(states.iter().all(|name| name.starts_with('.')), "{states:?}");
+    for entry in states.map(Result::unwrap) {
+        let state = divvy_claims::GpuState::decode(&fs_err::read(entry.path()).unwrap());
+        let divvy_claims::Stored::Fine(state) = state else { panic!("{state:?}") };
+        let rest = divvy_claims::GpuState { may_change_mode: false, ..state };
+        assert!(rest.is_default(), "{rest:?}");
+    }
     process.signal(Signal::TERM);
     assert!(process.end().await.success());
     eprintln!(

@@ -31,6 +31,7 @@ fn h100(n: u32) -> Gpu {
             pci_address: address(n),
             pci_device_id: 0x2330_10de,
             mig_mode: MigMode::Supported { current: false, pending: false },
+            compute_mode: None,
             addressing_mode: Some("HMM".to_owned()),
             module_id: None,
             nvlinks: vec![NvLinkPeer::Switch],

@@ -56,7 +56,7 @@ pub struct Holders {
 }
 
 /// Who is in the way of these devices. Admin access is in nobody's way, and nobody in its.
-pub(super) fn conflicts(
+pub(crate) fn conflicts(
     claim: &Claim,
     devices: &[RecordedDevice],
     seen: &Snapshot<'_>,
@@ -64,17 +64,22 @@ pub(super) fn conflicts(
     for wanted in devices.iter().filter(|d| d.kind.needs().is_some()) {
         let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
         let names = || (claim.reference(), device.clone(), gpu.clone());
-        match seen.gpus.get(gpu) {
-            None | Some(Stored::Absent | Stored::Corrupt { .. }) => {}
+        match seen.gpus.get(gpu).map(std::sync::Arc::as_ref) {
+            None | Some(Stored::Absent) => {}
+            // What was done to the GPU is not known until its file is made again.
+            Some(Stored::Corrupt { reason }) => {
+                let (claim, device, gpu) = names();
+                let reason = format!("its state file cannot be read, and is made again: {reason}");
+                return Err(Refusal::Fenced { claim, device, gpu, reason });
+            }
             Some(Stored::Newer { version, .. }) => {
                 let (claim, device, gpu) = names();
                 return Err(Refusal::GpuStateNewer { claim, device, gpu, version: *version });
             }
             Some(Stored::Fine(state)) => {
                 // A reboot settles what a fence was for.
-                if let Some(fence) =
-                    state.fence.as_ref().filter(|f| f.boot == *seen.boot && f.claim != claim.uid)
-                {
+                let mut others = state.fences.iter().filter(|fence| fence.claim.as_ref() != Some(&claim.uid));
+                if let Some(fence) = others.find(|fence| fence.boot == *seen.boot) {
                     let (claim, device, gpu) = names();
                     return Err(Refusal::Fenced { claim, device, gpu, reason: fence.reason.clone() });
                 }

@@ -1,6 +1,7 @@
 use super::*;
-use crate::{Fence, Head, Leaving, PreparedDevice, StepState};
+use crate::{Fence, Head, Leaving, PreparedDevice, Retry, StepState};
 
+mod compute_mode;
 mod partitions;
 mod shares;
 mod world;
@@ -18,7 +19,7 @@ fn a_new_claim_is_one_cdi_file_and_no_hardware_step() {
         time_slice: None,
         is_static: false,
     }];
-    let expected = Plan { undo_first: false, set_aside: false, devices, steps: vec![Step::WriteCdi] };
+    let expected = Plan { undo_first: false, devices, steps: Vec::new() };
     assert_eq!(plan(world.decide(&c)), expected);
 }
 
@@ -133,7 +134,7 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
     );
     world.records =
         BTreeMap::from([("b".parse().unwrap(), Arc::new(Stored::Corrupt { reason: String::new() }))]);
-    assert!(plan(world.decide(&c)).set_aside, "the claim's own unreadable record is replaced");
+    assert!(matches!(world.decide(&c), Decision::Rebuild), "the claim's own unreadable record is made again");
 }
 
 #[test]
@@ -194,13 +195,13 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
     let c = claim("b", vec![result("main", "gpu-0")]);
     let fence = |claim: &str, boot: &str| {
         let fence = Fence {
-            claim: claim.parse().unwrap(),
+            claim: Some(claim.parse().unwrap()),
             reason: "a call hangs".to_owned(),
             boot: boot.parse().unwrap(),
         };
-        Stored::Fine(GpuState { fence: Some(fence), ..GpuState::default() })
+        Stored::Fine(GpuState { fences: vec![fence], ..GpuState::default() })
     };
-    world.gpus.insert(gpu(0), fence("a", "boot-1"));
+    world.gpus.insert(gpu(0), Arc::new(fence("a", "boot-1")));
     assert_eq!(
         world.refusal(&c),
         (
@@ -212,11 +213,13 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
         )
     );
     plan(world.decide(&claim("w", vec![admin(result("see", "gpu-0"))])));
-    for harmless in [fence("a", "boot-0"), fence("b", "boot-1"), Stored::Corrupt { reason: String::new() }] {
-        world.gpus.insert(gpu(0), harmless);
+    for harmless in [fence("a", "boot-0"), fence("b", "boot-1")] {
+        world.gpus.insert(gpu(0), Arc::new(harmless));
         plan(world.decide(&c));
     }
-    world.gpus.insert(gpu(0), Stored::Newer { version: 3, head: Head::default() });
+    world.gpus.insert(gpu(0), Arc::new(Stored::Corrupt { reason: "it ends early".to_owned() }));
+    assert_eq!(world.refusal(&c).0, "fenced", "what was done to the GPU is not known");
+    world.gpus.insert(gpu(0), Arc::new(Stored::Newer { version: 3, head: Head::default() }));
     assert_eq!(world.refusal(&c).0, "newer-state");
 }
 
@@ -229,7 +232,7 @@ fn a_claim_without_devices_of_ours_is_ready_and_its_earlier_devices_are_undone()
     }
     let record = world.record(&claim("a", vec![result("main", "gpu-0")]), Phase::Prepared);
     world.keep(record);
-    let expected = Plan { undo_first: true, set_aside: false, devices: Vec::new(), steps: Vec::new() };
+    let expected = Plan { undo_first: true, devices: Vec::new(), steps: Vec::new() };
     assert_eq!(plan(world.decide(&claim("a", Vec::new()))), expected);
 }
 

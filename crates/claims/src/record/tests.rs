@@ -150,6 +150,18 @@ fn the_identity_of_an_allocation_is_its_time_and_its_results() {
     assert!(
         !record.is_of(&Allocation { allocated_at: Some("2026-11-21T15:00:00Z".to_owned()), ..same.clone() })
     );
+    // The same moment, as another version of this program or of a library may have written it.
+    for written in ["2026-11-21T15:00:00+01:00", "2026-11-21T14:00:00.000Z", "2026-11-21 14:00:00+00:00"] {
+        assert!(
+            record.is_of(&Allocation { allocated_at: Some(written.to_owned()), ..same.clone() }),
+            "{written}"
+        );
+    }
+    for none in [None, Some("soon".to_owned())] {
+        assert!(!record.is_of(&Allocation { allocated_at: none.clone(), ..same.clone() }), "{none:?}");
+        let unknown = Record { allocated_at: none, ..expected() };
+        assert!(unknown.is_of(&unknown.allocation()));
+    }
     let mut other = same.clone();
     other.results[0].device = "gpu-5".parse().unwrap();
     assert!(!record.is_of(&other));

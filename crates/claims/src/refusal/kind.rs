@@ -26,6 +26,7 @@ impl Refusal {
             Self::GpuUnreadable { .. } => "gpu-unreadable",
             Self::NoInventory => "no-driver",
             Self::MigModeOn { .. } | Self::MigModeOff { .. } => "wrong-mode",
+            Self::ComputeMode { .. } => "compute-mode",
             Self::PartitionsUnknown { .. } => "partitions-unknown",
             Self::AdminPartition { .. } => "admin-partition",
             Self::AdminShare { .. } => "admin-share",
@@ -54,6 +55,7 @@ impl Refusal {
             Self::DeviceGone { .. }
             | Self::MigModeOn { .. }
             | Self::MigModeOff { .. }
+            | Self::ComputeMode { .. }
             | Self::PartitionsUnknown { .. }
             | Self::StillHeld { .. }
             | Self::TimeSliceConflict { .. }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{Phase, PodRef, Stored};
@@ -28,8 +29,8 @@ fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_sa
     let before = world.lock().calls;
     let synced = world.lock().syncs;
     let answer = world.prepare(&executor, &a).unwrap();
-    // Tombstone, GPU numbers (once), own record, GPU state; nobody else's record; then the two writes.
-    assert_eq!(world.lock().calls - before, 6);
+    // Tombstone, GPU numbers (once), own record; no file of another claim or GPU; then the two writes.
+    assert_eq!(world.lock().calls - before, 5);
     assert_eq!(world.lock().syncs - synced, 1, "the record");
     assert_eq!(answer.devices[0].cdi_ids, ["gpu.divvy.dev/claim=uid-a-gpu-1"]);
     let first = final_state(&world);
@@ -288,7 +289,7 @@ fn a_call_that_times_out_fences_its_gpu_until_it_comes_back_whether_or_not_it_su
         );
         let fences = executor.fences().unwrap();
         assert_eq!(fences.keys().collect::<Vec<_>>(), [&gpu]);
-        assert_eq!(fences[&gpu].reason, hangs);
+        assert_eq!(fences[&gpu][0].reason, hangs);
         // The pod is deleted meanwhile: the answer is success, and the GPU stays held.
         assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(hangs.clone()));
         // The next claim waits for the call, which comes back within its 40 s.
@@ -297,7 +298,7 @@ fn a_call_that_times_out_fences_its_gpu_until_it_comes_back_whether_or_not_it_su
         let state = final_state(&world);
         assert_eq!(state.records.keys().map(ToString::to_string).collect::<Vec<_>>(), ["uid-hw-b"]);
         assert_eq!(state.instances.values().collect::<Vec<_>>(), [&vec![(9, 0, 4), (9, 4, 4)]]);
-        assert_eq!(state.gpu_states.len(), 0, "no fence is left");
+        assert!(state.gpu_states.values().all(|state| state.fences.is_empty()), "no fence is left");
     }
 }
 
@@ -328,8 +329,10 @@ fn records_of_another_boot_are_carried_out_again_under_the_same_cdi_names() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     let (a, b) = (claim("hw-a", &[0], "t1"), claim("b", &[1], "t1"));
-    world.prepare(&executor, &a).unwrap();
-    world.prepare(&executor, &b).unwrap();
+    for one in [&a, &b] {
+        world.prepare(&executor, one).unwrap();
+        world.lock().api.insert(one.uid.clone(), one.clone());
+    }
     let before = final_state(&world);
     world.reboot();
     let executor = world.start();
@@ -341,6 +344,21 @@ fn records_of_another_boot_are_carried_out_again_under_the_same_cdi_names() {
     let again = |uid: &divvy_model::ClaimUid| Event::ExecutedAgain { claim: uid.clone() };
     assert_eq!(executor.restore_cdi(Refresh::Missing).events, [again(&b.uid), again(&a.uid)]);
     assert_eq!(final_state(&world), before);
+    // A claim that is gone, or was allocated anew, is let go instead, and others need not wait for it. Where the API does
+    // not say, what was prepared is kept.
+    world.reboot();
+    world.lock().api.remove(&a.uid);
+    world.lock().api.insert(b.uid.clone(), claim("b", &[0], "t2"));
+    let executor = world.start();
+    world.lock().api_down = true;
+    assert_eq!(executor.restore_cdi(Refresh::Missing).events, [again(&b.uid), again(&a.uid)]);
+    world.reboot();
+    world.lock().api_down = false;
+    let executor = world.start();
+    let released = |uid: &divvy_model::ClaimUid| Event::Released { claim: uid.clone() };
+    assert_eq!(executor.restore_cdi(Refresh::Missing).events, [released(&b.uid), released(&a.uid)]);
+    let state = final_state(&world);
+    assert_eq!((state.records.len(), state.instances.len(), state.gpu_states.len()), (0, 0, 0));
 }
 
 #[test]
@@ -410,4 +428,41 @@ fn a_gpu_keeps_its_number_while_a_record_names_it_and_unreadable_records_keep_al
     world.unprepare(&executor, &"uid-a".parse().unwrap()).unwrap();
     assert_eq!(executor.number_gpus(&[], &none_kept).unwrap().of(&first), Some(0));
     assert!(matches!(world.lock().records()[&"uid-x".parse().unwrap()], Stored::Corrupt { .. }));
+}
+
+/// H9. While a prepare waits for a holder its claim is deallocated and allocated anew (its pod was force-deleted): the
+/// device that it waited for belongs to another claim.
+#[test]
+fn a_prepare_that_has_waited_is_answered_with_what_its_claim_has_then() {
+    let world = World::new("h100x2", 1);
+    let executor = Arc::new(world.start());
+    let waits_while = |changes: fn(&World)| {
+        let holder = claim("h", &[0], "t1");
+        world.prepare(&executor, &holder).unwrap();
+        let a = claim("a", &[0], "t2");
+        world.lock().api.insert(a.uid.clone(), a.clone());
+        let (machine, same) = (world.clone(), executor.clone());
+        world.later(secs(5), move || {
+            changes(&machine);
+            machine.unprepare(&same, &"uid-h".parse().unwrap()).unwrap();
+        });
+        world.prepare(&executor, &a)
+    };
+    let x = claim("x", &[0], "t4");
+    let answer = waits_while(|machine| {
+        let anew = claim("a", &[1], "t3");
+        machine.lock().api.insert(anew.uid.clone(), anew);
+    });
+    assert_eq!(answer.unwrap().devices[0].device.as_str(), "gpu-1");
+    world.prepare(&executor, &x).unwrap();
+    for name in ["a", "x"] {
+        world.unprepare(&executor, &format!("uid-{name}").parse().unwrap()).unwrap();
+    }
+    let answer = waits_while(|machine| drop(machine.lock().api.remove(&"uid-a".parse().unwrap())));
+    assert_eq!(answer.unwrap_err().category(), "deallocated");
+    world.prepare(&executor, &x).unwrap();
+    world.unprepare(&executor, &x.uid).unwrap();
+    let answer = waits_while(|machine| machine.lock().api_down = true);
+    assert_eq!(answer.unwrap_err().category(), "api", "nothing is taken that may be another claim's");
+    assert!(executor.held().unwrap().is_empty());
 }

@@ -69,6 +69,7 @@ fn two_instances_prepare_and_unprepare_sixteen_claims_on_eight_gpus_at_once_and_
             let (first, second) =
                 (claim(&format!("first-{n}"), &[n], "t1"), claim(&format!("second-{n}"), &[n], "t2"));
             instances[0].prepare(&first, &instances[0].begin(Duration::from_secs(45))).unwrap();
+            world.lock().api.insert(second.uid.clone(), second.clone());
             let [one, other] = &instances;
             scope.spawn(move || {
                 let answer = one.prepare(&second, &one.begin(Duration::from_secs(45))).unwrap();

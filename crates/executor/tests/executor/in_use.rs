@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::{Phase, Stored};
+use divvy_claims::{Phase, PodRef, Stored};
 use divvy_executor::{Event, Folder, LockName, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
 use divvy_model::ClaimUid;
 
@@ -125,6 +125,7 @@ fn a_record_of_an_earlier_boot_that_cannot_be_carried_out_again_now_is_later() {
         let world = World::new("h100x2", 1);
         let a = claim(name, &[0], "t1");
         world.prepare(&world.start(), &a).unwrap();
+        world.lock().api.insert(a.uid.clone(), a.clone());
         let whole = final_state(&world);
         world.reboot();
         let executor = world.start();
@@ -148,8 +149,8 @@ fn an_unreadable_record_whose_replacement_fails_stays_in_the_way() {
     let a = claim("a", &[0], "t1");
     world.prepare(&executor, &a).unwrap();
     world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
-    world.lock().write_error = Some((Place::Cdi, ErrorKind::StorageFull));
-    world.prepare(&executor, &a).unwrap_err();
+    world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+    assert_eq!(world.prepare(&executor, &a).unwrap_err().category(), "unreadable-record");
     world.lock().write_error = None;
     assert_eq!(world.lock().file(Folder::Claims, "uid-a.json").unwrap(), b"{");
 }
@@ -329,4 +330,95 @@ fn a_crowd_of_holders_that_others_are_at_work_on_is_waited_for_together() {
     executor.prepare(&claim("w", &[0], "t2"), &call).unwrap_err();
     let took = world.lock().now.saturating_sub(began);
     assert!(took < Duration::from_millis(1500), "{took:?}");
+}
+
+/// A container of a pod computes on a GPU.
+fn computes(world: &World, number: usize, pod: &str) {
+    let gpu = world.gpu(number);
+    let process = ProcessOnGpu { pid: 7, gpu_instance: None, pod: Some(pod.to_owned()) };
+    world.lock().processes.insert(gpu, vec![process]);
+}
+
+/// H8. A claim shared by pods is prepared once, so the record knows the first pod only. A later one has another claim too.
+#[test]
+fn a_shared_gpu_is_not_given_to_another_claim_while_a_later_pod_of_it_computes() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let shared = claim("shared", &[0], "t1");
+    world.prepare(&executor, &shared).unwrap();
+    // The later pod, "pod-own", uses both claims; it computes on both GPUs, is force-deleted and slow to die.
+    let own = claim("own", &[1], "t2");
+    world.prepare(&executor, &own).unwrap();
+    computes(&world, 0, "pod-own");
+    computes(&world, 1, "pod-own");
+    assert!(matches!(world.unprepare(&executor, &own.uid).unwrap(), Unprepared::Lingering(_)));
+    assert!(matches!(world.unprepare(&executor, &shared.uid).unwrap(), Unprepared::Lingering(_)));
+    let other = world.prepare(&executor, &claim("c", &[0], "t3"));
+    assert_eq!(other.unwrap_err().category(), "held", "process 7 still computes on gpu-0");
+}
+
+/// H10. A privileged pod sees all GPUs. One that has a claim of GPU 1 and computes on GPU 0 is a stranger there.
+#[test]
+fn a_process_of_a_pod_that_was_given_another_gpu_is_a_stranger_on_this_one() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    world.prepare(&executor, &claim("own", &[1], "t1")).unwrap();
+    computes(&world, 0, "pod-own");
+    let other = world.prepare(&executor, &claim("c", &[0], "t2"));
+    assert_eq!(other.unwrap_err().category(), "foreign-processes");
+    // Its own pod, or one that may look at the GPU, is none.
+    computes(&world, 0, "pod-c");
+    world.prepare(&executor, &claim("c", &[0], "t2")).unwrap();
+}
+
+/// P3. Pods that come after the prepare are followed through the API.
+#[test]
+fn reconcile_follows_the_pods_of_a_claim_and_says_so() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let mut shared = claim("shared", &[0], "t1");
+    world.prepare(&executor, &shared).unwrap();
+    let later = PodRef { name: "later".to_owned(), uid: "pod-later".to_owned() };
+    shared.pods.push(later.clone());
+    world.lock().api.insert(shared.uid.clone(), shared.clone());
+    let changed = Event::PodsChanged { claim: shared.uid.clone() };
+    assert_eq!(executor.reconcile(&world.view()).events, [changed]);
+    assert!(executor.held().unwrap()[0].pods.contains(&later));
+    assert_eq!(executor.reconcile(&world.view()).events, [], "once");
+    // Not of another allocation, and not while another call is at work on the claim.
+    shared.allocation.allocated_at = Some("t2".to_owned());
+    shared.pods.clear();
+    shared.pods.push(later);
+    world.lock().api.insert(shared.uid.clone(), shared.clone());
+    executor.reconcile(&world.view());
+    assert_eq!(executor.held().unwrap()[0].pods.len(), 2);
+}
+
+/// H6. The orphan's name now belongs to another claim, on another device.
+#[test]
+fn an_orphan_whose_name_a_later_claim_has_is_undone_all_the_same() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let old = claim("train", &[0], "t1");
+    world.prepare(&executor, &old).unwrap();
+    // Deleted, and made again under the same name: another UID, another device. Its pod runs.
+    let mut new = claim("train", &[1], "t2");
+    new.uid = "uid-later".parse().unwrap();
+    world.lock().api.insert(new.uid.clone(), new.clone());
+    world.prepare(&executor, &new).unwrap();
+    let running = |device: &str| {
+        let device = device.parse().unwrap();
+        RunningDevice { namespace: "ns".into(), claim: "train".into(), device }
+    };
+    for devices in [vec!["gpu-0", "gpu-1"], vec!["gpu-1"]] {
+        for _ in 0..4 {
+            let mut view = world.view();
+            view.running = Some(devices.iter().map(|device| running(device)).collect());
+            executor.reconcile(&view);
+            world.pass(Duration::from_mins(5));
+        }
+        let is_held = world.lock().records().contains_key(&old.uid);
+        assert_eq!(is_held, devices.len() == 2, "by {devices:?}");
+    }
+    assert!(world.lock().records().contains_key(&new.uid));
 }

@@ -33,6 +33,8 @@ mod mig_world;
 #[cfg(test)]
 mod modes;
 #[cfg(test)]
+mod race;
+#[cfg(test)]
 mod story;
 #[cfg(test)]
 mod world;

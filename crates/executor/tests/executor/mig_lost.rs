@@ -147,7 +147,7 @@ fn a_prepare_that_was_cut_short_on_a_gpu_that_is_then_lost_is_taken_back_when_it
 }
 
 #[test]
-fn a_gpu_that_is_lost_before_its_claims_record_was_keeps_the_file_that_tells_of_its_partition() {
+fn a_gpu_that_is_lost_together_with_its_claims_record_keeps_the_note_of_its_partition() {
     let mut lost = prepared();
     lost.world.lock().put(Folder::Claims, "uid-a.json", None);
     lost.world.lock().api.clear();
@@ -160,7 +160,7 @@ fn a_gpu_that_is_lost_before_its_claims_record_was_keeps_the_file_that_tells_of_
         lost.executor.reconcile(&lost.world.view());
         lost.world.pass(Duration::from_mins(5));
     }
-    assert_eq!(lost.world.lock().cdi.len(), 1);
+    assert_eq!(lost.held(), 1, "what lives there is not known");
     sim(&lost.world).restore_gpu(&lost.gpu);
     let inventory = sim(&lost.world).inventory();
     lost.world.lock().inventory = Some(std::sync::Arc::new(inventory));

@@ -2,12 +2,18 @@
 
 use std::time::Duration;
 
-use divvy_claims::Rights;
+use divvy_claims::GpuState;
 use divvy_executor::{Folder, chain};
-use divvy_model::{GpuDriver, MigMode};
+use divvy_gpu_sim::Fault;
+use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode};
 
 use crate::mig_world::{claim_of, is_clean, mode, setup, sim};
 use crate::story::uid;
+
+/// What is kept of a GPU that nothing was done to.
+fn untouched() -> GpuState {
+    GpuState { may_change_mode: true, ..GpuState::default() }
+}
 
 #[test]
 fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
@@ -15,13 +21,13 @@ fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
     assert!(!mode(&world, &gpu));
     world.prepare(&executor, &a).unwrap();
     assert!(mode(&world, &gpu));
-    let state = || world.lock().file(Folder::Gpus, &format!("{gpu}.json"));
-    assert!(state().is_some(), "the baseline is on disk");
+    let state = || world.lock().gpu_state(&gpu);
+    assert!(state().turned_mig_on(), "the baseline is on disk");
     world.unprepare(&executor, &a.uid).unwrap();
     assert!(mode(&world, &gpu), "off is lazy");
     world.prepare(&executor, &claim_of("w", &["gpu-0"], "t2")).unwrap();
     assert!(!mode(&world, &gpu));
-    assert_eq!(state(), None, "back to the baseline: nothing to remember");
+    assert_eq!(state(), untouched(), "back to the baseline: nothing to remember");
     // And on again for the next partition.
     world.unprepare(&executor, &uid("w")).unwrap();
     world.prepare(&executor, &a).unwrap();
@@ -29,30 +35,16 @@ fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
 }
 
 #[test]
-fn a_refused_change_of_mig_mode_is_not_tried_again_once_the_gpus_instances_are_others() {
+fn what_a_prepare_may_change_is_kept_for_a_restart_and_asked_for_under_the_lock() {
     let (world, executor, a, gpu) = setup();
-    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
-    world.prepare(&executor, &a).unwrap_err();
-    assert!(executor.refused_modes()[&gpu].on);
-    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.clear());
-    executor.set_rights(Rights { static_gpus: [gpu.clone()].into(), ..Rights::default() });
-    executor.reconcile(&world.view());
-    assert_eq!(executor.refused_modes().len(), 0);
-    let mode = sim(&world).mig_mode(&gpu).unwrap();
-    assert_eq!(mode, MigMode::Supported { current: false, pending: false });
-}
-
-#[test]
-fn what_depends_on_rights_that_are_not_known_yet_waits_for_them_and_not_for_ever() {
-    let (world, executor, a, _) = setup();
-    executor.await_rights(Duration::from_mins(5));
-    let error = world.prepare(&executor, &a).unwrap_err();
-    assert_eq!(error.category(), "rules-unknown");
-    assert!(is_clean(&world) && !error.is_permanent());
-    executor.await_rights(Duration::from_secs(5));
-    let began = world.lock().now;
-    world.prepare(&executor, &a).unwrap();
-    assert!(world.lock().now.saturating_sub(began) >= Duration::from_secs(5));
+    assert_eq!(executor.granted().unwrap().len(), 2);
+    world.grant(&executor, false);
+    assert_eq!(world.lock().file(Folder::Gpus, &format!("{gpu}.json")), None);
+    let error = world.prepare(&world.start(), &a).unwrap_err();
+    assert_eq!(error.category(), "wrong-mode");
+    world.grant(&executor, true);
+    world.kill();
+    world.prepare(&world.start(), &a).unwrap();
 }
 
 #[test]
@@ -73,13 +65,10 @@ fn a_change_of_mig_mode_that_others_prevent_is_tried_until_the_deadline_names_th
     let facts = sim(&world).mig_mode(&gpu).unwrap();
     assert_eq!(facts, MigMode::Supported { current: false, pending: false }, "nothing is left pending");
     assert!(is_clean(&world));
-    assert_eq!(world.lock().file(Folder::Gpus, &format!("{gpu}.json")), None);
-    assert!(executor.refused_modes()[&gpu].on);
-    executor.reconcile(&world.view());
-    assert_eq!(executor.refused_modes().len(), 1);
+    assert_eq!(world.lock().gpu_state(&gpu), untouched());
     sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.clear());
     executor.reconcile(&world.view());
-    assert_eq!(executor.refused_modes().len(), 0);
+    assert!(!mode(&world, &gpu), "the next prepare that needs it turns it on");
     // One that leaves in time is not noticed.
     world.prepare(&executor, &claim_of("w", &["gpu-1"], "t")).unwrap();
     let other = world.gpu(1);
@@ -88,4 +77,60 @@ fn a_change_of_mig_mode_that_others_prevent_is_tried_until_the_deadline_names_th
     let machine = world.clone();
     world.later(Duration::from_secs(7), move || sim(&machine).end_process(99));
     world.prepare(&executor, &claim_of("b", &["gpu-1-mig-1g10gb-19-0"], "t2")).unwrap();
+}
+
+/// H1. The other instance gives the whole GPU out while this one reconciles after a change of MIG mode was refused.
+#[test]
+fn a_refused_mode_is_not_changed_under_a_claim_that_was_prepared_meanwhile() {
+    let (world, executor, a, gpu) = setup();
+    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
+    world.prepare(&executor, &a).unwrap_err();
+    sim(&world).edit(|e| e.gpu(&gpu).unwrap().clients.clear());
+    world.lock().api.remove(&a.uid);
+    let w = claim_of("w", &["gpu-0"], "t2");
+    world.lock().api.insert(w.uid.clone(), w.clone());
+    let (other, machine) = (world.start(), world.clone());
+    world.after_listing_cdi(move || drop(machine.prepare(&other, &w).unwrap()));
+    for _ in 0..3 {
+        executor.reconcile(&world.view());
+        world.pass(Duration::from_mins(1));
+    }
+    assert!(world.lock().records().contains_key(&uid("w")));
+    assert!(!mode(&world, &gpu), "MIG mode was turned on under the holder of the whole GPU");
+}
+
+/// H5.
+#[test]
+fn a_mode_that_was_changed_and_could_not_be_read_is_remembered_as_ours() {
+    let (world, executor, a, gpu) = setup();
+    // Read before by the decision, the executor and the step; then once after.
+    sim(&world).fault(Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::MigMode).after(3).times(1));
+    world.lock().api.clear();
+    // No time to try again.
+    let call = executor.begin(Duration::from_millis(5));
+    let error = executor.prepare(&a, &call).unwrap_err();
+    assert!(chain(&error).contains("its outcome is not known: MIG mode"), "{}", chain(&error));
+    assert!(mode(&world, &gpu), "the driver did it");
+    assert!(world.lock().gpu_state(&gpu).turned_mig_on(), "nothing says that we have turned it on");
+    // So that it goes back for the next whole claim, though no policy lets it change any more.
+    world.grant(&executor, false);
+    world.prepare(&executor, &claim_of("w", &["gpu-0"], "t2")).unwrap();
+    assert!(!mode(&world, &gpu));
+}
+
+/// H7. What the inventory says is old.
+#[test]
+fn a_whole_gpu_whose_mode_somebody_has_turned_on_a_moment_ago_is_not_given_out_as_whole() {
+    let (world, executor, _, gpu) = setup();
+    world.grant(&executor, false);
+    sim(&world).set_mig_mode(&gpu, true).unwrap();
+    let error = world.prepare(&executor, &claim_of("w", &["gpu-0"], "t1")).unwrap_err();
+    assert_eq!(error.category(), "wrong-mode");
+    // One that cannot be read is not taken for what it was.
+    sim(&world).set_mig_mode(&gpu, false).unwrap();
+    sim(&world).fault(Fault::fail(GpuErrorCode::GPU_IS_LOST).of(GpuOp::MigMode).times(1));
+    let call = executor.begin(Duration::ZERO);
+    let error = executor.prepare(&claim_of("w", &["gpu-0"], "t1"), &call).unwrap_err();
+    assert_eq!(error.category(), "gpu-unreadable");
+    world.prepare(&executor, &claim_of("w", &["gpu-0"], "t1")).unwrap();
 }

@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use divvy_claims::Phase;
-use divvy_executor::{Event, Folder, Unprepared};
+use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared};
 use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId};
 
-use crate::mig_world::{SMALL, claim_of, living, setup, shape, sim};
+use crate::mig_world::{SMALL, claim_of, is_clean, living, setup, shape, sim};
 use crate::story::uid;
+use crate::world::World;
 
 #[test]
 fn after_a_lost_record_store_partitions_are_adopted_from_allocated_claims_with_a_cdi_file_and_no_others() {
@@ -34,10 +35,11 @@ fn after_a_lost_record_store_partitions_are_adopted_from_allocated_claims_with_a
         assert_eq!(told[&gpu].iter().map(|i| i.id).collect::<Vec<_>>(), [theirs.gpu_instance]);
         assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
         assert_eq!(shape(&world), [(19, 0, 1)]);
-        // Allocated, never prepared: an instance at its place is somebody else's.
+        // Allocated, never prepared: an instance at its place is somebody else's, and stays.
         let b = claim_of("b", &[SMALL], "t2");
         world.lock().api.insert(b.uid.clone(), b.clone());
-        assert_eq!(world.prepare(&executor, &b).unwrap_err().category(), "step");
+        world.prepare(&executor, &b).unwrap();
+        world.unprepare(&executor, &b.uid).unwrap();
         assert_eq!(shape(&world), [(19, 0, 1)]);
     }
 }
@@ -97,4 +99,117 @@ fn an_unreadable_record_of_a_gone_claim_whose_partition_is_in_use_holds_that_par
     sim(&world).end_process(4711);
     executor.reconcile(&world.view());
     assert_eq!(shape(&world), [(19, 0, 1)]);
+}
+
+fn after_a_day(world: &World, executor: &Executor) {
+    for _ in 0..4 {
+        executor.reconcile(&world.view());
+        world.pass(Duration::from_mins(5));
+    }
+}
+
+/// H2, H2b. A torn record, and the claim was allocated anew under its UID.
+#[test]
+fn a_torn_record_of_a_claim_that_is_allocated_anew_leaks_no_partition_by_prepare_or_reconcile() {
+    for by_prepare in [true, false] {
+        let (world, executor, a, gpu) = setup();
+        world.prepare(&executor, &a).unwrap();
+        assert_eq!(living(&world, &gpu).len(), 1);
+        world.lock().put(Folder::Claims, "uid-a.json", Some(b"{\"checksum\":"));
+        let again = claim_of("a", &["gpu-1-mig-1g10gb-19-0"], "t2");
+        world.lock().api.insert(again.uid.clone(), again.clone());
+        if by_prepare {
+            world.prepare(&executor, &again).unwrap();
+            assert!(living(&world, &gpu).is_empty(), "what it had is gone before it has something else");
+            world.unprepare(&executor, &again.uid).unwrap();
+        } else {
+            executor.reconcile(&world.view());
+            drop(world.unprepare(&executor, &again.uid));
+        }
+        world.lock().api.clear();
+        after_a_day(&world, &executor);
+        assert!(is_clean(&world), "left: {:?}", shape(&world));
+    }
+}
+
+/// The same while a container of the first allocation still computes: nothing is taken from it.
+#[test]
+fn a_torn_record_of_a_claim_that_is_allocated_anew_keeps_the_partition_that_is_in_use() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let (instance, _) = living(&world, &gpu).remove(0);
+    sim(&world).start_process_in(&gpu, instance.id, 4711);
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
+    let again = claim_of("a", &["gpu-1-mig-1g10gb-19-0"], "t2");
+    world.lock().api.insert(again.uid.clone(), again.clone());
+    assert_eq!(world.prepare(&executor, &again).unwrap_err().category(), "held");
+    executor.reconcile(&world.view());
+    assert_eq!(shape(&world), [(9, 4, 1)]);
+    sim(&world).end_process(4711);
+    world.prepare(&executor, &again).unwrap();
+    assert_eq!(shape(&world), [(19, 0, 1)]);
+}
+
+/// H3. A lost record (not a torn one), with or without the CDI file, and then the unprepare.
+#[test]
+fn a_lost_record_and_an_unprepare_leak_no_partition() {
+    for file in [true, false] {
+        let (world, executor, a, _) = setup();
+        world.prepare(&executor, &a).unwrap();
+        world.lock().put(Folder::Claims, "uid-a.json", None);
+        if !file {
+            world.lock().cdi.clear();
+        }
+        world.lock().api.clear();
+        assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+        assert!(is_clean(&world), "left: {:?}", shape(&world));
+    }
+}
+
+/// A GPU's file that cannot be read fences the GPU until it is made again from the claims' records.
+#[test]
+fn a_torn_file_of_a_gpu_fences_it_and_is_made_again_and_nothing_leaks() {
+    let (world, executor, a, gpu) = setup();
+    let file = format!("{gpu}.json");
+    world.prepare(&executor, &a).unwrap();
+    let whole = world.lock().gpu_state(&gpu);
+    world.lock().put(Folder::Gpus, &file, Some(b"{\"checksum\":"));
+    let fences = executor.fences().unwrap();
+    assert!(fences[&gpu][0].reason.starts_with("its state file cannot be read"), "{fences:?}");
+    // As long as a record cannot be read either, nobody knows what is there.
+    let record = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
+    world.lock().api_down = true;
+    let small = claim_of("b", &[SMALL], "t2");
+    assert_eq!(world.prepare(&executor, &small).unwrap_err().category(), "fenced");
+    executor.reconcile(&world.view());
+    assert_eq!(executor.fences().unwrap().len(), 1);
+    world.lock().api_down = false;
+    world.lock().put(Folder::Claims, "uid-a.json", Some(&record));
+    world.prepare(&executor, &small).unwrap();
+    let again = world.lock().gpu_state(&gpu);
+    assert_eq!(again.instances[0], whole.instances[0]);
+    assert_eq!(world.lock().files(Folder::Corrupt).len(), 1, "for people");
+    for claim in [&a, &small] {
+        world.unprepare(&executor, &claim.uid).unwrap();
+    }
+    assert!(is_clean(&world));
+}
+
+/// What a version before has made, and what it has dropped from the file when it wrote it.
+#[test]
+fn instances_that_are_on_record_only_are_noted_at_start_and_then_outlast_the_record() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let mut state = world.lock().gpu_state(&gpu);
+    state.instances.clear();
+    world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(&state.encode()));
+    world.kill();
+    let executor = world.start();
+    executor.restore_cdi(Refresh::All);
+    assert_eq!(world.lock().gpu_state(&gpu).instances.len(), 1);
+    world.lock().put(Folder::Claims, "uid-a.json", None);
+    world.lock().api.clear();
+    after_a_day(&world, &executor);
+    assert!(is_clean(&world), "left: {:?}", shape(&world));
 }

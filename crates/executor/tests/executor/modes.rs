@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use divvy_claims::{
-    AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Rights, Stored,
-};
+use divvy_claims::{AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored};
 use divvy_executor::{Event, Folder, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{BootId, GpuUuid, TimeSlice};
@@ -23,7 +21,14 @@ mod truth;
 const SEQUENCES: &str = "DIVVY_MODE_SEQUENCES";
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 const GPUS: usize = 2;
-const PARTITIONS: [&str; 4] = ["mig-1g10gb-19-0", "mig-1g10gb-19-1", "mig-3g40gb-9-4", "mig-7g80gb-0-0"];
+const PARTITIONS: [&str; 6] = [
+    "mig-1g10gb-19-0",
+    "mig-1g10gb-19-1",
+    "mig-3g40gb-9-4",
+    "mig-7g80gb-0-0",
+    "mig-static-1g10gb-19-0",
+    "mig-static-3g40gb-9-4",
+];
 
 /// A claim of devices by their names; shares get ids of their own. `slice` goes into configs for shares and whole GPUs.
 fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at: &str) -> Claim {
@@ -50,7 +55,8 @@ fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at:
 
 struct Story {
     cast: Cast,
-    rights: Rights,
+    /// GPUs whose MIG mode no policy lets us change.
+    fixed: BTreeSet<GpuUuid>,
     /// What somebody else has made.
     foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
     /// How often a prepare was refused, by why.
@@ -74,7 +80,7 @@ impl Story {
     fn new(seed: u64) -> Self {
         let mut story = Self {
             cast: Cast::new(mig_world("h100x2", seed), seed),
-            rights: Rights::default(),
+            fixed: BTreeSet::new(),
             foreign: BTreeMap::new(),
             refused: BTreeMap::new(),
         };
@@ -113,13 +119,15 @@ impl Story {
                 self.foreign.entry(gpu.clone()).or_default().push(made);
             }
         }
-        self.rights.static_gpus.insert(gpu);
-        self.new_rights("the administrator cuts the last GPU");
+        self.fixed.insert(gpu);
+        self.new_rules("the administrator cuts the last GPU");
     }
 
-    fn new_rights(&mut self, what: &str) {
-        self.say(format!("{what}: static {:?}", self.rights.static_gpus));
-        self.executor.set_rights(self.rights.clone());
+    fn new_rules(&mut self, what: &str) {
+        self.say(format!("{what}: MIG mode stays on {:?}", self.fixed));
+        let may = (0..GPUS).map(|n| self.world.gpu(n)).map(|gpu| (gpu.clone(), !self.fixed.contains(&gpu)));
+        // The process may die meanwhile.
+        drop(self.executor.grant(&may.collect()));
     }
 
     fn any_device(&mut self) -> String {
@@ -186,11 +194,11 @@ impl Story {
         self.executor = self.world.start();
         // Policies may come before or after the first claims.
         if self.chance.one_in(2) {
-            self.executor.set_rights(self.rights.clone());
+            self.new_rules("said again");
         }
         let refresh = [Refresh::Missing, Refresh::All][self.chance.below(2)];
         let report = self.executor.restore_cdi(refresh);
-        self.executor.set_rights(self.rights.clone());
+        self.new_rules("said again");
         self.say(format!("    {:?}", report.events));
     }
 
@@ -280,10 +288,10 @@ impl Story {
     fn change_policy(&mut self) {
         let number = self.chance.below(GPUS);
         let gpu = self.world.gpu(number);
-        if !self.rights.static_gpus.remove(&gpu) {
-            self.rights.static_gpus.insert(gpu);
+        if !self.fixed.remove(&gpu) {
+            self.fixed.insert(gpu);
         }
-        self.new_rights("another policy");
+        self.new_rules("another policy");
     }
 
     /// A container of some claim starts to compute.
@@ -326,11 +334,11 @@ impl Story {
         assert_eq!(m.slices.clone().unwrap(), BTreeMap::new(), "every time slice is back at the default");
         for (file, bytes) in m.files(Folder::Gpus) {
             let Stored::Fine(state) = GpuState::decode(&bytes) else { panic!("{file}") };
-            assert!(!state.has_time_slice() && state.fence.is_none(), "{file}: {state:?}");
+            assert!(!state.has_time_slice() && state.fences.is_empty(), "{file}: {state:?}");
         }
         drop(m);
-        self.rights = Rights::default();
-        self.new_rights("the end");
+        self.fixed.clear();
+        self.new_rules("the end");
         let foreign: BTreeSet<_> = self.foreign.keys().cloned().collect();
         for number in 0..GPUS {
             if foreign.contains(&self.world.gpu(number)) {

@@ -102,6 +102,10 @@ impl Cast {
     pub(crate) fn reboot(&mut self) {
         self.say("reboot".to_owned());
         self.world.reboot();
+        // What is not allocated any more is asked for by no pod.
+        let api = self.world.lock().api.clone();
+        self.answered
+            .retain(|uid, (claim, _)| api.get(uid).is_some_and(|c| c.allocation == claim.allocation));
         self.start();
     }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    AllocatedDevice, Allocation, Cause, Claim, ClaimRef, Decision, InstanceId, Observed, Outcome, Phase,
-    PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
+    AllocatedDevice, Allocation, Cause, Claim, ClaimRef, Decision, GpuState, InstanceId, Observed, Outcome,
+    Phase, PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
@@ -62,6 +62,7 @@ impl World {
                 processes: BTreeMap::new(),
                 process_error: None,
                 api: BTreeMap::new(),
+                asked: BTreeMap::new(),
                 api_down: false,
                 api_takes: None,
                 inventory: Some(Arc::new(inventory)),
@@ -74,6 +75,7 @@ impl World {
                 syncs: 0,
                 log: Vec::new(),
                 sim: None,
+                granted: false,
                 mig_late: Vec::new(),
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
@@ -124,7 +126,6 @@ impl World {
         let mut config = ExecutorConfig::new(DRIVER, boot);
         let seam = Arc::new(self.clone());
         let steps: Arc<dyn Steps> = if self.lock().sim.is_some() {
-            config.toggle_mig = true;
             // What is refused for a while is tried again in the call: often enough.
             config.timing.look_again = Duration::from_secs(4);
             Arc::new(MigSteps::new(Arc::new(Hardware(self.clone()))))
@@ -150,7 +151,17 @@ impl World {
         if !present.is_empty() {
             executor.number_gpus(&present, &|_, _| true).unwrap();
         }
+        if self.lock().sim.is_some() && !self.lock().granted {
+            self.grant(&executor, true);
+            self.lock().granted = true;
+        }
         executor
+    }
+
+    /// The node's policies let MIG mode of every GPU change, or of none.
+    pub(crate) fn grant(&self, executor: &Executor, may: bool) {
+        let all = self.present().into_iter().map(|(gpu, _)| (gpu, may)).collect();
+        executor.grant(&all).unwrap();
     }
 
     pub(crate) fn crash_in(&self, in_calls: usize, moment: Moment) {
@@ -235,7 +246,16 @@ impl World {
         claim: &Claim,
     ) -> Result<divvy_claims::Prepared, PrepareError> {
         let call = self.call(executor);
-        executor.prepare(claim, &call)
+        // The kubelet has the claim from the API: as long as the call lasts the API has it too, unless a test says more.
+        let asked = !self.lock().api.contains_key(&claim.uid);
+        if asked {
+            self.lock().asked.insert(claim.uid.clone(), claim.clone());
+        }
+        let answer = executor.prepare(claim, &call);
+        if asked {
+            self.lock().asked.remove(&claim.uid);
+        }
+        answer
     }
 
     pub(crate) fn unprepare(
@@ -299,7 +319,18 @@ pub(crate) struct FinalState {
     pub records: BTreeMap<ClaimUid, (Allocation, Phase, Vec<Step>)>,
     pub cdi: BTreeMap<String, String>,
     pub instances: BTreeMap<GpuUuid, Vec<(u32, u32, u32)>>,
-    pub gpu_states: BTreeMap<String, Vec<u8>>,
+    /// With the places of instances only.
+    pub gpu_states: BTreeMap<String, GpuState>,
+}
+
+fn without_ids(bytes: &[u8]) -> GpuState {
+    let Stored::Fine(mut state) = GpuState::decode(bytes) else { panic!("{bytes:?}") };
+    for made in &mut state.instances {
+        made.state.progress = Progress::Undone;
+        made.boot = "any".parse().unwrap();
+    }
+    state.instances.sort_by_key(|made| (made.claim.clone(), made.state.step.to_string()));
+    state
 }
 
 pub(crate) fn final_state(world: &World) -> FinalState {
@@ -322,6 +353,10 @@ pub(crate) fn final_state(world: &World) -> FinalState {
             .filter(|(_, l)| !l.is_empty())
             .map(|(g, l)| (g.clone(), places(l)))
             .collect(),
-        gpu_states: m.files(Folder::Gpus),
+        gpu_states: m
+            .files(Folder::Gpus)
+            .into_iter()
+            .map(|(name, bytes)| (name, without_ids(&bytes)))
+            .collect(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{GpuFacts, GpuUuid, HostTopology, NvLinkPeer, PciAddress};
+use divvy_model::{ComputeMode, GpuFacts, GpuUuid, HostTopology, NvLinkPeer, PciAddress};
 
 use super::{Engine, SimGpu};
 use crate::health::well;
@@ -55,6 +55,7 @@ impl Engine {
                 pci_address,
                 pci_device_id: profile.pci_device_id,
                 mig_mode: profile.mig_mode(),
+                compute_mode: Some(ComputeMode::Default),
                 // HMM comes with the open kernel module's Ampere and later support.
                 addressing_mode: Some(
                     if profile.compute_capability.major >= 8 { "HMM" } else { "None" }.to_owned(),

@@ -166,6 +166,21 @@ fn numbers_of_real_nodes_come_from_the_node() {
     assert_eq!((nodes.main.info.major, nodes.main.info.minor, nodes.main.info.mode), (1, 3, 0o666));
 }
 
+/// `rmmod nvidia_uvm && modprobe nvidia_uvm` can give the module another major; the node in `/dev` keeps the old one.
+#[test]
+fn the_kernels_major_wins_over_a_node_that_an_earlier_module_left() {
+    let dir = tempfile::tempdir().unwrap();
+    link(dir.path(), "dev/nvidia-uvm", "/dev/null");
+    let uvm = |devices: &str| {
+        write(dir.path(), "proc/devices", devices.as_bytes());
+        let control = control_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real).unwrap();
+        let info = control.nodes.iter().find(|node| node.path == "/dev/nvidia-uvm").unwrap().info;
+        (info.major, info.minor, info.mode)
+    };
+    assert_eq!(uvm("Character devices:\n511 nvidia-uvm\n"), (511, 0, 0o666));
+    assert_eq!(uvm("Character devices:\n195 nvidia\n"), (1, 3, 0o666), "all there is while it is not loaded");
+}
+
 #[test]
 fn a_table_of_nodes_reads_back_as_written() {
     let (fixture, _dir) = host(&two_gpus());

@@ -56,6 +56,13 @@ unsafe extern "C" fn nvmlDeviceGetBrand(device: nvmlDevice_t, brand: *mut c_uint
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeMode(device: nvmlDevice_t, mode: *mut c_uint) -> nvmlReturn_t {
+    let mode_of = |g: &SimGpu| g.facts.compute_mode.ok_or(GpuErrorCode::NOT_SUPPORTED);
+    // SAFETY: see `abi`.
+    unsafe { put(mode, || gpu(device, |g| Ok(mode_of(g)?.to_nvml()))) }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, minor: *mut c_uint) -> nvmlReturn_t {
     // SAFETY: see `abi`.
     unsafe { put(minor, || gpu(device, |g| g.facts.minor.ok_or(GpuErrorCode::NOT_SUPPORTED))) }

@@ -55,7 +55,8 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
     }
     fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
         let hanging = self.hanging().into_iter();
-        hanging.filter(|h| h.gpu.as_ref() == Some(gpu) && h.op.changes_gpu()).map(|h| h.op).collect()
+        let own = hanging.filter(|h| h.gpu.as_ref() == Some(gpu) && h.op.changes_gpu()).map(|h| h.op);
+        own.chain(self.inner.marks.as_ref().and_then(|marks| marks.marked(gpu))).collect()
     }
     fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
         let uuid = gpu.clone();

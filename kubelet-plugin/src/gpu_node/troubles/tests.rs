@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use divvy_carve::{OneMode, PolicyProblem, Resolved, RuleRef};
 use divvy_claims::{ClaimRef, Fence, Head, Leaving};
-use divvy_executor::{HeldDevice, RefusedMode};
+use divvy_executor::HeldDevice;
 use divvy_gpu_sim::SimNode;
 use divvy_model::health::RecoveryAction;
 use divvy_model::{BootId, GpuError, GpuErrorCode, GpuOp, Hold, HoldKind, Inventory, Ordinals};
@@ -23,13 +23,12 @@ struct World {
     ordinals: Ordinals,
     records: Vec<HeldDevice>,
     lingering: BTreeSet<ClaimUid>,
-    fences: BTreeMap<GpuUuid, Fence>,
+    fences: BTreeMap<GpuUuid, Vec<Fence>>,
     newer: BTreeMap<ClaimUid, Head>,
     effective: Option<Effective>,
     health: HealthView,
     neighbours: Uses,
     foreign: Vec<(GpuUuid, Placement)>,
-    refused: BTreeMap<GpuUuid, RefusedMode>,
     notes: BTreeSet<Note>,
     one_mode: Option<OneMode>,
     driver: Option<String>,
@@ -59,7 +58,6 @@ impl World {
             health: &self.health,
             neighbours: &self.neighbours,
             foreign: &self.foreign,
-            refused: &self.refused,
             notes: &self.notes,
             one_mode: self.one_mode.as_ref(),
             driver: self.driver.as_deref(),
@@ -114,10 +112,12 @@ fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_l
     // Being worked on: about to be gone.
     world.hold("busy", &gpus[0], Phase::Leaving(leaving));
     let cut = world.hold("cut", &gpus[1], Phase::Preparing);
-    world.fences.insert(gpus[1].clone(), Fence { claim: cut, reason: "a step was cut off".to_owned(), boot });
+    world.fences.insert(
+        gpus[1].clone(),
+        vec![Fence { claim: Some(cut), reason: "a step was cut off".to_owned(), boot }],
+    );
     let later = Head { claim: None, gpus: vec![gpus[2].clone()] };
     world.newer.insert("uid-later".parse().unwrap(), later);
-    world.refused.insert(gpus[3].clone(), RefusedMode { on: true, why: "in use by dcgm".to_owned() });
     world.foreign.push((gpus[3].clone(), Placement { start: 4, size: 4 }));
     let plugin = Use::DevicePlugin { resource: "nvidia.com/gpu".to_owned(), to: "pod a/b".to_owned() };
     let uses = [plugin, Use::Processes { pids: vec![7, 8] }];
@@ -151,7 +151,6 @@ fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_l
             "! fenced | gpu-2 | record uid-later |  | a later version of divvy has written the record of a claim on it",
             "! given-twice | gpu-2 |  |  | claims have been given gpu-2 and gpu-2-ts, which one GPU cannot be at once: nothing of gpu-2 is given out until one of them is released",
             "! foreign | gpu-3 | memory slices 4..7 |  | a MIG instance that divvy has not made is there",
-            "! mig-mode-refused | gpu-3 |  |  | its MIG mode could not be turned on: in use by dcgm",
             "! neighbour | gpu-4 | nvidia.com/gpu of pod a/b |  | the device plugin of nvidia.com/gpu has given it to pod a/b",
             "! neighbour | gpu-4 | processes |  | no claim of divvy holds it, and process 7, 8 computes on it",
             "! recovery | gpu-5 | reset |  | the GPU needs recovery: reset",
@@ -166,7 +165,7 @@ fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_l
     );
     assert_eq!(
         report(&world.facts()).summary.trouble,
-        "bad-policy, driver-down, unknown-device, gpu-0 lingering, gpu-1 fenced, gpu-2 fenced+given-twice, gpu-3 foreign+mig-mode-refused, gpu-4 neighbour, gpu-5 recovery+row-remap+xid, gpu-6 ecc, gpu-7 lost, gpu-8 unreadable"
+        "bad-policy, driver-down, unknown-device, gpu-0 lingering, gpu-1 fenced, gpu-2 fenced+given-twice, gpu-3 foreign, gpu-4 neighbour, gpu-5 recovery+row-remap+xid, gpu-6 ecc, gpu-7 lost, gpu-8 unreadable"
     );
 }
 

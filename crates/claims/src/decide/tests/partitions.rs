@@ -2,7 +2,7 @@
 
 use super::*;
 use divvy_model::mig::{GpuInstanceProfileId, Placement};
-use divvy_model::{Architecture, MigMode};
+use divvy_model::{Architecture, GpuErrorCode, GpuOp, MigMode};
 
 const SMALL: &str = "gpu-2-mig-1g10gb-19-0";
 const HALF: &str = "gpu-2-mig-3g40gb-9-4";
@@ -19,11 +19,19 @@ fn partitions_are_made_at_their_exact_place_after_mig_mode_is_on_and_before_the_
     let kinds: Vec<_> = planned.devices.iter().map(|d| d.kind).collect();
     assert_eq!(kinds, [partition_hold(9, 4, 4), partition_hold(19, 0, 1)]);
     let make = |profile, start, size| Step::CreatePartition { gpu: gpu(2), profile, start, size };
-    let own = [make(9, 4, 4), make(19, 0, 1), Step::WriteCdi];
+    let own = [make(9, 4, 4), make(19, 0, 1)];
     assert_eq!(planned.steps, own, "MIG mode is not ours to change");
-    world.toggle_mig = true;
+    world.grant_all();
+    assert_eq!(plan(world.decide(&c)).steps, own, "it is on");
     let on = Step::SetMigMode { gpu: gpu(2), on: true };
-    assert_eq!(plan(world.decide(&c)).steps, [&[on][..], &own].concat(), "the inventory may be old");
+    let mode = |on| Ok(MigMode::Supported { current: on, pending: on });
+    world.modes.insert(gpu(2), mode(false));
+    assert_eq!(plan(world.decide(&c)).steps, [&[on][..], &own].concat(), "the inventory is old");
+    world
+        .modes
+        .insert(gpu(2), Err(divvy_model::GpuError::on_gpu(GpuOp::MigMode, GpuErrorCode::UNKNOWN, &gpu(2))));
+    assert_eq!(world.refusal(&c).0, "gpu-unreadable");
+    world.modes.clear();
     // Another name of the same profile, as another driver version would have published it.
     let renamed = claim("a", vec![result("main", "gpu-2-mig-3g37gb-9-4")]);
     assert_eq!(plan(world.decide(&renamed)).devices[0].kind, partition_hold(9, 4, 4));
@@ -37,11 +45,11 @@ fn mig_mode_is_changed_only_where_that_is_allowed_or_was_our_doing() {
     let refused = |world: &World, claim| world.refusal(claim).0;
     assert_eq!((refused(&world, &whole), refused(&world, &part)), ("wrong-mode", "wrong-mode"));
     let ours = GpuState { applied: vec![crate::Setting::MigMode { on: true }], ..GpuState::default() };
-    world.gpus.insert(gpu(2), Stored::Fine(ours));
+    world.gpus.insert(gpu(2), Arc::new(Stored::Fine(ours)));
     let off = Step::SetMigMode { gpu: gpu(2), on: false };
-    assert_eq!(plan(world.decide(&whole)).steps, [off, Step::WriteCdi]);
+    assert_eq!(plan(world.decide(&whole)).steps, [off]);
     assert_eq!(refused(&world, &part), "wrong-mode");
-    world.toggle_mig = true;
+    world.grant_all();
     assert_eq!(plan(world.decide(&part)).steps[0], Step::SetMigMode { gpu: gpu(0), on: true });
     for of in world.inventory.gpus.values_mut() {
         of.facts.architecture = Architecture::Ampere;
@@ -52,7 +60,7 @@ fn mig_mode_is_changed_only_where_that_is_allowed_or_was_our_doing() {
 #[test]
 fn partitions_share_a_gpu_unless_they_overlap_and_never_with_a_whole_gpu_claim() {
     let mut world = World::new();
-    world.toggle_mig = true;
+    world.grant_all();
     let first = claim("a", vec![result("main", HALF)]);
     let record = world.record(&first, Phase::Prepared);
     world.keep(record);

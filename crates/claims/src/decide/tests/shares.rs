@@ -13,7 +13,7 @@ fn shares_of_many_claims_and_several_of_one_live_on_one_gpu_and_with_nothing_els
     let first = claim("a", vec![share("main", "gpu-0-ts", "s1"), share("main", "gpu-0-ts", "s2")]);
     let planned = plan(world.decide(&first));
     assert_eq!(planned.devices.iter().map(|d| d.kind).collect::<Vec<_>>(), [HoldKind::Share; 2]);
-    assert_eq!(planned.steps, [Step::WriteCdi], "MIG mode is off already, and nobody asked for a time slice");
+    assert_eq!(planned.steps, [], "MIG mode is off already, and nobody asked for a time slice");
     let record = world.record(&first, Phase::Prepared);
     let answer = Prepared::of("gpu.divvy.dev", &record);
     let told: Vec<_> =
@@ -58,7 +58,7 @@ fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
     let mut world = World::new();
     let first = asking(claim("a", vec![share("main", "gpu-0-ts", "s1")]), "Long");
     let set = Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Long };
-    assert_eq!(plan(world.decide(&first)).steps, [set.clone(), Step::WriteCdi]);
+    assert_eq!(plan(world.decide(&first)).steps, [set.clone()]);
     let record = world.record(&first, Phase::Prepared);
     assert_eq!(record.holds().next().unwrap().time_slice, Some(TimeSlice::Long));
     world.keep(record);
@@ -66,8 +66,8 @@ fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
     assert_eq!(plan(world.decide(&second)).steps[0], set, "nobody knows whether it was set");
     let mut state = GpuState::default();
     state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
-    world.gpus.insert(gpu(0), Stored::Fine(state));
-    assert_eq!(plan(world.decide(&second)).steps, [Step::WriteCdi]);
+    world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
+    assert_eq!(plan(world.decide(&second)).steps, []);
     plan(world.decide(&claim("c", vec![share("main", "gpu-0-ts", "s3")])));
     let other = asking(claim("d", vec![share("main", "gpu-0-ts", "s4")]), "Short");
     let clash = Clash::TimeSlice { wanted: TimeSlice::Short, found: TimeSlice::Long };
@@ -112,19 +112,42 @@ fn two_time_slices_of_one_gpu_in_one_claim_are_refused() {
 }
 
 #[test]
-fn a_partition_of_a_static_gpu_is_found_and_never_made_and_its_mig_mode_stays() {
+fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_made() {
     let mut world = World::new();
-    world.toggle_mig = true;
-    world.rights.static_gpus = [gpu(0), gpu(2)].into();
-    let part = claim("a", vec![result("main", "gpu-2-mig-1g10gb-19-4")]);
-    let planned = plan(world.decide(&part));
+    let part = claim("a", vec![result("main", "gpu-2-mig-static-1g10gb-19-4")]);
     let found = Step::UsePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
-    assert_eq!(planned.steps, [found, Step::WriteCdi]);
-    assert!(planned.devices[0].is_static);
-    let off = claim("a", vec![result("main", "gpu-0-mig-1g10gb-19-4")]);
+    let check = |world: &World, part: &Claim| {
+        let planned = plan(world.decide(part));
+        assert_eq!(planned.steps, [found.clone()], "its MIG mode stays");
+        assert!(planned.devices[0].is_static);
+    };
+    check(&world, &part);
+    let off = claim("a", vec![result("main", "gpu-0-mig-static-1g10gb-19-4")]);
     assert_eq!(world.refusal(&off).0, "wrong-mode");
-    assert_eq!(world.refusal(&claim("a", vec![result("main", "gpu-2")])).0, "wrong-mode");
-    plan(world.decide(&claim("a", vec![result("main", "gpu-0")])));
+    world.grant_all();
+    check(&world, &part);
+    // Under the name that it had until this release, if it lives and nothing of ours accounts for it.
+    let device = "gpu-2-mig-1g10gb-19-4";
+    let plain = claim("a", vec![result("main", device)]);
+    assert!(!plan(world.decide(&plain)).devices[0].is_static, "nothing lives there");
+    let lives = |uuid: &str| {
+        let (gi, ci) = (crate::InstanceId(7), crate::InstanceId(0));
+        Outcome::Partition { gi, ci, uuid: uuid.parse().unwrap() }
+    };
+    world.living.insert(device.parse().unwrap(), Ok(Some(lives("MIG-1"))));
+    check(&world, &plain);
+    let mut theirs = GpuState::default();
+    let step = Step::CreatePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
+    let state = crate::StepState { step, progress: Progress::Done { outcome: lives("MIG-1") } };
+    theirs.instances.push(crate::OwnedInstance {
+        claim: "b".parse().unwrap(),
+        boot: world.boot.clone(),
+        state,
+    });
+    world.gpus.insert(gpu(2), Arc::new(Stored::Fine(theirs)));
+    assert!(!plan(world.decide(&plain)).devices[0].is_static, "we have made it for another claim");
+    world.living.insert(device.parse().unwrap(), Ok(Some(lives("MIG-2"))));
+    check(&world, &plain);
 }
 
 #[test]
@@ -145,7 +168,7 @@ fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gp
     let monitor = claim("m", vec![admin(result("see", "gpu-0-admin")), admin(result("see", "gpu-2-admin"))]);
     let planned = plan(world.decide(&monitor));
     assert_eq!(planned.devices.iter().map(|d| d.kind).collect::<Vec<_>>(), [HoldKind::Admin; 2]);
-    assert_eq!(planned.steps, [Step::WriteCdi], "whatever the MIG mode is");
+    assert_eq!(planned.steps, [], "whatever the MIG mode is");
     assert_eq!(
         world.refusal(&claim("m", vec![result("main", "gpu-0-admin")])),
         (

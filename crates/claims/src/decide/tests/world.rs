@@ -28,6 +28,7 @@ fn facts(n: u32, mig: bool) -> Gpu {
         pci_address: PciAddress { domain: 0, bus: 0x10 + u8::try_from(n).unwrap(), device: 0, function: 0 },
         pci_device_id: 0x2330_10de,
         mig_mode: MigMode::Supported { current: mig, pending: mig },
+        compute_mode: None,
         addressing_mode: None,
         module_id: None,
         nvlinks: Vec::new(),
@@ -66,10 +67,10 @@ pub(super) struct World {
     pub(super) inventory: Inventory,
     pub(super) ordinals: Ordinals,
     pub(super) records: BTreeMap<ClaimUid, Arc<Stored<Record>>>,
-    pub(super) gpus: BTreeMap<GpuUuid, Stored<GpuState>>,
+    pub(super) gpus: BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
     pub(super) boot: BootId,
-    pub(super) toggle_mig: bool,
-    pub(super) rights: Rights,
+    pub(super) modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    pub(super) living: Living,
 }
 
 impl World {
@@ -87,8 +88,8 @@ impl World {
             records: BTreeMap::new(),
             gpus: BTreeMap::new(),
             boot: "boot-1".parse().unwrap(),
-            toggle_mig: false,
-            rights: Rights::default(),
+            modes: BTreeMap::new(),
+            living: Living::new(),
         }
     }
 
@@ -100,8 +101,17 @@ impl World {
             records: &self.records,
             gpus: &self.gpus,
             boot: &self.boot,
-            toggle_mig: self.toggle_mig,
-            rights: &self.rights,
+            modes: &self.modes,
+            living: &self.living,
+        }
+    }
+
+    /// The policies let prepare change MIG mode of every GPU.
+    pub(super) fn grant_all(&mut self) {
+        for number in 0..5 {
+            let known = self.gpus.get(&gpu(number)).and_then(|stored| stored.fine()).cloned();
+            let state = GpuState { may_change_mode: true, ..known.unwrap_or_default() };
+            self.gpus.insert(gpu(number), Arc::new(Stored::Fine(state)));
         }
     }
 

@@ -86,6 +86,8 @@ pub(crate) struct Machine {
     pub process_error: Option<GpuErrorCode>,
     /// Claims in the API that are allocated here.
     pub api: BTreeMap<ClaimUid, Claim>,
+    /// Claims that a prepare was asked for and that are not among these.
+    pub asked: BTreeMap<ClaimUid, Claim>,
     pub api_down: bool,
     /// How long each question to the API takes.
     pub api_takes: Option<Duration>,
@@ -102,6 +104,8 @@ pub(crate) struct Machine {
     /// Changes of the store that were synced: each costs the disk a file and a folder, or a folder.
     pub syncs: usize,
     pub log: Vec<String>,
+    /// MIG modes may be changed since the first start.
+    pub granted: bool,
     /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
     pub sim: Option<SimNode>,
     /// Calls of their driver that have timed out and are still at work.
@@ -242,6 +246,15 @@ impl Machine {
     pub(crate) fn files(&self, folder: Folder) -> BTreeMap<String, Vec<u8>> {
         let here = self.disk.iter().filter(|((f, _), _)| *f == folder);
         here.filter_map(|((_, name), file)| Some((name.clone(), file.seen.clone()?.0))).collect()
+    }
+
+    /// What is kept of a GPU.
+    pub(crate) fn gpu_state(&self, gpu: &GpuUuid) -> divvy_claims::GpuState {
+        match self.file(Folder::Gpus, &format!("{gpu}.json")).map(|b| divvy_claims::GpuState::decode(&b)) {
+            None => divvy_claims::GpuState::default(),
+            Some(Stored::Fine(state)) => state,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub(crate) fn records(&self) -> BTreeMap<ClaimUid, Stored<Record>> {

@@ -233,7 +233,10 @@ impl ClaimsApi for World {
         if m.api_down {
             return Lookup::Unknown("connection refused".to_owned());
         }
-        m.api.get(uid).map_or(Lookup::Gone, |claim| Lookup::Found(Box::new(claim.clone())))
+        m.api
+            .get(uid)
+            .or_else(|| m.asked.get(uid))
+            .map_or(Lookup::Gone, |claim| Lookup::Found(Box::new(claim.clone())))
     }
 }
 

@@ -69,6 +69,15 @@ impl Executor {
                     }
                 }
                 match record {
+                    Stored::Absent if !self.instances_of(uid).map_err(stored)?.is_empty() => {
+                        match self.rebuild_locked(uid, None, call.until) {
+                            Some(Event::Failed { error, .. }) => {
+                                Ok(Release::Blocked { why: error, soon: true })
+                            }
+                            // Known again, or gone.
+                            _ => continue,
+                        }
+                    }
                     Stored::Absent => {
                         self.remove_cdi(uid)
                             .map_err(|source| UnprepareError::Cdi { claim: uid.clone(), source })?;
@@ -92,7 +101,7 @@ impl Executor {
                 Ok(Release::Blocked { why, soon }) => (why, soon),
                 Err(corrupt) => match self.read_again_from_api(uid, wait_until) {
                     Some(Event::SetAside { .. }) => return Ok(Unprepared::Done),
-                    Some(Event::Rebuilt { .. }) => {
+                    Some(Event::Rebuilt { .. } | Event::Kept { .. }) => {
                         // Known again; now it can be undone. Not `waited`: nobody else prepared it.
                         continue;
                     }
@@ -207,10 +216,9 @@ impl Executor {
             if found.is_empty() {
                 continue;
             }
-            // Someone with admin access to the same GPU is not in the way, if we know that it is his process.
+            // Processes of pods that have admin access to the same GPU, or another part of it, are not in the way.
             let records = self.state.records()?;
-            let mut others: BTreeSet<&str> =
-                Self::others(&records, &record.uid).flat_map(|r| &r.pods).map(|p| p.uid.as_str()).collect();
+            let mut others = Self::pods_on(&records, &record.uid, &device.gpu);
             for own in &record.pods {
                 others.remove(own.uid.as_str());
             }
@@ -269,7 +277,7 @@ impl Executor {
 /// GPUs to lock for a record: of its devices and of its steps.
 pub(crate) fn gpus_of_record(record: &Record) -> BTreeSet<GpuUuid> {
     let mut gpus = record.gpus();
-    gpus.extend(record.steps.iter().filter_map(|s| s.step.gpu().cloned()));
+    gpus.extend(record.steps.iter().map(|s| s.step.gpu().clone()));
     gpus
 }
 
