@@ -221,13 +221,22 @@ impl<'a> Driver<'a> {
 
     /// [`Driver::kill`], with something to do as soon as the process is killed.
     pub fn kill_and(&self, then: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.restarted_after(Signal::Kill, then)
+    }
+
+    /// Stops the plugin's process with SIGSTOP and waits until the kubelet has replaced it and the next is ready.
+    pub fn hang(&self) -> Result<()> {
+        self.restarted_after(Signal::Stop, || Ok(()))
+    }
+
+    fn restarted_after(&self, signal: Signal, then: impl FnOnce() -> Result<()>) -> Result<()> {
         let running = self.pids()?;
         let &[pid] = running.as_slice() else { bail!("expected one plugin process, found {running:?}") };
         let restarts = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64().unwrap_or(0);
         let before = restarts(&self.wait_until_ready()?);
-        self.cluster.send(pid, Signal::Kill)?;
+        self.cluster.send(pid, signal)?;
         then()?;
-        poll("ready plugin after SIGKILL", PATIENCE, || {
+        poll(&format!("ready plugin after {signal:?}"), PATIENCE, || {
             let pods = self.pods()?;
             Ok(pods.iter().any(|found| restarts(found) > before && has_condition(found, "Ready")))
         })

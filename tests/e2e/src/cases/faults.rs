@@ -43,6 +43,16 @@ pub(super) fn plugin_killed(env: &Env) -> Result<()> {
     env.end("after", &after)
 }
 
+/// A process that hangs is killed at once when the kubelet has found out: it gets no minute to finish what it does.
+pub(super) fn plugin_hangs(env: &Env) -> Result<()> {
+    let before = pod_with_gpu(env, "before")?;
+    env.driver.hang()?;
+    undisturbed(env, "before")?;
+    let after = pod_with_gpu(env, "after")?;
+    env.end("before", &before)?;
+    env.end("after", &after)
+}
+
 pub(super) fn kubelet_restarted(env: &Env) -> Result<()> {
     let uid = pod_with_gpu(env, "before")?;
     let old = uids(&env.driver.wait_for_slices()?)?;

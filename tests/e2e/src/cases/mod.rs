@@ -57,6 +57,7 @@ pub const ALL: &[Case] = &[
     together("an_edited_reserved_for_takes_nothing_from_a_running_pod", claims::reserved_for_edited),
     together("a_gpu_node_that_is_deleted_comes_back", status::gpu_node_deleted),
     alone("a_killed_plugin_goes_on_under_running_pods", faults::plugin_killed),
+    alone("a_plugin_that_hangs_is_replaced_within_a_minute", faults::plugin_hangs),
     alone("slices_come_back_after_a_restart_of_the_kubelet", faults::kubelet_restarted),
     alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
