@@ -6,6 +6,7 @@ mod intervals;
 mod lock;
 mod older;
 mod policies;
+mod slow_write;
 mod uses;
 
 use std::collections::BTreeSet;
@@ -19,6 +20,7 @@ pub(super) use intervals::intervals;
 pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_shares};
 pub(super) use older::{not_twice, one_mode};
 pub(super) use policies::{bad, hot, per_gpu, per_node, two};
+pub(super) use slow_write::slow_write;
 pub(super) use uses::{admin, deployment, extended, several, static_partitions};
 
 use super::SHARED;
