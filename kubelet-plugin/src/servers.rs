@@ -12,10 +12,10 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 
 use crate::config::Config;
-use crate::dra::DraServer;
 use crate::error::{RunError, io_error};
+use crate::grpc::dra::DraServer;
 use crate::grpc::health::HealthServer;
-use crate::registration::{Registered, Registrar, RegistrationSocket};
+use crate::grpc::registration::{Registered, Registrar, RegistrationSocket};
 use crate::sinks::debug::Debug;
 use crate::sockets::{SocketFile, bind};
 use crate::wiring::Shared;
