@@ -21,7 +21,7 @@ use crate::claim::{Asked, from_api, in_pool};
 use crate::claim_fetch::{ClaimFetcher, FetchError};
 use crate::events::{Teller, Verdict, condition_of};
 use crate::metrics::{self, Metrics};
-use crate::tasks::ClaimTasks;
+use crate::tasks::{ClaimTasks, Reading};
 
 /// A failure as the kubelet is told it.
 type Failed = String;
@@ -75,14 +75,14 @@ impl ClaimService {
                 Ok(claim) => {
                     let one = self.one.clone();
                     let uid = claim.uid.clone();
-                    let done = self.tasks.prepare(&uid, |cancel| {
+                    let done = self.tasks.prepare(&uid, |cancel, reading| {
                         let span = tracing::info_span!(
                             "prepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                         );
                         // From here on a later unprepare, of whichever instance, wins over this call, also while it
                         // waits for the work before it.
                         let call = one.executor.begin(one.budget);
-                        async move { one.prepare(&claim, call, cancel).await }.instrument(span)
+                        async move { one.prepare(&claim, call, (cancel, reading)).await }.instrument(span)
                     });
                     done.await.unwrap_or_else(|| Err(died(&asked)))
                 }
@@ -187,11 +187,16 @@ impl Failure {
 }
 
 impl One {
-    async fn prepare(self: Arc<Self>, claim: &ClaimRef, call: Call, cancel: CancellationToken) -> Prepared {
+    async fn prepare(
+        self: Arc<Self>,
+        claim: &ClaimRef,
+        call: Call,
+        work: (CancellationToken, Reading),
+    ) -> Prepared {
         let timer = self.metrics.claim_seconds.start("prepare");
         self.metrics.running.inc();
         let mut seen = None;
-        let outcome = self.try_prepare(claim, call, &cancel, &mut seen).await;
+        let outcome = self.try_prepare(claim, call, work, &mut seen).await;
         self.metrics.running.dec();
         self.changed.notify_one();
         match outcome {
@@ -226,12 +231,16 @@ impl One {
         self: &Arc<Self>,
         asked: &ClaimRef,
         call: Call,
-        cancel: &CancellationToken,
+        (cancel, reading): (CancellationToken, Reading),
         seen: &mut Option<Seen>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
         // One thread from here to the answer: it reads the claim, decides and carries it out.
         let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
-        let done = run_blocking(call, cancel, move |call| one.prepare_here(&asked_of, call, &stop)).await;
+        let read_and_prepare = move |call: &Call| {
+            reading.begins();
+            one.prepare_here(&asked_of, call, &stop)
+        };
+        let done = run_blocking(call, &cancel, read_and_prepare).await;
         let (found, outcome) = done.unwrap_or_else(|panic| {
             let died = format!(
                 "claim {asked}: the work on it ended unexpectedly ({panic}; a fault of divvy); it is tried again"

@@ -40,7 +40,8 @@ pub(crate) fn run(root: &Path, args: &Args, out: &Path) -> Result<()> {
 }
 
 fn ensure_installed() -> Result<()> {
-    let there = Command::new("cargo").args(["mutants", "--version"]).output().is_ok_and(|o| o.status.success());
+    let there =
+        Command::new("cargo").args(["mutants", "--version"]).output().is_ok_and(|o| o.status.success());
     if there {
         return Ok(());
     }

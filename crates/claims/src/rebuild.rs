@@ -60,10 +60,8 @@ pub fn rebuild(claim: &Claim, seen: &Snapshot<'_>, owned: &[StepState]) -> Resul
     let mut steps = Vec::new();
     for device in &devices {
         let Some(step) = device.step() else { continue };
-        let living = match seen.living.get(&device.allocated.device) {
-            Some(Ok(Some(outcome @ Outcome::Partition { .. }))) => outcome,
-            _ => return Ok(None),
-        };
+        let found = seen.living.get(&device.allocated.device);
+        let Some(Ok(Some(living @ Outcome::Partition { .. }))) = found else { return Ok(None) };
         let progress = Progress::Done { outcome: living.clone() };
         let found = StepState { step, progress };
         if found.step.is_owned() && !owned.contains(&found) {

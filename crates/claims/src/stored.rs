@@ -81,7 +81,7 @@ struct VersionedHead {
     head: Head,
 }
 
-fn checksum(body: &str) -> String {
+pub(crate) fn checksum(body: &str) -> String {
     let hex = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or('0');
     Sha256::digest(body.as_bytes()).iter().flat_map(|b| [hex(b >> 4), hex(b & 0xf)]).collect()
 }

@@ -93,10 +93,10 @@ impl Executor {
         for step in steps {
             let done = match &step {
                 Step::SetMigMode { gpu, on } => {
-                    self.set_mode(&record, &step, self.set_mig_mode(gpu, *on, until))
+                    Self::set_mode(&record, &step, self.set_mig_mode(gpu, *on, until))
                 }
                 Step::SetTimeSlice { gpu, to } => {
-                    self.set_mode(&record, &step, self.set_time_slice(gpu, *to, until))
+                    Self::set_mode(&record, &step, self.set_time_slice(gpu, *to, until))
                 }
                 Step::UsePartition { gpu, .. } => self.use_partition(&mut record, &step, gpu),
                 Step::CreatePartition { .. } => self.create_partition(&mut record, &step, until),
@@ -109,12 +109,7 @@ impl Executor {
     }
 
     /// A step of the GPU's and not of the claim's: the GPU's state says what was done.
-    fn set_mode(
-        &self,
-        record: &Record,
-        step: &Step,
-        done: Result<(), ModeError>,
-    ) -> Result<(), PrepareError> {
+    fn set_mode(record: &Record, step: &Step, done: Result<(), ModeError>) -> Result<(), PrepareError> {
         let claim = record.reference();
         match done {
             Ok(()) => Ok(()),
@@ -167,7 +162,7 @@ impl Executor {
             progress(record, Progress::Undone);
             return Err(stored(source));
         }
-        let made = self.apply(record, step, before, until).map_err(failed)?;
+        let made = self.apply(record, step, &before, until).map_err(failed)?;
         // On record with the next write: the intent of the next step, or completion. If this one fails, the intent that is
         // on disk says enough to find the instance again.
         progress(record, Progress::Done { outcome: made });
@@ -183,13 +178,13 @@ impl Executor {
         &self,
         record: &mut Record,
         step: &Step,
-        before: Vec<InstanceId>,
+        before: &[InstanceId],
         until: Duration,
     ) -> Result<Outcome, StepError> {
         let mut half_made = false;
         let mut so_far = |made| {
             half_made = true;
-            progress(record, Progress::Begun { before: before.clone(), made });
+            progress(record, Progress::Begun { before: before.to_vec(), made });
             // If this fails, the intent that is on disk says enough to find it again.
             if let Err(error) = self.state.write_record(record) {
                 tracing::warn!(claim.uid = %record.uid, error = chain(&error), "progress is not on record");
@@ -203,7 +198,7 @@ impl Executor {
             StepError::NotDone(_) if half_made => return Err(error),
             StepError::NotDone(_) => Observed::Absent,
             // A call past its deadline may have succeeded after all.
-            StepError::Unknown(_) => self.parts.steps.probe(step, &before),
+            StepError::Unknown(_) => self.parts.steps.probe(step, before),
         };
         match found {
             Observed::Ours(outcome @ Outcome::Partition { .. }) => return Ok(outcome),

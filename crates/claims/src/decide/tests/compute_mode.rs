@@ -20,7 +20,7 @@ fn a_compute_mode_refuses_what_it_would_fail_and_names_the_command_that_mends_it
         (Some(ComputeMode::Prohibited), [true, true, true, false]),
     ] {
         let mut world = World::new();
-        world.toggle_mig = true;
+        world.grant_all();
         world.inventory.gpus.get_mut(&gpu(0)).unwrap().facts.compute_mode = mode;
         let refuses = |claim| match world.decide(claim) {
             Decision::Refuse(refusal) => {
