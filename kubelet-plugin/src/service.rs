@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use divvy_carve::ServerFeatures;
 use divvy_claims::{Claim, ClaimRef, PreparedDevice, Retry};
-use divvy_executor::{Call, Clock, Executor, PrepareError, SystemClock, Unprepared};
+use divvy_executor::{Call, Clock, Executor, PrepareCause, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -170,10 +170,10 @@ impl Failure {
     /// Whether the user has something to do about it that the kubelet's retries do not settle.
     fn concerns_user(&self) -> bool {
         match self {
-            Self::Prepare(error) => match &**error {
-                PrepareError::Refused(refusal) => refusal.retry() != Retry::Soon,
+            Self::Prepare(error) => match &error.cause {
+                PrepareCause::Refused(refusal) => refusal.retry() != Retry::Soon,
                 // The hardware, or whoever else uses it, stands in the way.
-                PrepareError::Step { .. } => true,
+                PrepareCause::Step { .. } => true,
                 _ => false,
             },
             Self::Claim(_) | Self::Fetch(_) | Self::Died(_) => false,
@@ -182,7 +182,7 @@ impl Failure {
 
     /// Whether the claim's status says it until it is prepared after all.
     fn is_for_the_status(&self) -> bool {
-        matches!(self, Self::Prepare(error) if error.is_permanent() || matches!(**error, PrepareError::Step { .. }))
+        matches!(self, Self::Prepare(error) if error.is_permanent() || matches!(error.cause, PrepareCause::Step { .. }))
     }
 }
 

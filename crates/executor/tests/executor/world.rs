@@ -39,6 +39,8 @@ pub(crate) struct World(
     pub Arc<Mutex<Machine>>,
     Arc<Mutex<Vec<(Duration, Later)>>>,
     Arc<Mutex<Option<Later>>>,
+    /// What happens before a lock is taken.
+    Arc<Mutex<Option<(LockName, usize, Later)>>>,
 );
 
 /// What happens while somebody waits.
@@ -74,6 +76,7 @@ impl World {
                 calls: 0,
                 syncs: 0,
                 log: Vec::new(),
+                locked: BTreeSet::new(),
                 sim: None,
                 granted: false,
                 mig_late: Vec::new(),
@@ -82,6 +85,7 @@ impl World {
                 pods: BTreeMap::new(),
                 busy: BTreeSet::new(),
             })),
+            Arc::default(),
             Arc::default(),
             Arc::default(),
         )
@@ -223,6 +227,12 @@ impl World {
     /// Something that happens right after the CDI folder is next listed.
     pub(crate) fn after_listing_cdi(&self, what: impl FnOnce() + Send + 'static) {
         *self.2.lock().unwrap() = Some(Box::new(what));
+    }
+
+    /// Something that another process does right before this lock is taken for the time after `times`: whatever was read
+    /// until then is old.
+    pub(crate) fn before_lock(&self, name: LockName, times: usize, what: impl FnOnce() + Send + 'static) {
+        *self.3.lock().unwrap() = Some((name, times, Box::new(what)));
     }
 
     pub(crate) fn pass(&self, time: Duration) {
