@@ -245,7 +245,8 @@ mod tests {
         let one = tasks.prepare(&uid(1), cancelled);
         tokio::task::yield_now().await;
         let two = tasks.prepare(&uid(1), cancelled);
-        drop(tasks.unprepare(&uid(1), |_| async {}).await);
+        let undone = tasks.unprepare(&uid(1), |_| async {}).await;
+        assert_eq!(undone, Some(()));
         assert_eq!((one.await, two.await), (Some(1), Some(1)));
     }
 

@@ -165,7 +165,7 @@ impl Executor {
         match (self.config.decide)(claim, &seen.snapshot(self)) {
             Decision::Rebuild => {
                 drop(gpu_locks);
-                self.make_again(claim)
+                Ok(self.make_again(claim))
             }
             Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
                 self.undo_what_is_gone(own.fine())
@@ -193,13 +193,13 @@ impl Executor {
     }
 
     /// The claim's record was lost or cannot be read. Under the claim's lock.
-    fn make_again(&self, claim: &Claim) -> Result<Attempt, PrepareCause> {
+    fn make_again(&self, claim: &Claim) -> Attempt {
         let why = match self.rebuild_locked(&claim.uid, Some(claim), self.parts.clock.now() + BRIEFLY) {
             Some(Event::Failed { error, .. }) => error,
-            Some(_) => return Ok(Attempt::AtOnce),
+            Some(_) => return Attempt::AtOnce,
             None => "another call is at work on it".to_owned(),
         };
-        Ok(Attempt::Again(PrepareCause::Lost(why), None))
+        Attempt::Again(PrepareCause::Lost(why), None)
     }
 
     fn carry_out(

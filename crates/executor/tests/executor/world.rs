@@ -78,7 +78,7 @@ impl World {
                 log: Vec::new(),
                 locked: BTreeSet::new(),
                 sim: None,
-                granted: false,
+                grants: 0,
                 mig_late: Vec::new(),
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
@@ -155,9 +155,9 @@ impl World {
         if !present.is_empty() {
             executor.number_gpus(&present, &|_, _| true).unwrap();
         }
-        if self.lock().sim.is_some() && !self.lock().granted {
+        let is_first = self.lock().grants == 0;
+        if is_first && self.lock().sim.is_some() {
             self.grant(&executor, true);
-            self.lock().granted = true;
         }
         executor
     }
@@ -166,6 +166,7 @@ impl World {
     pub(crate) fn grant(&self, executor: &Executor, may: bool) {
         let all = self.present().into_iter().map(|(gpu, _)| (gpu, may)).collect();
         executor.grant(&all).unwrap();
+        self.lock().grants += 1;
     }
 
     pub(crate) fn crash_in(&self, in_calls: usize, moment: Moment) {

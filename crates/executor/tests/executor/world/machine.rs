@@ -106,8 +106,8 @@ pub(crate) struct Machine {
     pub log: Vec<String>,
     /// Locks that are held, of whichever process.
     pub locked: BTreeSet<LockName>,
-    /// MIG modes may be changed since the first start.
-    pub granted: bool,
+    /// How often the policies have let MIG modes change; the first start does.
+    pub grants: usize,
     /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
     pub sim: Option<SimNode>,
     /// Calls of their driver that have timed out and are still at work.
