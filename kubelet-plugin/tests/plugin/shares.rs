@@ -142,6 +142,18 @@ async fn a_card_without_time_slices_is_named() {
     plugin.stop().await;
 }
 
+fn assert_nothing_is_left(node: &Node) {
+    let files = node.cdi_files().into_keys().chain(node.records());
+    assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());
+    let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
+    for entry in states.map(Result::unwrap) {
+        let state = divvy_claims::GpuState::decode(&fs_err::read(entry.path()).unwrap());
+        let divvy_claims::Stored::Fine(state) = state else { panic!("{state:?}") };
+        let rest = divvy_claims::GpuState { may_change_mode: false, ..state };
+        assert!(rest.is_default(), "{rest:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_last_is_gone() {
     let kills = std::env::var("DIVVY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
@@ -216,15 +228,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     assert_eq!(prepare(&node, &whole).await, Ok(()), "free with the last release, not some time after it");
     assert_eq!(unprepare(&node, &whole).await, Ok(()));
 
-    let files = node.cdi_files().into_keys().chain(node.records());
-    assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());
-    let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
-    for entry in states.map(Result::unwrap) {
-        let state = divvy_claims::GpuState::decode(&fs_err::read(entry.path()).unwrap());
-        let divvy_claims::Stored::Fine(state) = state else { panic!("{state:?}") };
-        let rest = divvy_claims::GpuState { may_change_mode: false, ..state };
-        assert!(rest.is_default(), "{rest:?}");
-    }
+    assert_nothing_is_left(&node);
     process.signal(Signal::TERM);
     assert!(process.end().await.success());
     eprintln!(

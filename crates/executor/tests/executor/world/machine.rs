@@ -188,7 +188,8 @@ impl Machine {
     }
 
     pub(crate) fn needs_for_cdi(&self, name: &str) {
-        let claim = divvy_claims::claim_of_cdi_file(DRIVER, name).unwrap();
+        let driver = self.among.as_ref().map_or(DRIVER, |(_, name)| *name);
+        let claim = divvy_claims::claim_of_cdi_file(driver, name).unwrap();
         self.needs(&LockName::Claim(claim), "a CDI file is changed");
     }
 
