@@ -44,10 +44,15 @@ impl World {
         let numbers = |devices: &mut dyn Iterator<Item = &DeviceName>| -> BTreeSet<u32> {
             devices.filter_map(|name| Some(DeviceKind::parse(name).ok()?.ordinal())).collect()
         };
-        let published = numbers(&mut in_plain.iter().copied());
         let listed = |gpu: &GpuUuid| {
             look.inventory.gpus.contains_key(gpu) || look.inventory.problems.iter().any(|p| p.gpu == *gpu)
         };
+        if look.records.ordinals.iter().all(|(gpu, _)| listed(gpu)) {
+            self.gone.clear();
+            self.outputs.forget.clear();
+            return;
+        }
+        let published = numbers(&mut in_plain.iter().copied());
         let gone: BTreeMap<GpuUuid, u32> = look
             .records
             .ordinals
