@@ -151,8 +151,6 @@ pub mod taints {
     pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
     /// The GPU is used in another mode, and the scheduler is not trusted to know.
     pub const MODE: &str = "gpu.divvy.dev/mode";
-    /// The device needs another MIG mode, and the GPU's driver refuses to change it; see the Event on the node.
-    pub const MIG_MODE_REFUSED: &str = "gpu.divvy.dev/mig-mode-refused";
     /// Another driver or the device plugin has given the GPU, or a part of it, to somebody.
     pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
     /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that containers need.

@@ -6,14 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use divvy_api::policy::GpuPolicy;
-use divvy_carve::{
-    GpuRules, Input, KubeVersion, NodeFacts, Note, Partitioning, Pool, ServerFeatures, carve_partitions,
-    resolve,
-};
 use divvy_gpu_sim::SimNode;
 use divvy_host::HostRoot;
 use divvy_kubelet_plugin::Offer;
 use divvy_model::{GpuFacts, HostTopology, Inventory, MigMode, NvLinkPeer, Ordinals, SystemFacts};
+use divvy_offer::{
+    GpuRules, Input, KubeVersion, NodeFacts, Note, Partitioning, Pool, ServerFeatures, carve_partitions,
+    resolve,
+};
 use serde::Serialize;
 
 use crate::format::{self, Format};
@@ -137,6 +137,7 @@ fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
         recorded: &BTreeSet::new(),
         previous: None,
         // As on a cluster that has everything divvy uses.

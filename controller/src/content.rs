@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_carve::{Allowed, Amount, AttributeValue, Capacity, Feature, Pool, RequestPolicy, Slice};
+use divvy_offer::{Allowed, Amount, AttributeValue, Capacity, Feature, Pool, RequestPolicy, Slice};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device, DeviceAttribute,
     DeviceCapacity, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSliceSpec,
@@ -51,14 +51,14 @@ fn counters(amounts: &BTreeMap<String, Amount>) -> BTreeMap<String, Counter> {
     amounts.iter().map(|(name, amount)| (name.clone(), Counter { value: quantity(*amount) })).collect()
 }
 
-fn device(device: &divvy_carve::Device) -> Device {
-    let taint = |taint: &divvy_carve::Taint| DeviceTaint {
+fn device(device: &divvy_offer::Device) -> Device {
+    let taint = |taint: &divvy_offer::Taint| DeviceTaint {
         key: taint.key.clone(),
         value: taint.value.clone(),
         effect: taint.effect.name().to_owned(),
         time_added: None,
     };
-    let consumption = |used: &divvy_carve::CounterUse| DeviceCounterConsumption {
+    let consumption = |used: &divvy_offer::CounterUse| DeviceCounterConsumption {
         counter_set: used.set.clone(),
         counters: counters(&used.counters),
         ..DeviceCounterConsumption::default()

@@ -9,7 +9,7 @@ mod cases;
 mod live;
 mod pure;
 
-use divvy_carve::{Feature, Pool, Slice};
+use divvy_offer::{Feature, Pool, Slice};
 
 pub use cases::cases;
 pub use live::{Outcome, run};

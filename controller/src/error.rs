@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::future::Future;
 use std::time::Duration;
 
-use divvy_carve::LimitError;
+use divvy_offer::LimitError;
 use tokio::time::timeout;
 
 /// Waiting for one answer. Shorter than a lost connection takes to be noticed; the client retries 429 and 503 within.

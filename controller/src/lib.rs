@@ -1,4 +1,4 @@
-//! The ResourceSlice publisher: keeps the API server's slices of one node equal to a [`divvy_carve::Pool`].
+//! The ResourceSlice publisher: keeps the API server's slices of one node equal to a [`divvy_offer::Pool`].
 //!
 //! The node plugin (and `divvy demo`) calls [`spawn`] with a channel that carries the pool to publish, and reads
 //! [`PublishStatus`]. What to write is decided by [`plan_sync`], a pure function of the slices that exist and the

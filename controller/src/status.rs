@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use divvy_carve::{Feature, Pool};
+use divvy_offer::{Feature, Pool};
 use jiff::Timestamp;
 
 /// The publisher's state, sent on every change.
@@ -28,7 +28,7 @@ pub struct PublishStatus {
     /// Why the slices cannot be watched; `None` while they are.
     pub watch_error: Option<String>,
     /// Features whose fields the server drops. To be fed back into the carving
-    /// ([`divvy_carve::ServerFeatures::without`]).
+    /// ([`divvy_offer::ServerFeatures::without`]).
     pub dropped: BTreeSet<Feature>,
     /// Slices that the server stored otherwise than they were sent.
     pub altered: BTreeSet<String>,

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use divvy_carve::Feature;
 use divvy_controller::corpus::{NOT_APPLICABLE, Outcome, cases, run, run_pure};
 use divvy_fake_cluster::{FakeApi, Gate};
+use divvy_offer::Feature;
 
 #[test]
 fn the_plan_passes_every_case() {

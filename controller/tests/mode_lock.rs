@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
-use divvy_carve::{GpuRules, Input, KubeVersion, Modes, Partitioning, ServerFeatures, carve_partitions};
 use divvy_controller::{Accepted, Target, Write, plan_sync};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::Ordinals;
+use divvy_offer::{GpuRules, Input, KubeVersion, Modes, Partitioning, ServerFeatures, carve_partitions};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -40,6 +40,7 @@ impl World {
             ordinals: &ordinals,
             taints: &BTreeMap::new(),
             held: &BTreeSet::new(),
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous: None,
             features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),

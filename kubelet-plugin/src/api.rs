@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_api::names::attributes;
 use divvy_claims::{Claim, ClaimRef};
 use divvy_executor::{ClaimsApi, Clock, Lookup, SystemClock};
-use divvy_model::ClaimUid;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use divvy_model::{ClaimUid, DeviceKind, GpuUuid};
+use divvy_telemetry::Counter;
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::runtime::Handle;
@@ -19,9 +21,13 @@ pub(crate) struct KubeClaims {
     pub(crate) fetcher: Arc<ClaimFetcher>,
     pub(crate) client: Client,
     pub(crate) driver: String,
+    /// This node.
+    pub(crate) node: String,
     /// The pool of this node: a device of another node's pool is not ours to hold.
     pub(crate) pool: String,
     pub(crate) runtime: Handle,
+    /// Counts lost files of GPU numbers.
+    pub(crate) numbers_lost: Counter,
 }
 
 impl ClaimsApi for KubeClaims {
@@ -40,12 +46,49 @@ impl ClaimsApi for KubeClaims {
                 self.judge(uid, all.into_iter().find(is))
             }
             Ok(Err(error)) => Lookup::Unknown(crate::chain(&error)),
-            Err(_late) => Lookup::Unknown("the API server did not answer in time".to_owned()),
+            Err(_late) => Lookup::Unknown(LATE.to_owned()),
         }
+    }
+
+    fn published_numbers(&self) -> Result<Vec<(u32, GpuUuid)>, String> {
+        let ours = format!("spec.driver={},spec.nodeName={}", self.driver, self.node);
+        let slices = Api::<ResourceSlice>::all(self.client.clone());
+        let selected = ListParams::default().fields(&ours);
+        let slices = self.ask(async { Ok(slices.list(&selected).await?.items) })?;
+        let devices = slices.into_iter().filter_map(|slice| slice.spec.devices).flatten();
+        let number = |device: Device| {
+            let gpu = device.attributes?.remove(attributes::GPU_UUID)?.string?;
+            Some((number(&device.name)?, gpu.parse().ok()?))
+        };
+        Ok(devices.filter_map(number).collect())
+    }
+
+    fn allocated_numbers(&self) -> Result<Vec<u32>, String> {
+        let claims = self.ask(self.list())?;
+        self.numbers_lost.inc();
+        let results = claims.into_iter().filter_map(|c| c.status?.allocation?.devices?.results).flatten();
+        let ours = results.filter(|result| result.driver == self.driver && result.pool == self.pool);
+        Ok(ours.filter_map(|result| number(&result.device)).collect())
     }
 }
 
+const LATE: &str = "the API server did not answer in time";
+
+/// The number in a device's name.
+fn number(device: &str) -> Option<u32> {
+    Some(DeviceKind::parse(&device.parse().ok()?).ok()?.ordinal())
+}
+
 impl KubeClaims {
+    /// Waits for an answer as one of the executor's threads.
+    fn ask<T>(&self, question: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+        let answer = async { tokio::time::timeout(self.fetcher.deadline(), question).await };
+        match self.runtime.block_on(answer) {
+            Ok(answer) => answer.map_err(|error| crate::chain(&error)),
+            Err(_) => Err(LATE.to_owned()),
+        }
+    }
+
     fn judge(&self, uid: &ClaimUid, found: Option<ResourceClaim>) -> Lookup {
         match found.and_then(|object| self.ours(object)) {
             Some((is, claim)) if is == *uid => Lookup::Found(Box::new(claim)),
@@ -84,8 +127,10 @@ mod tests {
             fetcher: Arc::new(ClaimFetcher::new(Connect::Shared(client.clone()), Duration::from_secs(10))),
             client,
             driver: driver.to_owned(),
+            node: "n1".to_owned(),
             pool: "n1/divvy".to_owned(),
             runtime: Handle::current(),
+            numbers_lost: Counter::default(),
         });
         api.freeze_cache(true);
         let results = vec![mk_result("gpu", driver, "n1/divvy", "gpu-0")];

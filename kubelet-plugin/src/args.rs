@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 
 use clap::Parser;
-use divvy_carve::ModeLock;
+use divvy_offer::ModeLock;
 use divvy_telemetry::LogFormat;
 
 use crate::config::Offer;
@@ -25,6 +25,10 @@ pub struct Args {
     /// [default: the driver name in /var/lib/kubelet/plugins]
     #[arg(long, env = "PLUGIN_DIR", value_parser = path)]
     pub plugin_dir: Option<PathBuf>,
+    /// A folder that all divvy drivers on the node share: two of them (releases of the chart with driver names of their own)
+    /// do not give out the same GPU at once. [default: this is the only one]
+    #[arg(long, env = "LOCK_DIR", value_parser = path)]
+    pub lock_dir: Option<PathBuf>,
     /// Where the kubelet looks for registration sockets.
     #[arg(long, env = "REGISTRY_DIR", default_value = "/var/lib/kubelet/plugins_registry")]
     pub registry_dir: PathBuf,

@@ -1,13 +1,15 @@
 //! Fills the executor's seams with the real things: files below the plugin's folder, the host, NVML, the API.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource, MigSteps,
     Parts, SystemClock,
 };
 use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
-use divvy_model::{GpuDriver, GpuUuid, Inventory};
+use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
 use tokio::sync::{Notify, watch};
 
 use crate::RunError;
@@ -15,30 +17,47 @@ use crate::api::KubeClaims;
 use crate::config::Config;
 use crate::edits::{DriverAt, HostEdits};
 use crate::error::io_error;
-use crate::inventory::Seen;
+use crate::sources::inventory::Seen;
 use crate::time_slices::SmiSlices;
 
 /// The latest inventory, for the executor's threads.
 pub(crate) struct Latest {
-    pub(crate) seen: watch::Sender<Seen>,
-    pub(crate) gpus: Arc<dyn GpuDriver>,
+    seen: watch::Receiver<Seen>,
+    gpus: Arc<dyn GpuDriver>,
     /// Asks for everything to be read again.
-    pub(crate) refresh: Arc<Notify>,
+    refresh: Arc<Notify>,
+    /// GPUs that were changed since the inventory was read.
+    newer: Mutex<BTreeMap<GpuUuid, (Instant, GpuFacts)>>,
+}
+
+impl Latest {
+    pub(crate) fn new(seen: watch::Receiver<Seen>, gpus: Arc<dyn GpuDriver>, refresh: Arc<Notify>) -> Self {
+        Self { seen, gpus, refresh, newer: Mutex::default() }
+    }
+
+    fn newer(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, (Instant, GpuFacts)>> {
+        // Nothing under the lock can panic.
+        self.newer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl InventorySource for Latest {
     fn inventory(&self) -> Option<Arc<Inventory>> {
-        self.seen.borrow().inventory.clone()
+        let Seen { inventory, read_at, .. } = self.seen.borrow().clone();
+        let mut inventory = inventory?;
+        let mut newer = self.newer();
+        newer.retain(|_, (at, _)| read_at.is_none_or(|read_at| read_at < *at));
+        for (gpu, (_, facts)) in &*newer {
+            if let Some(known) = Arc::make_mut(&mut inventory).gpus.get_mut(gpu) {
+                known.facts = facts.clone();
+            }
+        }
+        Some(inventory)
     }
 
     fn changed(&self, gpu: &GpuUuid) {
         match self.gpus.facts(gpu) {
-            Ok(facts) => self.seen.send_modify(|seen| {
-                let inventory = seen.inventory.as_mut().map(Arc::make_mut);
-                if let Some(known) = inventory.and_then(|inventory| inventory.gpus.get_mut(gpu)) {
-                    known.facts = facts;
-                }
-            }),
+            Ok(facts) => drop(self.newer().insert(gpu.clone(), (Instant::now(), facts))),
             // It is read with the others as soon as it answers.
             Err(error) => tracing::warn!(%gpu, error = crate::chain(&error), "a changed GPU cannot be read"),
         }
@@ -110,7 +129,10 @@ pub(crate) fn executor(
         claims,
         clock,
     };
-    let settings =
-        ExecutorConfig { timing: config.timing.executor, ..ExecutorConfig::new(&*config.driver_name, boot) };
+    let settings = ExecutorConfig {
+        timing: config.timing.executor,
+        lock_dir: config.lock_dir.clone(),
+        ..ExecutorConfig::new(&*config.driver_name, boot)
+    };
     Ok(Executor::new(settings, parts))
 }

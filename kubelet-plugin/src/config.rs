@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_carve::{GpuRules, ModeLock, Modes};
 use divvy_model::health::HealthRules;
 use divvy_model::mig::ProfileVariant;
+use divvy_offer::{GpuRules, ModeLock, Modes};
 
 use crate::Args;
 use crate::sockets::SocketNames;
@@ -54,6 +54,8 @@ pub struct Config {
     pub driver_name: String,
     /// Folder of records, locks and the DRA socket.
     pub plugin_dir: PathBuf,
+    /// Folder of locks that all divvy drivers on the node share, if there may be others.
+    pub lock_dir: Option<PathBuf>,
     /// Paths of the two sockets.
     pub sockets: SocketNames,
     /// The kubelet's PodResources socket.
@@ -122,8 +124,8 @@ pub struct Timing {
     pub reconcile_busy: Duration,
     /// How often a withdrawn device that is still held is looked for in the API.
     pub withdrawn: Duration,
-    /// How long a device that is not offered any more is tainted before it is asked who holds it: the scheduler may have
-    /// given it out before it saw the taint.
+    /// How long a device that is not offered any more is tainted before the API is asked who holds it: a write of the
+    /// scheduler, which may have chosen the device before it saw the taint, must have arrived by then.
     pub leave: Duration,
     /// How long after a CDI file vanished it is restored: the plugin removes files itself.
     pub cdi_settle: Duration,
@@ -141,6 +143,8 @@ pub struct Timing {
     pub policy_retry: Duration,
     /// Least time between two writes of the node's GpuNode.
     pub gpu_node: Duration,
+    /// How often it is looked whether the node's GpuNode was deleted.
+    pub gpu_node_look: Duration,
     /// How long running calls may take to finish when the plugin stops.
     pub drain: Duration,
 }
@@ -162,15 +166,16 @@ impl Default for Timing {
             reconcile: Duration::from_mins(10),
             reconcile_busy: Duration::from_secs(5),
             withdrawn: Duration::from_secs(30),
-            leave: Duration::from_secs(5),
+            leave: Duration::from_mins(1),
             cdi_settle: Duration::from_secs(1),
             cdi_check: Duration::from_mins(5),
             publisher_poll: Duration::from_secs(2),
             executor: divvy_executor::Timing::default(),
             version: Duration::from_mins(10),
             gpu_node: Duration::from_secs(5),
-            policy_wait: crate::policy::WAIT,
-            policy_retry: crate::policy::RETRY,
+            gpu_node_look: Duration::from_secs(30),
+            policy_wait: crate::sources::policies::WAIT,
+            policy_retry: crate::sources::policies::RETRY,
             drain: Duration::from_secs(20),
         }
     }
@@ -182,7 +187,7 @@ impl Timing {
         let timing = Self::default();
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
-        let turn = timing.leave / 1000 * u32::try_from(hasher.finish() % 1000).unwrap_or(0);
+        let turn = timing.leave / 2000 * u32::try_from(hasher.finish() % 1000).unwrap_or(0);
         Self { leave: timing.leave + turn, ..timing }
     }
 }
@@ -196,6 +201,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
+            lock_dir,
             registry_dir,
             pod_resources_socket,
             cdi_dir,
@@ -223,7 +229,7 @@ impl TryFrom<Args> for Config {
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
         let (device_nodes, nvml_library, hook_path) =
             (given(device_nodes), given(nvml_library), given(hook_path));
-        let (kubeconfig, plugin_dir) = (given(kubeconfig), given(plugin_dir));
+        let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
         let plugin_dir =
             plugin_dir.unwrap_or_else(|| Path::new("/var/lib/kubelet/plugins").join(&driver_name));
@@ -235,6 +241,7 @@ impl TryFrom<Args> for Config {
             ("host-root", Some(host_root.clone())),
             ("driver-root", driver_root.clone()),
             ("host-driver-root", host_driver_root.clone()),
+            ("lock-dir", lock_dir.clone()),
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
@@ -253,6 +260,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
+            lock_dir,
             sockets,
             pod_resources_socket,
             cdi_dir,

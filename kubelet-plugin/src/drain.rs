@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::node_watch::NodeFacts;
+use crate::sources::node_labels::NodeFacts;
 
 /// The GPU Operator's components: its driver manager and MIG manager change their values to `paused-for-…`.
 const OPERATOR: &str = "nvidia.com/gpu.deploy.";

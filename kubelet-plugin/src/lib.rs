@@ -2,10 +2,10 @@
 //!
 //! A claim's way through it: `dra` (gRPC in, gRPC out) → `service` (one claim: read it from the API, check it, hand
 //! it to the executor, tell the user) → `tasks` (one claim, one task) → `divvy_executor` on a thread of its own.
-//! What is published goes the other way: `inventory` (owner of the GPUs' facts) → `publish` (carve) → `publisher`
-//! (`divvy_controller`, while this instance holds the `publisher_lock`). `reconcile` keeps files and records right.
-//! `policy` watches what administrators allow. `app` wires these tasks together and stops them; `start` makes the real
-//! things that they work on.
+//! What is published goes the other way: `sources` observe and send facts, `node` takes them in and decides
+//! (`divvy_offer::step`), `sinks` follow what comes out: slices (`divvy_controller`, while this instance holds the
+//! `publisher_lock`), the GpuNode, Events, metrics. `reconcile` keeps files and records right. `wiring` makes these tasks,
+//! `app` runs and stops them; `start` makes the real things that they work on. ARCHITECTURE.md has a table of all tasks.
 
 mod api;
 mod app;
@@ -15,36 +15,27 @@ mod cdi_watch;
 mod claim;
 mod claim_fetch;
 mod config;
-mod debug;
-mod dra;
 mod drain;
 mod edits;
 mod error;
 mod events;
-mod gpu_node;
-mod health;
-mod holders;
-mod inventory;
-mod metrics;
+mod grpc;
 mod neighbours;
-mod node_watch;
-mod occupied;
-mod pod_resources;
+mod node;
 mod pods;
-mod policy;
-mod publish;
-mod publisher;
 mod publisher_lock;
 mod ready;
 mod reconcile;
-mod registration;
 mod resources;
 mod servers;
 mod service;
+mod sinks;
 mod sockets;
+mod sources;
 mod start;
 mod tasks;
 mod time_slices;
+mod wiring;
 
 pub use app::{Deps, run};
 pub use args::Args;

@@ -24,8 +24,9 @@ use tokio_util::task::TaskTracker;
 use crate::api::KubeClaims;
 use crate::config::Config;
 use crate::events::{About, Teller};
-use crate::inventory::Seen;
-use crate::pod_resources;
+use crate::grpc::pod_resources;
+use crate::node::{Fact, Facts};
+use crate::sources::inventory::Seen;
 
 pub(crate) use decide::Use;
 use decide::{Around, DriverDevice, GivenOut, Giver};
@@ -45,7 +46,7 @@ pub(crate) struct Neighbours {
     pub(crate) seen: watch::Receiver<Seen>,
     /// Whether this instance is the one to publish: nobody else needs to know.
     pub(crate) publishes: watch::Receiver<bool>,
-    pub(crate) uses: watch::Sender<Arc<Uses>>,
+    pub(crate) facts: Facts,
     /// Told of what is new; in the background.
     pub(crate) teller: Arc<Teller>,
     pub(crate) told: TaskTracker,
@@ -54,6 +55,8 @@ pub(crate) struct Neighbours {
 /// What is remembered from one look to the next.
 #[derive(Default)]
 struct Memory {
+    /// What was sent last.
+    uses: Uses,
     processes: BTreeMap<GpuUuid, BTreeSet<u32>>,
     /// What pods hold of others, as last told.
     given: BTreeSet<GivenOut>,
@@ -120,6 +123,8 @@ impl Neighbours {
                     tracing::debug!(error, "other drivers' devices are as last known");
                 }
             }
+        } else if let Some((_, known)) = &mut memory.drivers {
+            self.look_at_claims(known, &theirs).await;
         }
         let Drivers { devices, allocated, .. } =
             memory.drivers.as_ref().map(|(_, drivers)| drivers.clone()).unwrap_or_default();
@@ -149,12 +154,16 @@ impl Neighbours {
             held: &held,
         });
         memory.processes = processes;
-        self.tell(uses);
+        self.tell(&memory.uses, &uses);
+        if memory.uses != uses {
+            memory.uses.clone_from(&uses);
+            // Without a brain the plugin ends.
+            drop(self.facts.send(Fact::Neighbours(uses)));
+        }
     }
 
-    fn tell(&self, uses: Uses) {
-        let before = self.uses.borrow().clone();
-        for (gpu, uses) in &uses {
+    fn tell(&self, before: &Uses, uses: &Uses) {
+        for (gpu, uses) in uses {
             let known = before.get(gpu);
             // Processes come and go; that there are some is told once.
             let new = uses.iter().filter(|new| {
@@ -174,13 +183,6 @@ impl Neighbours {
                 });
             }
         }
-        self.uses.send_if_modified(|known| {
-            let changed = **known != uses;
-            if changed {
-                *known = Arc::new(uses);
-            }
-            changed
-        });
     }
 
     /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.
@@ -206,31 +208,61 @@ impl Neighbours {
         let mut claims = Vec::new();
         if listed.is_some() {
             for (namespace, name) in before.allocated.keys() {
-                let of_namespace = Api::<ResourceClaim>::namespaced(self.claims.client.clone(), namespace);
-                claims.extend(of_namespace.get_opt(name).await?);
+                claims.extend(self.claim(namespace, name).await?);
             }
         } else {
             let all = Api::<ResourceClaim>::all(self.claims.client.clone());
             claims = all.list(&ListParams::default().match_any()).await?.items;
         }
-        let mut allocated = BTreeMap::<_, BTreeSet<GivenOut>>::new();
+        let mut allocated = BTreeMap::new();
         for claim in claims {
-            let namespace = claim.metadata.namespace.unwrap_or_default();
-            let name = claim.metadata.name.unwrap_or_default();
-            let results = claim.status.and_then(|s| s.allocation?.devices?.results).unwrap_or_default();
-            for r in results {
-                if devices.contains_key(&(r.driver.clone(), r.pool.clone(), r.device.clone())) {
-                    let given = GivenOut {
-                        by: Giver::Driver { name: r.driver, pool: r.pool },
-                        to: format!("claim {namespace}/{name}"),
-                        device: r.device,
-                    };
-                    allocated.entry((namespace.clone(), name.clone())).or_default().insert(given);
-                }
+            let name = [claim.metadata.namespace.clone(), claim.metadata.name.clone()];
+            let [namespace, name] = name.map(Option::unwrap_or_default);
+            let given = allocated_to(claim, &devices);
+            if !given.is_empty() {
+                allocated.insert((namespace, name), given);
             }
         }
         Ok(Drivers { devices, allocated, listed: listed.or_else(|| Some(Instant::now())) })
     }
+
+    async fn claim(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>, kube::Error> {
+        Api::<ResourceClaim>::namespaced(self.claims.client.clone(), namespace).get_opt(name).await
+    }
+
+    /// Looks at the claims that have GPUs allocated, so that one that let go is noticed at once; those whose devices pods
+    /// hold (`held`) have not. Without an answer they are as last known.
+    async fn look_at_claims(&self, known: &mut Drivers, held: &BTreeSet<DriverDevice>) {
+        let Drivers { devices, allocated, .. } = known;
+        let all_held = |given: &BTreeSet<GivenOut>| {
+            given.iter().filter_map(GivenOut::driver_device).all(|device| held.contains(&device))
+        };
+        let asked = async {
+            for ((namespace, name), given) in allocated.iter_mut().filter(|(_, given)| !all_held(given)) {
+                let found = self.claim(namespace, name).await?;
+                *given = found.map(|claim| allocated_to(claim, devices)).unwrap_or_default();
+            }
+            Ok::<(), kube::Error>(())
+        };
+        if !matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(()))) {
+            tracing::debug!("claims of other drivers are as last known");
+        }
+        allocated.retain(|_, given| !given.is_empty());
+    }
+}
+
+/// What a claim has of these devices.
+fn allocated_to(claim: ResourceClaim, devices: &BTreeMap<DriverDevice, GpuUuid>) -> BTreeSet<GivenOut> {
+    let name = [claim.metadata.namespace, claim.metadata.name].map(Option::unwrap_or_default).join("/");
+    let results = claim.status.and_then(|s| s.allocation?.devices?.results).unwrap_or_default().into_iter();
+    let ours =
+        results.filter(|r| devices.contains_key(&(r.driver.clone(), r.pool.clone(), r.device.clone())));
+    ours.map(|r| GivenOut {
+        by: Giver::Driver { name: r.driver, pool: r.pool },
+        to: format!("claim {name}"),
+        device: r.device,
+    })
+    .collect()
 }
 
 /// Devices that pods hold and that are not ours.

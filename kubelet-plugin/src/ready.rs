@@ -2,58 +2,63 @@
 
 use divvy_telemetry::ReadyHandle;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::app::part;
-use crate::inventory::Seen;
-use crate::metrics::Metrics;
-use crate::registration::Registered;
+use crate::grpc::registration::Registered;
+use crate::sinks::metrics::Metrics;
+use crate::sources::inventory::Seen;
 
-/// Keeps what others say about themselves in the readiness set and the gauges.
-pub(crate) fn watch_readiness(
-    parts: &mut JoinSet<&'static str>,
-    (inventory, registration): (ReadyHandle, ReadyHandle),
-    metrics: &Metrics,
-    mut seen: watch::Receiver<Seen>,
-    mut registered: watch::Receiver<Registered>,
-    mut publishes: watch::Receiver<bool>,
-    stop: &CancellationToken,
-) {
-    let (metrics, stop) = (metrics.clone(), stop.clone());
-    part(parts, "the readiness watch", async move {
+/// Why no container can be given a GPU; `None` if one can, or the driver was let go on request.
+pub(crate) fn what_is_missing(seen: &Seen) -> Option<String> {
+    match seen {
+        Seen { problem: Some(problem), .. } => Some(problem.clone()),
+        Seen { down: Some(why), released: None, .. } => Some(why.clone()),
+        Seen { inventory: Some(_), .. } => None,
+        Seen { inventory: None, .. } => Some("GPUs are being read".to_owned()),
+    }
+}
+
+/// Keeps what other parts say about themselves in the readiness set and the gauges.
+pub(crate) struct ReadinessWatch {
+    pub(crate) inventory: ReadyHandle,
+    pub(crate) registration: ReadyHandle,
+    pub(crate) metrics: Metrics,
+    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) registered: watch::Receiver<Registered>,
+    pub(crate) publishes: watch::Receiver<bool>,
+}
+
+impl ReadinessWatch {
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
         loop {
-            match &*seen.borrow_and_update() {
-                Seen { problem: Some(problem), .. } => inventory.waiting(problem.clone()),
-                Seen { down: Some(why), released: None, .. } => inventory.waiting(why.clone()),
-                Seen { inventory: Some(_), .. } => inventory.ready(),
-                Seen { inventory: None, .. } => inventory.waiting("GPUs are being read"),
-            }
-            let known = match &*registered.borrow_and_update() {
-                Registered::Yes => {
-                    registration.ready();
-                    true
-                }
-                Registered::NotYet => {
-                    registration.waiting("the kubelet has not found the registration socket yet");
-                    false
-                }
-                Registered::Refused(why) => {
-                    registration.waiting(format!("the kubelet refused: {why}"));
-                    false
-                }
-            };
-            metrics
-                .driver_up
-                .set(matches!(&*seen.borrow(), Seen { problem: None, inventory: Some(_), .. }).into());
-            metrics.registered.set(known.into());
-            metrics.publishes.set((*publishes.borrow_and_update()).into());
+            self.look();
             tokio::select! {
-                Ok(()) = seen.changed() => {}
-                Ok(()) = registered.changed() => {}
-                Ok(()) = publishes.changed() => {}
+                Ok(()) = self.seen.changed() => {}
+                Ok(()) = self.registered.changed() => {}
+                Ok(()) = self.publishes.changed() => {}
                 () = stop.cancelled() => return,
             }
         }
-    });
+    }
+
+    fn look(&mut self) {
+        let seen = self.seen.borrow_and_update();
+        match what_is_missing(&seen) {
+            Some(missing) => self.inventory.waiting(missing),
+            None => self.inventory.ready(),
+        }
+        let answers = matches!(&*seen, Seen { problem: None, inventory: Some(_), .. });
+        self.metrics.driver_up.set(answers.into());
+        let registered = self.registered.borrow_and_update();
+        match &*registered {
+            Registered::Yes => self.registration.ready(),
+            Registered::NotYet => {
+                self.registration.waiting("the kubelet has not found the registration socket yet");
+            }
+            Registered::Refused(why) => self.registration.waiting(format!("the kubelet refused: {why}")),
+        }
+        self.metrics.registered.set((*registered == Registered::Yes).into());
+        self.metrics.publishes.set((*self.publishes.borrow_and_update()).into());
+    }
 }

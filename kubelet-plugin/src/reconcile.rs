@@ -23,10 +23,10 @@ use crate::claim_fetch::FetchError;
 use crate::config::Config;
 use crate::edits::HostEdits;
 use crate::events::{Teller, Verdict, condition_of};
-use crate::inventory::Seen;
-use crate::metrics::Metrics;
-use crate::pod_resources;
-use crate::registration::Registered;
+use crate::grpc::pod_resources;
+use crate::grpc::registration::Registered;
+use crate::sinks::metrics::Metrics;
+use crate::sources::inventory::Seen;
 
 /// How long the start waits for the first answer of the driver, when there are claims whose files need it.
 const FIRST_INVENTORY: Duration = Duration::from_secs(10);

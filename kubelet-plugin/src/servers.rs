@@ -1,14 +1,94 @@
 //! Servers: gRPC on the sockets, HTTP on the addresses of the config.
 
-use divvy_telemetry::HttpServer;
+use divvy_proto::dra::{v1, v1beta1};
+use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
+use divvy_telemetry::{HttpServer, ReadyHandle};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
 use tonic::transport::server::Router;
 
 use crate::config::Config;
-use crate::debug::Debug;
 use crate::error::{RunError, io_error};
+use crate::grpc::dra::DraServer;
+use crate::grpc::health::HealthServer;
+use crate::grpc::registration::{Registered, Registrar, RegistrationSocket};
+use crate::sinks::debug::Debug;
+use crate::sockets::{SocketFile, bind};
+use crate::wiring::Shared;
+
+/// The servers that the kubelet calls, and their sockets.
+pub(crate) struct Grpc {
+    running: JoinSet<Result<(), RunError>>,
+    stop: CancellationToken,
+    dra: Option<SocketFile>,
+}
+
+impl Grpc {
+    /// Binds the socket of claims, and begins to serve. The other is opened when the kubelet may call.
+    pub(crate) fn bind(
+        shared: &Shared,
+        registered: watch::Sender<Registered>,
+        ready: ReadyHandle,
+    ) -> Result<Self, RunError> {
+        let names = &shared.config.sockets;
+        let (dra_listener, dra) = bind(&names.dra).map_err(io_error("the DRA socket (--plugin-dir)"))?;
+        let stop = CancellationToken::new();
+        let health = HealthServer {
+            pool: shared.claims.pool.clone(),
+            holdings: shared.channels.followed.holdings.clone(),
+            stop: stop.clone(),
+        };
+        let service = &shared.service;
+        let router = Server::builder()
+            .add_service(v1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())))
+            .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())))
+            .add_service(v1_health::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
+            .add_service(v1alpha1_health::dra_resource_health_server::DraResourceHealthServer::new(health));
+        let driver = shared.config.driver_name.clone();
+        let registration = RegistrationSocket {
+            path: names.registration.clone(),
+            registrar: Registrar::new(driver, names.dra.display().to_string(), registered),
+            seen: shared.channels.seen.clone(),
+            in_charge: shared.channels.in_charge.clone(),
+            ready,
+        };
+        let mut running = JoinSet::new();
+        running.spawn(serve("DRA", router, dra_listener, stop.clone()));
+        running.spawn(registration.serve(stop.clone()));
+        tracing::info!(
+            node = %shared.config.node_name, driver = %shared.config.driver_name,
+            dra = %names.dra.display(), "listening"
+        );
+        Ok(Self { running, stop, dra: Some(dra) })
+    }
+
+    /// Waits until one of them ends.
+    pub(crate) async fn ended(&mut self) -> Result<(), RunError> {
+        let ended = self.running.join_next().await;
+        ended.and_then(Result::ok).unwrap_or(Err(RunError::Ended("a server")))
+    }
+
+    /// Takes no more calls: the kubelet is to find another instance.
+    pub(crate) fn close(&self) {
+        self.stop.cancel();
+    }
+
+    /// Waits until all calls are answered.
+    pub(crate) async fn finished(&mut self) {
+        while self.running.join_next().await.is_some() {}
+    }
+
+    /// Removes the socket of claims.
+    pub(crate) fn remove(&mut self) {
+        if let Some(file) = self.dra.take() {
+            file.remove();
+        }
+    }
+}
 
 /// Serves gRPC on a socket until `stop`.
 pub(crate) async fn serve(

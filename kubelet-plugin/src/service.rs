@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_carve::ServerFeatures;
-use divvy_claims::{Claim, ClaimRef, PreparedDevice, Retry};
+use divvy_claims::{Claim, ClaimRef, PreparedDevice, Refusal, Retry};
 use divvy_executor::{Call, Clock, Executor, PrepareCause, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
+use divvy_offer::{Claimant, ModeConflict};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,7 +20,8 @@ use tracing::Instrument;
 use crate::claim::{Asked, from_api, in_pool};
 use crate::claim_fetch::{ClaimFetcher, FetchError};
 use crate::events::{Teller, Verdict, condition_of};
-use crate::metrics::{self, Metrics};
+use crate::node::{Fact, Facts};
+use crate::sinks::metrics::{self, Metrics};
 use crate::tasks::{ClaimTasks, Reading};
 
 /// A failure as the kubelet is told it.
@@ -51,8 +52,8 @@ pub(crate) struct One {
     pub(crate) changed: Arc<Notify>,
     /// Told when a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
-    /// Told of a scheduler that gives GPUs out in two modes.
-    pub(crate) features: watch::Sender<ServerFeatures>,
+    /// Where a GPU that was given out in two modes is reported.
+    pub(crate) facts: Facts,
     /// Asks for the GPUs to be read again now.
     pub(crate) refresh: Arc<Notify>,
     /// What goes on after the answer.
@@ -167,6 +168,24 @@ impl Failure {
         }
     }
 
+    /// The fact that a GPU was given out in two modes.
+    fn conflict(&self) -> Option<Fact> {
+        let Self::Prepare(error) = self else { return None };
+        let PrepareCause::Refused(refusal) = &error.cause else { return None };
+        let Refusal::ModeConflict { claim, device, gpu, holder, held } = &**refusal else { return None };
+        let named = |claim: &ClaimRef| Claimant {
+            uid: claim.uid.clone(),
+            name: format!("{}/{}", claim.namespace, claim.name),
+        };
+        Some(Fact::Conflict(ModeConflict {
+            claim: named(claim),
+            device: device.clone(),
+            holder: named(holder),
+            held: held.clone(),
+            gpu: gpu.clone(),
+        }))
+    }
+
     /// Whether the user has something to do about it that the kubelet's retries do not settle.
     fn concerns_user(&self) -> bool {
         match self {
@@ -210,12 +229,9 @@ impl One {
                 let message = failure.message();
                 self.metrics.failed("prepare", failure.category());
                 tracing::warn!(category = failure.category(), error = %message, "claim not prepared");
-                if failure.category() == "mode-conflict" {
-                    // Whoever publishes goes on with one mode for each GPU.
-                    self.features.send_if_modified(|features| {
-                        let before = std::mem::replace(features, features.after_conflict());
-                        before != *features
-                    });
+                if let Some(conflict) = failure.conflict() {
+                    // Without a brain the plugin ends.
+                    drop(self.facts.send(conflict));
                 }
                 if matches!(failure, Failure::Prepare(_)) {
                     // What is known of the GPU may be old news.

@@ -7,12 +7,22 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::needs::Need;
+
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Passed on; see them with: cargo xtask bench -- --help. `scheduler` measures the scheduler
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
     options: Vec<OsString>,
+}
+
+impl Args {
+    /// What has to be on the machine first.
+    pub(crate) fn needs(&self) -> &'static [Need] {
+        let cluster = |option: &OsString| option == "--cluster" || option == "scheduler";
+        if self.options.iter().any(cluster) { &[Need::Build, Need::Cluster] } else { &[Need::Build] }
+    }
 }
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {

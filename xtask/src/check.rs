@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// Crates that decide: no clock, files, async, environment or Kubernetes client.
 const PURE: &[&str] =
-    &["divvy-allocator", "divvy-api", "divvy-carve", "divvy-cdi", "divvy-claims", "divvy-model"];
+    &["divvy-allocator", "divvy-api", "divvy-cdi", "divvy-claims", "divvy-model", "divvy-offer"];
 
 /// Packages that would make a pure crate impure, directly or through another dependency.
 const IMPURE_PACKAGES: &[&str] =
@@ -44,7 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-telemetry", &[]),
     ("divvy-cdi-hook", &[]),
     ("divvy-api", &["divvy-model"]),
-    ("divvy-carve", &["divvy-api", "divvy-model"]),
+    ("divvy-offer", &["divvy-api", "divvy-model"]),
     ("divvy-claims", &["divvy-api", "divvy-model"]),
     ("divvy-nvml", &["divvy-model"]),
     ("divvy-gpu-sim", &["divvy-model"]),
@@ -52,12 +52,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-nvml-mock", &["divvy-gpu-sim", "divvy-model"]),
     ("divvy-executor", &["divvy-cdi", "divvy-claims", "divvy-host", "divvy-model"]),
     ("divvy-fake-cluster", &["divvy-proto"]),
-    ("divvy-controller", &["divvy-carve", "divvy-model"]),
+    ("divvy-controller", &["divvy-model", "divvy-offer"]),
     (
         "divvy-kubelet-plugin",
         &[
             "divvy-api",
-            "divvy-carve",
             "divvy-cdi",
             "divvy-claims",
             "divvy-controller",
@@ -65,6 +64,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "divvy-host",
             "divvy-model",
             "divvy-nvml",
+            "divvy-offer",
             "divvy-proto",
             "divvy-telemetry",
         ],

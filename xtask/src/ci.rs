@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::needs::Need;
+
 /// What `cargo xtask ci` takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -19,6 +21,13 @@ pub(crate) struct Args {
 
 /// Version of the licence and ban checker. Pinned: a newer one may need a newer configuration.
 const CARGO_DENY: &str = "0.20.2";
+
+impl Args {
+    /// What has to be on the machine first.
+    pub(crate) fn needs(&self) -> &'static [Need] {
+        if self.no_e2e { &[Need::Build] } else { &[Need::Build, Need::Cluster] }
+    }
+}
 
 struct Step {
     name: &'static str,

@@ -9,6 +9,8 @@ use clap::Subcommand;
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::{Cluster, Component, Extent, Gates, Options};
 
+use crate::needs::Need;
+
 /// Arguments of `cargo xtask cluster`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -48,6 +50,16 @@ enum Action {
     },
     /// End a cluster and remove all it left
     Down,
+}
+
+impl Args {
+    /// What has to be on the machine first.
+    pub(crate) fn needs(&self) -> &'static [Need] {
+        match self.action {
+            Action::Build { .. } | Action::Up { .. } => &[Need::Cluster],
+            _ => &[],
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {

@@ -15,7 +15,10 @@ mod crds;
 mod e2e;
 mod image;
 mod mutants;
+mod needs;
 mod soak;
+
+use needs::Need;
 
 /// The project's own commands.
 #[derive(Debug, Parser)]
@@ -45,6 +48,19 @@ enum Command {
     Image(image::Args),
 }
 
+impl Command {
+    fn needs(&self) -> &'static [Need] {
+        match self {
+            Self::Check | Self::Crds => &[],
+            Self::Image(_) => &[Need::Build],
+            Self::Cluster(args) => args.needs(),
+            Self::Bench(args) => args.needs(),
+            Self::Ci(args) => args.needs(),
+            Self::E2e(_) | Self::Soak(_) => &[Need::Build, Need::Cluster],
+        }
+    }
+}
+
 fn main() -> ExitCode {
     match run(Args::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -58,6 +74,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     let root = root();
+    needs::ensure_all(&root, command.needs())?;
     match command {
         Command::Ci(args) => ci::run(&root, &args),
         Command::Check => check::run(&root),

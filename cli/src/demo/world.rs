@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use divvy_api::names;
 use divvy_api::policy::GpuPolicy;
-use divvy_carve::{
-    GpuRules, Input, KubeVersion, NodeFacts, Partitioning, ServerFeatures, carve_partitions, resolve,
-};
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
 use divvy_kubelet_plugin::{Args, Config, Deps, Offer, RunError};
 use divvy_model::{Gpu, GpuUuid, Ordinals};
+use divvy_offer::{
+    GpuRules, Input, KubeVersion, NodeFacts, Partitioning, ServerFeatures, carve_partitions, resolve,
+};
 use divvy_telemetry::{LogFormat, MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
@@ -66,6 +66,7 @@ impl World {
             node_name: NODE.to_owned(),
             driver_name: names::DRIVER.to_owned(),
             plugin_dir: Some(kubelet_config.plugin_dir(names::DRIVER)),
+            lock_dir: None,
             registry_dir: kubelet_config.registry_dir(),
             pod_resources_socket: kubelet_config.pod_resources_socket(),
             cdi_dir: folder.path().join("cdi"),
@@ -75,7 +76,7 @@ impl World {
             device_nodes: Some(host.node_table),
             nvml_library: None,
             offer: Offer::Auto,
-            mode_lock: divvy_carve::ModeLock::Auto,
+            mode_lock: divvy_offer::ModeLock::Auto,
             mig_profiles: String::new(),
             ignored_xids: String::new(),
             recover_after: 60,
@@ -195,6 +196,7 @@ fn expected(sim: &SimNode, policies: &[GpuPolicy]) -> BTreeSet<String> {
         ordinals: &ordinals,
         taints: &BTreeMap::new(),
         held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
         recorded: &BTreeSet::new(),
         previous: None,
         features: &features,

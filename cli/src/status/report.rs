@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Result, bail};
 use divvy_api::names::{CLASS_ADMIN, NODE_LABEL};
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Trouble, Versions};
-use divvy_carve::pool_name;
+use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
@@ -239,7 +239,9 @@ pub(crate) fn troubles(snapshot: &Snapshot, node: &str) -> Vec<Told> {
         status.iter().flat_map(|status| status.troubles.iter().map(move |trouble| (status, trouble)));
     all.extend(reported.map(|(status, trouble)| {
         let of_gpu = status.gpus.iter().filter(|gpu| !trouble.notice && gpu.name == trouble.gpu);
-        let claims: BTreeSet<String> = of_gpu.flat_map(|gpu| &gpu.holders).map(holder).collect();
+        // Admin access holds nothing: ending it helps nobody.
+        let holders = of_gpu.flat_map(|gpu| &gpu.holders).filter(|held| !held.device.ends_with(" (admin)"));
+        let claims: BTreeSet<String> = holders.map(holder).collect();
         Told { node: node.to_owned(), trouble: trouble.clone(), affects: claims.into_iter().collect() }
     }));
     all

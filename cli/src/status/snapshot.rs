@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_api::node::GpuNodeStatus;
-use divvy_carve::pool_name;
+use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};

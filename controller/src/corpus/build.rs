@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_carve::{
+use divvy_offer::{
     Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Feature, Pool, RequestPolicy,
     Slice, Taint,
 };

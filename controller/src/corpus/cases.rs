@@ -1,6 +1,6 @@
 //! The cases.
 
-use divvy_carve::{Device, Feature, Slice};
+use divvy_offer::{Device, Feature, Slice};
 
 use super::build::{
     bigger, case, counters, device, driver_version, drops, existing, expected, gpu, indexed, of, partition,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_carve::{Pool, Slice, validate};
+use divvy_offer::{Pool, Slice, validate};
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 

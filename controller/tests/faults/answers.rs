@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use divvy_carve::Taint;
 use divvy_fake_cluster::build::mk_device;
 use divvy_fake_cluster::{FakeApi, Fault, Gate};
+use divvy_offer::Taint;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use tokio::time::Instant;
 
@@ -146,7 +146,7 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
     wanted.slices[0].devices[0].taints = vec![Taint::no_schedule("gpu.divvy.dev/lost", None)];
     let mut world = start(&api, Some(wanted.clone()));
     let status = world.published(&wanted).await;
-    assert_eq!(status.dropped, [divvy_carve::Feature::Taints].into());
+    assert_eq!(status.dropped, [divvy_offer::Feature::Taints].into());
     assert_eq!(status.altered, [name(0)].into());
     tokio::time::sleep(Duration::from_hours(1)).await;
     world.desired.send_replace(Some(wanted.clone()));

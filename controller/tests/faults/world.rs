@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use divvy_carve::{Device, Pool, Slice};
 use divvy_controller::{PublishStatus, Publisher, PublisherConfig, slice_name, spawn};
 use divvy_fake_cluster::FakeApi;
 use divvy_fake_cluster::build::mk_node;
+use divvy_offer::{Device, Pool, Slice};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use tokio::sync::watch;
 use tokio::time::timeout;

@@ -386,6 +386,20 @@ pub enum Refusal {
         /// Process ids, and the pods they belong to where known.
         processes: String,
     },
+    /// Another driver of ours has given the GPU out.
+    #[error(
+        "device {device} of claim {claim}: {gpu} is held by {by} (a GPU belongs to one driver: let that one go, or give the two drivers different nodes)"
+    )]
+    OtherDriver {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: DeviceName,
+        /// Its GPU.
+        gpu: GpuUuid,
+        /// Who has it, and for whom.
+        by: String,
+    },
     /// A record that cannot be read may hold the GPU, and the API could not say.
     #[error(
         "device {device} of claim {claim}: the record of claim UID {holder} cannot be read, and it may hold {gpu}: {reason} (it is rebuilt from the API server as soon as that answers)"

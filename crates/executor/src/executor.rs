@@ -1,21 +1,23 @@
 //! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_claims::{
     Claim, ClaimRef, Decision, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot, Stored, decide,
 };
-use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Hold, Ordinals, PciAddress};
+use divvy_model::{BootId, ClaimUid, DeviceName, Hold, Ordinals};
 use serde::Serialize;
 
+use crate::owned::Owned;
 use crate::partitions::Instances;
 use crate::reconcile::Orphans;
 use crate::state::State;
 use crate::{
-    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, LockName, Locks, ProcessSource,
-    Steps, Store, StoreError, TimeSlices,
+    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, ProcessSource, Steps, Store,
+    StoreError, TimeSlices,
 };
 
 /// How long things may take.
@@ -58,6 +60,9 @@ pub struct ExecutorConfig {
     pub boot: BootId,
     /// How long things may take.
     pub timing: Timing,
+    /// A folder that all drivers of ours on the node share, which keeps a GPU from being given out by two. `None`: there
+    /// is no other.
+    pub lock_dir: Option<PathBuf>,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -65,7 +70,7 @@ pub struct ExecutorConfig {
 impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
-        Self { driver: driver.into(), boot, timing: Timing::default(), decide }
+        Self { driver: driver.into(), boot, timing: Timing::default(), lock_dir: None, decide }
     }
 }
 
@@ -99,6 +104,7 @@ pub struct Executor {
     pub(crate) config: ExecutorConfig,
     pub(crate) parts: Parts,
     pub(crate) state: State,
+    pub(crate) owned: Option<Owned>,
     pub(crate) orphans: Mutex<Orphans>,
     /// GPU instances of others, as last seen.
     pub(crate) last_foreign: Mutex<Instances>,
@@ -127,7 +133,8 @@ impl Executor {
     /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
         let state = State::new(parts.store.clone());
-        Self { config, parts, state, orphans: Mutex::default(), last_foreign: Mutex::default() }
+        let owned = config.lock_dir.clone().map(|dir| Owned::new(dir, config.driver.clone()));
+        Self { config, parts, state, owned, orphans: Mutex::default(), last_foreign: Mutex::default() }
     }
 
     /// This boot.
@@ -188,33 +195,6 @@ impl Executor {
         self.state.ordinals().map(|ordinals| ordinals.as_ref().clone())
     }
 
-    /// Gives new GPUs a number and forgets GPUs that are neither present nor kept. `keep` says whether an allocation in
-    /// the API may still refer to a number; what records refer to is kept anyway. Call it whenever the inventory
-    /// changes, before devices are published.
-    pub fn number_gpus(
-        &self,
-        present: &[(GpuUuid, PciAddress)],
-        keep: &dyn Fn(&GpuUuid, u32) -> bool,
-    ) -> Result<Ordinals, NumberError> {
-        let until = self.parts.clock.now() + Duration::from_secs(10);
-        let _lock = self.parts.locks.acquire(&LockName::Ordinals, until)?;
-        let mut ordinals = self.state.ordinals()?.as_ref().clone();
-        let records = self.state.records()?;
-        // A record that cannot be read may refer to any number.
-        let all_readable = records.values().all(|r| r.fine().is_some());
-        let recorded: Vec<_> =
-            records.values().filter_map(|r| r.fine()).flat_map(divvy_claims::Record::gpus).collect();
-        let forgot = all_readable
-            && ordinals.forget(|gpu, number| {
-                present.iter().any(|(p, _)| p == gpu) || recorded.contains(gpu) || keep(gpu, number)
-            });
-        let assigned = ordinals.assign(present.iter().cloned());
-        if forgot || assigned {
-            self.state.write_ordinals(&ordinals)?;
-        }
-        Ok(ordinals)
-    }
-
     /// Everything kept, for `/debug/state`. Without opaque configs: those are users'.
     pub fn debug_state(&self) -> serde_json::Value {
         let records = self.state.records().map(|records| {
@@ -243,15 +223,4 @@ impl Executor {
             "ordinals": self.ordinals().map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), |o| serde_json::json!(o)),
         })
     }
-}
-
-/// GPUs could not be numbered.
-#[derive(Debug, thiserror::Error)]
-pub enum NumberError {
-    /// Another instance is at it.
-    #[error("GPUs cannot be numbered")]
-    Lock(#[from] crate::LockError),
-    /// The file cannot be used.
-    #[error("GPUs cannot be numbered")]
-    Store(#[from] StoreError),
 }

@@ -22,6 +22,8 @@ mod locks;
 mod lost;
 mod marks;
 mod mig;
+mod numbers;
+mod owned;
 mod partitions;
 mod prepare;
 mod reconcile;
@@ -44,10 +46,11 @@ pub use divvy_claims::ProcessOnGpu;
 pub use error::{
     CdiError, EditsError, LockError, PrepareCause, PrepareError, StoreError, UnprepareError, chain,
 };
-pub use executor::{Executor, ExecutorConfig, HeldDevice, NumberError, Parts, Timing};
+pub use executor::{Executor, ExecutorConfig, HeldDevice, Parts, Timing};
 pub use locks::{FileLocks, LockGuard, LockName, Locks};
 pub use marks::FileMarks;
 pub use mig::MigSteps;
+pub use numbers::NumberError;
 pub use partitions::Instances;
 pub use reconcile::{ClusterView, RunningDevice};
 pub use report::{Event, Report};

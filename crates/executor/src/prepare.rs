@@ -220,9 +220,17 @@ impl Executor {
             Some(record) => Before::Lingering(record.clone()),
             None => Before::Nothing,
         };
+        let gpus: BTreeSet<GpuUuid> = plan.devices.iter().map(|device| device.gpu.clone()).collect();
+        if let Some(refusal) = self.take_gpus(claim, &plan) {
+            self.leave_gpus(&gpus);
+            return Ok(Attempt::Again(refusal.into(), None));
+        }
         match self.run(claim, plan, &before, call) {
             Ok(prepared) => Ok(Attempt::Done(prepared)),
-            Err(cause) => again_if_transient(cause),
+            Err(cause) => {
+                self.leave_gpus(&gpus);
+                again_if_transient(cause)
+            }
         }
     }
 

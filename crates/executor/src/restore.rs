@@ -32,6 +32,7 @@ impl Executor {
     /// again only for new sandboxes, and whenever files in the CDI folder vanish.
     pub fn restore_cdi(&self, refresh: Refresh) -> Report {
         let mut report = Report::default();
+        self.own_what_is_recorded();
         let records = match self.state.records() {
             Ok(records) => records,
             Err(error) => {

@@ -86,6 +86,13 @@ pub trait ClaimsApi: Send + Sync {
     /// Looks a claim up; without its name (a record that cannot be read) by listing. An answer that has not come by
     /// `until` (time since boot) is [`Lookup::Unknown`].
     fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup;
+
+    /// Numbers in the names of this node's published devices, with the GPUs they are published for. Asked when there is
+    /// no usable file of numbers.
+    fn published_numbers(&self) -> Result<Vec<(u32, GpuUuid)>, String>;
+
+    /// Numbers in the names of this node's devices that claims have allocated. Asked when the file of numbers is lost.
+    fn allocated_numbers(&self) -> Result<Vec<u32>, String>;
 }
 
 /// Who uses a GPU.

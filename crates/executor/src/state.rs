@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use divvy_claims::{GpuState, Record, Stored};
+use divvy_claims::{GpuState, Record, Stored, decode_ordinals, encode_ordinals};
 use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals};
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,7 @@ pub(crate) type Gpus = BTreeMap<GpuUuid, Arc<Stored<GpuState>>>;
 type Parsed<K, T> = Mutex<BTreeMap<K, (Stamp, Arc<Stored<T>>)>>;
 
 const ORDINALS: &str = "ordinals.json";
+const NUMBERS: &str = "the file of GPU numbers";
 
 /// When a call for a claim arrived, for calls that overtake each other on their way through two plugin instances. The
 /// newest unprepare (a *tombstone*): a prepare that arrived before must not bring the claim back. The newest prepare
@@ -271,35 +272,48 @@ impl State {
         Ok(())
     }
 
+    /// The numbers; none while there is no file. Without them no device name means anything: they are not guessed.
     pub(crate) fn ordinals(&self) -> Result<Arc<Ordinals>, StoreError> {
-        let what = "the file of GPU numbers";
-        let stamp = self.store.file_stamp(Folder::Node, ORDINALS).map_err(cannot("read", what))?;
+        let stamp = self.store.file_stamp(Folder::Node, ORDINALS).map_err(cannot("read", NUMBERS))?;
         let stamp = stamp.unwrap_or_default();
         if let Some((known, numbers)) = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
             && *known == stamp
         {
             return Ok(numbers.clone());
         }
-        let read = self.store.read(Folder::Node, ORDINALS).map_err(cannot("read", what))?;
-        let numbers = match read {
-            None => Ordinals::default(),
-            // Numbers are written whole and synced, and without them no device name means anything: not to be guessed.
-            Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| StoreError {
-                what: format!("{what} node/{ORDINALS} (remove it only if no pod uses a GPU of this node)"),
-                action: "read",
-                source: error.into(),
-            })?,
+        let numbers = match self.stored_ordinals()? {
+            Stored::Fine(numbers) => Arc::new(numbers),
+            Stored::Absent | Stored::Newer { .. } => Arc::default(),
+            Stored::Corrupt { reason } => {
+                let what = format!(
+                    "{NUMBERS} node/{ORDINALS} (it is made again by itself when GPUs and API server have answered)"
+                );
+                return Err(cannot("read", what)(std::io::Error::other(reason)));
+            }
         };
-        let numbers = Arc::new(numbers);
         *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = Some((stamp, numbers.clone()));
         Ok(numbers)
     }
 
+    pub(crate) fn stored_ordinals(&self) -> Result<Stored<Ordinals>, StoreError> {
+        let read = self.store.read(Folder::Node, ORDINALS).map_err(cannot("read", NUMBERS))?;
+        Ok(read.map_or(Stored::Absent, |bytes| decode_ordinals(&bytes)))
+    }
+
+    /// Keeps the bytes of numbers that cannot be read, for people; they stay until they are replaced.
+    pub(crate) fn copy_ordinals_aside(&self, now: Duration) -> Result<(), StoreError> {
+        let read = self.store.read(Folder::Node, ORDINALS).map_err(cannot("read", NUMBERS))?;
+        let name = format!("ordinals-{}", now.as_millis());
+        self.store
+            .write(Folder::Corrupt, &name, &read.unwrap_or_default(), Durability::Lazy)
+            .map_err(cannot("written", format!("a copy of {NUMBERS}")))
+    }
+
     pub(crate) fn write_ordinals(&self, ordinals: &Ordinals) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec(ordinals).unwrap_or_default();
-        let written = self.store.write(Folder::Node, ORDINALS, &bytes, Durability::Synced);
+        let written =
+            self.store.write(Folder::Node, ORDINALS, &encode_ordinals(ordinals), Durability::Synced);
         *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        written.map_err(cannot("written", "the file of GPU numbers"))
+        written.map_err(cannot("written", NUMBERS))
     }
 }
 

@@ -135,6 +135,7 @@ impl Executor {
             None => self.state.remove_record(&record.uid)?,
         }
         self.settle_time_slices_of(&record.gpus());
+        self.leave_gpus(&record.gpus());
         Ok(())
     }
 

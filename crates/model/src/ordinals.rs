@@ -44,6 +44,38 @@ impl Ordinals {
         changed
     }
 
+    /// Numbers made again from what refers to them, after their file was lost: `recorded` by claims' records, `published`
+    /// by the node's slices, and `allocated` by claims in the API, which name no GPU. Where they contradict each other,
+    /// records are right: containers run with what they say. A number whose GPU nobody knows, or that belongs to a GPU
+    /// which has another, stays taken by a stand-in, so that no other GPU gets it before [`Ordinals::forget`] does away
+    /// with that.
+    pub fn rebuild(
+        recorded: impl IntoIterator<Item = (u32, GpuUuid)>,
+        published: impl IntoIterator<Item = (u32, GpuUuid)>,
+        allocated: impl IntoIterator<Item = u32>,
+    ) -> Self {
+        let mut numbers = BTreeMap::<u32, GpuUuid>::new();
+        let mut referred = BTreeSet::new();
+        for (number, gpu) in recorded.into_iter().chain(published) {
+            referred.insert(number);
+            if !numbers.values().any(|known| *known == gpu) {
+                numbers.entry(number).or_insert(gpu);
+            }
+        }
+        referred.extend(allocated);
+        for number in referred {
+            if let Some(nobody) = stand_in(number) {
+                numbers.entry(number).or_insert(nobody);
+            }
+        }
+        numbers.into_iter().map(|(number, gpu)| (gpu, number)).collect()
+    }
+
+    /// Whether two GPUs have one number: then the map is not what was written.
+    pub fn is_ambiguous(&self) -> bool {
+        self.0.values().collect::<BTreeSet<_>>().len() < self.0.len()
+    }
+
     /// Forgets GPUs that are neither present nor referred to by an allocation, so that their numbers are free
     /// again. Returns whether anything changed.
     pub fn forget(&mut self, keep: impl Fn(&GpuUuid, u32) -> bool) -> bool {
@@ -57,6 +89,11 @@ impl FromIterator<(GpuUuid, u32)> for Ordinals {
     fn from_iter<T: IntoIterator<Item = (GpuUuid, u32)>>(iter: T) -> Self {
         Self(iter.into_iter().collect())
     }
+}
+
+/// A UUID that no GPU has.
+fn stand_in(number: u32) -> Option<GpuUuid> {
+    format!("GPU-00000000-0000-0000-0000-{number:012x}").parse().ok()
 }
 
 #[cfg(test)]
@@ -83,5 +120,49 @@ mod tests {
         assert!(ordinals.assign([gpu(5)]));
         assert_eq!(ordinals.of(&gpu(5).0), Some(0));
         assert_eq!(ordinals.gpu(0), Some(&gpu(5).0));
+    }
+
+    #[test]
+    fn numbers_are_made_again_from_what_refers_to_them_and_none_goes_to_another_gpu() {
+        type Known<'a> = &'a [(u32, u8)];
+        // What refers to numbers, and which GPU each has after GPUs 1 to 4 were numbered; 0 is a stand-in.
+        let cases: [(&str, Known<'_>, Known<'_>, &[u32], Known<'_>); 7] = [
+            ("nothing: as on a fresh node", &[], &[], &[], &[(0, 4), (1, 3), (2, 2), (3, 1)]),
+            ("records", &[(7, 1), (0, 2)], &[], &[], &[(0, 2), (1, 4), (2, 3), (7, 1)]),
+            ("slices", &[], &[(3, 4), (2, 3), (1, 2), (0, 1)], &[0, 3], &[(0, 1), (1, 2), (2, 3), (3, 4)]),
+            ("both agree", &[(1, 1)], &[(1, 1), (0, 2)], &[1], &[(0, 2), (1, 1), (2, 4), (3, 3)]),
+            (
+                "a GPU that is gone",
+                &[(0, 9)],
+                &[(1, 8)],
+                &[],
+                &[(0, 9), (1, 8), (2, 4), (3, 3), (4, 2), (5, 1)],
+            ),
+            (
+                "an allocation of nobody knows which GPU",
+                &[],
+                &[],
+                &[1],
+                &[(0, 4), (1, 0), (2, 3), (3, 2), (4, 1)],
+            ),
+            (
+                "records are right, and what only slices say is nobody's",
+                &[(0, 1), (5, 2)],
+                &[(0, 2), (1, 1), (2, 3)],
+                &[],
+                &[(0, 1), (1, 0), (2, 3), (3, 4), (5, 2)],
+            ),
+        ];
+        for (what, recorded, published, allocated, expected) in cases {
+            let known = |known: Known<'_>| known.iter().map(|(n, g)| (*n, gpu(*g).0)).collect::<Vec<_>>();
+            let mut numbers = Ordinals::rebuild(known(recorded), known(published), allocated.iter().copied());
+            numbers.assign([gpu(1), gpu(2), gpu(3), gpu(4)]);
+            let expected = expected.iter().map(|(number, of)| {
+                (if *of == 0 { stand_in(*number).unwrap() } else { gpu(*of).0 }, *number)
+            });
+            assert_eq!(numbers, expected.collect(), "{what}");
+            assert!(!numbers.is_ambiguous());
+        }
+        assert!(Ordinals::from_iter([(gpu(1).0, 3), (gpu(2).0, 3)]).is_ambiguous());
     }
 }

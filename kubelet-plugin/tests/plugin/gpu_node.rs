@@ -84,6 +84,20 @@ async fn a_gpu_node_that_cannot_be_written_holds_up_nothing_and_is_written_later
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_node_that_was_deleted_comes_back_although_nothing_happens_on_the_node() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let told = wait("the report", || status(&node).filter(|status| status.summary.free == 2)).await;
+    for time in 1..=2 {
+        node.api.delete::<GpuNode>("", "n1").unwrap();
+        let again = wait("the report again", || status(&node)).await;
+        assert_eq!((again.summary, again.gpus), (told.summary.clone(), told.gpus.clone()), "{time}");
+        assert!(node.api.get::<GpuNode>("", "n1").unwrap().metadata.owner_references.is_some());
+    }
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn since_when_a_gpu_is_in_trouble_outlasts_the_plugin_and_what_to_do_is_told() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;

@@ -101,6 +101,64 @@ async fn in_a_rolling_update_the_newer_instance_takes_over_and_either_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_never_reads_its_gpus_takes_nothing_over_from_one_that_serves() {
+    let node = Node::new("h100x2");
+    let config = |uid: &str| node.config(&["--pod-uid", uid]);
+    let old = node.start_with(config("11111111-1111-1111-1111-111111111111"));
+    old.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+
+    let deaf = divvy_gpu_sim::SimNode::parse("h100x2").unwrap();
+    deaf.edit(|engine| engine.set_driver_loaded(false));
+    let second = config("22222222-2222-2222-2222-222222222222");
+    let (dra, registration) = (second.sockets.dra.clone(), second.sockets.registration.clone());
+    let new = node.start_on(second, std::sync::Arc::new(deaf.clone()));
+    let waits = || {
+        let missing = new.readiness.missing();
+        missing.iter().any(|part| part.contains("another instance serves the kubelet")).then_some(())
+    };
+    wait("the reason", waits).await;
+    assert!(dra.exists() && !registration.exists());
+    let publishes = |of: &crate::node::Plugin| of.metrics.encode().contains("divvy_publishes 1\n");
+    // Longer than a hand-over takes.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(publishes(&old) && !publishes(&new) && !registration.exists());
+    let other = node.claim("other", &["gpu-1"]);
+    node.prepare(&other).await.unwrap();
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+
+    // Its driver comes: now it is the newer one that works.
+    deaf.edit(|engine| engine.set_driver_loaded(true));
+    new.wait_ready().await;
+    wait("the hand-over", || (publishes(&new) && !publishes(&old)).then_some(())).await;
+    old.stop().await;
+    assert_eq!(node.unprepare(&other).await, Ok(()));
+    new.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_without_a_driver_registers_at_once_where_no_other_serves_or_the_other_is_gone() {
+    let node = Node::new("h100x1");
+    let config = |uid: &str| node.config(&["--pod-uid", uid]);
+    node.sim.edit(|engine| engine.set_driver_loaded(false));
+    let first = node.start_with(config("11111111-1111-1111-1111-111111111111"));
+    node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
+    let second = node.start_with(config("22222222-2222-2222-2222-222222222222"));
+    wait("its DRA socket", || second.config.sockets.dra.exists().then_some(())).await;
+    assert!(!second.config.sockets.registration.exists());
+    first.kill().await;
+    let newest = |plugins: &[divvy_fake_cluster::kubelet::Plugin]| {
+        plugins.last().filter(|p| p.connected && p.endpoint.contains("22222222")).map(drop)
+    };
+    node.kubelet.wait_for(newest, PATIENCE).await.unwrap();
+    // A claim of which nothing is known is let go without a driver.
+    let claim = node.claim("c", &["gpu-0"]);
+    assert_eq!(node.unprepare(&claim).await, Ok(()));
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_whose_claim_and_pod_are_gone_is_undone_after_its_grace() {
     let node = Node::new("h100x1");
     let mut config = node.config(&[]);

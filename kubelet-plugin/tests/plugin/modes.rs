@@ -41,21 +41,48 @@ async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_
     let published = node.published();
     let taints = |name: &str| published.iter().find(|(n, _)| n == name).map(|(_, taints)| taints.len());
     assert!(taints("gpu-0-ts") > Some(0) && taints("gpu-0") > Some(0), "{published:?}");
-    let sets = node.api.list::<ResourceSlice>().into_iter().filter_map(|s| s.spec.shared_counters);
-    assert_eq!(sets.flatten().count(), 0, "no counter of a GPU that was given twice");
+    let sets = || node.api.list::<ResourceSlice>().into_iter().filter_map(|s| s.spec.shared_counters);
+    wait("the end of the other modes", || (sets().flatten().count() == 0).then_some(())).await;
     let text = wait("an Event", || told(&node, "OneModeForEachGpu")).await;
     assert!(text.contains("the scheduler has given a GPU out in two modes at once"), "{text}");
-    wait("an Event", || told(&node, "GivenTwice")).await;
+    let text = wait("an Event", || told(&node, "GivenTwice")).await;
+    assert!(
+        text.contains("(default/share has gpu-0-ts, default/whole has gpu-0, refused at prepare)"),
+        "{text}"
+    );
     assert!(metric(&plugin, "divvy_one_mode{reason=\"conflict\"} 1"), "{}", plugin.metrics.encode());
 
-    // The claim that came too late goes: the GPU goes on as it is used.
+    // The claim that came too late goes, and with it the conflict.
     node.api.delete::<ResourceClaim>("default", "whole").unwrap();
     node.unprepare(&whole).await.unwrap();
-    wait("shares", || (open(&node) == ["gpu-1", "gpu-0-ts"]).then_some(())).await;
-    // And the last share makes it a whole one.
-    node.unprepare(&share).await.unwrap();
-    node.api.delete::<ResourceClaim>("default", "share").unwrap();
-    wait("whole GPUs", || (open(&node) == ["gpu-1", "gpu-0"]).then_some(())).await;
+    wait("every mode", || (open(&node).len() == 2 * 20).then_some(())).await;
+    assert!(metric(&plugin, "divvy_one_mode{reason=\"conflict\"} 0"), "{}", plugin.metrics.encode());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conflict_with_a_device_that_was_withdrawn_fences_its_gpu_and_costs_the_others_nothing() {
+    let node = Node::new("h100x2");
+    let plugin = node.start_with(node.config(&["--offer", "everything"]));
+    plugin.wait_ready().await;
+    let rule = json!({ "gpus": { "ordinals": [0] }, "modes": ["TimeSlicing"] });
+    node.api.put(&divvy_fake_cluster::GpuPolicy::new("shares", json!({ "rules": [rule] }))).unwrap();
+    wait("the end of the other modes", || (node.published().len() == 2 + 21).then_some(())).await;
+    let share = node.claim("share", &["gpu-0-ts"]);
+    node.prepare(&share).await.unwrap();
+    // The scheduler chose it before the policy, and its write was held up.
+    let whole = node.claim("whole", &["gpu-0"]);
+    node.prepare(&whole).await.unwrap_err();
+    let text = wait("an Event", || told(&node, "GivenTwice")).await;
+    assert!(
+        text.contains("default/whole has gpu-0, refused at prepare") && text.contains("default/share has"),
+        "{text}"
+    );
+    wait("the fence", || open(&node).iter().all(|name| name.starts_with("gpu-1")).then_some(())).await;
+    assert_eq!(open(&node).len(), 20);
+    assert_eq!(told(&node, "OneModeForEachGpu"), None);
+    node.api.delete::<ResourceClaim>("default", "whole").unwrap();
+    wait("shares", || open(&node).contains(&"gpu-0-ts".to_owned()).then_some(())).await;
     plugin.stop().await;
 }
 
@@ -103,7 +130,7 @@ async fn mig_instances_of_somebody_else_are_published_where_a_policy_says_so() {
     node.api.put(&divvy_fake_cluster::GpuPolicy::new("static", spec)).unwrap();
     let plugin = node.start_with(node.config(&[]));
     plugin.wait_ready().await;
-    wait("the instance", || (open(&node) == ["gpu-0-mig-3g40gb-9-4"]).then_some(())).await;
+    wait("the instance", || (open(&node) == ["gpu-0-mig-static-3g40gb-9-4"]).then_some(())).await;
     let device = node
         .api
         .list::<ResourceSlice>()
@@ -114,9 +141,9 @@ async fn mig_instances_of_somebody_else_are_published_where_a_policy_says_so() {
     let uuid = device.attributes.unwrap()["uuid"].string.clone().unwrap();
     assert_eq!(uuid, foreign.uuid.to_string());
     assert_eq!(told(&node, "ForeignMigInstance"), None);
-    let claim = node.claim("c", &["gpu-0-mig-3g40gb-9-4"]);
+    let claim = node.claim("c", &["gpu-0-mig-static-3g40gb-9-4"]);
     let prepared = node.prepare(&claim).await.unwrap();
-    assert_eq!(prepared[0].device_name, "gpu-0-mig-3g40gb-9-4");
+    assert_eq!(prepared[0].device_name, "gpu-0-mig-static-3g40gb-9-4");
     node.unprepare(&claim).await.unwrap();
     assert_eq!(node.sim.inventory().gpus[&gpu].mig.as_ref().unwrap().instances.len(), 1, "it stays");
     plugin.stop().await;
@@ -128,7 +155,7 @@ async fn what_was_given_out_before_the_instances_of_a_gpu_changed_hands_is_serve
     let gpu = node.sim.uuids()[0].clone();
     node.sim.edit(|engine| engine.set_mig_mode(&gpu, true)).unwrap();
     let foreign = node.sim.make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
-    let (theirs, ours) = ("gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-0");
+    let (theirs, ours) = ("gpu-0-mig-static-3g40gb-9-4", "gpu-0-mig-1g10gb-19-0");
     let policy = |instances: &str| {
         let spec = json!({ "rules": [{ "modes": ["Mig"], "mig": { "instances": instances } }] });
         node.api.put(&divvy_fake_cluster::GpuPolicy::new("instances", spec)).unwrap();

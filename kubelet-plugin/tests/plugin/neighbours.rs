@@ -1,9 +1,13 @@
 //! GPUs that others use: told by the kubelet, by other drivers' objects, and by NVML.
 
+use std::path::Path;
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_proto::podresources::v1::{ContainerDevices, ContainerResources, PodResources};
+use divvy_kubelet_plugin::{Config, SocketNames};
+use divvy_proto::podresources::v1::{
+    ClaimResource, ContainerDevices, ContainerResources, DynamicResource, PodResources,
+};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use serde_json::json;
@@ -128,6 +132,87 @@ async fn beside_another_driver_of_a_gpu_its_claims_are_asked_for_by_name_and_all
     wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
     assert_eq!(node.api.count("list", "resourceclaims"), 0);
     plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_neighbour_that_has_let_go_is_noticed_at_the_next_look_although_devices_are_asked_for_seldom() {
+    let node = Node::new("h100x2");
+    their_slice(&node);
+    let theirs = || vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
+    node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs())).unwrap();
+    let mut config = node.config(&[]);
+    config.timing.neighbours = Duration::from_millis(50);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let names = ["gpu-1", "gpu-0"];
+    wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
+    // While its pod runs the kubelet tells, and the API is not asked.
+    node.kubelet.set_pod_resources(vec![pod_of_driver("gpu.example.com", "card-7")]);
+    let asked = || node.api.count("get", "resourceclaims");
+    let mut before = asked();
+    loop {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        if std::mem::replace(&mut before, asked()) == before {
+            break;
+        }
+    }
+    assert_eq!(ours(&node), used(&names, "gpu-0"));
+    node.kubelet.set_pod_resources(Vec::new());
+    wait("looks", || (asked() > before + 2).then_some(())).await;
+    assert_eq!(ours(&node), used(&names, "gpu-0"), "allocated still");
+    node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
+    wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_divvy_drivers_of_one_node_do_not_give_out_one_gpu_at_once() {
+    const OTHER: &str = "gpu.two.example";
+    let node = Node::new("h100x2");
+    let first = node.start().await;
+    let dir = node.kubelet.config().plugin_dir(OTHER).display().to_string();
+    let config = node.config(&["--driver-name", OTHER]);
+    assert!(config.lock_dir.is_some() && config.lock_dir == first.config.lock_dir);
+    let sockets =
+        SocketNames::new(OTHER, Path::new(&dir), &node.kubelet.config().registry_dir(), None).unwrap();
+    let second = node.start_with(Config { plugin_dir: dir.into(), sockets, ..config });
+    second.wait_ready().await;
+    let theirs = vec![mk_result("gpu", OTHER, crate::node::POOL, "gpu-0")];
+    let theirs = node.put(allocated(mk_claim("default", "theirs", OTHER, 1), theirs));
+    let prepare = async || {
+        let claims = std::slice::from_ref(&theirs);
+        node.kubelet.prepare(OTHER, claims).await.unwrap().remove(&theirs.uid).unwrap()
+    };
+    let ours = node.claim("ours", &["gpu-0"]);
+    node.prepare(&ours).await.unwrap();
+    let refused = prepare().await.unwrap_err();
+    assert!(
+        refused.contains("is held by driver gpu.divvy.dev, which has prepared claim default/ours"),
+        "{refused}"
+    );
+    node.unprepare(&ours).await.unwrap();
+    node.api.delete::<ResourceClaim>("default", "ours").unwrap();
+    prepare().await.unwrap();
+    let late = node.claim("late", &["gpu-0"]);
+    assert!(node.prepare(&late).await.unwrap_err().contains("is held by driver gpu.two.example"));
+    first.stop().await;
+    second.stop().await;
+}
+
+/// A pod with a claim of another driver.
+fn pod_of_driver(driver: &str, device: &str) -> PodResources {
+    let claim = DynamicResource {
+        claim_name: "theirs".to_owned(),
+        claim_namespace: "ml".to_owned(),
+        claim_resources: vec![ClaimResource {
+            driver_name: driver.to_owned(),
+            pool_name: "n1".to_owned(),
+            device_name: device.to_owned(),
+            ..ClaimResource::default()
+        }],
+    };
+    let container = ContainerResources { dynamic_resources: vec![claim], ..ContainerResources::default() };
+    PodResources { name: "trainer".to_owned(), namespace: "ml".to_owned(), containers: vec![container] }
 }
 
 /// What we publish.

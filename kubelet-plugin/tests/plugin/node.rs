@@ -102,9 +102,10 @@ impl Node {
     /// A plugin's configuration for this node.
     pub(crate) fn config(&self, more: &[&str]) -> Config {
         let kubelet = self.kubelet.config();
-        let flags: [(&str, PathBuf); 9] = [
+        let flags: [(&str, PathBuf); 10] = [
             ("--node-name", "n1".into()),
             ("--plugin-dir", kubelet.plugin_dir(DRIVER)),
+            ("--lock-dir", self.dir.path().join("host/run/divvy")),
             ("--registry-dir", kubelet.registry_dir()),
             ("--pod-resources-socket", kubelet.pod_resources_socket()),
             ("--cdi-dir", self.cdi_dir()),
@@ -132,6 +133,7 @@ impl Node {
         timing.withdrawn = Duration::from_millis(200);
         timing.leave = Duration::from_millis(200);
         timing.gpu_node = Duration::from_millis(100);
+        timing.gpu_node_look = Duration::from_millis(100);
         timing.policy_retry = Duration::from_millis(100);
         timing.cdi_settle = Duration::from_millis(20);
         timing.publisher_poll = Duration::from_millis(100);
@@ -181,11 +183,11 @@ impl Node {
         plugin
     }
 
-    /// Waits until what a plugin asks the API for at its start has been asked: the publisher, the carver and the look for
-    /// neighbours have each listed slices, and what people are told has been written.
+    /// Waits until what a plugin asks the API for at its start has been asked: the publisher, the carver, the look for
+    /// neighbours and whoever numbers the GPUs of a fresh node have each listed slices, and what people are told has been written.
     pub(crate) async fn wait_calm(&self) {
         let calm = || {
-            self.api.count("list", "resourceslices") >= 3 && self.api.count("patch", "gpunodes/status") > 0
+            self.api.count("list", "resourceslices") >= 4 && self.api.count("patch", "gpunodes/status") > 0
         };
         wait("the first lists and the node's report", || calm().then_some(())).await;
     }

@@ -1,5 +1,8 @@
 //! Records that are not as they were written.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use sha2::{Digest, Sha256};
 
 use crate::node::{DRIVER, Node, device, wait};
@@ -84,5 +87,38 @@ async fn a_record_of_a_later_version_keeps_its_gpu_off_limits_and_is_left_as_it_
         Ok(vec![device(&free, "gpu", "gpu-1")]),
         "the other GPU is not concerned"
     );
+    plugin.stop().await;
+}
+
+/// `gpu-<n>` of the slices, and the UUID it is published with.
+fn numbered(node: &Node) -> BTreeMap<String, String> {
+    let slices = node.api.list::<ResourceSlice>().into_iter();
+    let devices = slices.flat_map(|slice| slice.spec.devices.unwrap_or_default());
+    let uuid = |device: &Device| device.attributes.as_ref()?.get("gpuUUID")?.string.clone();
+    devices.filter_map(|device| Some((device.name.clone(), uuid(&device)?))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_file_of_gpu_numbers_is_made_again_and_no_gpu_changes_its_name() {
+    let node = Node::new("h100x3");
+    let file = node.kubelet.config().plugin_dir(DRIVER).join("node/ordinals.json");
+    // Against the order of the addresses, in which a fresh node would count.
+    let numbers: BTreeMap<_, _> = node.sim.uuids().into_iter().rev().zip(0..).collect();
+    fs_err::create_dir_all(file.parent().unwrap()).unwrap();
+    fs_err::write(&file, serde_json::to_vec(&numbers).unwrap()).unwrap();
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-2"]);
+    let answer = node.prepare(&claim).await.unwrap();
+    let named = numbered(&node);
+    assert_eq!(named["gpu-2"], node.sim.uuids()[0].to_string());
+    plugin.stop().await;
+
+    fs_err::write(&file, b"{\"GPU").unwrap();
+    let plugin = node.start().await;
+    wait("the count", || plugin.metrics.encode().contains("gpu_numbers_lost_total 1").then_some(())).await;
+    assert_eq!(numbered(&node), named);
+    assert_eq!(node.prepare(&claim).await, Ok(answer));
+    let again: BTreeMap<_, _> = serde_json::from_slice(&fs_err::read(&file).unwrap()).unwrap();
+    assert_eq!(numbers, again);
     plugin.stop().await;
 }

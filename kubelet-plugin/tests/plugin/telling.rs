@@ -202,8 +202,10 @@ async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
     let newer = node.claim("newer", &["gpu-1"]);
     let plugin = node.start().await;
     node.prepare(&newer).await.unwrap();
+    let plugin_dir = plugin.config.plugin_dir.clone();
     plugin.stop().await;
     crate::records::make_newer(&crate::records::record(&node, &newer.uid));
+    fs_err::write(plugin_dir.join("node/ordinals.json"), b"").unwrap();
     let plugin = node.start_with(node.config(&["--offer", "everything", "--mode-lock", "off"]));
     plugin.wait_ready().await;
     let claim = node.claim("c", &["gpu-0"]);

@@ -6,8 +6,8 @@ use std::hint::black_box;
 use anyhow::{Context, Result, ensure};
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Slices};
 use divvy_api::names::{CLASS_GPU, CLASS_MIG, CLASS_SHARE, DRIVER};
-use divvy_carve::{GpuRules, Modes};
 use divvy_fake_cluster::build::{mk_claim, mk_class, mk_node};
+use divvy_offer::{GpuRules, Modes};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, CELDeviceSelector, Device, DeviceAllocationResult, DeviceClass,

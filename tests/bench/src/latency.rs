@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names::DRIVER;
-use divvy_carve::pool_name;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
+use divvy_offer::pool_name;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use divvy_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use fs_err as fs;

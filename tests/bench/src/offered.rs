@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use divvy_api::names::DRIVER;
-use divvy_carve::{
-    Carved, GpuRules, Input, KubeVersion, Partitioning, Pool, Rules, ServerFeatures, carve_partitions,
-};
 use divvy_controller::{Accepted, Target, Write, plan_sync};
 use divvy_gpu_sim::Engine;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{GpuUuid, Inventory, Ordinals};
+use divvy_offer::{
+    Carved, GpuRules, Input, KubeVersion, Partitioning, Pool, Rules, ServerFeatures, carve_partitions,
+};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
@@ -66,6 +66,7 @@ impl Offered {
             ordinals: &self.ordinals,
             taints: &nothing,
             held: &nobody,
+            leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous: None,
             features: &self.features,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use divvy_api::names::DRIVER;
-use divvy_carve::pool_name;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
 use divvy_gpu_sim::MigLatency;
+use divvy_offer::pool_name;
 use divvy_proto::dra::v1::Claim;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use futures::future::try_join_all;

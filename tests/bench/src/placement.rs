@@ -4,8 +4,8 @@
 use anyhow::{Context, Result, ensure};
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Slices};
 use divvy_api::names::{CLASS_MIG, DRIVER};
-use divvy_carve::{GpuRules, Modes, PlacementOrder};
 use divvy_fake_cluster::build::{mk_class, mk_node};
+use divvy_offer::{GpuRules, Modes, PlacementOrder};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimStatus};
 
 use crate::allocator::{claim_for, selector};

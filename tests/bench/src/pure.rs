@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use anyhow::{Result, ensure};
-use divvy_carve::{GpuRules, Modes};
+use divvy_offer::{GpuRules, Modes};
 
 use crate::offered::Offered;
 use crate::rig::NODE;

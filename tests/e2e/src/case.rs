@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::objects::{SAID, collection};
 use crate::options::Gates;
 use crate::parts::numbers;
-use crate::wait::wait_for;
+use crate::wait::{poll, wait_for};
 
 /// How long a pod may take to run, or to end, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(1);
@@ -127,6 +127,15 @@ impl Env<'_> {
             Ok(self.api().get(&path)?.filter(|pod| has_condition(pod, "Ready")))
         })
         .with_context(|| format!("events of pod {pod}: {}", self.messages(pod).join("; ")))
+    }
+
+    /// Waits until this many pods of a Deployment are ready.
+    pub fn wait_for_replicas(&self, deployment: &str, ready: u32) -> Result<()> {
+        let path = self.path("Deployment", deployment)?;
+        poll(&format!("{ready} ready pods of Deployment {deployment}"), PATIENCE, || {
+            let found = self.api().get(&path)?;
+            Ok(found.is_some_and(|found| at(&found, "status.availableReplicas") == ready))
+        })
     }
 
     /// Waits until the scheduler has said that it cannot place a pod, and returns its reason.

@@ -75,6 +75,14 @@ impl<'a> Driver<'a> {
         helm(self.cluster, &args).map(drop)
     }
 
+    /// Installs the chart a second time, in a namespace of the release's name, for a driver of another name.
+    pub fn install_second(&self, release: &str, driver: &str) -> Result<()> {
+        let (chart, values) = (chart(), self.values_file().display().to_string());
+        let own = format!("driverName={driver},crds.install=false,viewRole.enabled=false");
+        let args = ["install", release, &chart, "--namespace", release, "--create-namespace"];
+        helm(self.cluster, &[&args[..], &["--values", &values, "--set", &own]].concat()).map(drop)
+    }
+
     /// Installs the chart again, with these values changed, and waits until only the new plugin runs.
     pub fn upgrade(&self, set: &[&str]) -> Result<()> {
         let uids =
@@ -85,6 +93,20 @@ impl<'a> Driver<'a> {
             let pods = self.pods()?;
             let new = uids(&pods).iter().all(|uid| !old.contains(uid));
             Ok(new && pods.len() == 1 && pods.iter().all(|pod| has_condition(pod, "Ready")))
+        })
+        .with_context(|| self.explain())
+    }
+
+    /// Installs the chart again with these values and does not wait for what comes of it.
+    pub fn change(&self, set: &[&str]) -> Result<()> {
+        self.helm(&["upgrade"], set)
+    }
+
+    /// Waits until there is one plugin, ready.
+    pub fn wait_until_alone(&self) -> Result<()> {
+        poll("one plugin, ready", PATIENCE, || {
+            let pods = self.pods()?;
+            Ok(pods.len() == 1 && pods.iter().all(|pod| has_condition(pod, "Ready")))
         })
         .with_context(|| self.explain())
     }
@@ -199,13 +221,22 @@ impl<'a> Driver<'a> {
 
     /// [`Driver::kill`], with something to do as soon as the process is killed.
     pub fn kill_and(&self, then: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.restarted_after(Signal::Kill, then)
+    }
+
+    /// Stops the plugin's process with SIGSTOP and waits until the kubelet has replaced it and the next is ready.
+    pub fn hang(&self) -> Result<()> {
+        self.restarted_after(Signal::Stop, || Ok(()))
+    }
+
+    fn restarted_after(&self, signal: Signal, then: impl FnOnce() -> Result<()>) -> Result<()> {
         let running = self.pids()?;
         let &[pid] = running.as_slice() else { bail!("expected one plugin process, found {running:?}") };
         let restarts = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64().unwrap_or(0);
         let before = restarts(&self.wait_until_ready()?);
-        self.cluster.send(pid, Signal::Kill)?;
+        self.cluster.send(pid, signal)?;
         then()?;
-        poll("ready plugin after SIGKILL", PATIENCE, || {
+        poll(&format!("ready plugin after {signal:?}"), PATIENCE, || {
             let pods = self.pods()?;
             Ok(pods.iter().any(|found| restarts(found) > before && has_condition(found, "Ready")))
         })

@@ -115,6 +115,8 @@ impl Namespaces {
         let name = match signal {
             Signal::Term => "TERM",
             Signal::Kill => "KILL",
+            Signal::Stop => "STOP",
+            Signal::Continue => "CONT",
         };
         output(&mut self.command("/bin/sh", ["-c", &format!("kill -{name} {pid}")])).map(drop)
     }

@@ -117,6 +117,21 @@ pub fn template(name: &str, spec: &Value) -> Value {
     })
 }
 
+/// A Deployment of a pod.
+pub fn deployment(name: &str, replicas: u32, pod: &Pod) -> Value {
+    let labels = json!({"app": name});
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod.spec()},
+        },
+    })
+}
+
 /// The spec of a claim for some GPUs that a CEL expression selects.
 pub fn request(cel: &str, count: usize) -> Value {
     json!({"devices": {"requests": [{

@@ -57,15 +57,6 @@ const OTHERS: &[Part] = &[
 const KUBERNETES_NAMES: &[&str] =
     &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
 
-/// Debian packages that the build and the cluster need, by a file that shows each is there.
-const HOST_NEEDS: &[(&str, &[&str])] = &[
-    ("libseccomp-dev", &["/usr/include/seccomp.h"]),
-    ("nftables", &["/usr/sbin/nft", "/sbin/nft"]),
-    ("busybox-static", &["/usr/bin/busybox", "/bin/busybox"]),
-    ("iproute2", &["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"]),
-    ("openssl", &["/usr/bin/openssl"]),
-];
-
 /// Where the programs of a cluster are.
 #[derive(Debug, Clone)]
 pub struct Parts {
@@ -76,7 +67,6 @@ pub struct Parts {
 impl Parts {
     /// Finds every program of a cluster of this Kubernetes version, building what is not there yet.
     pub fn ensure(version: &str) -> Result<Self> {
-        need_host_packages()?;
         let mut dirs = BTreeMap::new();
         dirs.insert(KUBERNETES.name, kubernetes(version)?);
         for part in OTHERS {
@@ -139,22 +129,6 @@ pub fn cache_dir() -> Result<PathBuf> {
 
 fn module_dir(part: &Part) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("parts").join(part.name)
-}
-
-fn need_host_packages() -> Result<()> {
-    let missing: Vec<&str> = HOST_NEEDS
-        .iter()
-        .filter(|(_, files)| !files.iter().any(|file| Path::new(file).exists()))
-        .map(|(package, _)| *package)
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let list = missing.join(" ");
-    let install = format!("apt-get update && apt-get install --yes --no-install-recommends {list}");
-    crate::process::say(&format!("installing what the cluster needs: {list}"));
-    run(Command::new("sh").args(["-c", &format!("({install}) >&2")]))
-        .with_context(|| format!("this machine lacks {list}; install them with: {install}"))
 }
 
 /// Builds Kubernetes of any version: the checked-in module is the default's, others are derived from it.

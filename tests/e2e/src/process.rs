@@ -57,13 +57,17 @@ pub fn output_of(command: &mut Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// What a program is sent to end it.
+/// What a program is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// `SIGTERM`: it may finish what it is doing.
     Term,
     /// `SIGKILL`: it may not.
     Kill,
+    /// `SIGSTOP`: it does nothing until it may go on.
+    Stop,
+    /// `SIGCONT`: it goes on.
+    Continue,
 }
 
 /// A long-running program in a cluster's namespaces, by name: a component, or a host process of a test.
@@ -120,6 +124,13 @@ impl<'a> Daemon<'a> {
         gone(Duration::from_secs(5))
     }
 
+    /// Holds the program (`SIGSTOP`) until the answer is dropped.
+    pub fn hold(&self) -> Result<Held<'a>> {
+        let pid = self.pid().with_context(|| format!("{} does not run", self.name))?;
+        self.namespaces.send(pid, Signal::Stop)?;
+        Ok(Held { namespaces: self.namespaces, pid })
+    }
+
     /// Ends the program (`Term`) and starts it again.
     pub fn restart(&self) -> Result<()> {
         self.stop(Signal::Term)?;
@@ -151,6 +162,21 @@ impl<'a> Daemon<'a> {
 
     fn pid_file(&self) -> PathBuf {
         self.namespaces.state().join("pids").join(&self.name)
+    }
+}
+
+/// A program that is held, until dropped.
+#[derive(Debug)]
+pub struct Held<'a> {
+    namespaces: &'a Namespaces,
+    pid: u32,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.namespaces.send(self.pid, Signal::Continue) {
+            say(&format!("process {} is still stopped: {error:#}", self.pid));
+        }
     }
 }
 

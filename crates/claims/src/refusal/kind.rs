@@ -41,6 +41,7 @@ impl Refusal {
             Self::NoStaticPartition { .. } => "no-static-partition",
             Self::StillHeld { .. } => "held",
             Self::Strangers { .. } => "foreign-processes",
+            Self::OtherDriver { .. } => "other-driver",
             Self::UnreadableHolder { .. } => "unreadable-record",
         }
     }
@@ -49,9 +50,11 @@ impl Refusal {
     pub fn retry(&self) -> Retry {
         match self {
             Self::GpuUnreadable { source, .. } if !source.is_transient() => Retry::Later,
-            Self::NoInventory | Self::Strangers { .. } | Self::Fenced { .. } | Self::GpuUnreadable { .. } => {
-                Retry::Soon
-            }
+            Self::NoInventory
+            | Self::OtherDriver { .. }
+            | Self::Strangers { .. }
+            | Self::Fenced { .. }
+            | Self::GpuUnreadable { .. } => Retry::Soon,
             Self::DeviceGone { .. }
             | Self::MigModeOn { .. }
             | Self::MigModeOff { .. }

@@ -33,6 +33,10 @@ mod mig_world;
 #[cfg(test)]
 mod modes;
 #[cfg(test)]
+mod numbers;
+#[cfg(test)]
+mod owned;
+#[cfg(test)]
 mod race;
 #[cfg(test)]
 mod story;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ use divvy_gpu_sim::SimNode;
 
 use crate::mig_hardware::Hardware;
 use divvy_model::{
-    ClaimUid, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress, TimeSlice,
+    ClaimUid, DeviceKind, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress,
+    TimeSlice,
 };
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -64,6 +66,7 @@ impl World {
                 processes: BTreeMap::new(),
                 process_error: None,
                 api: BTreeMap::new(),
+                published: Vec::new(),
                 asked: BTreeMap::new(),
                 api_down: false,
                 api_takes: None,
@@ -83,6 +86,7 @@ impl World {
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
                 pods: BTreeMap::new(),
+                among: None,
                 busy: BTreeSet::new(),
             })),
             Arc::default(),
@@ -128,6 +132,10 @@ impl World {
         }
         let boot = format!("boot-{}", self.lock().boot).parse().unwrap();
         let mut config = ExecutorConfig::new(DRIVER, boot);
+        if let Some((dir, driver)) = self.lock().among.clone() {
+            config.driver = driver.to_owned();
+            config.lock_dir = Some(dir);
+        }
         let seam = Arc::new(self.clone());
         let steps: Arc<dyn Steps> = if self.lock().sim.is_some() {
             // What is refused for a while is tried again in the call: often enough.

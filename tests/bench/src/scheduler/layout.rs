@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use divvy_api::names;
-use divvy_carve::{AttributeValue, GpuRules, Modes, OfferedMode, Pool};
 use divvy_model::mig::ProfileVariant;
+use divvy_offer::{AttributeValue, GpuRules, Modes, OfferedMode, Pool};
 use serde_json::{Value, json};
 
 use crate::offered::Offered;
@@ -133,7 +133,7 @@ impl Asked {
     }
 }
 
-fn is_partition(device: &divvy_carve::Device) -> bool {
+fn is_partition(device: &divvy_offer::Device) -> bool {
     device.attributes.contains_key(names::attributes::PROFILE)
 }
 

@@ -1,5 +1,6 @@
 //! Components that are killed, stopped and started under running pods. Each has the cluster to itself.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -7,9 +8,10 @@ use serde_json::Value;
 
 use super::SHARED;
 use super::policy::{OF_NODE, Token};
-use crate::api::at;
+use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
 use crate::components::Component;
+use crate::driver::NAMESPACE;
 use crate::gpus::Gpus;
 use crate::objects::{Pod, claim, product};
 use crate::process::Signal;
@@ -38,6 +40,16 @@ pub(super) fn plugin_killed(env: &Env) -> Result<()> {
     let after = pod_with_gpu(env, "after")?;
     ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
     env.end("before", &uid)?;
+    env.end("after", &after)
+}
+
+/// A process that hangs is killed at once when the kubelet has found out: it gets no minute to finish what it does.
+pub(super) fn plugin_hangs(env: &Env) -> Result<()> {
+    let before = pod_with_gpu(env, "before")?;
+    env.driver.hang()?;
+    undisturbed(env, "before")?;
+    let after = pod_with_gpu(env, "after")?;
+    env.end("before", &before)?;
     env.end("after", &after)
 }
 
@@ -156,4 +168,72 @@ pub(super) fn claim_deleted_meanwhile(env: &Env) -> Result<()> {
     env.create(&claim("again", &this))?;
     env.create(&Pod::new("b").claim("again").build())?;
     env.check("b", "main", &["again"]).map(drop)
+}
+
+/// An instance that can never serve, beside one that does: the node goes on with the one that does.
+pub(super) fn updated_badly(env: &Env) -> Result<()> {
+    env.driver.change(&["driverRoot=/nope"])?;
+    let outcome = poll("a new plugin that is not ready", PATIENCE, || {
+        let pods = env.driver.pods()?;
+        let events = env.api().list(&format!("/api/v1/namespaces/{NAMESPACE}/events"))?;
+        // Asked a few times: it has had the time to register.
+        let failed = |pod: &Value| {
+            events.iter().any(|event| {
+                at(event, "reason") == "Unhealthy"
+                    && at(event, "involvedObject.uid") == at(pod, "metadata.uid")
+                    && at(event, "count").as_u64() >= Some(3)
+            })
+        };
+        Ok(pods.len() == 2 && pods.iter().any(|pod| !has_condition(pod, "Ready") && failed(pod)))
+    })
+    .and_then(|()| served_by_the_healthy(env));
+    env.driver.change(&[])?;
+    env.driver.wait_until_alone()?;
+    outcome?;
+    let after = pod_with_gpu(env, "after")?;
+    env.end("after", &after)
+}
+
+fn served_by_the_healthy(env: &Env) -> Result<()> {
+    ensure!(env.driver.wait_for_slices()?.iter().all(untainted), "devices are tainted by the new instance");
+    let uid = pod_with_gpu(env, "meanwhile")?;
+    let refused = env.messages("meanwhile").into_iter().find(|m| m.contains("prepare dynamic resources"));
+    ensure!(refused.is_none(), "a pod was refused: {refused:?}");
+    env.end("meanwhile", &uid)
+}
+
+fn untainted(slice: &Value) -> bool {
+    let devices = at(slice, "spec.devices").as_array().map_or(&[][..], Vec::as_slice);
+    devices.iter().all(|device| at(device, "taints").as_array().is_none_or(Vec::is_empty))
+}
+
+/// The API server answers nothing while pods start and end.
+pub(super) fn etcd_held(env: &Env) -> Result<()> {
+    let ending = pod_with_gpu(env, "ending")?;
+    let mut minors = BTreeSet::new();
+    let names = ["a", "b", "c"];
+    for name in names {
+        env.create(&claim(name, &product(SHARED)))?;
+    }
+    for name in names {
+        env.create(&Pod::new(name).claim(name).build())?;
+    }
+    env.delete("Pod", "ending")?;
+    let held = env.cluster.component(Component::Etcd).hold()?;
+    poll("an API server without its store", Duration::from_secs(20), || {
+        Ok(env.api().text("/readyz").is_err())
+    })?;
+    drop(held);
+    env.cluster.wait_for_api()?;
+    for name in names {
+        env.nudge(name)?;
+        minors.append(&mut env.check(name, "main", &[name])?);
+    }
+    ensure!(minors.len() == names.len(), "one GPU was given out twice: {minors:?}");
+    env.wait_until_gone("Pod", "ending")?;
+    env.driver.wait_until_unprepared(&ending)?;
+    for name in names {
+        env.end(name, &Env::uid(&env.claim(name)?)?)?;
+    }
+    Ok(())
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use divvy_api::names::taints;
 use divvy_gpu_sim::Engine;
-use serde_json::json;
 
 use super::SHARED;
 use super::faults::pod_with_gpu;
 use crate::api::at;
 use crate::case::Env;
 use crate::config::Layout;
+use crate::objects::{Pod, deployment, product, request, template};
 use crate::process::say;
 use crate::wait::poll;
 
@@ -55,23 +55,31 @@ pub(super) fn driver_reloaded(env: &Env) -> Result<()> {
     env.end("after", &after)
 }
 
+/// `kubectl drain`, as an admin calls it: pods leave, the driver is let go; afterwards they are back.
 pub(super) fn drained(env: &Env) -> Result<()> {
     let uid = pod_with_gpu(env, "last")?;
-    let cordon = |on: bool| {
-        let path = format!("/api/v1/nodes/{}", Layout::NODE);
-        env.api().patch(&path, &json!({ "spec": { "unschedulable": on } })).map(drop)
-    };
-    let outcome = cordon(true).and_then(|()| {
-        // Its pod has the GPU: the driver is needed.
-        all_tainted(env, taints::DRIVER_DOWN, false)?;
-        env.end("last", &uid)?;
-        all_tainted(env, taints::DRIVER_DOWN, true).context("the driver is not let go")
-    });
-    cordon(false)?;
+    env.create(&template("gpu", &request(&product(SHARED), 1)))?;
+    env.create(&deployment("returns", 1, &Pod::new("").template("gpu")))?;
+    env.wait_for_replicas("returns", 1)?;
+    let outcome = cordoned(env, &uid);
+    env.cluster.kubectl(&["uncordon", Layout::NODE])?;
     outcome?;
     all_tainted(env, taints::DRIVER_DOWN, false)?;
+    env.wait_for_replicas("returns", 1)?;
+    env.delete("Deployment", "returns")?;
     let next = pod_with_gpu(env, "next")?;
     env.end("next", &next)
+}
+
+fn cordoned(env: &Env, last: &str) -> Result<()> {
+    env.cluster.kubectl(&["cordon", Layout::NODE])?;
+    // Pods have GPUs: the driver is needed.
+    all_tainted(env, taints::DRIVER_DOWN, false)?;
+    let drain = ["drain", Layout::NODE, "--ignore-daemonsets", "--force", "--timeout=60s"];
+    env.cluster.kubectl(&drain)?;
+    env.wait_until_gone("Pod", "last")?;
+    env.driver.wait_until_unprepared(last)?;
+    all_tainted(env, taints::DRIVER_DOWN, true).context("the driver is not let go")
 }
 
 /// The boot id after a reboot.

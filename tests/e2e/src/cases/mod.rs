@@ -3,6 +3,7 @@
 //! The node has 11 GPUs of one kind, which cases share as they need them, and one each of five other kinds. A case that
 //! needs a certain GPU takes one of those, which is then its own: the comment at [`GPUS`] says whose.
 
+mod claims;
 mod corpus;
 mod faults;
 mod health;
@@ -53,10 +54,16 @@ pub const ALL: &[Case] = &[
     together("the_plugin_runs_with_what_it_needs_and_no_more", policy::plugin_pod),
     together("the_chart_refuses_values_that_cannot_work", policy::chart_values),
     together("the_publisher_passes_its_corpus_on_this_api_server", corpus::all),
+    together("an_edited_reserved_for_takes_nothing_from_a_running_pod", claims::reserved_for_edited),
+    together("a_gpu_node_that_is_deleted_comes_back", status::gpu_node_deleted),
     alone("a_killed_plugin_goes_on_under_running_pods", faults::plugin_killed),
+    alone("a_plugin_that_hangs_is_replaced_within_a_minute", faults::plugin_hangs),
     alone("slices_come_back_after_a_restart_of_the_kubelet", faults::kubelet_restarted),
     alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
+    alone("nothing_is_lost_while_etcd_is_held", faults::etcd_held),
+    alone("a_wiped_claim_keeps_its_gpu_until_its_pod_is_gone", claims::status_wiped),
+    alone("an_update_that_never_gets_ready_takes_nothing_over", faults::updated_badly),
     alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
     alone("a_driver_that_is_reloaded_taints_and_is_used_again", life::driver_reloaded),
     alone("the_driver_is_let_go_while_the_node_is_drained", life::drained),
@@ -64,6 +71,7 @@ pub const ALL: &[Case] = &[
     alone("a_gpu_that_strangers_use_is_not_given_out", life::strangers),
     alone("what_the_device_plugin_has_given_out_is_not_given_out", neighbours::device_plugin),
     alone("what_another_driver_has_given_out_is_not_given_out", neighbours::other_driver),
+    alone("two_drivers_of_ours_never_give_one_gpu_to_two_pods", neighbours::two_releases),
     alone("the_first_hold_is_refused_while_strangers_compute", neighbours::first_hold),
     alone("cdi_files_follow_an_upgraded_driver", nvidia_driver::upgraded),
     alone("a_driver_that_comes_after_the_plugin_is_found", nvidia_driver::late),
@@ -71,6 +79,7 @@ pub const ALL: &[Case] = &[
     alone("no_claim_fails_in_rolling_updates", life::rolling_updates),
     alone("the_plugin_can_be_a_program_of_the_node", faults::host_process),
     alone("a_sick_gpu_is_tainted_told_to_its_pod_and_given_out_again_when_it_is_well", health::xid),
+    alone("a_later_pod_of_a_claim_is_told_of_its_sick_gpu", claims::later_pods),
     alone("a_policy_lets_pods_leave_a_sick_gpu_and_no_other", health::evicted),
     alone("a_lost_gpu_is_tainted_under_its_pod_and_comes_back", health::lost),
     alone("status_tells_who_holds_what_is_lost_and_why_a_claim_waits", status::tells),
@@ -96,6 +105,7 @@ pub const ALL: &[Case] = &[
     alone("gpus_of_one_node_have_different_modes", shares::per_gpu),
     alone("policies_are_for_nodes_by_name_and_label", shares::per_node),
     modes("a_changed_policy_takes_nothing_away", shares::hot),
+    modes("a_gpu_is_not_given_out_while_a_slow_write_of_its_old_mode_is_under_way", shares::slow_write),
     modes("no_claim_is_lost_when_policies_change_under_it", shares::flips),
     alone("a_bad_policy_is_refused", shares::bad),
     shares("of_two_policies_priority_and_name_decide", shares::two),

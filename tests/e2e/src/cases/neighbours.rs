@@ -8,13 +8,14 @@ use divvy_api::names::{self, taints};
 use serde_json::{Value, json};
 
 use super::SHARED;
-use crate::api::{Api, at};
+use crate::api::{Api, at, has_condition};
 use crate::case::{Env, PATIENCE};
 use crate::config::Layout;
 use crate::device_plugin::{DevicePlugin, PluginGpu};
+use crate::driver::helm;
 use crate::gpus::Gpus;
 use crate::objects::{Pod, claim, claim_for};
-use crate::wait::poll;
+use crate::wait::{poll, wait_for};
 
 /// What NVIDIA's device plugin calls its GPUs.
 const RESOURCE: &str = "nvidia.com/gpu";
@@ -149,8 +150,62 @@ pub(super) fn other_driver(env: &Env) -> Result<()> {
     }
     outcome?;
     env.wait_until_gone("ResourceClaim", "theirs")?;
-    // Other drivers are looked at every ten minutes, or when a plugin starts.
-    env.driver.kill()?;
+    wait_withheld(env, gpu, false)
+}
+
+/// The other divvy of [`two_releases`], and its release and namespace.
+const SECOND: &str = "gpu.two.example";
+const SECOND_RELEASE: &str = "divvy-two";
+
+/// Two divvys with names of their own on one node: a GPU is in one pod at a time, and comes back when it is let go.
+pub(super) fn two_releases(env: &Env) -> Result<()> {
+    let slices = format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={SECOND}");
+    env.driver.install_second(SECOND_RELEASE, SECOND)?;
+    let outcome = poll("devices of the second driver", PATIENCE, || Ok(!env.api().list(&slices)?.is_empty()))
+        .and_then(|()| one_at_a_time(env));
+    // While both drivers are there: the kubelet lets a pod go only when its driver has answered.
+    for pod in ["ours", "theirs"] {
+        env.delete("Pod", pod)?;
+        env.wait_until_gone("Pod", pod)?;
+    }
+    helm(env.cluster, &["uninstall", SECOND_RELEASE, "--namespace", SECOND_RELEASE, "--wait"])?;
+    // The kubelet would do that half a minute later.
+    let theirs = format!("--field-selector=spec.driver={SECOND}");
+    env.cluster.kubectl(&["delete", "resourceslices", &theirs])?;
+    outcome
+}
+
+fn one_at_a_time(env: &Env) -> Result<()> {
+    let gpu = env.driver.gpus().of_product(SHARED).last().copied().context("the node has no such GPU")?;
+    let cel = format!("device.attributes['{SECOND}'].uuid == '{gpu}'");
+    let one = json!({"deviceClassName": SECOND, "selectors": [{"cel": {"expression": cel}}]});
+    let of_second = json!({"devices": {"requests": [{"name": "gpu", "exactly": one}]}});
+    env.create(&claim_for("theirs", &of_second))?;
+    env.create(&claim("ours", &this(gpu)))?;
+    for name in ["ours", "theirs"] {
+        env.create(&Pod::new(name).claim(name).build())?;
+    }
+    let runs = |name: &str| -> Result<bool> {
+        Ok(env.api().get(&env.path("Pod", name)?)?.is_some_and(|pod| has_condition(&pod, "Ready")))
+    };
+    let (winner, loser) = wait_for("a pod that has the GPU", PATIENCE, || {
+        if runs("ours")? {
+            return Ok(Some(("ours", "theirs")));
+        }
+        Ok(runs("theirs")?.then_some(("theirs", "ours")))
+    })?;
+    // By then the other would have started, too.
+    wait_withheld(env, gpu, true)?;
+    ensure!(!runs(loser)?, "one GPU is in two pods");
+    let end = |name: &str| {
+        env.delete("Pod", name)?;
+        env.wait_until_gone("Pod", name)?;
+        env.delete("ResourceClaim", name)
+    };
+    end(winner)?;
+    env.nudge(loser)?;
+    env.wait_until_running(loser)?;
+    end(loser)?;
     wait_withheld(env, gpu, false)
 }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::SHARED;
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
-use crate::objects::{Pod, claim, claim_for, product, request, template};
+use crate::objects::{self, Pod, claim, claim_for, product, request, template};
 use crate::wait::wait_for;
 
 pub(super) fn one_pod_one_gpu(env: &Env) -> Result<()> {
@@ -105,21 +105,8 @@ pub(super) fn selectors(env: &Env) -> Result<()> {
 
 pub(super) fn deployment(env: &Env) -> Result<()> {
     env.create(&template("gpu", &request(&product(SHARED), 1)))?;
-    env.create(&json!({
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "d"},
-        "spec": {
-            "replicas": 2,
-            "selector": {"matchLabels": {"app": "d"}},
-            "template": {"metadata": {"labels": {"app": "d"}}, "spec": Pod::new("").template("gpu").spec()},
-        },
-    }))?;
-    let path = env.path("Deployment", "d")?;
-    wait_for("Deployment with two pods", PATIENCE, || {
-        let found = env.api().get(&path)?;
-        Ok(found.filter(|deployment| at(deployment, "status.availableReplicas") == 2))
-    })?;
+    env.create(&objects::deployment("d", 2, &Pod::new("").template("gpu")))?;
+    env.wait_for_replicas("d", 2)?;
     let pods = env.api().list(&env.path("Pod", "")?)?;
     let mut all = std::collections::BTreeSet::new();
     let mut uids = Vec::new();

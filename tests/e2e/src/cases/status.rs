@@ -2,9 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
+use serde_json::{Value, json};
 
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
+use crate::config::Layout;
 use crate::objects::{Pod, claim, product};
 use crate::wait::{poll, wait_for};
 
@@ -12,7 +14,7 @@ use crate::wait::{poll, wait_for};
 const PRODUCT: &str = "NVIDIA L4";
 
 /// Asks until the answer has this exit status and all of these words: nodes write what they tell a few seconds later.
-fn says(env: &Env, args: &[&str], code: i32, words: &[&str]) -> Result<String> {
+pub(super) fn says(env: &Env, args: &[&str], code: i32, words: &[&str]) -> Result<String> {
     let mut last = (None, String::new());
     let found =
         wait_for(&format!("`kubectl divvy {}` that says {words:?}", args.join(" ")), PATIENCE, || {
@@ -99,4 +101,18 @@ pub(super) fn tells(env: &Env) -> Result<()> {
     poll("end of the taint", PATIENCE * 3, || Ok(env.driver.taints(gpu)?.is_empty()))?;
     says(env, &["status", "gpu", gpu], 0, &[&held])?;
     Ok(())
+}
+
+/// Whoever deletes a GpuNode gets it back, also where nothing else changes.
+pub(super) fn gpu_node_deleted(env: &Env) -> Result<()> {
+    let path = format!("/apis/{}/gpunodes/{}", names::API_VERSION, Layout::NODE);
+    let gpus = |object: &Value| at(object, "status.gpus").as_array().map_or(0, Vec::len);
+    let before = wait_for("GpuNode", PATIENCE, || env.api().get(&path))?;
+    let uid = Env::uid(&before)?;
+    env.api().delete(&path, &json!({}))?;
+    wait_for("another GpuNode with all GPUs", PATIENCE, || {
+        let found = env.api().get(&path)?.filter(|found| gpus(found) == env.driver.gpus().count());
+        Ok(found.filter(|found| Env::uid(found).is_ok_and(|found| found != uid)))
+    })
+    .map(drop)
 }

@@ -86,6 +86,8 @@ pub(crate) struct Machine {
     pub process_error: Option<GpuErrorCode>,
     /// Claims in the API that are allocated here.
     pub api: BTreeMap<ClaimUid, Claim>,
+    /// Numbers in the names of published devices.
+    pub published: Vec<(u32, GpuUuid)>,
     /// Claims that a prepare was asked for and that are not among these.
     pub asked: BTreeMap<ClaimUid, Claim>,
     pub api_down: bool,
@@ -118,6 +120,8 @@ pub(crate) struct Machine {
     pub slice_fault: Option<HardwareFault>,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
+    /// The folder that drivers share, and the name of this one.
+    pub among: Option<(PathBuf, &'static str)>,
     /// Locks that another process has.
     pub busy: BTreeSet<LockName>,
 }

@@ -253,6 +253,17 @@ impl ClaimsApi for World {
             .or_else(|| m.asked.get(uid))
             .map_or(Lookup::Gone, |claim| Lookup::Found(Box::new(claim.clone())))
     }
+
+    fn published_numbers(&self) -> Result<Vec<(u32, GpuUuid)>, String> {
+        let m = self.lock();
+        if m.api_down { Err("connection refused".to_owned()) } else { Ok(m.published.clone()) }
+    }
+
+    fn allocated_numbers(&self) -> Result<Vec<u32>, String> {
+        let m = self.lock();
+        let devices = m.api.values().flat_map(|claim| &claim.allocation.results);
+        Ok(devices.map(|d| DeviceKind::parse(&d.device).unwrap().ordinal()).collect())
+    }
 }
 
 impl Clock for World {

@@ -9,7 +9,7 @@ use super::{
     json, names, of, poll, request, run, share, spec, whole,
 };
 use crate::case::PATIENCE;
-use crate::objects::template;
+use crate::objects::{self, template};
 use crate::wait::wait_for;
 
 pub(in crate::cases) fn several(env: &Env) -> Result<()> {
@@ -55,27 +55,14 @@ pub(in crate::cases) fn several(env: &Env) -> Result<()> {
 
 /// N pods on one card, from a template, 10 % each.
 pub(in crate::cases) fn deployment(env: &Env) -> Result<()> {
-    const PODS: usize = 8;
+    const PODS: u32 = 8;
     let gpu = h100(env, 6)?;
     let _policy = Policy::modes(env, &[gpu], &["TimeSlicing"])?;
     let wanted = [("memory", "100Mi"), ("cores", "10")];
     let spec = json!({"devices": {"requests": [share("gpu", &[gpu], &wanted)]}});
     env.create(&template("share", &spec))?;
-    env.create(&json!({
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "d"},
-        "spec": {
-            "replicas": PODS,
-            "selector": {"matchLabels": {"app": "d"}},
-            "template": {"metadata": {"labels": {"app": "d"}}, "spec": Pod::new("").template("share").spec()},
-        },
-    }))?;
-    let path = env.path("Deployment", "d")?;
-    wait_for("Deployment with all pods", PATIENCE, || {
-        let found = env.api().get(&path)?;
-        Ok(found.filter(|deployment| at(deployment, "status.availableReplicas") == PODS))
-    })?;
+    env.create(&objects::deployment("d", PODS, &Pod::new("").template("share")))?;
+    env.wait_for_replicas("d", PODS)?;
     let mut uids = Vec::new();
     for pod in &env.api().list(&env.path("Pod", "")?)? {
         let (name, claim) = (at(pod, "metadata.name").as_str().unwrap_or_default(), Env::claim_of(pod)?);
@@ -164,7 +151,7 @@ pub(in crate::cases) fn static_partitions(env: &Env) -> Result<()> {
         let parts: Vec<&Value> = devices
             .iter()
             .filter(on)
-            .filter(|device| at(device, "attributes.type.string") == "mig")
+            .filter(|device| at(device, "attributes.type.string") == "mig" && !super::is_withdrawn(device))
             .collect();
         Ok(parts.len() == 1 && parts.iter().all(|part| at(part, "attributes.uuid.string").is_string()))
     })?;

@@ -1,0 +1,79 @@
+//! The numbers in device names: given to new GPUs, taken from those long gone, and made again when their file is lost.
+
+use std::time::Duration;
+
+use divvy_claims::{Record, Stored};
+use divvy_model::{DeviceKind, GpuUuid, Ordinals, PciAddress};
+
+use crate::state::Records;
+use crate::{Executor, LockError, LockName, StoreError};
+
+/// GPUs could not be numbered.
+#[derive(Debug, thiserror::Error)]
+pub enum NumberError {
+    /// Another instance is at it.
+    #[error("GPUs cannot be numbered")]
+    Lock(#[from] LockError),
+    /// The file cannot be used.
+    #[error("GPUs cannot be numbered")]
+    Store(#[from] StoreError),
+    /// The file is lost, and the API server does not say what it knows of its content.
+    #[error(
+        "GPUs cannot be numbered: the file of their numbers is lost, and the API server does not say which are in use: {0}"
+    )]
+    Api(String),
+}
+
+impl Executor {
+    /// Gives new GPUs a number and forgets GPUs that are neither present nor kept. `keep` says whether an allocation in
+    /// the API may still refer to a number; what records refer to is kept anyway. Call it whenever the inventory
+    /// changes, before devices are published. If the file of numbers is lost, the API server is asked, with only the
+    /// numbers' lock held.
+    pub fn number_gpus(
+        &self,
+        present: &[(GpuUuid, PciAddress)],
+        keep: &dyn Fn(&GpuUuid, u32) -> bool,
+    ) -> Result<Ordinals, NumberError> {
+        let until = self.parts.clock.now() + Duration::from_secs(10);
+        let _lock = self.parts.locks.acquire(&LockName::Ordinals, until)?;
+        let records = self.state.records()?;
+        let (mut ordinals, rebuilt) = match self.state.stored_ordinals()? {
+            Stored::Fine(ordinals) => (ordinals, false),
+            Stored::Corrupt { reason } => (self.rebuild_numbers(&records, Some(&reason))?, true),
+            Stored::Absent | Stored::Newer { .. } => (self.rebuild_numbers(&records, None)?, false),
+        };
+        // A record that cannot be read may refer to any number.
+        let all_readable = records.values().all(|r| r.fine().is_some());
+        let recorded: Vec<_> = records.values().filter_map(|r| r.fine()).flat_map(Record::gpus).collect();
+        let forgot = all_readable
+            && ordinals.forget(|gpu, number| {
+                present.iter().any(|(p, _)| p == gpu) || recorded.contains(gpu) || keep(gpu, number)
+            });
+        let assigned = ordinals.assign(present.iter().cloned());
+        if forgot || assigned || rebuilt {
+            self.state.write_ordinals(&ordinals)?;
+        }
+        Ok(ordinals)
+    }
+
+    /// The numbers from all that still refers to them; `broken` says what is wrong with a file that is there. A node
+    /// without a file, records and slices is a fresh one.
+    fn rebuild_numbers(&self, records: &Records, broken: Option<&str>) -> Result<Ordinals, NumberError> {
+        let api = &self.parts.claims;
+        let published = api.published_numbers().map_err(NumberError::Api)?;
+        if broken.is_none() && published.is_empty() && records.is_empty() {
+            return Ok(Ordinals::default());
+        }
+        let allocated = api.allocated_numbers().map_err(NumberError::Api)?;
+        let devices = records.values().filter_map(|stored| stored.fine()).flat_map(|record| &record.devices);
+        let recorded = devices
+            .filter_map(|d| Some((DeviceKind::parse(&d.allocated.device).ok()?.ordinal(), d.gpu.clone())));
+        let ordinals = Ordinals::rebuild(recorded, published, allocated);
+        let reason = broken.unwrap_or("it is not there");
+        tracing::error!(reason, numbers = ?ordinals, "the file of GPU numbers is lost: made again from records, slices and claims");
+        if broken.is_some() {
+            self.state.copy_ordinals_aside(self.parts.clock.now())?;
+        }
+        Ok(ordinals)
+    }
+}

@@ -1,0 +1,74 @@
+//! The file of GPU numbers, when it is lost.
+
+use divvy_executor::{Executor, Folder};
+use divvy_model::{GpuUuid, Ordinals};
+
+use crate::world::{World, claim};
+
+const FILE: &str = "ordinals.json";
+
+/// Four GPUs numbered against the order of their addresses; the claim `a` of `gpu-2`, prepared.
+fn setup() -> (World, Vec<GpuUuid>) {
+    let world = World::new("h100x4", 1);
+    let gpus: Vec<_> = (0..4).rev().map(|n| world.gpu(n)).collect();
+    let numbers: Ordinals = gpus.iter().cloned().zip(0..).collect();
+    let bytes = serde_json::to_vec(&numbers).unwrap();
+    world.lock().put(Folder::Node, FILE, Some(&bytes));
+    let a = claim("a", &[2], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.prepare(&world.start(), &a).unwrap();
+    (world, gpus)
+}
+
+fn numbers(executor: &Executor) -> Vec<(u32, GpuUuid)> {
+    let mut all: Vec<_> =
+        executor.ordinals().unwrap().iter().map(|(gpu, number)| (number, gpu.clone())).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn numbers_that_were_lost_are_those_of_records_slices_and_allocations_and_a_broken_file_is_kept() {
+    for broken in [None, Some(b"{\"GPU-".as_slice())] {
+        let (world, gpus) = setup();
+        world.lock().published = vec![(0, gpus[0].clone()), (1, gpus[1].clone())];
+        // Allocated and not prepared, and its slice is wiped: which GPU it means is not known.
+        let b = claim("b", &[3], "t1");
+        world.lock().api.insert(b.uid.clone(), b.clone());
+        world.lock().put(Folder::Node, FILE, broken);
+        let executor = world.start();
+        let again = numbers(&executor);
+        let known: Vec<_> = (0..3).zip(gpus.iter().cloned()).collect();
+        assert_eq!(again[..3], known, "{broken:?}");
+        assert_eq!(again[4], (4, gpus[3].clone()), "not the number that may mean another GPU");
+        let kept = world.lock().files(Folder::Corrupt);
+        assert_eq!(kept.into_values().next().as_deref(), broken);
+
+        let a = claim("a", &[2], "t1");
+        let cdi = world.prepare(&executor, &a).unwrap();
+        assert_eq!(world.prepare(&world.start(), &a).unwrap(), cdi);
+        assert_eq!(world.prepare(&executor, &b).unwrap_err().category(), "device-gone");
+        // Nobody has it allocated any more.
+        let present =
+            again[..3].iter().chain(&again[4..]).map(|(_, gpu)| (gpu.clone(), address())).collect::<Vec<_>>();
+        executor.number_gpus(&present, &|_, _| false).unwrap();
+        assert_eq!(numbers(&executor).len(), 4);
+    }
+}
+
+fn address() -> divvy_model::PciAddress {
+    divvy_model::PciAddress { domain: 0, bus: 0, device: 0, function: 0 }
+}
+
+#[test]
+fn nothing_is_numbered_while_the_api_cannot_say_what_numbers_are_in_use() {
+    let (world, _) = setup();
+    let executor = world.start();
+    world.lock().put(Folder::Node, FILE, Some(b""));
+    world.lock().api_down = true;
+    let error = executor.number_gpus(&[(world.gpu(0), address())], &|_, _| true).unwrap_err();
+    assert!(error.to_string().ends_with("does not say which are in use: connection refused"), "{error}");
+    assert_eq!(world.lock().files(Folder::Node)[FILE], b"");
+    let c = claim("c", &[0], "t1");
+    assert_eq!(world.prepare(&executor, &c).unwrap_err().category(), "store");
+}

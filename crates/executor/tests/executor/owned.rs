@@ -1,0 +1,100 @@
+//! Two drivers of ours on one node: each has records of its own, and they meet in a folder of locks.
+
+use std::path::Path;
+
+use divvy_executor::{Executor, Refresh, Unprepared};
+
+use crate::world::{World, claim};
+
+const ONE: &str = "gpu.one.example";
+const OTHER: &str = "gpu.other.example";
+
+/// The same two GPUs as another driver sees them.
+fn driver(name: &'static str, dir: &Path) -> World {
+    let world = World::new("h100x2", 1);
+    world.lock().among = Some((dir.to_owned(), name));
+    world
+}
+
+/// As before the kubelet may call.
+fn start(world: &World) -> Executor {
+    let executor = world.start();
+    executor.restore_cdi(Refresh::All);
+    executor
+}
+
+fn is_refused(world: &World, executor: &Executor, name: &str, gpu: usize) -> bool {
+    match world.prepare(executor, &claim(name, &[gpu], "t1")) {
+        Ok(_) => false,
+        Err(error) => {
+            assert_eq!(error.category(), "other-driver", "{error}");
+            true
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_one_driver_has_prepared_is_refused_by_the_other_until_its_last_claim_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let (ones, others) = (start(&one), start(&other));
+    let a = claim("a", &[0], "t1");
+    one.prepare(&ones, &a).unwrap();
+    let both = claim("both", &[1, 0], "t1");
+    let refused = other.prepare(&others, &both).unwrap_err();
+    let gpu = one.gpu(0);
+    assert_eq!(
+        refused.to_string(),
+        format!(
+            "device gpu-0 of claim ns/both (UID uid-both): {gpu} is held by driver {ONE}, which has prepared claim ns/a (UID uid-a) on it (a GPU belongs to one driver: let that one go, or give the two drivers different nodes)"
+        )
+    );
+    assert!(other.lock().records().is_empty());
+    assert!(!is_refused(&one, &ones, "b", 1), "what a refused claim would have had is free");
+    assert!(is_refused(&other, &others, "c", 1));
+
+    assert_eq!(one.unprepare(&ones, &a.uid).unwrap(), Unprepared::Done);
+    assert!(!is_refused(&other, &others, "d", 0));
+    assert!(is_refused(&one, &ones, "a", 0), "and the other way round");
+}
+
+#[test]
+fn what_fails_to_be_prepared_and_what_only_an_admin_looks_at_is_held_by_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let (ones, others) = (start(&one), start(&other));
+    one.lock().edits_missing = true;
+    one.prepare(&ones, &claim("fails", &[0], "t1")).unwrap_err();
+    one.lock().edits_missing = false;
+    let mut monitor = claim("monitor", &[0, 1], "t1");
+    monitor.allocation.results.iter_mut().for_each(|result| result.admin_access = true);
+    one.prepare(&ones, &monitor).unwrap();
+    assert!(!is_refused(&other, &others, "a", 0));
+    one.prepare(&ones, &claim("fails", &[0], "t1")).unwrap_err();
+    let mut again = claim("again", &[0], "t1");
+    again.allocation.results[0].admin_access = true;
+    one.prepare(&ones, &again).unwrap();
+}
+
+#[test]
+fn a_gpu_stays_its_drivers_over_restarts_and_rolling_updates() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let (old, others) = (start(&one), start(&other));
+    let a = claim("a", &[0], "t1");
+    one.prepare(&old, &a).unwrap();
+    // Two instances serve for a while, and the older one ends.
+    let new = start(&one);
+    assert!(!is_refused(&one, &new, "b", 1));
+    drop(old);
+    assert!(is_refused(&other, &others, "c", 0) && is_refused(&other, &others, "c", 1));
+    // Killed: its locks are taken again before the kubelet calls.
+    drop(new);
+    let new = start(&one);
+    assert!(is_refused(&other, &others, "c", 0) && is_refused(&other, &others, "c", 1));
+    // An instance beside it that does not serve notices that the claim is gone.
+    let idle = start(&one);
+    assert_eq!(one.unprepare(&new, &a.uid).unwrap(), Unprepared::Done);
+    idle.restore_cdi(Refresh::Missing);
+    assert!(!is_refused(&other, &others, "c", 0));
+}

@@ -1,0 +1,365 @@
+//! [`carve`]: what a node publishes, as a function of what is known about it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_api::names::{attributes, taints as keys};
+use divvy_model::mig::{MigCapabilities, PartitionName};
+use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid, Inventory, Ordinals};
+
+use crate::modes::{Choice, fits_mig_mode};
+use crate::partition::{self, Partitioning, Source};
+use crate::settle::Sets;
+use crate::taints::{Standing, Subject};
+use crate::validate::{MAX_POOL_NAME, MAX_TAINTS, is_label_key, is_label_value};
+use crate::whole::{self, Links};
+use crate::{
+    AttributeValue, CounterSet, Device, Feature, Note, OfferedMode, Pool, Rules, ServerFeatures, Taint,
+    admin, layout, share,
+};
+
+/// Everything the published pool depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// Name of the node.
+    pub node: &'a str,
+    /// Its GPUs now.
+    pub inventory: &'a Inventory,
+    /// The number of each GPU, for its name.
+    pub ordinals: &'a Ordinals,
+    /// What health, fences, lingering claims and neighbours say, by GPU.
+    pub taints: &'a BTreeMap<GpuUuid, Vec<Taint>>,
+    /// Devices that ResourceClaims in the API have allocated, prepared or not, but for those with admin access. They stay
+    /// published. Empty where the API was not asked.
+    pub held: &'a BTreeSet<DeviceName>,
+    /// Devices that stay published, tainted, until it is known whether a claim holds them.
+    pub leaving: &'a BTreeSet<DeviceName>,
+    /// Devices that are in use by what is recorded on the node: the mode that a GPU is in.
+    pub recorded: &'a BTreeSet<DeviceName>,
+    /// What was carved last: where a device is taken from when its GPU no longer answers.
+    pub previous: Option<&'a Pool>,
+    /// What the API server can store.
+    pub features: &'a ServerFeatures,
+}
+
+impl<'a> Input<'a> {
+    /// Whether a device must stay published.
+    pub(crate) fn stays(&self, device: &DeviceName) -> bool {
+        self.held.contains(device) || self.leaving.contains(device)
+    }
+
+    /// Devices that must stay published, each once.
+    pub(crate) fn staying(&self) -> impl Iterator<Item = &'a DeviceName> + use<'a> {
+        self.held.union(self.leaving)
+    }
+}
+
+/// What to publish, and what was left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Carved {
+    /// What to publish.
+    pub pool: Pool,
+    /// What was left out and why; sorted, each once.
+    pub notes: Vec<Note>,
+    /// Devices that are published only because claims hold them, or may.
+    pub kept: BTreeSet<DeviceName>,
+}
+
+/// The pool of a node: `<node>/divvy`. Not the bare node name, which most drivers use: schedulers before 1.36.4 keep
+/// counters by pool name alone. No node is called so, because a node's name has no slash.
+pub fn pool_name(node: &str) -> String {
+    const SUFFIX: &str = "/divvy";
+    if node.len() + SUFFIX.len() <= MAX_POOL_NAME {
+        return format!("{node}{SUFFIX}");
+    }
+    // FNV-1a: stable between versions, and no attacker gains from a collision of own node names.
+    let hash = node
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let kept = node.get(..MAX_POOL_NAME - SUFFIX.len() - 17).unwrap_or_default().trim_end_matches(['.', '-']);
+    format!("{kept}-{hash:016x}{SUFFIX}")
+}
+
+/// Decides what a node publishes whose GPUs have no rules and cannot be cut: see [`carve_partitions`].
+pub fn carve(input: &Input<'_>) -> Carved {
+    static NO_CAPABILITIES: BTreeMap<GpuUuid, MigCapabilities> = BTreeMap::new();
+    static NO_RULES: Rules = BTreeMap::new();
+    carve_partitions(input, &Partitioning::new(&NO_CAPABILITIES, &NO_RULES))
+}
+
+/// Decides what a node publishes. Deterministic; whatever the input, the pool passes [`crate::validate`] as long as
+/// the node's name is a node's name.
+pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> Carved {
+    let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
+    for name in input.staying().filter_map(|name| PartitionName::parse(name).ok()) {
+        held_partitions.entry(name.ordinal).or_default().push(name);
+    }
+    let mut run = Run {
+        input,
+        partitioning,
+        held_partitions,
+        in_use: modes_of(input.held.union(input.recorded)),
+        leaving: modes_of(input.leaving.iter()),
+        recorded: modes_of(input.recorded.iter()),
+        notes: Vec::new(),
+        cards: BTreeMap::new(),
+        kept: BTreeSet::new(),
+    };
+    run.gpus_that_answer();
+    run.gpus_that_do_not();
+    run.held_without_gpu();
+    run.settle();
+    let Run { mut notes, cards, kept, .. } = run;
+    notes.sort();
+    notes.dedup();
+    Carved { pool: Pool { name: pool_name(input.node), slices: layout::slices(cards) }, notes, kept }
+}
+
+/// One run of [`carve_partitions`]: what goes in, what has come out so far. Partitions are in `partition.rs`, what is
+/// only kept in `held.rs`, counters in `settle.rs`.
+pub(crate) struct Run<'a> {
+    pub(crate) input: &'a Input<'a>,
+    pub(crate) partitioning: &'a Partitioning<'a>,
+    /// Partitions that claims have, or may have, by the ordinal of their GPU.
+    pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
+    /// The modes in which GPUs are used or allocated, by ordinal.
+    pub(crate) in_use: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    /// The modes in which GPUs may still be allocated.
+    pub(crate) leaving: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    /// The modes in which GPUs are used, by what is recorded alone.
+    pub(crate) recorded: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    pub(crate) notes: Vec<Note>,
+    /// By ordinal.
+    pub(crate) cards: BTreeMap<u32, Card>,
+    pub(crate) kept: BTreeSet<DeviceName>,
+}
+
+/// What is published of one GPU.
+#[derive(Debug, Default)]
+pub(crate) struct Card {
+    pub(crate) whole: Option<Device>,
+    pub(crate) share: Option<Device>,
+    pub(crate) partitions: Vec<Device>,
+    pub(crate) admin: Option<Device>,
+    pub(crate) counter_set: Option<CounterSet>,
+    /// The set that the alternatives are to draw on if there are several; known of GPUs that answer.
+    pub(crate) sets: Option<Sets>,
+}
+
+impl Card {
+    /// All devices that claims can hold.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.whole.iter().chain(&self.share).chain(&self.partitions)
+    }
+
+    /// The same, to change.
+    pub(crate) fn devices_mut(&mut self) -> impl Iterator<Item = &mut Device> {
+        self.whole.iter_mut().chain(&mut self.share).chain(&mut self.partitions)
+    }
+
+    pub(crate) fn has(&self, name: &DeviceName) -> bool {
+        self.devices().any(|device| device.name == *name)
+    }
+}
+
+impl Run<'_> {
+    /// Whether a device must stay published.
+    pub(crate) fn stays(&self, device: &DeviceName) -> bool {
+        self.input.stays(device)
+    }
+
+    pub(crate) fn card(&mut self, ordinal: u32) -> &mut Card {
+        self.cards.entry(ordinal).or_default()
+    }
+
+    /// The name's number, unless another GPU has it.
+    pub(crate) fn ordinal(&mut self, gpu: &GpuUuid) -> Option<u32> {
+        let Some(ordinal) = self.input.ordinals.of(gpu) else {
+            self.notes.push(Note::NoOrdinal { gpu: gpu.clone() });
+            return None;
+        };
+        match self.input.ordinals.gpu(ordinal) {
+            Some(other) if other != gpu => {
+                self.notes.push(Note::SameOrdinal { gpu: gpu.clone(), ordinal, other: other.clone() });
+                None
+            }
+            _ => Some(ordinal),
+        }
+    }
+
+    fn gpus_that_answer(&mut self) {
+        let input = self.input;
+        let domains = input.inventory.nvlink_domains();
+        let pairs = input.inventory.nvlink_pairs();
+        for (uuid, gpu) in &input.inventory.gpus {
+            let Some(ordinal) = self.ordinal(uuid) else { continue };
+            let links = Links {
+                domain: domains.get(uuid).map(String::as_str),
+                pair: pairs.get(uuid).map(String::as_str),
+            };
+            self.gpu(&One { ordinal, uuid, gpu }, &links);
+        }
+    }
+
+    /// Publishes the alternatives of a GPU that answers.
+    fn gpu(&mut self, one: &One<'_>, links: &Links<'_>) {
+        let One { ordinal, uuid, gpu } = *one;
+        let system = &self.input.inventory.system;
+        let rules = self.partitioning.rules_of(uuid);
+        let caps = self.partitioning.capabilities.get(uuid);
+        let budget = caps.and_then(|caps| self.budget(ordinal, uuid, caps));
+        let choice = self.choose(one, rules, budget.is_some());
+        let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });
+        let (guard, unknown_held) = (choice.guard, !lost.is_empty());
+        let subject = |mode| Subject { guard, unknown_held, ..Subject::offered(uuid, mode) };
+
+        let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut self.notes);
+        let share = share::device(ordinal, &whole, &gpu.facts, rules);
+        if share.is_none() && choice.offers(OfferedMode::TimeSlicing) {
+            self.notes.push(Note::NothingToShare { gpu: uuid.clone() });
+        }
+        let admin = admin::device(ordinal, &whole);
+        if let Some(budget) = &budget {
+            whole.capacity.extend(partition::engines(budget));
+        }
+        if let (Some(caps), Some(budget)) = (caps, &budget) {
+            let offers = choice.offers(OfferedMode::Mig);
+            let subject = subject(OfferedMode::Mig);
+            self.partitions(&Source { one, caps, budget, rules, subject, offers });
+        }
+        for name in &lost {
+            self.publish_lost(name, subject(OfferedMode::Mig));
+        }
+        if let Some(whole) = self.alternative(one, whole, &choice, subject(OfferedMode::Whole)) {
+            self.card(ordinal).whole = Some(whole);
+        }
+        let share =
+            share.and_then(|share| self.alternative(one, share, &choice, subject(OfferedMode::TimeSlicing)));
+        if let Some(share) = share {
+            self.card(ordinal).share = Some(share);
+        }
+        let Some(card) = self.cards.get_mut(&ordinal) else { return };
+        card.sets = Some(Sets::new(ordinal, budget.as_ref()));
+        // A GPU that is there for one claim as a whole can be had with admin access as it is.
+        if card.share.is_some() || !card.partitions.is_empty() {
+            let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
+            let admin = self.tainted(uuid, admin, admin::taints(given), false);
+            self.card(ordinal).admin = admin;
+        }
+    }
+
+    /// The whole GPU or its shares, if they are offered or held.
+    fn alternative(
+        &mut self,
+        one: &One<'_>,
+        device: Device,
+        choice: &Choice,
+        mut subject: Subject<'_>,
+    ) -> Option<Device> {
+        let (stays, mode) = (self.stays(&device.name), subject.mode);
+        if !choice.offers(mode) {
+            if !stays {
+                return None;
+            }
+            let on = one.gpu.facts.mig_mode.is_on();
+            let (why, value) = if fits_mig_mode(mode, on) {
+                (format!("this GPU is not offered as {} now", mode.name()), "not-offered")
+            } else {
+                ("its MIG mode is on".to_owned(), "mig-mode-on")
+            };
+            self.keep(&device.name, why);
+            subject.standing = Standing::Withdrawn(value);
+        }
+        self.tainted(one.uuid, device, self.taints(&subject), stays)
+    }
+
+    /// Notes that a device is published only because a claim holds it, or may.
+    pub(crate) fn keep(&mut self, device: &DeviceName, why: String) {
+        if self.stays(device) {
+            self.kept.insert(device.clone());
+        }
+        if self.input.held.contains(device) {
+            self.notes.push(Note::HeldAndWithdrawn { device: device.clone(), why });
+        }
+    }
+
+    /// The device with its taints; `None` if it must not be given out and only a taint could say so.
+    pub(crate) fn tainted(
+        &mut self,
+        uuid: &GpuUuid,
+        mut device: Device,
+        taints: Vec<Taint>,
+        stays: bool,
+    ) -> Option<Device> {
+        device.taints = self.checked(&device.name, taints);
+        if !self.input.features.supports(Feature::Taints) {
+            let taints = std::mem::take(&mut device.taints);
+            // Held: nobody else can get it anyway, and an allocated device stays. Not held: it must not be given
+            // out, and without taints leaving it out is the only way to say so.
+            if let Some(taint) = taints.into_iter().find(|t| t.effect.blocks())
+                && !stays
+            {
+                self.notes.push(Note::TaintsDropped { gpu: uuid.clone(), taint: taint.key });
+                return None;
+            }
+        }
+        Some(device)
+    }
+
+    /// Taints within the API's limits, strongest first when there are too many. One that is not valid is replaced,
+    /// not dropped: it keeps claims away.
+    fn checked(&mut self, device: &DeviceName, taints: Vec<Taint>) -> Vec<Taint> {
+        let mut checked: Vec<Taint> = taints
+            .into_iter()
+            .map(|taint| {
+                let key = if is_label_key(&taint.key) { taint.key.clone() } else { keys::FENCED.to_owned() };
+                let value = taint.value.clone().filter(|value| is_label_value(value));
+                if key != taint.key || value != taint.value {
+                    self.notes.push(Note::BadTaint {
+                        device: device.clone(),
+                        key: taint.key,
+                        instead: key.clone(),
+                    });
+                }
+                Taint { key, value, effect: taint.effect }
+            })
+            .collect();
+        checked.sort_by(|a, b| b.effect.cmp(&a.effect).then_with(|| a.cmp(b)));
+        // One taint for each key and effect: the first value stands for all.
+        let mut seen = BTreeSet::new();
+        checked.retain(|taint| seen.insert((taint.key.clone(), taint.effect)));
+        checked.truncate(MAX_TAINTS);
+        checked.sort();
+        checked
+    }
+}
+
+/// A GPU that answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct One<'a> {
+    pub(crate) ordinal: u32,
+    pub(crate) uuid: &'a GpuUuid,
+    pub(crate) gpu: &'a Gpu,
+}
+
+/// The modes in which devices are of their GPUs.
+fn modes_of<'a>(devices: impl Iterator<Item = &'a DeviceName>) -> BTreeMap<u32, BTreeSet<OfferedMode>> {
+    let mut modes: BTreeMap<u32, BTreeSet<OfferedMode>> = BTreeMap::new();
+    for kind in devices.filter_map(|name| DeviceKind::parse(name).ok()) {
+        let mode = match kind {
+            DeviceKind::Whole { .. } => OfferedMode::Whole,
+            DeviceKind::Partition(_) => OfferedMode::Mig,
+            DeviceKind::Share { .. } => OfferedMode::TimeSlicing,
+            DeviceKind::Admin { .. } => continue,
+        };
+        modes.entry(kind.ordinal()).or_default().insert(mode);
+    }
+    modes
+}
+
+/// Whether a published device is of this card.
+pub(crate) fn is_of(device: &Device, uuid: &GpuUuid) -> bool {
+    matches!(device.attributes.get(attributes::GPU_UUID), Some(AttributeValue::String(text)) if text == uuid.as_str())
+}
+
+#[cfg(test)]
+mod tests;

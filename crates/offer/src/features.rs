@@ -1,0 +1,251 @@
+//! What the API server can store and the scheduler can be trusted with.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::{KubeVersion, ModeLock};
+
+/// Fields of a ResourceSlice that come and go with a feature gate of the API server. A server without the gate
+/// drops the fields silently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Feature {
+    /// `taints`.
+    Taints,
+    /// `sharedCounters`, `consumesCounters`.
+    Partitions,
+    /// `allowMultipleAllocations`, `requestPolicy`.
+    Shares,
+}
+
+impl Feature {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Taints, Self::Partitions, Self::Shares];
+
+    /// The feature gate of the API server.
+    pub fn gate(self) -> &'static str {
+        match self {
+            Self::Taints => "DRADeviceTaints",
+            Self::Partitions => "DRAPartitionableDevices",
+            Self::Shares => "DRAConsumableCapacity",
+        }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.gate())
+    }
+}
+
+/// What may be published: the versions seen and the features whose fields came back missing.
+///
+/// Several API servers of different versions can stand behind one address (an upgrade runs for an hour), so the
+/// lowest of the last [`ServerFeatures::MEMORY`] answers counts. When the lowest rises the upgrade is over, and
+/// dropped features and several modes get another try: gates and schedulers change with versions.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ServerFeatures {
+    seen: Vec<KubeVersion>,
+    dropped: BTreeSet<Feature>,
+    lock: ModeLock,
+    conflict: bool,
+}
+
+/// Why a GPU may be published in one mode only.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum OneMode {
+    /// The mode lock is off.
+    #[error("the mode lock is turned off (--mode-lock, or modeLock of a GpuPolicy)")]
+    TurnedOff,
+    /// The scheduler has given a GPU out in two modes.
+    #[error(
+        "the scheduler has given a GPU out in two modes at once: it does not count what the modes of a GPU share (one mode until one of the two claims is released)"
+    )]
+    Conflict,
+    /// The scheduler is too old.
+    #[error("several modes of one GPU need Kubernetes {needed} or later, and the API server is {found}")]
+    TooOld {
+        /// The version that counts.
+        found: KubeVersion,
+        /// The version that is needed.
+        needed: KubeVersion,
+    },
+    /// The version of the API server is not known yet.
+    #[error("the version of the API server is not known yet")]
+    VersionUnknown,
+    /// The server does not store what keeps the modes apart.
+    #[error(
+        "the API server does not store counters (Kubernetes 1.35 or later, feature gate DRAPartitionableDevices)"
+    )]
+    CountersDropped,
+}
+
+impl OneMode {
+    /// As metrics and `/debug/state` name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::TurnedOff => "turned-off",
+            Self::Conflict => "conflict",
+            Self::TooOld { .. } => "version",
+            Self::VersionUnknown => "version-unknown",
+            Self::CountersDropped => "dropped-fields",
+        }
+    }
+
+    /// All names.
+    pub const NAMES: [&str; 5] = ["turned-off", "conflict", "version", "version-unknown", "dropped-fields"];
+}
+
+impl ServerFeatures {
+    /// How many answers of the version question are remembered.
+    pub const MEMORY: usize = 8;
+    /// From here on the scheduler charges counters of devices that several claims have (`field.md` 7a).
+    pub const SEVERAL_MODES: KubeVersion = KubeVersion::new(1, 36, 2);
+    /// From here on counter sets have slices of their own.
+    pub const PARTITIONS: KubeVersion = KubeVersion::new(1, 35, 0);
+    /// From here on the scheduler compares what a claim asks for with the device that it is about to give. 1.34 compares it
+    /// with another device of the same slice, the one whose place there is the number of the request's device: it refuses
+    /// what that one lacks or has given away, and stops with a panic where there is none.
+    pub const SHARES: KubeVersion = KubeVersion::new(1, 35, 0);
+
+    /// What is known after a server answered with its version. Unchanged if the answer changes nothing.
+    #[must_use]
+    pub fn observe(&self, version: KubeVersion) -> Self {
+        let mut seen = self.seen.clone();
+        seen.push(version);
+        if seen.len() > Self::MEMORY {
+            seen.remove(0);
+        }
+        let next = Self { seen, ..self.clone() };
+        match (self.lowest(), next.lowest()) {
+            (Some(before), Some(after)) if after > before => Self { dropped: BTreeSet::new(), ..next },
+            _ => next,
+        }
+    }
+
+    /// What is known after the fields of `features` were sent and did not come back.
+    #[must_use]
+    pub fn without(&self, features: impl IntoIterator<Item = Feature>) -> Self {
+        let mut next = self.clone();
+        next.dropped.extend(features);
+        next
+    }
+
+    /// The same, where a claim was given a GPU that a living claim holds in another mode, or was not.
+    #[must_use]
+    pub fn with_conflict(&self, conflict: bool) -> Self {
+        Self { conflict, ..self.clone() }
+    }
+
+    /// The same with this mode lock.
+    #[must_use]
+    pub fn with_mode_lock(&self, lock: ModeLock) -> Self {
+        Self { lock, ..self.clone() }
+    }
+
+    /// The version that counts: the lowest seen. `None` before the first answer.
+    pub fn lowest(&self) -> Option<KubeVersion> {
+        self.seen.iter().copied().min()
+    }
+
+    /// The features whose fields came back missing.
+    pub fn dropped(&self) -> &BTreeSet<Feature> {
+        &self.dropped
+    }
+
+    /// Whether fields of a feature are worth sending. Taints are tried on every server, shares on every one whose
+    /// scheduler counts them as they are meant: the version does not say whether their gate is on, the answer to a
+    /// write does.
+    pub fn supports(&self, feature: Feature) -> bool {
+        let new_enough = match feature {
+            Feature::Taints => true,
+            Feature::Shares => self.lowest().is_none_or(|version| version >= Self::SHARES),
+            Feature::Partitions => self.lowest().is_some_and(|version| version >= Self::PARTITIONS),
+        };
+        new_enough && !self.dropped.contains(&feature)
+    }
+
+    /// Whether one GPU may be published in several modes: the mode lock holds (DESIGN section 1).
+    pub fn several_modes(&self) -> bool {
+        self.one_mode().is_none()
+    }
+
+    /// Why a GPU may be published in one mode only; `None` if it may be in several.
+    pub fn one_mode(&self) -> Option<OneMode> {
+        if self.lock == ModeLock::Off {
+            return Some(OneMode::TurnedOff);
+        }
+        let Some(found) = self.lowest() else { return Some(OneMode::VersionUnknown) };
+        if self.lock == ModeLock::Auto {
+            if found < Self::SEVERAL_MODES {
+                return Some(OneMode::TooOld { found, needed: Self::SEVERAL_MODES });
+            }
+            if self.conflict {
+                return Some(OneMode::Conflict);
+            }
+        }
+        (!self.supports(Feature::Partitions)).then_some(OneMode::CountersDropped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V: fn(u32, u32, u32) -> KubeVersion = KubeVersion::new;
+
+    #[test]
+    fn the_lowest_version_seen_counts_until_it_is_out_of_memory() {
+        let old = ServerFeatures::default().observe(V(1, 36, 1)).observe(V(1, 37, 1));
+        assert_eq!(old.lowest(), Some(V(1, 36, 1)));
+        assert!(!old.several_modes() && old.supports(Feature::Partitions));
+        let new = (0..ServerFeatures::MEMORY).fold(old, |f, _| f.observe(V(1, 37, 1)));
+        assert!(new.several_modes());
+        let lower = new.observe(V(1, 34, 9));
+        assert!(!lower.supports(Feature::Partitions), "a lower one counts at once");
+        assert!(!lower.supports(Feature::Shares) && lower.supports(Feature::Taints));
+    }
+
+    #[test]
+    fn dropped_features_stay_off_until_the_lowest_version_rises() {
+        let off = ServerFeatures::default().observe(V(1, 35, 0)).without([Feature::Taints]);
+        assert!(!off.supports(Feature::Taints) && off.supports(Feature::Shares));
+        let mut later = off.observe(V(1, 36, 4));
+        assert!(!later.supports(Feature::Taints), "1.35 is still in memory");
+        for _ in 0..ServerFeatures::MEMORY {
+            later = later.observe(V(1, 36, 4));
+        }
+        assert!(later.supports(Feature::Taints));
+    }
+
+    #[test]
+    fn nothing_is_trusted_before_a_version_is_known() {
+        let unknown = ServerFeatures::default();
+        assert!(unknown.supports(Feature::Taints));
+        assert!(!unknown.supports(Feature::Partitions) && !unknown.several_modes());
+    }
+
+    #[test]
+    fn a_conflict_leaves_one_mode_while_it_lasts_unless_the_lock_says_otherwise() {
+        let new = ServerFeatures::default().observe(V(1, 36, 2));
+        assert_eq!(new.one_mode(), None);
+        let conflict = new.with_conflict(true);
+        assert_eq!(conflict.one_mode(), Some(OneMode::Conflict));
+        assert_eq!(conflict.with_mode_lock(ModeLock::On).one_mode(), None, "an admin who says on means it");
+        assert_eq!(conflict.with_conflict(false), new);
+        assert_eq!(new.with_mode_lock(ModeLock::Off).one_mode(), Some(OneMode::TurnedOff));
+    }
+
+    #[test]
+    fn the_lock_overrides_the_version_but_not_what_the_server_drops() {
+        let old = ServerFeatures::default().observe(V(1, 35, 8));
+        let why = OneMode::TooOld { found: V(1, 35, 8), needed: V(1, 36, 2) };
+        assert_eq!(old.one_mode(), Some(why));
+        let on = old.with_mode_lock(ModeLock::On);
+        assert_eq!(on.one_mode(), None);
+        assert_eq!(on.without([Feature::Partitions]).one_mode(), Some(OneMode::CountersDropped));
+        assert!(on.without([Feature::Shares]).several_modes(), "whole GPUs and partitions are left");
+    }
+}

@@ -1,0 +1,160 @@
+//! What stays published without being offered: devices of GPUs that do not answer, and those that claims hold.
+//!
+//! Counters are charged only for devices that are still published, so a device that is allocated is never withdrawn
+//! (DESIGN section 1, "withdrawing").
+
+use divvy_model::mig::{MigCapabilities, PartitionName};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid};
+
+use crate::carve::{Run, is_of};
+use crate::partition::identify;
+use crate::taints::{Standing, Subject};
+use crate::whole::{self, Builder};
+use crate::{Device, Note, OfferedMode, Pool, admin, share};
+
+impl Run<'_> {
+    /// GPUs that NVML lists and cannot read, or that only health still knows: published as they were, tainted, so
+    /// that one bad minute does not withdraw them and people can see what is wrong.
+    pub(crate) fn gpus_that_do_not(&mut self) {
+        let input = self.input;
+        let unreadable = input.inventory.problems.iter().map(|p| (&p.gpu, Some(p.error.to_string())));
+        let lost = input
+            .taints
+            .iter()
+            .filter(|(_, t)| t.iter().any(|t| t.effect.blocks()))
+            .map(|(gpu, _)| (gpu, None));
+        for (uuid, error) in unreadable.chain(lost) {
+            if input.inventory.gpus.contains_key(uuid) {
+                continue;
+            }
+            let ordinal = match error {
+                // An old taint of a GPU that was taken out for good needs no note.
+                None => input.ordinals.of(uuid).filter(|o| input.ordinals.gpu(*o) == Some(uuid)),
+                Some(_) => self.ordinal(uuid),
+            };
+            let Some(ordinal) = ordinal else { continue };
+            if self.cards.contains_key(&ordinal) {
+                continue;
+            }
+            let devices = self.last_known(ordinal, uuid);
+            let mut standing = Standing::AsItWas;
+            if let Some(error) = error {
+                let published = !devices.is_empty();
+                self.notes.push(Note::Unreadable { gpu: uuid.clone(), error, published });
+                standing = Standing::Unreadable;
+            }
+            for (kind, device) in devices {
+                self.publish(&kind, device, &of(&kind, uuid).standing(standing));
+            }
+        }
+    }
+
+    /// Devices that claims have on GPUs that are gone.
+    pub(crate) fn held_without_gpu(&mut self) {
+        let input = self.input;
+        for name in input.staying() {
+            let is_held = input.held.contains(name);
+            let kind = DeviceKind::parse(name).ok();
+            let known = kind.and_then(|kind| Some((input.ordinals.gpu(kind.ordinal())?, kind)));
+            let Some((uuid, kind)) = known else {
+                if is_held {
+                    self.notes.push(Note::HeldUnknown { device: name.clone() });
+                }
+                continue;
+            };
+            let there = self.cards.get(&kind.ordinal()).is_some_and(|card| card.has(name));
+            // Nobody is in the way of admin access.
+            if there || matches!(kind, DeviceKind::Admin { .. }) {
+                continue;
+            }
+            if is_held {
+                self.notes.push(Note::HeldAndGone { device: name.clone() });
+            }
+            self.kept.insert(name.clone());
+            let device = self.previous_or_bare(&kind, uuid);
+            self.publish(&kind, device, &of(&kind, uuid).standing(Standing::Gone));
+        }
+    }
+
+    /// The devices of a GPU that does not answer: those published last, and those that claims hold or may hold. What is held and
+    /// was not published before (a restart) is as unreadable as what was.
+    fn last_known(&self, ordinal: u32, uuid: &GpuUuid) -> Vec<(DeviceKind, Device)> {
+        let last = self.input.previous.into_iter().flat_map(Pool::devices);
+        let kind_of =
+            |name: &DeviceName| DeviceKind::parse(name).ok().filter(|kind| kind.ordinal() == ordinal);
+        let mut devices: Vec<_> = last
+            .filter(|device| is_of(device, uuid))
+            .filter_map(|device| Some((kind_of(&device.name)?, device.clone())))
+            .collect();
+        for kind in self.input.staying().filter_map(kind_of) {
+            let name = kind.device_name();
+            if !matches!(kind, DeviceKind::Admin { .. }) && !devices.iter().any(|(_, d)| d.name == name) {
+                let device = self.previous_or_bare(&kind, uuid);
+                devices.push((kind, device));
+            }
+        }
+        devices
+    }
+
+    pub(crate) fn previous_or_bare(&self, kind: &DeviceKind, uuid: &GpuUuid) -> Device {
+        let name = kind.device_name();
+        let previous = self.input.previous.and_then(|previous| previous.device(&name));
+        previous.filter(|device| is_of(device, uuid)).cloned().unwrap_or_else(|| bare(kind, uuid))
+    }
+
+    fn publish(&mut self, kind: &DeviceKind, device: Device, subject: &Subject<'_>) {
+        let stays = self.stays(&device.name);
+        let taints = self.taints(subject);
+        let Some(device) = self.tainted(subject.gpu, device, taints, stays) else { return };
+        let card = self.card(kind.ordinal());
+        match kind {
+            DeviceKind::Whole { .. } => card.whole = Some(device),
+            DeviceKind::Share { .. } => card.share = Some(device),
+            DeviceKind::Admin { .. } => card.admin = Some(device),
+            DeviceKind::Partition(_) => card.partitions.push(device),
+        }
+    }
+
+    /// Partitions that claims have and of which it is not known where on the GPU they are.
+    pub(crate) fn lost_partitions(&self, ordinal: u32, caps: Option<&MigCapabilities>) -> Vec<PartitionName> {
+        let held = self.held_partitions.get(&ordinal).into_iter().flatten();
+        let known = |name: &&PartitionName| {
+            caps.is_some_and(|caps| caps.placement(name.profile, name.start).is_some())
+        };
+        held.filter(|name| !known(name)).cloned().collect()
+    }
+
+    pub(crate) fn publish_lost(&mut self, name: &PartitionName, subject: Subject<'_>) {
+        self.keep(&name.device_name(), "its profile is not known".to_owned());
+        let kind = DeviceKind::Partition(name.clone());
+        let mut device = self.previous_or_bare(&kind, subject.gpu);
+        device.consumes.clear();
+        self.publish(&kind, device, &subject.standing(Standing::Withdrawn("not-offered")));
+    }
+}
+
+/// What the taints of a device depend on whose GPU does not answer.
+fn of<'a>(kind: &DeviceKind, gpu: &'a GpuUuid) -> Subject<'a> {
+    let mode = match kind {
+        DeviceKind::Partition(_) => OfferedMode::Mig,
+        DeviceKind::Share { .. } => OfferedMode::TimeSlicing,
+        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => OfferedMode::Whole,
+    };
+    Subject::offered(gpu, mode)
+}
+
+/// A device of a GPU that nothing is known about but its UUID.
+fn bare(kind: &DeviceKind, uuid: &GpuUuid) -> Device {
+    let whole = |ordinal| whole::bare(ordinal, uuid);
+    match kind {
+        DeviceKind::Whole { ordinal } => whole(*ordinal),
+        DeviceKind::Admin { ordinal } => admin::device(*ordinal, &whole(*ordinal)),
+        DeviceKind::Share { ordinal } => share::bare(*ordinal, &whole(*ordinal)),
+        DeviceKind::Partition(name) => {
+            let mut nothing = Vec::new();
+            let mut to = Builder::new(name.device_name(), &mut nothing);
+            identify(&mut to, uuid);
+            to.device
+        }
+    }
+}

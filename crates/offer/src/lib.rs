@@ -1,0 +1,54 @@
+//! Pure: what a node offers. Facts in, one at a time; the pool to publish, the taints, what is withdrawn, reported and
+//! asked out ([`step`]).
+//!
+//! The node plugin calls [`step`] with everything that its sources observe, and hands the [`Pool`] to the publisher
+//! (`divvy-controller`), the only place that turns it into ResourceSlices. No clock, files, async or Kubernetes client.
+//!
+//! [`carve_partitions`] is the part that makes a pool: each GPU as everything that its [`GpuRules`] allow, as a whole, in
+//! MIG partitions, in time-sliced shares, and beside them for admins; all of them draw on one set of counters, so that
+//! the first claim decides what the GPU becomes. [`carve`] knows whole GPUs only. `divvy demo` and `divvy inventory`
+//! call these two.
+
+mod admin;
+mod asking;
+mod carve;
+mod conflicts;
+mod counters;
+mod features;
+mod health;
+mod held;
+mod layout;
+mod lean;
+mod modes;
+mod note;
+mod notice;
+mod partition;
+mod policy;
+mod pool;
+mod rules;
+mod settle;
+mod share;
+mod step;
+mod taints;
+mod validate;
+mod version;
+mod whole;
+mod withdrawal;
+mod world;
+
+pub use carve::{Carved, Input, carve, carve_partitions, pool_name};
+pub use features::{Feature, OneMode, ServerFeatures};
+pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
+pub use note::Note;
+pub use notice::Notice;
+pub use partition::Partitioning;
+pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
+pub use pool::{
+    Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice,
+    Taint, TaintEffect,
+};
+pub use rules::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules};
+pub use step::{Outputs, step};
+pub use validate::{Limit, LimitError, validate};
+pub use version::KubeVersion;
+pub use world::{Answer, Ask, Claimant, Fact, Held, ModeConflict, Records, Settings, World};

@@ -1,0 +1,211 @@
+//! [`Note`]: what is not published, or not as it could be, and why.
+
+use divvy_model::mig::Placement;
+use divvy_model::{DeviceName, GpuUuid};
+
+use crate::{OfferedMode, OneMode};
+
+/// Something that was left out, with its reason. The caller logs each once, when it first appears.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Note {
+    /// Its MIG mode is on: it is for partitions.
+    #[error(
+        "{gpu} is not published as a whole GPU: its MIG mode is on (turn it off with `nvidia-smi -i {gpu} -mig 0` while it is idle)"
+    )]
+    MigModeOn {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// It has no ordinal, so it has no name.
+    #[error("{gpu} is not published: it has no ordinal yet")]
+    NoOrdinal {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Two GPUs have the same ordinal.
+    #[error(
+        "{gpu} is not published: its ordinal {ordinal} belongs to {other} too (the ordinals file is damaged)"
+    )]
+    SameOrdinal {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The ordinal.
+        ordinal: u32,
+        /// The GPU that keeps it.
+        other: GpuUuid,
+    },
+    /// NVML lists it and cannot read it.
+    #[error("{gpu} cannot be read{}: {error}", if *.published { ", it is published with a taint" } else { " and is not published" })]
+    Unreadable {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// What NVML said.
+        error: String,
+        /// Whether it is still published, tainted.
+        published: bool,
+    },
+    /// It is unfit and the server cannot store the taint that would say so.
+    #[error(
+        "{gpu} is not published: it is tainted ({taint}) and the API server drops taints (feature gate DRADeviceTaints)"
+    )]
+    TaintsDropped {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The key of the first taint that counts.
+        taint: String,
+    },
+    /// A taint was not valid and was changed.
+    #[error("taint {key:?} of {device} is not valid and was published as {instead:?}")]
+    BadTaint {
+        /// The device.
+        device: DeviceName,
+        /// The key as given.
+        key: String,
+        /// The key published.
+        instead: String,
+    },
+    /// A value is over a limit of the API.
+    #[error("{name} of {device} is left out: {why}")]
+    ValueLeftOut {
+        /// The device.
+        device: DeviceName,
+        /// The attribute or capacity.
+        name: String,
+        /// Which limit.
+        why: String,
+    },
+    /// A claim holds a device whose GPU is gone.
+    #[error(
+        "{device} is held by a claim and its GPU is gone: it stays published with a taint until the claim is released"
+    )]
+    HeldAndGone {
+        /// The device.
+        device: DeviceName,
+    },
+    /// A claim holds a device that is no longer offered.
+    #[error(
+        "{device} is held by a claim and is no longer offered ({why}): it stays published with a taint until the claim is released"
+    )]
+    HeldAndWithdrawn {
+        /// The device.
+        device: DeviceName,
+        /// Why it is not offered.
+        why: String,
+    },
+    /// Several modes are asked for, and only one of them can be offered.
+    #[error("{gpu} is offered only in one of the modes asked for ({}): {why}", .mode.name())]
+    OneMode {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The mode that is offered.
+        mode: OfferedMode,
+        /// Why.
+        why: OneMode,
+    },
+    /// Its MIG mode would have to change for what is asked for.
+    #[error("{gpu} is offered only as its MIG mode is now: it changes only with a reset of the GPU")]
+    NeedsReset {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Nothing of what its rules ask for can be offered.
+    #[error(
+        "{gpu} is not offered: it cannot be used in any of the modes that its rules ask for (it cannot do MIG, or its MIG instances are not this driver's)"
+    )]
+    NothingOffered {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// The server cannot store what shares need.
+    #[error(
+        "{gpu} is not offered in shares: they need Kubernetes 1.35 or later with the feature gate DRAConsumableCapacity (on by default from 1.36)"
+    )]
+    NoShares {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// All of its memory is held back.
+    #[error("{gpu} is not offered in shares: its rules hold back as much memory as it has")]
+    NothingToShare {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// A MIG instance that somebody else has made cannot be given out.
+    #[error(
+        "the MIG instance of {gpu} at memory slices {at} is not offered: it must have exactly one compute instance (make one with `nvidia-smi mig -i {gpu} -cci`)"
+    )]
+    NotOneComputeInstance {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Where it is.
+        at: Placement,
+    },
+    /// Claims have devices of one GPU that it cannot be at once.
+    #[error(
+        "claims have been given {devices}, which one GPU cannot be at once{}: nothing of gpu-{gpu} is given out until one of them is released", by(.claims)
+    )]
+    GivenTwice {
+        /// The number of the GPU.
+        gpu: u32,
+        /// The devices.
+        devices: String,
+        /// The claims, each with its device; without those that have admin access.
+        claims: Vec<String>,
+    },
+    /// Its MIG mode is on, and the server cannot store what partitions need.
+    #[error(
+        "{gpu} is not offered in partitions: that needs Kubernetes 1.35 or later with the feature gate DRAPartitionableDevices"
+    )]
+    NoCounters {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Its grid is larger than a counter set of the API.
+    #[error(
+        "{gpu} is not offered in partitions: it has {found} memory slices, a counter set has room for {max}"
+    )]
+    TooManySlices {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// How many it has.
+        found: u32,
+        /// How many there may be.
+        max: u32,
+    },
+    /// A profile has no name.
+    #[error(
+        "GPU instance profile {profile} of {gpu} is not offered: this version does not know it and the driver does not name it"
+    )]
+    UnknownProfile {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// NVML's id of the profile.
+        profile: u32,
+    },
+    /// The driver's numbers contradict each other, and counting by them would refuse what the hardware takes.
+    #[error(
+        "{counter} of {gpu} are not counted: partitions that fit together have {needed}, the largest has {total}"
+    )]
+    CounterDropped {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The counter.
+        counter: &'static str,
+        /// What partitions that fit beside each other have in sum.
+        needed: u64,
+        /// What the set would have.
+        total: u64,
+    },
+    /// A claim holds a device that nothing is known about.
+    #[error(
+        "a claim holds {device}, which this driver does not know: delete the claim, or bring back the version that published it"
+    )]
+    HeldUnknown {
+        /// The device.
+        device: DeviceName,
+    },
+}
+
+fn by(claims: &[String]) -> String {
+    if claims.is_empty() { String::new() } else { format!(" ({})", claims.join(", ")) }
+}

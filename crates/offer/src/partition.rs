@@ -1,0 +1,280 @@
+//! The partitions of a GPU: every profile at every placement, beside the whole GPU where both are offered, all of
+//! them drawing on the GPU's counters.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use divvy_api::names::attributes as attr;
+use divvy_model::mig::{
+    GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement, ProfileName,
+};
+use divvy_model::{DeviceKind, GpuUuid, MigMode, MigUuid};
+
+use crate::carve::{One, Run};
+use crate::counters::{Budget, RESOURCES, amounts};
+use crate::modes::{self, Choice, Facts, Refused};
+use crate::taints::{Standing, Subject};
+use crate::whole::{Builder, describe};
+use crate::{
+    AttributeValue, Capacity, Device, Feature, GpuRules, Instances, Modes, Note, OfferedMode, PlacementOrder,
+    Rules, Taint,
+};
+
+/// What a node's GPUs may be cut into, and by which rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partitioning<'a> {
+    /// Profiles and placements of the GPUs that do MIG. The caller keeps the last known ones: without them a GPU's
+    /// partitions are withdrawn, but for those that claims hold.
+    pub capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>,
+    /// Rules by GPU; the default for the others.
+    pub rules: &'a Rules,
+    /// Memory slices that are taken by something no claim in the API stands for (an instance of somebody else, one
+    /// that lingers): everything that overlaps gets the taint.
+    pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
+}
+
+impl<'a> Partitioning<'a> {
+    /// GPUs that nothing is in the way of.
+    pub fn new(capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>, rules: &'a Rules) -> Self {
+        static NOTHING: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
+        Self { capabilities, rules, occupied: &NOTHING }
+    }
+
+    pub(crate) fn rules_of(&self, gpu: &GpuUuid) -> &'a GpuRules {
+        static DEFAULT: LazyLock<GpuRules> = LazyLock::new(GpuRules::default);
+        self.rules.get(gpu).unwrap_or(&DEFAULT)
+    }
+}
+
+impl Run<'_> {
+    /// In which modes a GPU is offered, with notes of those that it could not be.
+    pub(crate) fn choose(&mut self, one: &One<'_>, rules: &GpuRules, cuttable: bool) -> Choice {
+        let facts = &one.gpu.facts;
+        let on = facts.mig_mode.is_on();
+        let nothing = BTreeSet::new();
+        let in_use = self.in_use.get(&one.ordinal).unwrap_or(&nothing);
+        let choice = modes::choose(&Facts {
+            asked: &rules.modes,
+            instances: rules.instances,
+            any_lives: one.gpu.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()),
+            has_mig: facts.mig_mode != MigMode::Unsupported,
+            on,
+            toggles: facts.architecture.toggles_mig_without_reset(),
+            cuttable,
+            features: self.input.features,
+            in_use,
+            leaving: self.leaving.get(&one.ordinal).unwrap_or(&nothing),
+            recorded: self.recorded.get(&one.ordinal).unwrap_or(&nothing),
+        });
+        let is_whole = in_use.contains(&OfferedMode::Whole);
+        let gpu = || one.uuid.clone();
+        if choice.modes.is_empty() && on && rules.modes == Modes::AsIs && !is_whole {
+            self.notes.push(Note::MigModeOn { gpu: gpu() });
+        }
+        for refused in &choice.refused {
+            match refused {
+                Refused::NoCounters if on || choice.one_mode.is_none() => {
+                    self.notes.push(Note::NoCounters { gpu: gpu() });
+                }
+                Refused::NoShares => self.notes.push(Note::NoShares { gpu: gpu() }),
+                Refused::NeedsReset => self.notes.push(Note::NeedsReset { gpu: gpu() }),
+                Refused::NoMig | Refused::Static if choice.modes.is_empty() && rules.modes != Modes::AsIs => {
+                    self.notes.push(Note::NothingOffered { gpu: gpu() });
+                }
+                Refused::NoCounters | Refused::NoMig | Refused::Static => {}
+            }
+        }
+        if let (Some(why), Some(mode)) = (&choice.one_mode, choice.modes.first()) {
+            self.notes.push(Note::OneMode { gpu: gpu(), mode: *mode, why: why.clone() });
+        }
+        choice
+    }
+
+    /// Publishes the partitions of a GPU that answers.
+    pub(crate) fn partitions(&mut self, from: &Source<'_>) {
+        let template = self.template(from.one);
+        let held = self.held_partitions.get(&from.one.ordinal).cloned().unwrap_or_default();
+        self.publish_profiles(from, &held, &template);
+        if from.rules.instances == Instances::Static
+            && let Some(mig) = &from.one.gpu.mig
+        {
+            let unusable = mig.instances.iter().filter(|instance| !mig.uuids.contains_key(&instance.id));
+            self.notes.extend(unusable.map(|instance| Note::NotOneComputeInstance {
+                gpu: from.one.uuid.clone(),
+                at: instance.placement,
+            }));
+        }
+    }
+
+    /// The GPU's counters, with notes of what was wrong with them.
+    pub(crate) fn budget(&mut self, ordinal: u32, uuid: &GpuUuid, caps: &MigCapabilities) -> Option<Budget> {
+        if caps.profiles().is_empty() {
+            return None;
+        }
+        let budget = Budget::new(ordinal, caps);
+        match &budget {
+            None => self.notes.push(Note::TooManySlices {
+                gpu: uuid.clone(),
+                found: caps.memory_slices(),
+                max: Budget::MAX_SLICES,
+            }),
+            Some(budget) => {
+                self.notes.extend(budget.dropped.iter().map(|(counter, needed, total)| {
+                    Note::CounterDropped { gpu: uuid.clone(), counter, needed: *needed, total: *total }
+                }));
+            }
+        }
+        budget
+    }
+
+    /// What all partitions of a GPU say. No `uuid`, which there is only once it lives, and no NVLink, which
+    /// partitions cannot use.
+    fn template(&mut self, one: &One<'_>) -> Device {
+        // Notes of values left out name the whole GPU, once.
+        let name = DeviceKind::Whole { ordinal: one.ordinal }.device_name();
+        let mut to = Builder::new(name, &mut self.notes);
+        identify(&mut to, one.uuid);
+        describe(&mut to, one.gpu, &self.input.inventory.system);
+        to.device
+    }
+
+    fn publish_profiles(&mut self, from: &Source<'_>, held: &[PartitionName], template: &Device) {
+        let is_static = from.rules.instances == Instances::Static;
+        for profile in from.caps.profiles() {
+            let name = from.caps.name(profile);
+            let asked_for = match &from.rules.profiles {
+                Some(asked) => name.as_ref().is_some_and(|name| asked.contains(&name.to_string())),
+                None if is_static => true,
+                None => !profile.variant().is_rare() || from.rules.rare.contains(&profile.variant()),
+            };
+            let offered = from.offers && asked_for;
+            if !offered && held.is_empty() {
+                continue;
+            }
+            if name.is_none() && offered {
+                self.notes.push(Note::UnknownProfile { gpu: from.one.uuid.clone(), profile: profile.id.0 });
+            }
+            let of_profile = OfProfile {
+                profile,
+                device: of_profile(template, profile, name.as_ref()),
+                offered: offered && name.is_some(),
+                label: name.map(|name| name.to_string()).unwrap_or_default(),
+            };
+            let mut publish = |placement: Placement| {
+                self.publish_placement(from, held, &of_profile, placement);
+            };
+            match from.rules.order {
+                PlacementOrder::Ascending => profile.placements.iter().copied().for_each(&mut publish),
+                PlacementOrder::Descending => profile.placements.iter().rev().copied().for_each(&mut publish),
+            }
+        }
+    }
+
+    fn publish_placement(
+        &mut self,
+        from: &Source<'_>,
+        held: &[PartitionName],
+        of_profile: &OfProfile<'_>,
+        placement: Placement,
+    ) {
+        let profile = of_profile.profile;
+        let name = PartitionName::new(from.one.ordinal, &of_profile.label, profile.id, placement.start);
+        let is_static = from.rules.instances == Instances::Static;
+        let living = from.living(profile.id, placement);
+        // One that divvy makes and one that was made outside it have names of their own (ADR 5).
+        for name in [name.clone(), name.into_static()] {
+            let offered =
+                of_profile.offered && name.is_static == is_static && (!is_static || living.is_some());
+            // A profile's name changes with the driver. The device keeps the one that a claim was given.
+            let mut names: Vec<_> = held.iter().filter(|held| held.is_same_partition(&name)).collect();
+            if names.is_empty() && offered {
+                names.push(&name);
+            }
+            for called in names {
+                let mut device = Device { name: called.device_name(), ..of_profile.device.clone() };
+                if let Some(uuid) = living.filter(|_| name.is_static) {
+                    let uuid = AttributeValue::String(uuid.to_string());
+                    device.attributes.insert(attr::UUID.into(), uuid);
+                }
+                if self.input.features.supports(Feature::Partitions) {
+                    device.consumes.push(from.budget.partition(profile, placement));
+                }
+                let mut subject = Subject { place: Some(placement), ..from.subject };
+                if !offered {
+                    self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
+                    subject.standing = Standing::Withdrawn("not-offered");
+                }
+                let stays = self.stays(&device.name);
+                let taints = self.taints(&subject);
+                if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
+                    self.card(from.one.ordinal).partitions.push(device);
+                }
+            }
+        }
+    }
+}
+
+/// One GPU, while its partitions are made.
+pub(crate) struct Source<'a> {
+    pub(crate) one: &'a One<'a>,
+    pub(crate) caps: &'a MigCapabilities,
+    pub(crate) budget: &'a Budget,
+    pub(crate) rules: &'a GpuRules,
+    /// What the taints of its partitions depend on, but for their places.
+    pub(crate) subject: Subject<'a>,
+    /// Whether any partition is offered.
+    pub(crate) offers: bool,
+}
+
+impl Source<'_> {
+    /// The MIG device that lives at exactly this place.
+    fn living(&self, profile: GpuInstanceProfileId, placement: Placement) -> Option<&MigUuid> {
+        let mig = self.one.gpu.mig.as_ref()?;
+        let instance = mig.instances.iter().find(|i| (i.profile, i.placement) == (profile, placement))?;
+        mig.uuids.get(&instance.id)
+    }
+}
+
+/// What all placements of a profile have in common.
+struct OfProfile<'a> {
+    profile: &'a GpuInstanceProfile,
+    device: Device,
+    offered: bool,
+    label: String,
+}
+
+pub(crate) fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {
+    to.string(attr::TYPE, Some("mig"));
+    to.string(attr::PARENT_UUID, Some(gpu.as_str()));
+    to.string(attr::GPU_UUID, Some(gpu.as_str()));
+    to.string(attr::SHARING, Some("exclusive"));
+    to.string(attr::ISOLATION, Some("hardware"));
+}
+
+/// What all partitions of a profile say.
+fn of_profile(template: &Device, profile: &GpuInstanceProfile, name: Option<&ProfileName>) -> Device {
+    let mut nothing = Vec::new();
+    let mut to = Builder { device: template.clone(), notes: &mut nothing };
+    to.string(attr::PROFILE, name.map(ToString::to_string).as_deref());
+    for ((_, capacity), amount) in RESOURCES.iter().zip(amounts(profile)) {
+        // Memory that is the host's is not the partition's; of engines, none is an answer.
+        let shared = *capacity == divvy_api::names::capacity::MEMORY && amount.value() == 0;
+        to.capacity(capacity, (!shared).then_some(amount));
+    }
+    to.device
+}
+
+/// The engines of a whole GPU, which NVML tells only of its profiles.
+pub(crate) fn engines(budget: &Budget) -> Vec<(Cow<'static, str>, Capacity)> {
+    use divvy_api::names::capacity as cap;
+    RESOURCES
+        .iter()
+        .zip(budget.largest)
+        .filter(|((_, capacity), _)| ![cap::MEMORY, cap::MULTIPROCESSORS].contains(capacity))
+        .map(|((_, capacity), amount)| (Cow::Borrowed(*capacity), Capacity::whole(amount)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! Time-sliced shares, and GPUs that are offered in several modes.
+
+use divvy_api::names::capacity as cap;
+
+use super::*;
+use crate::{Allowed, OneMode, RequestPolicy, ShareRules};
+
+const EVERYTHING: [OfferedMode; 3] = OfferedMode::ALL;
+
+fn parts(total: Amount, default: Amount, min: Amount, step: Amount) -> Capacity {
+    let allowed = Allowed::Range { min, max: None, step: Some(step) };
+    Capacity { value: total, policy: Some(RequestPolicy { default, allowed }) }
+}
+
+/// Names of devices that nothing keeps claims away from.
+fn open(pool: &Pool) -> Vec<&str> {
+    let blocked = blocked(pool);
+    names(pool).into_iter().filter(|name| !blocked.contains(name)).collect()
+}
+
+#[test]
+fn a_share_says_what_its_gpu_is_and_gives_it_out_in_parts() {
+    let node = Node::everything("h100x1");
+    let pool = node.carve(None).pool;
+    let whole = device(&pool, "gpu-0");
+    let mut expected = Device::new("gpu-0-ts".parse().unwrap());
+    expected.attributes.clone_from(&whole.attributes);
+    expected.attributes.remove("uuid");
+    for (name, value) in [("type", "gpu-share"), ("sharing", "time-slicing"), ("isolation", "none")] {
+        expected.attributes.insert(name.into(), AttributeValue::String(value.to_owned()));
+    }
+    let mib = |n: u64| Amount::Bytes(n * MIB);
+    let count = Amount::Count;
+    expected.capacity = [
+        (cap::MEMORY, parts(mib(81559), mib(5097), mib(1), mib(1))),
+        (cap::CORES, parts(count(100), count(6), count(0), count(1))),
+        (cap::SLOTS, parts(count(16), count(1), count(1), count(1))),
+    ]
+    .map(|(name, capacity)| (name.into(), capacity))
+    .into();
+    expected.consumes.clone_from(&whole.consumes);
+    expected.allow_multiple = true;
+    assert_eq!(device(&pool, "gpu-0-ts"), &expected);
+    assert_eq!(sets(&pool)[0].counters, expected.consumes[0].counters, "all of the GPU, charged once");
+}
+
+#[test]
+fn rules_say_how_many_shares_there_are_and_how_large() {
+    let with = |shares: ShareRules, held_back_mib: u64| {
+        let mut node = Node::everything("l4x1");
+        node.rule(|rules| {
+            rules.shares = shares;
+            rules.held_back_mib = held_back_mib;
+        });
+        let carved = node.carve(None);
+        let share = carved.pool.device(&"gpu-0-ts".parse().unwrap());
+        (share.map(|share| share.capacity.clone()), carved.notes.len())
+    };
+    let mib = |n: u64| Amount::Bytes(n * MIB);
+    let total = mib(23034);
+    let (capacity, _) = with(ShareRules { slots: 4, smallest_mib: 100, smallest_cores: 10 }, 0);
+    let capacity = capacity.unwrap();
+    assert_eq!(capacity[cap::MEMORY], parts(total, mib(5758), mib(100), mib(1)));
+    let count = Amount::Count;
+    assert_eq!(capacity[cap::CORES], parts(count(100), count(25), count(10), count(1)));
+
+    // What cannot be given out in steps is given out in one size; the API would refuse the range.
+    let one = |amount| {
+        let policy = RequestPolicy { default: amount, allowed: Allowed::Values(vec![amount]) };
+        Capacity { value: amount, policy: Some(policy) }
+    };
+    let (capacity, _) = with(ShareRules { slots: 1, smallest_mib: 1 << 40, smallest_cores: 200 }, 34);
+    let capacity = capacity.unwrap();
+    let expected =
+        [(cap::MEMORY, one(mib(23000))), (cap::CORES, one(count(100))), (cap::SLOTS, one(count(1)))];
+    assert_eq!(capacity, expected.map(|(name, capacity)| (name.into(), capacity)).into());
+    // More shares than the memory has room for at their smallest: whoever asks for nothing gets the smallest.
+    let (capacity, _) = with(ShareRules { slots: 1000, smallest_mib: 512, smallest_cores: 5 }, 0);
+    let capacity = capacity.unwrap();
+    assert_eq!(capacity[cap::MEMORY], parts(total, mib(512), mib(512), mib(1)));
+    assert_eq!(capacity[cap::CORES], parts(count(100), count(5), count(5), count(1)));
+    assert_eq!(with(ShareRules::default(), 23034), (None, 1));
+    assert_eq!(
+        with(ShareRules { slots: 0, ..ShareRules::default() }, 0).0.unwrap()[cap::SLOTS],
+        one(count(1))
+    );
+}
+
+#[test]
+fn each_kind_is_found_after_a_few_devices_of_the_others() {
+    let pool = Node::everything("h100x8").carve(None).pool;
+    let first = names(&pool).into_iter().take(14).collect::<Vec<_>>().join(" ");
+    let expected = "gpu-7 gpu-0-ts gpu-0-mig-1g10gb-19-0 gpu-0-mig-1g10gb-19-1 \
+        gpu-6 gpu-5 gpu-1-ts gpu-0-mig-1g10gb-19-2 gpu-0-mig-1g10gb-19-3 \
+        gpu-4 gpu-3 gpu-2-ts gpu-0-mig-1g10gb-19-4 gpu-0-mig-1g10gb-19-5";
+    assert_eq!(first, expected);
+    let shapes = [(34, 0), (18, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)];
+    assert_eq!(shape(&pool), shapes);
+    // Partitions alone have nothing to take turns with.
+    let pool = Node::only("h100x2", &[OfferedMode::Mig]).carve(None).pool;
+    assert_eq!(shape(&pool), [(36, 0), (2, 0), (0, 2)]);
+}
+
+#[test]
+fn a_gpu_without_mig_counts_itself_once_when_it_is_offered_in_several_modes() {
+    let pool = Node::everything("l4x1").carve(None).pool;
+    let itself = amounts_of(&[("gpu", Amount::Count(1))]);
+    assert_eq!(names(&pool), ["gpu-0", "gpu-0-ts"]);
+    assert_eq!(sets(&pool), [&CounterSet { name: "gpu-0".to_owned(), counters: itself.clone() }]);
+    let uses = vec![CounterUse { set: "gpu-0".to_owned(), counters: itself }];
+    assert!(alternatives(&pool).all(|device| device.consumes == uses));
+
+    let shared = |minor| Node::only("l4x1", &[OfferedMode::TimeSlicing]).server(minor, 0).carve(None).pool;
+    let pool = shared(35);
+    assert_eq!((names(&pool), sets(&pool).len()), (vec!["gpu-0-ts"], 0), "one mode needs no counters");
+    assert!(device(&pool, "gpu-0-ts").consumes.is_empty());
+    assert!(names(&shared(34)).is_empty(), "a scheduler of 1.34 compares with the wrong device");
+    // Before Hopper MIG mode stays as it is; the other two share a card all the same.
+    let pool = Node::everything("a100-40x1").carve(None).pool;
+    assert_eq!((names(&pool), sets(&pool).len()), (vec!["gpu-0", "gpu-0-ts"], 1));
+}
+
+#[test]
+fn a_server_that_drops_the_fields_of_shares_gets_none_and_is_told_of() {
+    let mut node = Node::everything("h100x1");
+    node.features = node.features.without([Feature::Shares]);
+    let carved = node.carve(None);
+    assert!(!names(&carved.pool).iter().any(|name| name.ends_with("-ts")));
+    assert!(names(&carved.pool).contains(&"gpu-0") && names(&carved.pool).contains(&"gpu-0-mig-1g10gb-19-0"));
+    let why = "is not offered in shares: they need Kubernetes 1.35 or later with the feature gate \
+               DRAConsumableCapacity (on by default from 1.36)";
+    assert_eq!(notes(&carved).iter().filter(|note| note.ends_with(why)).count(), 1);
+}
+
+#[test]
+fn an_old_scheduler_gets_one_mode_for_each_gpu_by_what_is_held() {
+    let offered = |node: Node| {
+        let carved = node.carve(None);
+        let modes: BTreeSet<_> = names(&carved.pool).into_iter().map(mode_of).collect();
+        let one: Vec<_> = carved
+            .notes
+            .iter()
+            .filter_map(|note| match note {
+                Note::OneMode { mode, why, .. } => Some((*mode, why.clone())),
+                _ => None,
+            })
+            .collect();
+        (modes.into_iter().collect::<Vec<_>>(), blocked(&carved.pool).len(), one)
+    };
+    let old = || Node::only("h100x1", &EVERYTHING).server(36, 1);
+    let why = OneMode::TooOld { found: KubeVersion::new(1, 36, 1), needed: KubeVersion::new(1, 36, 2) };
+    let one = |mode| (vec![mode], 0, vec![(mode, why.clone())]);
+    assert_eq!(offered(old()), one(OfferedMode::Whole));
+    assert_eq!(offered(old().mig_on()), one(OfferedMode::Mig));
+    let held = |name: &str| {
+        let mut node = old();
+        node.hold(name);
+        node
+    };
+    assert_eq!(offered(held("gpu-0-ts")), one(OfferedMode::TimeSlicing));
+    assert_eq!(offered(held("gpu-0-mig-1g10gb-19-3")), one(OfferedMode::Mig));
+    // Given out in two modes already: one goes on, the other is kept, and neither is given out again.
+    let mut twice = held("gpu-0-ts");
+    twice.hold("gpu-0");
+    let (modes, blocked, one) = offered(twice);
+    assert_eq!((modes, blocked, one.len()), (vec![OfferedMode::Whole, OfferedMode::TimeSlicing], 2, 1));
+}
+
+fn mode_of(name: &str) -> OfferedMode {
+    match name {
+        name if name.ends_with("-ts") => OfferedMode::TimeSlicing,
+        name if name.contains("-mig-") => OfferedMode::Mig,
+        _ => OfferedMode::Whole,
+    }
+}
+
+#[test]
+fn a_held_share_stays_when_shares_are_no_longer_offered_and_keeps_the_others_off_its_gpu() {
+    let mut node = Node::everything("h100x2");
+    let before = node.carve(None).pool;
+    node.hold("gpu-1-ts");
+    node.rules.clear();
+    let carved = node.carve(Some(&before));
+    assert_eq!(names(&carved.pool), ["gpu-1", "gpu-1-ts", "gpu-0"]);
+    assert_eq!((open(&carved.pool), carved.kept.len()), (vec!["gpu-1", "gpu-0"], 1));
+    let share = device(&carved.pool, "gpu-1-ts");
+    assert_eq!(share.taints, [Taint::no_schedule(keys::WITHDRAWN, Some("not-offered"))]);
+    assert_eq!(sets(&carved.pool).len(), 1, "the counters keep the whole GPU from being given out");
+    assert_eq!(device(&carved.pool, "gpu-1").consumes, share.consumes);
+
+    // A scheduler that does not count shares right has to be told by taints.
+    let old = node.server(36, 1).carve(Some(&before)).pool;
+    assert_eq!((names(&old), open(&old)), (vec!["gpu-1", "gpu-1-ts", "gpu-0"], vec!["gpu-0"]));
+    assert_eq!(device(&old, "gpu-1").taints, [Taint::no_schedule(keys::MODE, Some("share-held"))]);
+}
+
+#[test]
+fn nothing_of_a_gpu_is_given_out_that_was_given_twice_and_no_counter_is_below_zero() {
+    let mut node = Node::everything("h100x2");
+    node.hold("gpu-0-ts");
+    node.hold("gpu-0-mig-1g10gb-19-3");
+    let carved = node.carve(None);
+    assert!(open(&carved.pool).iter().all(|name| name.starts_with("gpu-1")));
+    assert_eq!(open(&carved.pool).len(), 20);
+    assert_eq!(sets(&carved.pool).iter().map(|set| set.name.as_str()).collect::<Vec<_>>(), ["gpu-1"]);
+    assert_eq!(
+        notes(&carved),
+        [
+            "claims have been given gpu-0-ts, gpu-0-mig-1g10gb-19-3, which one GPU cannot be at once: nothing of gpu-0 \
+          is given out until one of them is released"
+        ]
+    );
+    node.features = node.features.without([Feature::Taints]);
+    let left = node.carve(None).pool;
+    let of_gpu_0: Vec<_> = names(&left).into_iter().filter(|name| name.starts_with("gpu-0")).collect();
+    assert_eq!(of_gpu_0, ["gpu-0-ts", "gpu-0-mig-1g10gb-19-3"]);
+}

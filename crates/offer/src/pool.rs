@@ -1,0 +1,272 @@
+//! What is published, in our words: a [`Pool`] of slices of devices. The publisher turns it into API objects.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use divvy_model::DeviceName;
+use serde::Serialize;
+
+/// Everything one node publishes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pool {
+    /// Name of the pool; see [`crate::pool_name`].
+    pub name: String,
+    /// The slices, in the order in which the scheduler is to try them. None at all when there is no device.
+    pub slices: Vec<Slice>,
+}
+
+impl Pool {
+    /// All devices, in the order in which the scheduler tries them.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.slices.iter().flat_map(|slice| &slice.devices)
+    }
+
+    /// A device by its name.
+    pub fn device(&self, name: &DeviceName) -> Option<&Device> {
+        self.devices().find(|device| device.name == *name)
+    }
+
+    /// This pool, with the taints that its devices have in another.
+    #[must_use]
+    pub fn with_taints_of(&self, other: &Self) -> Self {
+        let taints: BTreeMap<&DeviceName, &[Taint]> =
+            other.devices().map(|device| (&device.name, &*device.taints)).collect();
+        let mut pool = self.clone();
+        for device in pool.slices.iter_mut().flat_map(|slice| &mut slice.devices) {
+            if let Some(taints) = taints.get(&device.name) {
+                device.taints = taints.to_vec();
+            }
+        }
+        pool
+    }
+}
+
+/// One ResourceSlice: devices or counter sets, never both.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Slice {
+    /// Devices, in the order in which the scheduler is to try them.
+    pub devices: Vec<Device>,
+    /// Counter sets.
+    pub counter_sets: Vec<CounterSet>,
+}
+
+/// An entry that a claim can be given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// Name, unique in the pool.
+    pub name: DeviceName,
+    /// Attributes by name; a name without a domain is in the driver's. The names are constants: a pool has
+    /// thousands of them.
+    pub attributes: BTreeMap<Cow<'static, str>, AttributeValue>,
+    /// Capacities by name.
+    pub capacity: BTreeMap<Cow<'static, str>, Capacity>,
+    /// Taints, sorted.
+    pub taints: Vec<Taint>,
+    /// What it takes from counter sets when it is allocated.
+    pub consumes: Vec<CounterUse>,
+    /// Whether several claims can have it at once.
+    pub allow_multiple: bool,
+}
+
+impl Device {
+    /// A device with nothing but a name.
+    pub fn new(name: DeviceName) -> Self {
+        Self {
+            name,
+            attributes: BTreeMap::new(),
+            capacity: BTreeMap::new(),
+            taints: Vec::new(),
+            consumes: Vec::new(),
+            allow_multiple: false,
+        }
+    }
+}
+
+/// The value of an attribute. Lists are not used: they are alpha.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttributeValue {
+    /// Yes or no.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// Text.
+    String(String),
+    /// A semantic version.
+    Version(String),
+}
+
+/// A capacity of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Capacity {
+    /// How much.
+    pub value: Amount,
+    /// How it is given out in parts; only for devices with `allow_multiple`.
+    pub policy: Option<RequestPolicy>,
+}
+
+impl Capacity {
+    /// A capacity that is given out as a whole.
+    pub fn whole(value: Amount) -> Self {
+        Self { value, policy: None }
+    }
+}
+
+/// How claims may ask for part of a capacity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RequestPolicy {
+    /// What a claim gets that asks for nothing. Required: without it such a claim would take all.
+    pub default: Amount,
+    /// What can be asked for.
+    pub allowed: Allowed,
+}
+
+/// What can be asked for under a [`RequestPolicy`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Allowed {
+    /// Anything up to the capacity.
+    Any,
+    /// One of these, ascending.
+    Values(Vec<Amount>),
+    /// A range in steps.
+    Range {
+        /// Least.
+        min: Amount,
+        /// Most; the capacity if absent.
+        max: Option<Amount>,
+        /// Rounded up to a multiple of this above `min`.
+        step: Option<Amount>,
+    },
+}
+
+/// A Kubernetes quantity: its number, and how it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub enum Amount {
+    /// Bytes, written with binary suffixes.
+    Bytes(u64),
+    /// A count, written with decimal suffixes.
+    Count(u64),
+}
+
+impl Amount {
+    /// The number.
+    pub fn value(self) -> u64 {
+        match self {
+            Self::Bytes(value) | Self::Count(value) => value,
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    /// The canonical form, as the API server stores it: the largest suffix that leaves a whole number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut value, base, suffixes) = match *self {
+            Self::Bytes(value) => (value, 1024, ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]),
+            Self::Count(value) => (value, 1000, ["", "k", "M", "G", "T", "P", "E"]),
+        };
+        let mut suffix = "";
+        for next in suffixes.into_iter().skip(1) {
+            if value == 0 || value % base != 0 {
+                break;
+            }
+            value /= base;
+            suffix = next;
+        }
+        write!(f, "{value}{suffix}")
+    }
+}
+
+impl From<Amount> for String {
+    fn from(amount: Amount) -> Self {
+        amount.to_string()
+    }
+}
+
+/// What keeps claims away from a device.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Taint {
+    /// A label key, such as [`divvy_api::names::taints::LOST`].
+    pub key: String,
+    /// A label value.
+    pub value: Option<String>,
+    /// What it does.
+    pub effect: TaintEffect,
+}
+
+impl Taint {
+    /// A taint that lets running pods be and keeps new ones away.
+    pub fn no_schedule(key: impl Into<String>, value: Option<&str>) -> Self {
+        Self { key: key.into(), value: value.map(str::to_owned), effect: TaintEffect::NoSchedule }
+    }
+}
+
+/// What a taint does. Ordered by strength.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum TaintEffect {
+    /// Only tells.
+    None,
+    /// Not given to claims that do not tolerate it.
+    NoSchedule,
+    /// Pods that use it and do not tolerate it are evicted too.
+    NoExecute,
+}
+
+impl TaintEffect {
+    /// As the API writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::NoSchedule => "NoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+
+    /// Whether the scheduler keeps claims away.
+    pub fn blocks(self) -> bool {
+        self >= Self::NoSchedule
+    }
+}
+
+/// Counters that the alternatives of one GPU draw on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CounterSet {
+    /// Name, unique in the pool.
+    pub name: String,
+    /// The counters.
+    pub counters: BTreeMap<String, Amount>,
+}
+
+/// What a device takes from one counter set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CounterUse {
+    /// Name of the set.
+    pub set: String,
+    /// How much of which counter.
+    pub counters: BTreeMap<String, Amount>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Amount;
+
+    #[test]
+    fn amounts_are_written_as_the_api_server_stores_them() {
+        let cases = [
+            (Amount::Bytes(0), "0"),
+            (Amount::Bytes(1023), "1023"),
+            (Amount::Bytes(1024), "1Ki"),
+            (Amount::Bytes(85_520_809_984), "81559Mi"),
+            (Amount::Bytes(85_899_345_920), "80Gi"),
+            (Amount::Bytes(1 << 60), "1Ei"),
+            (Amount::Count(132), "132"),
+            (Amount::Count(2000), "2k"),
+            (Amount::Count(1_500_000), "1500k"),
+        ];
+        for (amount, text) in cases {
+            assert_eq!(amount.to_string(), text);
+        }
+    }
+}

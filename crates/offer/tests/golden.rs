@@ -1,0 +1,118 @@
+//! What whole nodes publish, line by line. `UPDATE_FIXTURES=1` writes the files anew.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+use divvy_gpu_sim::{Engine, mig_capabilities};
+use divvy_model::Ordinals;
+use divvy_offer::{
+    Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, Input, KubeVersion, Modes, Partitioning,
+    Pool, ServerFeatures, carve_partitions, validate,
+};
+
+/// The pool of a node whose GPUs may become everything.
+fn everything(spec: &str, version: KubeVersion) -> Pool {
+    let engine = Engine::new(&spec.parse().unwrap());
+    let inventory = engine.inventory();
+    let mut ordinals = Ordinals::default();
+    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    let caps = |gpu: &divvy_gpu_sim::SimGpu| Some((gpu.facts.uuid.clone(), mig_capabilities(&gpu.model)?));
+    let capabilities = engine.gpus().iter().filter_map(caps).collect();
+    let all = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
+    let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), all.clone())).collect();
+    let input = Input {
+        node: "n1",
+        inventory: &inventory,
+        ordinals: &ordinals,
+        taints: &BTreeMap::new(),
+        held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
+        recorded: &BTreeSet::new(),
+        previous: None,
+        features: &ServerFeatures::default().observe(version),
+    };
+    let pool = carve_partitions(&input, &Partitioning::new(&capabilities, &rules)).pool;
+    assert_eq!(validate(&pool), Ok(()));
+    pool
+}
+
+fn as_text(pool: &Pool) -> String {
+    let mut text = format!("pool {}\n", pool.name);
+    for (number, slice) in pool.slices.iter().enumerate() {
+        writeln!(text, "\nslice {number}").unwrap();
+        for device in &slice.devices {
+            writeln!(text, "{}", line(device)).unwrap();
+        }
+        for set in &slice.counter_sets {
+            writeln!(text, "counters {}: {}", set.name, amounts(&set.counters)).unwrap();
+        }
+    }
+    text
+}
+
+fn line(device: &Device) -> String {
+    let said = ["type", "sharing", "isolation", "profile"].into_iter().filter_map(|name| {
+        match device.attributes.get(name)? {
+            AttributeValue::String(text) => Some(text.as_str()),
+            _ => None,
+        }
+    });
+    let mut line = format!("{}: {}", device.name, said.collect::<Vec<_>>().join(" "));
+    for (name, capacity) in &device.capacity {
+        write!(line, ", {name} {}", size(capacity)).unwrap();
+    }
+    for uses in &device.consumes {
+        write!(line, "; takes {}: {}", uses.set, amounts(&uses.counters)).unwrap();
+    }
+    line + if device.allow_multiple { "; for many claims" } else { "" }
+}
+
+fn size(capacity: &Capacity) -> String {
+    let Some(policy) = &capacity.policy else { return capacity.value.to_string() };
+    let allowed = match &policy.allowed {
+        Allowed::Range { min, max: None, step: Some(step) } => format!("from {min} by {step}"),
+        other => format!("{other:?}"),
+    };
+    format!("{} ({allowed}, else {})", capacity.value, policy.default)
+}
+
+fn amounts(counters: &BTreeMap<String, Amount>) -> String {
+    let mut text = Vec::new();
+    let mut slices = Vec::new();
+    for (name, amount) in counters {
+        match name.strip_prefix("memory-slice-") {
+            Some(slice) => slices.push(slice),
+            None => text.push(format!("{name} {amount}")),
+        }
+    }
+    if !slices.is_empty() {
+        text.push(format!("memory slices {}", slices.join(" ")));
+    }
+    text.join(", ")
+}
+
+fn check(file: &str, pool: &Pool) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(file);
+    let text = as_text(pool);
+    if std::env::var_os("UPDATE_FIXTURES").is_some() {
+        fs_err::write(&path, &text).unwrap();
+    }
+    assert_eq!(fs_err::read_to_string(&path).unwrap(), text, "{file}");
+}
+
+#[test]
+fn an_h100_that_may_become_everything() {
+    check("pool-h100-everything.txt", &everything("h100x1", KubeVersion::new(1, 37, 1)));
+}
+
+#[test]
+fn two_l4_as_wholes_and_in_shares() {
+    check("pool-l4-shares.txt", &everything("l4x2", KubeVersion::new(1, 37, 1)));
+}
+
+#[test]
+fn an_old_scheduler_gets_one_mode_of_each_gpu() {
+    check("pool-h100-1.36.1.txt", &everything("h100x2", KubeVersion::new(1, 36, 1)));
+}

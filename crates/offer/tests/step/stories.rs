@@ -1,0 +1,145 @@
+//! One story for each thing that went wrong once.
+
+use std::time::Duration;
+
+use divvy_offer::{Fact, KubeVersion, ModeConflict, Note, Notice, OneMode};
+
+use crate::cluster::{Cluster, LEAVE, claimant};
+
+const EVERYTHING: &str = r#"{"modes":["Whole","Mig","TimeSlicing"]}"#;
+const WHOLE: &str = r#"{"modes":["Whole"]}"#;
+const SHARES: &str = r#"{"modes":["TimeSlicing"]}"#;
+
+#[test]
+fn a_withdrawn_device_stays_for_as_long_as_a_write_may_take_and_what_replaces_it_is_there_at_once() {
+    let mut cluster = Cluster::new("h100x1", WHOLE);
+    assert_eq!(cluster.open(), ["gpu-0"]);
+    // The scheduler has chosen the whole GPU; its write is held up for 25 s.
+    let whole = "gpu-0".parse().unwrap();
+    cluster.choose(&whole, 25);
+    cluster.rules(SHARES);
+    assert_eq!((cluster.names(), cluster.open()), (vec!["gpu-0", "gpu-0-ts"], vec!["gpu-0-ts"]));
+    let share = cluster.slices.device(&"gpu-0-ts".parse().unwrap()).unwrap().clone();
+    assert!(!cluster.can_be_given(&share), "the counters of the GPU are taken");
+    cluster.pass(LEAVE.saturating_sub(Duration::from_secs(1)));
+    assert_eq!(cluster.ask, None, "the answer would be too early");
+    cluster.pass(Duration::from_secs(2));
+    cluster.answer(true);
+    cluster.settle();
+    assert_eq!((cluster.names(), cluster.open()), (vec!["gpu-0", "gpu-0-ts"], vec!["gpu-0-ts"]));
+    cluster.claims.clear();
+    cluster.settle();
+    assert_eq!(cluster.names(), ["gpu-0-ts"]);
+}
+
+#[test]
+fn a_conflict_with_what_was_withdrawn_fences_one_gpu_and_leaves_the_others_their_modes() {
+    let mut cluster = Cluster::new("h100x2", EVERYTHING);
+    cluster.rules(&format!(r#"{{"gpus":{{"ordinals":[0]}},"modes":["TimeSlicing"]}},{EVERYTHING}"#));
+    cluster.settle();
+    assert!(cluster.names().iter().filter(|name| name.starts_with("gpu-0")).eq(&["gpu-0-ts"]));
+    let (share, whole) = ("gpu-0-ts".parse().unwrap(), "gpu-0".parse().unwrap());
+    cluster.choose(&share, 0);
+    cluster.claims[0].prepared = true;
+    cluster.records();
+    // A write that was on its way for minutes.
+    cluster.choose(&whole, 0);
+    let [holder, claim] = [0, 1].map(|n| claimant(&cluster.claims[n]));
+    let gpu = cluster.gpu(0);
+    cluster.tell(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
+    let of_other = cluster.open().len();
+    assert!(
+        of_other == 20 && cluster.open().iter().all(|name| name.starts_with("gpu-1")),
+        "{:?}",
+        cluster.open()
+    );
+    assert_eq!(cluster.out.one_mode, None);
+    let text = "claims have been given gpu-0, gpu-0-ts, which one GPU cannot be at once (default/gpu-0 has gpu-0, refused at prepare, default/gpu-0-ts has gpu-0-ts): nothing of gpu-0 is given out until one of them is released";
+    let event = Notice::Node { reason: "given-twice", text: text.to_owned() };
+    assert!(cluster.out.notices.contains(&event), "{:#?}", cluster.out.notices);
+
+    // The claim goes: the fence ends with it.
+    cluster.answer(true);
+    assert!(cluster.out.notes.iter().any(|note| matches!(note, Note::GivenTwice { .. })));
+    cluster.claims.remove(1);
+    cluster.settle();
+    assert_eq!(cluster.open().len(), 1 + 20);
+    assert!(!cluster.out.notes.iter().any(|note| matches!(note, Note::GivenTwice { .. })));
+}
+
+#[test]
+fn a_scheduler_that_does_not_count_costs_the_node_its_modes_until_the_conflict_is_over() {
+    let mut cluster = Cluster::new("h100x2", EVERYTHING);
+    let (share, whole) = ("gpu-0-ts".parse().unwrap(), "gpu-0".parse().unwrap());
+    cluster.choose(&share, 0);
+    cluster.choose(&whole, 0);
+    let [holder, claim] = [0, 1].map(|n| claimant(&cluster.claims[n]));
+    let gpu = cluster.gpu(0);
+    cluster.tell(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
+    assert_eq!(cluster.out.one_mode, Some(OneMode::Conflict));
+    // The record of the share is read a moment later.
+    cluster.claims[0].prepared = true;
+    cluster.records();
+    assert_eq!(cluster.out.one_mode, Some(OneMode::Conflict));
+    cluster.settle();
+    assert_eq!(cluster.open(), ["gpu-1"]);
+    // The share ends: the other claim is served, and nothing is in its way.
+    cluster.claims.remove(0);
+    cluster.records();
+    cluster.settle();
+    assert_eq!(cluster.out.one_mode, None);
+    assert_eq!(cluster.open().len(), 2 * 20);
+}
+
+#[test]
+fn a_gpu_that_falls_ill_is_tainted_in_the_same_step_also_while_the_api_does_not_answer() {
+    let mut cluster = Cluster::new("h100x2", EVERYTHING);
+    cluster.rules(WHOLE);
+    cluster.pass(LEAVE);
+    assert!(cluster.ask.is_some(), "asked, and not answered");
+    cluster.sick(1, true);
+    assert_eq!(cluster.open(), ["gpu-0"]);
+}
+
+#[test]
+fn an_older_scheduler_gets_the_next_mode_only_when_the_last_is_gone() {
+    let mut cluster = Cluster::new("h100x1", WHOLE);
+    cluster.server(KubeVersion::new(1, 36, 1));
+    cluster.rules(SHARES);
+    assert_eq!(cluster.open(), Vec::<&str>::new());
+    cluster.settle();
+    assert_eq!(cluster.open(), ["gpu-0-ts"]);
+}
+
+#[test]
+fn what_prepare_may_do_is_taken_back_only_when_no_claim_can_have_what_needs_it() {
+    let mut cluster = Cluster::new("h100x1", r#"{"modes":["Whole","Mig"]}"#);
+    let gpu = cluster.gpu(0);
+    assert_eq!(cluster.out.grants.get(&gpu), Some(&true));
+    cluster.choose(&"gpu-0-mig-1g10gb-19-0".parse().unwrap(), 10);
+    // No rule names the GPU: it is offered as it is.
+    cluster.rules(r#"{"gpus":{"ordinals":[7]}}"#);
+    assert_eq!(cluster.out.grants.get(&gpu), None, "as granted before");
+    cluster.settle();
+    assert_eq!(cluster.out.grants.get(&gpu), None, "a claim has a partition");
+    cluster.claims.clear();
+    cluster.settle();
+    assert_eq!(cluster.out.grants.get(&gpu), Some(&false));
+}
+
+#[test]
+fn the_number_of_a_gpu_that_is_gone_is_free_when_no_claim_refers_to_it() {
+    let mut cluster = Cluster::new("h100x2", WHOLE);
+    let gpu = cluster.gpu(1);
+    cluster.choose(&"gpu-1".parse().unwrap(), 0);
+    cluster.inventory.gpus.remove(&gpu);
+    cluster.health.removed.insert(gpu.clone());
+    cluster.tell(Fact::Health(std::sync::Arc::new(cluster.health.clone())));
+    cluster.read();
+    cluster.settle();
+    assert_eq!((cluster.names(), cluster.out.forget.len()), (vec!["gpu-1", "gpu-0"], 0));
+    cluster.claims.clear();
+    cluster.settle();
+    assert_eq!(cluster.names(), ["gpu-0"]);
+    assert_eq!(cluster.out.forget, [gpu].into());
+}

@@ -1,0 +1,282 @@
+//! The plugin's metrics. Every one is counted somewhere: a test compares this list with what a used plugin shows.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use divvy_claims::Phase;
+use divvy_executor::HeldDevice;
+use divvy_model::health::{HealthBook, XidClass};
+use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Inventory, Ordinals};
+use divvy_offer::{OneMode, Outputs};
+use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, MetricsRegistry};
+
+use crate::node::Recorded;
+
+/// Categories of failure that exist from the start; others (of later refusals) appear when they happen.
+const FAILURES: [&str; 12] = [
+    "api",
+    "bad-config",
+    "cancelled",
+    "conflict",
+    "device-gone",
+    "held",
+    "internal",
+    "no-driver",
+    "not-allocated",
+    "other-uid",
+    "store",
+    "unknown-device",
+];
+
+/// What a claim operation came to, as a label.
+pub(crate) const OK: &str = "ok";
+/// See [`OK`].
+pub(crate) const ERROR: &str = "error";
+
+/// Handles to the metrics.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    /// How long one claim's prepare or unprepare took, API read included.
+    pub(crate) claim_seconds: Durations,
+    /// Failed prepares and unprepares by category.
+    failures: Counters,
+    /// Claims being worked on.
+    pub(crate) running: Gauge,
+    /// Claims with a record, by phase.
+    records: Gauges,
+    /// GPUs that answer.
+    gpus: Gauge,
+    /// GPUs with which nothing is wrong.
+    healthy: Info,
+    /// What is wrong.
+    ailments: Info,
+    /// Xids.
+    xids: Counters,
+    /// GPUs whose events cannot be had.
+    pub(crate) unmonitored: Gauge,
+    /// GPUs withheld because what is on them is not certain.
+    fenced: Gauge,
+    /// Whether the driver answers.
+    pub(crate) driver_up: Gauge,
+    /// Which pod's claim holds what.
+    devices_of_claims: Info,
+    /// Published slices, and their size.
+    pub(crate) slices: Gauge,
+    /// See [`Self::slices`].
+    pub(crate) slices_bytes: Gauge,
+    /// Devices in the pool that is to be published.
+    devices: Gauge,
+    /// Whether GPUs are offered in one mode each although several are asked for, by reason.
+    one_mode: Gauges,
+    /// Policies in force.
+    pub(crate) policies: Gauge,
+    /// Policies whose present version cannot be read.
+    pub(crate) policies_bad: Gauge,
+    /// Whether the published slices are what they should be.
+    pub(crate) in_sync: Gauge,
+    /// Whether the kubelet has us registered.
+    pub(crate) registered: Gauge,
+    /// Whether this instance publishes and reconciles.
+    pub(crate) publishes: Gauge,
+    /// CDI files written again after they had vanished.
+    pub(crate) cdi_restored: Counter,
+    /// Times that the file of GPU numbers was lost and made again.
+    pub(crate) numbers_lost: Counter,
+    /// Rounds of reconcile.
+    pub(crate) reconciles: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn new(registry: &MetricsRegistry) -> Self {
+        let failure = |operation: &str, category: &str| {
+            vec![("operation", operation.to_owned()), ("category", category.to_owned())]
+        };
+        Self {
+            claim_seconds: registry.durations(
+                "claim_seconds",
+                "Time to prepare or unprepare one claim, API read included",
+                "operation",
+                &["prepare", "unprepare"],
+                &[OK, ERROR],
+            ),
+            failures: registry.counters(
+                "claim_failures",
+                "Failed prepares and unprepares of claims, by category",
+                FAILURES.map(|category| failure("prepare", category)),
+            ),
+            running: registry.gauge("claims_running", "Claims being prepared or unprepared"),
+            records: registry.gauges(
+                "claim_records",
+                "Claims with a record on this node, by phase",
+                PHASES.map(|phase| vec![("phase", phase.to_owned())]),
+            ),
+            gpus: registry.gauge("gpus", "GPUs that answer"),
+            healthy: Info::new(registry.gauges(
+                "gpu_healthy",
+                "1 if nothing is wrong with the GPU or a partition of it",
+                [],
+            )),
+            ailments: Info::new(registry.gauges(
+                "gpu_ailment",
+                "What is wrong with a GPU or a partition",
+                [],
+            )),
+            xids: registry.counters("gpu_xids", "Xids that GPUs reported", []),
+            unmonitored: registry.gauge("gpus_unmonitored", "GPUs whose events cannot be had"),
+            fenced: registry.gauge("gpus_fenced", "GPUs withheld because what is on them is not certain"),
+            driver_up: registry.gauge("driver_up", "1 if the NVIDIA driver answers"),
+            devices_of_claims: Info::new(registry.gauges(
+                "claim_device_info",
+                "Which pod's claim holds which device",
+                [],
+            )),
+            slices: registry.gauge("slices", "ResourceSlices published"),
+            slices_bytes: registry.gauge("slices_bytes", "Size of the published ResourceSlices, as JSON"),
+            devices: registry.gauge("devices", "Devices to be published"),
+            one_mode: registry.gauges(
+                "one_mode",
+                "1 if GPUs are offered in one mode each although several are asked for, by reason",
+                OneMode::NAMES.map(|reason| vec![("reason", reason.to_owned())]),
+            ),
+            policies: registry.gauge("gpu_policies", "GpuPolicies in force"),
+            policies_bad: registry
+                .gauge("gpu_policies_bad", "GpuPolicies whose present version cannot be read"),
+            in_sync: registry
+                .gauge("slices_in_sync", "1 if the published ResourceSlices are what they should be"),
+            registered: registry.gauge("registered", "1 if the kubelet has the plugin registered"),
+            publishes: registry.gauge("publishes", "1 if this instance publishes and reconciles"),
+            cdi_restored: registry
+                .counter("cdi_files_restored", "CDI files written again after they had vanished"),
+            numbers_lost: registry
+                .counter("gpu_numbers_lost", "Times that the file of GPU numbers was lost and made again"),
+            reconciles: registry
+                .counter("reconciles", "Rounds of comparing records with the API and the GPUs"),
+        }
+    }
+
+    pub(crate) fn failed(&self, operation: &str, category: &str) {
+        let labels = vec![("operation", operation.to_owned()), ("category", category.to_owned())];
+        self.failures.get_or_create_owned(&labels).inc();
+    }
+
+    pub(crate) fn xid(&self, gpu: String, xid: u32, class: XidClass) {
+        let labels = vec![("UUID", gpu), ("xid", xid.to_string()), ("class", class.name().to_owned())];
+        self.xids.get_or_create_owned(&labels).inc();
+    }
+
+    /// Sets what is wrong with each GPU.
+    pub(crate) fn health(&self, book: &HealthBook, ordinals: &Ordinals) {
+        let name = |gpu: &GpuUuid| ordinals.of(gpu).map(|ordinal| DeviceKind::Whole { ordinal }.to_string());
+        let labels =
+            |gpu: &GpuUuid| vec![("UUID", gpu.to_string()), ("device", name(gpu).unwrap_or_default())];
+        let gpus = book.gpus();
+        self.healthy.set(gpus.iter().map(|(uuid, gpu)| (labels(uuid), gpu.is_well().into())).collect());
+        let ailments = gpus.iter().flat_map(|(uuid, gpu)| {
+            let whole = gpu.ailments.keys().map(|ailment| (None, ailment));
+            let parts = gpu.partitions.iter().flat_map(|(id, all)| all.keys().map(|a| (Some(id.0), a)));
+            whole.chain(parts).map(|(instance, ailment)| {
+                let mut labels = labels(uuid);
+                labels.push(("ailment", ailment.name().to_owned()));
+                labels.extend(instance.map(|id| ("GPU_I_ID", id.to_string())));
+                (labels, 1)
+            })
+        });
+        self.ailments.set(ailments.collect());
+    }
+
+    /// Sets what the records say.
+    pub(crate) fn recorded(&self, recorded: &Recorded, fenced: usize) {
+        let phases: BTreeMap<&ClaimUid, &Phase> =
+            recorded.held.iter().map(|held| (&held.claim.uid, &held.phase)).collect();
+        let count = |is: fn(&Phase) -> bool| gauge(phases.values().filter(|phase| is(phase)).count());
+        let counts = [
+            count(|phase| matches!(phase, Phase::Preparing)),
+            count(|phase| matches!(phase, Phase::Prepared)),
+            count(|phase| matches!(phase, Phase::Leaving(_))),
+        ];
+        for (phase, count) in PHASES.into_iter().zip(counts) {
+            self.records.get_or_create_owned(&vec![("phase", phase.to_owned())]).set(count);
+        }
+        self.fenced.set(gauge(fenced));
+        self.held(&recorded.held);
+    }
+
+    /// Sets what is offered.
+    pub(crate) fn offer(&self, inventory: Option<&Inventory>, outputs: &Outputs) {
+        let Some(pool) = &outputs.pool else { return };
+        self.gpus.set(gauge(inventory.map_or(0, |inventory| inventory.gpus.len())));
+        self.devices.set(gauge(pool.devices().count()));
+        let why = outputs.one_mode.as_ref().filter(|_| outputs.several_asked);
+        for reason in OneMode::NAMES {
+            let so = why.is_some_and(|why| why.name() == reason);
+            self.one_mode.get_or_create_owned(&vec![("reason", reason.to_owned())]).set(so.into());
+        }
+    }
+
+    /// Sets who holds what: one series for each pod, or one for a claim without any.
+    fn held(&self, held: &[HeldDevice]) {
+        let each = held.iter().flat_map(|held| {
+            let mut labels: Labels = vec![
+                ("namespace", held.claim.namespace.clone()),
+                ("claim", held.claim.name.clone()),
+                ("claim_uid", held.claim.uid.to_string()),
+                ("device", held.hold.device.to_string()),
+                ("UUID", held.hold.gpu.to_string()),
+            ];
+            if let Some(made) = &held.made {
+                labels.push(("GPU_I_ID", made.gpu_instance.0.to_string()));
+                labels.push(("mig_uuid", made.uuid.to_string()));
+            }
+            let pods: Vec<&str> = match held.pods.as_slice() {
+                [] => vec![""],
+                pods => pods.iter().map(|pod| pod.name.as_str()).collect(),
+            };
+            let series: Vec<(Labels, i64)> = pods
+                .into_iter()
+                .map(|pod| {
+                    let mut labels = labels.clone();
+                    labels.push(("pod", pod.to_owned()));
+                    (labels, 1)
+                })
+                .collect();
+            series
+        });
+        self.devices_of_claims.set(each.collect());
+    }
+}
+
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Gauges whose series come and go with the things they are about.
+#[derive(Clone)]
+struct Info {
+    gauges: Gauges,
+    known: Arc<Mutex<BTreeMap<Labels, i64>>>,
+}
+
+impl Info {
+    fn new(gauges: Gauges) -> Self {
+        Self { gauges, known: Arc::default() }
+    }
+
+    /// These series and no others.
+    fn set(&self, now: BTreeMap<Labels, i64>) {
+        // A map is replaced under the lock: nothing is left half done.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == now {
+            return;
+        }
+        for gone in known.keys().filter(|labels| !now.contains_key(*labels)) {
+            self.gauges.remove(gone);
+        }
+        for (labels, value) in &now {
+            self.gauges.get_or_create_owned(labels).set(*value);
+        }
+        *known = now;
+    }
+}
+
+/// Phases of records, as labels.
+const PHASES: [&str; 3] = ["preparing", "prepared", "leaving"];

@@ -1,0 +1,127 @@
+//! Runs the publisher while this instance is the one to publish, and passes on what it learns of the API server.
+
+use std::time::Duration;
+
+use divvy_controller::{PublishStatus, PublisherConfig};
+use divvy_offer::{KubeVersion, Pool};
+use divvy_telemetry::ReadyHandle;
+use kube::Client;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::grpc::registration::Registered;
+use crate::node::{Fact, Facts};
+use crate::sinks::metrics::Metrics;
+
+const VERSION_RETRY: Duration = Duration::from_secs(10);
+/// The same while nothing can be published without it.
+const FIRST_VERSION_RETRY: Duration = Duration::from_secs(1);
+/// Partitions need more than this; whole GPUs do not.
+const OLDEST: KubeVersion = KubeVersion { major: 1, minor: 34, patch: 0 };
+
+/// Publishes, or waits to be the one who does.
+pub(crate) struct Publishing {
+    pub(crate) client: Client,
+    pub(crate) config: PublisherConfig,
+    /// The pool to publish.
+    pub(crate) desired: watch::Receiver<Option<Pool>>,
+    /// Whether this instance is the one to publish.
+    pub(crate) publishes: watch::Receiver<bool>,
+    /// Whether the kubelet knows us.
+    pub(crate) registered: watch::Receiver<Registered>,
+    pub(crate) facts: Facts,
+    pub(crate) status: watch::Sender<PublishStatus>,
+    pub(crate) ready: ReadyHandle,
+    pub(crate) metrics: Metrics,
+    /// How often the API server's version is asked for.
+    pub(crate) version_every: Duration,
+}
+
+impl Publishing {
+    /// Runs until `stop`. Slices stay.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        // A pod that is placed here before the kubelet knows us fails its first start and waits a minute or more for
+        // the next (seen on a real cluster), so devices appear only once they can be prepared.
+        self.ready.waiting("the kubelet has not registered this plugin yet: nothing is published before");
+        tokio::select! {
+            _ = self.registered.wait_for(|registered| *registered == Registered::Yes) => {}
+            () = stop.cancelled() => return,
+        }
+        let mut ask_version = tokio::time::Instant::now();
+        let mut is_known = false;
+        while !stop.is_cancelled() {
+            if !*self.publishes.borrow_and_update() {
+                tokio::select! {
+                    Ok(()) = self.publishes.changed() => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
+            }
+            let child = stop.child_token();
+            let publisher = divvy_controller::spawn(
+                self.client.clone(),
+                self.config.clone(),
+                self.desired.clone(),
+                child.clone(),
+            );
+            let mut status = publisher.status();
+            loop {
+                self.heed(&status.borrow_and_update().clone());
+                tokio::select! {
+                    changed = status.changed() => if changed.is_err() { break },
+                    Ok(()) = self.publishes.changed() => if !*self.publishes.borrow_and_update() { break },
+                    () = tokio::time::sleep_until(ask_version) => {
+                        ask_version = tokio::time::Instant::now() + self.ask_version(&mut is_known).await;
+                    }
+                    () = stop.cancelled() => break,
+                }
+            }
+            child.cancel();
+            publisher.stopped().await;
+        }
+    }
+
+    fn heed(&self, status: &PublishStatus) {
+        self.metrics.in_sync.set(status.in_sync.into());
+        self.metrics.slices.set(i64::try_from(status.slices).unwrap_or(i64::MAX));
+        self.metrics.slices_bytes.set(i64::try_from(status.bytes).unwrap_or(i64::MAX));
+        // Once accepted, trouble with a later change does not make us unready: what is published is served.
+        match &status.last_error {
+            _ if status.published.is_some() => self.ready.ready(),
+            Some(error) => self.ready.waiting(error.clone()),
+            None => {}
+        }
+        if !status.dropped.is_empty() {
+            // Without a brain the plugin ends.
+            drop(self.facts.send(Fact::Dropped(status.dropped.clone())));
+        }
+        self.status.send_replace(status.clone());
+    }
+
+    /// Asks for the API server's version; when to ask again.
+    async fn ask_version(&self, is_known: &mut bool) -> Duration {
+        match self.client.apiserver_version().await {
+            Ok(info) => {
+                let version = KubeVersion::parse(&info.git_version).unwrap_or_else(|| {
+                    tracing::warn!(
+                        version = %info.git_version,
+                        "version of the API server not understood: taken for the oldest supported one"
+                    );
+                    OLDEST
+                });
+                drop(self.facts.send(Fact::Version(version)));
+                *is_known = true;
+                self.version_every
+            }
+            Err(error) => {
+                let error = crate::chain(&error);
+                tracing::debug!(%error, "version of the API server not known yet");
+                if !*is_known {
+                    self.ready.waiting(format!("the API server's version is not known yet: {error}"));
+                    return FIRST_VERSION_RETRY.min(self.version_every);
+                }
+                VERSION_RETRY.min(self.version_every)
+            }
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The health of the GPUs: listens for events on a thread of its own, polls vitals, keeps the [`HealthBook`], and sends
+//! what comes out.
+
+mod file;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_executor::{Executor, HeldDevice};
+use divvy_model::health::{
+    GpuEvent, GpuEventKind, GpuVitals, HealthBook, HealthChange, HealthRules, XidClass,
+};
+use divvy_model::mig::{GpuInstanceId, Placement};
+use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, HoldKind};
+use divvy_offer::{HealthView, Sick, Unmonitored};
+use tokio::sync::{mpsc, watch as channel};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Timing;
+use crate::node::{Fact, Facts, Health};
+use crate::sinks::metrics::Metrics;
+use crate::sources::inventory::Seen;
+pub(crate) use file::HealthFile;
+use file::Memory;
+use watch::{Gate, Heard};
+
+/// How long the first look may keep the first pool waiting.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+/// Events come in bursts; the GPUs are not polled more often than this.
+const AT_MOST: Duration = Duration::from_secs(1);
+
+/// Keeps the health of the GPUs.
+pub(crate) struct HealthOwner {
+    pub(crate) gpus: Arc<dyn GpuDriver>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) rules: HealthRules,
+    pub(crate) timing: Timing,
+    pub(crate) seen: channel::Receiver<Seen>,
+    pub(crate) facts: Facts,
+    pub(crate) metrics: Metrics,
+    /// What an earlier process was told by events, and a later one cannot ask for.
+    pub(crate) file: Arc<HealthFile>,
+}
+
+/// What is remembered.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Kept {
+    pub(crate) book: HealthBook,
+    /// Where the GPU instances are that something is wrong with.
+    places: BTreeMap<(GpuUuid, GpuInstanceId), Placement>,
+    /// Whether anything was sent.
+    sent: bool,
+    /// GPUs whose events cannot be had, and why; all of them if the driver has none.
+    pub(crate) unmonitored: BTreeMap<GpuUuid, GpuErrorCode>,
+    pub(crate) no_events: Option<(GpuErrorCode, String)>,
+}
+
+/// The answers of one GPU.
+struct Polled {
+    gpu: GpuUuid,
+    vitals: Result<GpuVitals, GpuError>,
+    /// Its GPU instances, if they were asked for and could be had.
+    living: Option<BTreeSet<GpuInstanceId>>,
+}
+
+impl HealthOwner {
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let (out, mut heard) = mpsc::channel(64);
+        let gate = Gate::watch(self.gpus.clone(), out);
+        let epoch = Instant::now();
+        let mut kept = Kept::default();
+        let mut remembered = self.file.load();
+        kept.book.remember(Duration::ZERO, remembered.gpus.clone());
+        kept.places = remembered.places.iter().map(|(gpu, id, place)| ((gpu.clone(), *id), *place)).collect();
+        let mut polled_at: Option<Instant> = None;
+        let mut poll_at = epoch;
+        let mut known = BTreeSet::new();
+        loop {
+            let (usable, released, listed) = {
+                let seen = self.seen.borrow_and_update();
+                let inventory = seen.inventory.as_ref();
+                let listed: BTreeSet<GpuUuid> = inventory
+                    .map(|i| i.gpus.keys().cloned().chain(i.problems.iter().map(|p| p.gpu.clone())).collect())
+                    .unwrap_or_default();
+                gate.open(inventory.is_some() && seen.problem.is_none() && seen.released.is_none());
+                (inventory.is_some() && seen.released.is_none(), seen.released.is_some(), listed)
+            };
+            if released {
+                // Whoever asked for that may reset GPUs or load another driver, and nobody would see it.
+                kept.book.all_away();
+            }
+            if listed != known {
+                poll_at = Instant::now();
+                known = listed;
+            }
+            tokio::select! {
+                Some(heard) = heard.recv() => {
+                    if self.hear(&mut kept, heard, epoch.elapsed()).await {
+                        let soon = polled_at.map_or(epoch, |at| at + AT_MOST);
+                        poll_at = poll_at.min(soon.max(Instant::now()));
+                    }
+                }
+                () = tokio::time::sleep_until(poll_at), if usable => {
+                    self.look(&mut kept, &known, epoch).await;
+                    polled_at = Some(Instant::now());
+                    let patients = kept.book.has_patients();
+                    let wait = if patients { self.timing.health_busy } else { self.timing.health };
+                    poll_at = Instant::now() + wait;
+                }
+                Ok(()) = self.seen.changed() => continue,
+                () = stop.cancelled() => return,
+            }
+            self.remember(&kept, &mut remembered).await;
+        }
+    }
+
+    /// Saves what has been learnt from events since it was last saved.
+    async fn remember(&self, kept: &Kept, saved: &mut Memory) {
+        let gpus = kept.book.remembered();
+        let told = |gpu: &GpuUuid, id: &GpuInstanceId| {
+            gpus.get(gpu).is_some_and(|remembered| remembered.partitions.contains_key(id))
+        };
+        let places = kept.places.iter().filter(|((gpu, id), _)| told(gpu, id));
+        let places = places.map(|((gpu, id), place)| (gpu.clone(), *id, *place)).collect();
+        let memory = Memory { gpus, places };
+        if memory == *saved {
+            return;
+        }
+        let (file, to_save) = (self.file.clone(), memory.clone());
+        let written = tokio::task::spawn_blocking(move || file.save(&to_save)).await;
+        match written {
+            Ok(Ok(())) => *saved = memory,
+            Ok(Err(error)) => tracing::warn!(%error, "what a GPU reported is not remembered for a restart"),
+            // Only a panic; the next change tries again.
+            Err(_) => {}
+        }
+    }
+
+    /// Takes in what was heard; whether to poll now.
+    async fn hear(&mut self, kept: &mut Kept, heard: Heard, now: Duration) -> bool {
+        let events = match heard {
+            Ok(events) => events,
+            Err(error) => {
+                let (code, error) = (error.code, crate::chain(&error));
+                tracing::warn!(%error, "events of the GPUs cannot be had: their health is only polled");
+                kept.no_events = Some((code, error));
+                self.tell_unmonitored(kept);
+                return false;
+            }
+        };
+        kept.no_events = None;
+        kept.unmonitored = events.unmonitored;
+        self.tell_unmonitored(kept);
+        let mut interesting = false;
+        let placed = events.events.iter().any(|event| event.gpu_instance.is_some());
+        let held = if placed { self.held_now().await } else { Vec::new() };
+        for event in events.events {
+            interesting |= HealthBook::is_of_interest(&self.rules, &event);
+            self.count(&event);
+            let event = self.placed(kept, event, &held);
+            let changes = kept.book.event(&self.rules, now, &event);
+            self.tell(kept, &changes);
+        }
+        interesting
+    }
+
+    fn count(&self, event: &GpuEvent) {
+        let GpuEventKind::Xid(xid) = event.kind else {
+            tracing::info!(?event, "a GPU sent an event");
+            return;
+        };
+        let class = XidClass::of(xid);
+        let gpu = event.gpu.as_ref().map(ToString::to_string).unwrap_or_default();
+        let instance = event.gpu_instance.map(|id| id.0);
+        tracing::warn!(gpu, instance, xid, class = class.name(), "a GPU reported an Xid");
+        self.metrics.xid(gpu, xid, class);
+    }
+
+    /// The event of an instance whose place is not known is the whole GPU's.
+    fn placed(&self, kept: &mut Kept, event: GpuEvent, held: &[HeldDevice]) -> GpuEvent {
+        let (Some(gpu), Some(id)) = (&event.gpu, event.gpu_instance) else { return event };
+        let place = self.place(gpu, id, held);
+        match place {
+            Some(place) => {
+                kept.places.insert((gpu.clone(), id), place);
+                event
+            }
+            None => GpuEvent { gpu_instance: None, ..event },
+        }
+    }
+
+    /// What the records say, not what was told a moment ago.
+    async fn held_now(&self) -> Vec<HeldDevice> {
+        let executor = self.executor.clone();
+        let read = tokio::task::spawn_blocking(move || executor.held().unwrap_or_default());
+        read.await.unwrap_or_default()
+    }
+
+    /// Where a GPU instance is: by the records, which know those that were made a moment ago, or by the inventory.
+    fn place(&self, gpu: &GpuUuid, id: GpuInstanceId, held: &[HeldDevice]) -> Option<Placement> {
+        let recorded = held.iter().find_map(|held| match held.hold.kind {
+            HoldKind::Partition { placement, .. }
+                if held.hold.gpu == *gpu
+                    && held.made.as_ref().is_some_and(|made| made.gpu_instance == id) =>
+            {
+                Some(placement)
+            }
+            _ => None,
+        });
+        recorded.or_else(|| {
+            let seen = self.seen.borrow();
+            let mig = seen.inventory.as_ref()?.gpus.get(gpu)?.mig.as_ref()?;
+            mig.instances.iter().find(|instance| instance.id == id).map(|instance| instance.placement)
+        })
+    }
+
+    /// Polls all GPUs that are listed or numbered, and tells what has changed.
+    async fn look(&mut self, kept: &mut Kept, listed: &BTreeSet<GpuUuid>, epoch: Instant) {
+        let (gpus, executor, listed) = (self.gpus.clone(), self.executor.clone(), listed.clone());
+        let with_instances: BTreeSet<GpuUuid> = kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
+        let polling = tokio::task::spawn_blocking(move || {
+            let ordinals = executor.ordinals().unwrap_or_default();
+            let mut all = listed;
+            all.extend(ordinals.iter().map(|(gpu, _)| gpu.clone()));
+            let polled = all.into_iter().map(|gpu| {
+                let vitals = gpus.vitals(&gpu);
+                let living = with_instances
+                    .contains(&gpu)
+                    .then(|| gpus.gpu_instances(&gpu).ok())
+                    .flatten()
+                    .map(|living| living.iter().map(|instance| instance.id).collect());
+                Polled { gpu, vitals, living }
+            });
+            let polled: Vec<Polled> = polled.collect();
+            polled
+        });
+        tokio::pin!(polling);
+        if !kept.sent {
+            if let Ok(done) = tokio::time::timeout(FIRST_LOOK, &mut polling).await {
+                return self.looked(kept, done.ok(), epoch.elapsed());
+            }
+            tracing::warn!(
+                "the GPUs' first health poll takes long: devices are published without waiting for it"
+            );
+            self.send(kept, Arc::default(), Vec::new());
+        }
+        let done = polling.await.ok();
+        self.looked(kept, done, epoch.elapsed());
+    }
+
+    fn looked(&mut self, kept: &mut Kept, done: Option<Vec<Polled>>, now: Duration) {
+        // Only a panic of the driver's code leaves nothing; the next look tries again.
+        let polled = done.unwrap_or_default();
+        let mut changes = Vec::new();
+        for Polled { gpu, vitals, living } in polled {
+            let answer = vitals.map_err(|error| error.code);
+            changes.extend(kept.book.poll(&self.rules, now, &gpu, answer));
+            if let Some(living) = living {
+                changes.extend(kept.book.living(&gpu, &living));
+            }
+        }
+        self.tell(kept, &changes);
+        self.count_unmonitored(kept);
+    }
+
+    /// Whose events are not heard. Before the first look nothing is told of any GPU.
+    fn tell_unmonitored(&mut self, kept: &mut Kept) {
+        self.count_unmonitored(kept);
+        if kept.sent {
+            self.tell(kept, &[]);
+        }
+    }
+
+    fn count_unmonitored(&self, kept: &Kept) {
+        let all = || kept.book.gpus().len();
+        let count = kept.no_events.as_ref().map_or(kept.unmonitored.len(), |_| all());
+        self.metrics.unmonitored.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Tells what has changed, and what is so now.
+    fn tell(&mut self, kept: &mut Kept, changes: &[HealthChange]) {
+        let sick = kept.book.gpus();
+        kept.places.retain(|(gpu, id), _| sick.get(gpu).is_some_and(|gpu| gpu.partitions.contains_key(id)));
+        let changes = changes.iter().map(|change| {
+            let place = change.partition.and_then(|id| kept.places.get(&(change.gpu.clone(), id)).copied());
+            (change.clone(), place)
+        });
+        let changes = changes.collect();
+        self.send(kept, Arc::new(view_of(kept)), changes);
+    }
+
+    fn send(&self, kept: &mut Kept, view: Arc<HealthView>, changes: Vec<(HealthChange, Option<Placement>)>) {
+        kept.sent = true;
+        let health = Health { view, book: Arc::new(kept.clone()), changes };
+        // Without a brain the plugin ends.
+        drop(self.facts.send(Fact::Health(health)));
+    }
+}
+
+fn view_of(kept: &Kept) -> HealthView {
+    let sick = kept.book.gpus().iter().filter(|(_, gpu)| !gpu.is_well());
+    let sick = sick.map(|(uuid, gpu)| {
+        let partitions = gpu.partitions.iter().filter_map(|(id, ailments)| {
+            let place = kept.places.get(&(uuid.clone(), *id))?;
+            Some((*place, ailments.keys().copied().collect()))
+        });
+        let sick = Sick { gpu: gpu.ailments.keys().copied().collect(), partitions: partitions.collect() };
+        (uuid.clone(), sick)
+    });
+    HealthView { sick: sick.collect(), removed: kept.book.removed().clone(), unmonitored: unmonitored(kept) }
+}
+
+fn unmonitored(kept: &Kept) -> BTreeMap<GpuUuid, Unmonitored> {
+    let none = |code: GpuErrorCode, why: &str| Unmonitored {
+        why: why.to_owned(),
+        for_good: matches!(code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND),
+    };
+    match &kept.no_events {
+        // The driver is away, and that is told.
+        Some((
+            GpuErrorCode::DRIVER_NOT_LOADED
+            | GpuErrorCode::UNINITIALIZED
+            | GpuErrorCode::LIBRARY_NOT_FOUND
+            | GpuErrorCode::LIB_RM_VERSION_MISMATCH,
+            _,
+        )) => BTreeMap::new(),
+        Some((code, why)) => kept.book.gpus().keys().map(|gpu| (gpu.clone(), none(*code, why))).collect(),
+        None => {
+            // One that is lost has more to tell than that.
+            let all = kept.unmonitored.iter().filter(|(_, code)| **code != GpuErrorCode::GPU_IS_LOST);
+            all.map(|(gpu, code)| (gpu.clone(), none(*code, &code.to_string()))).collect()
+        }
+    }
+}

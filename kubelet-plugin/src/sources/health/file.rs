@@ -1,0 +1,90 @@
+//! What GPUs have told by events, in a file: a process that starts later in the same boot cannot ask for it, where the
+//! driver tells no recovery action.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use divvy_model::health::Remembered;
+use divvy_model::mig::{GpuInstanceId, Placement};
+use divvy_model::{BootId, GpuUuid};
+use serde::{Deserialize, Serialize};
+
+const VERSION: u32 = 1;
+
+/// What is remembered of the GPUs' health.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Memory {
+    pub(super) gpus: BTreeMap<GpuUuid, Remembered>,
+    /// Where the GPU instances are that something is wrong with.
+    pub(super) places: Vec<(GpuUuid, GpuInstanceId, Placement)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    version: u32,
+    boot: BootId,
+    memory: Memory,
+}
+
+/// The file.
+#[derive(Debug)]
+pub(crate) struct HealthFile {
+    path: PathBuf,
+    boot: BootId,
+}
+
+impl HealthFile {
+    pub(crate) fn new(plugin_dir: &Path, boot: BootId) -> Self {
+        Self { path: plugin_dir.join("health.json"), boot }
+    }
+
+    /// What was saved in this boot; nothing if there is no such thing, and why in the log if it cannot be read.
+    pub(super) fn load(&self) -> Memory {
+        let problem = match fs_err::read(&self.path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(Stored { version: VERSION, boot, memory }) if boot == self.boot => return memory,
+                Ok(Stored { version: VERSION, .. }) => return Memory::default(),
+                Ok(Stored { version, .. }) => format!("it has version {version}, this divvy reads {VERSION}"),
+                Err(error) => error.to_string(),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Memory::default(),
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(file = %self.path.display(), problem, "what GPUs reported before this process is not known");
+        Memory::default()
+    }
+
+    /// Replaces what was saved.
+    pub(super) fn save(&self, memory: &Memory) -> io::Result<()> {
+        let stored = Stored { version: VERSION, boot: self.boot.clone(), memory: memory.clone() };
+        crate::sources::policies::replace(&self.path, &stored)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::health::Ailment;
+
+    use super::*;
+
+    #[test]
+    fn what_was_reported_is_known_for_the_rest_of_the_boot_and_a_broken_file_says_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |boot: &str| HealthFile::new(dir.path(), boot.parse().unwrap());
+        assert_eq!(file("b1").load(), Memory::default());
+        let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
+        let remembered = Remembered {
+            ailments: [Ailment::Xid(79)].into(),
+            partitions: [(GpuInstanceId(3), [Ailment::Xid(95)].into())].into(),
+            away: true,
+        };
+        let places = vec![(gpu.clone(), GpuInstanceId(3), Placement { start: 4, size: 4 })];
+        let memory = Memory { gpus: [(gpu, remembered)].into(), places };
+        file("b1").save(&memory).unwrap();
+        assert_eq!(file("b1").load(), memory);
+        assert_eq!(file("b2").load(), Memory::default());
+        fs_err::write(dir.path().join("health.json"), "{").unwrap();
+        assert_eq!(file("b1").load(), Memory::default());
+    }
+}

@@ -1,0 +1,225 @@
+//! The task that watches the policies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_api::policy::GpuPolicy;
+use divvy_controller::{PublishError, Watch, Watched};
+use kube::Client;
+use kube::core::DynamicObject;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Known;
+use super::book::{Book, Unreadable};
+use super::store::Store;
+use crate::config::Config;
+use crate::events::Teller;
+use crate::node::{Fact, Facts};
+use crate::resources::gpu_policies;
+use crate::sinks::metrics::Metrics;
+use crate::sources::node_labels::NodeFacts;
+
+const FORBIDDEN: u16 = 403;
+const NOT_FOUND: u16 = 404;
+
+/// Watches. Nothing is sent before policies and labels have been read once, or could not be for a while.
+pub(crate) struct PolicyWatch {
+    node: String,
+    policies: Watch<DynamicObject>,
+    nodes: watch::Receiver<Option<Arc<NodeFacts>>>,
+    book: Book,
+    store: Store,
+    retry: Duration,
+    wait: Duration,
+    teller: Arc<Teller>,
+    told: TaskTracker,
+    metrics: Metrics,
+    facts: Facts,
+    /// What was sent last.
+    sent: Option<Known>,
+    /// What is to be sent, as soon as both are read.
+    known: Known,
+    /// Whether they could not be saved.
+    unsaved: bool,
+    /// Whether the policies have been read.
+    read: bool,
+    /// Enough has been waited.
+    impatient: bool,
+    /// Not asked for before then: there is no such kind, or no right to it.
+    later: Option<Instant>,
+    /// Already logged.
+    problem: Option<String>,
+}
+
+/// What the watch needs.
+pub(crate) struct PolicyWiring<'a> {
+    pub(crate) client: Client,
+    pub(crate) config: &'a Config,
+    pub(crate) nodes: watch::Receiver<Option<Arc<NodeFacts>>>,
+    pub(crate) facts: Facts,
+    pub(crate) teller: Arc<Teller>,
+    pub(crate) told: TaskTracker,
+    pub(crate) metrics: Metrics,
+}
+
+impl PolicyWatch {
+    pub(crate) fn new(wiring: PolicyWiring<'_>) -> Self {
+        let PolicyWiring { client, config, nodes, facts, teller, told, metrics } = wiring;
+        let (plugin_dir, timing) = (&config.plugin_dir, &config.timing);
+        let store = Store::new(plugin_dir);
+        let book = Book::remembering(store.load());
+        // As the file has it, so that it is written again when they turn out to be gone.
+        let known = Known { policies: book.policies(), ..Known::default() };
+        Self {
+            node: config.node_name.clone(),
+            policies: Watch::new(gpu_policies(&client), String::new(), "GpuPolicies"),
+            nodes,
+            book,
+            store,
+            retry: timing.policy_retry,
+            wait: timing.policy_wait,
+            teller,
+            told,
+            metrics,
+            facts,
+            sent: None,
+            known,
+            unsaved: false,
+            read: false,
+            impatient: false,
+            later: None,
+            problem: None,
+        }
+    }
+
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let fallback = Instant::now() + self.wait;
+        loop {
+            let later = self.later;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep_until(later.unwrap_or(fallback)), if later.is_some() => self.later = None,
+                event = self.policies.next(), if later.is_none() => self.heed(event),
+                Ok(()) = self.nodes.changed() => {}
+                () = sleep_until(fallback), if !self.impatient => self.impatient = true,
+            }
+            self.send();
+        }
+    }
+
+    fn heed(&mut self, event: Result<Watched<DynamicObject>, PublishError>) {
+        let told = match event {
+            Ok(Watched::Listed(objects, _)) => {
+                self.problem = None;
+                self.known.served = true;
+                self.read = true;
+                self.book.listed(objects)
+            }
+            Ok(Watched::Watching) => return,
+            Ok(Watched::Apply(object)) => self.book.applied(*object).into_iter().collect(),
+            Ok(Watched::Delete(object)) => {
+                self.book.deleted(object.metadata.name.as_deref().unwrap_or_default());
+                Vec::new()
+            }
+            Err(error) => {
+                match error.code() {
+                    Some(NOT_FOUND) => {
+                        // With the definition, the policies are gone too.
+                        self.book.clear();
+                        self.known.served = false;
+                        self.read = true;
+                        self.later = Some(Instant::now() + self.retry);
+                        if self.problem.replace(String::new()).is_none() {
+                            tracing::info!(
+                                "this cluster has no definition of GpuPolicy: the flags say what GPUs may become"
+                            );
+                        }
+                        Vec::new()
+                    }
+                    code => {
+                        if code == Some(FORBIDDEN) {
+                            self.read = true;
+                            self.later = Some(Instant::now() + self.retry);
+                        }
+                        say(
+                            &mut self.problem,
+                            &error,
+                            "policies are not watched: the last known ones stay in force",
+                        );
+                        return;
+                    }
+                }
+            }
+        };
+        for unreadable in told {
+            self.tell(unreadable);
+        }
+    }
+
+    fn tell(&self, unreadable: Unreadable) {
+        let Unreadable { policy, why, has_earlier } = unreadable;
+        let instead = if has_earlier { "its last readable version stays in force" } else { "it is ignored" };
+        let note = format!("node {} cannot use this policy, {instead}: {why}", self.node);
+        tracing::warn!(policy = policy.name, why, has_earlier, "a policy cannot be used");
+        let teller = self.teller.clone();
+        self.told.spawn(async move { teller.warn_policy(&policy, "bad-policy", "", &note).await });
+    }
+
+    fn send(&mut self) {
+        let policies = self.book.policies();
+        let facts = self.nodes.borrow_and_update().clone();
+        let labels_matter = policies.iter().any(selects_by_labels);
+        let read = self.read && (facts.is_some() || !labels_matter);
+        if self.sent.is_none() && !read {
+            if !self.impatient {
+                return;
+            }
+            tracing::warn!(
+                policies = self.read,
+                labels = facts.is_some(),
+                "policies or the node's labels cannot be read: those known last are used"
+            );
+        }
+        self.known.labels = facts.map(|facts| facts.labels.clone()).unwrap_or_default();
+        if policies != self.known.policies || self.unsaved {
+            let saved = self.store.save(&policies);
+            if let Err(error) = &saved {
+                tracing::warn!(%error, "policies are not remembered for a restart; tried again with the next news");
+            }
+            self.unsaved = saved.is_err();
+        }
+        self.known.policies = policies;
+        self.known.bad.clone_from(self.book.bad());
+        let gauge = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        self.metrics.policies.set(gauge(self.known.policies.len()));
+        self.metrics.policies_bad.set(gauge(self.known.bad.len()));
+        if self.sent.as_ref() != Some(&self.known) {
+            self.sent = Some(self.known.clone());
+            // Without a brain the plugin ends.
+            drop(self.facts.send(Fact::Policies(Arc::new(self.known.clone()))));
+        }
+    }
+}
+
+fn selects_by_labels(policy: &GpuPolicy) -> bool {
+    let rules = policy.spec.rules.iter().filter_map(|rule| rule.nodes.as_ref());
+    policy.spec.nodes.iter().chain(rules).any(|nodes| nodes.selector.is_some())
+}
+
+/// Logs a problem, once for as long as it stays the same.
+fn say(before: &mut Option<String>, error: &PublishError, what: &str) {
+    let text = error.to_string();
+    if before.as_ref() != Some(&text) {
+        tracing::warn!(error = text, "{what}");
+        *before = Some(text);
+    }
+}
+
+/// How long a policy may stay unknown before the node goes on with what it remembers.
+pub(crate) const WAIT: Duration = Duration::from_secs(10);
+/// How often a definition that is not there, or a right that is missing, is asked for again.
+pub(crate) const RETRY: Duration = Duration::from_secs(30);

@@ -1,0 +1,159 @@
+//! Reads what the records, the GPU states and the numbers on disk say, whenever they may have changed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::Phase;
+use divvy_executor::{Executor, HeldDevice};
+use divvy_model::mig::{GpuInstance, Placement};
+use divvy_model::{ClaimUid, GpuUuid, HoldKind, Inventory};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Timing;
+use crate::node::{Fact, Facts, Recorded};
+use crate::sources::inventory::Seen;
+
+/// Changes of records come in bursts; one look after each is enough.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long an answer about instances made outside divvy counts: the GPUs are locked while they are read.
+const FOREIGN_LASTS: Duration = Duration::from_secs(1);
+
+/// Reads records.
+pub(crate) struct RecordsSource {
+    pub(crate) executor: Arc<Executor>,
+    /// Claims that are being worked on: what their records say is about to change.
+    pub(crate) busy: Arc<dyn Fn() -> BTreeSet<ClaimUid> + Send + Sync>,
+    pub(crate) seen: watch::Receiver<Seen>,
+    /// GPUs whose number no allocation refers to.
+    pub(crate) forget: watch::Receiver<BTreeSet<GpuUuid>>,
+    /// Records have changed.
+    pub(crate) changed: Arc<Notify>,
+    pub(crate) facts: Facts,
+    pub(crate) timing: Timing,
+}
+
+/// Instances without a record; as of when.
+type Foreign = Option<(Instant, Vec<(GpuUuid, Placement)>)>;
+
+/// One reading.
+struct Reading {
+    recorded: Recorded,
+    foreign: Foreign,
+    /// Whether it may be different in a moment without a notification: what others have made was read a moment ago, or a
+    /// claim is being let go, which the other instance of an update may be doing.
+    look_soon: bool,
+}
+
+impl RecordsSource {
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut foreign: Foreign = None;
+        let mut problem: Option<String> = None;
+        loop {
+            let inventory = self.seen.borrow_and_update().inventory.clone();
+            let forget = self.forget.borrow_and_update().clone();
+            let (executor, busy, last) = (self.executor.clone(), self.busy.clone(), foreign.take());
+            let read = tokio::task::spawn_blocking(move || {
+                read(&executor, &*busy, inventory.as_deref(), &forget, last)
+            });
+            let again = match read.await.unwrap_or_else(|died| Err(died.to_string())) {
+                Ok(reading) => {
+                    problem = None;
+                    foreign = reading.foreign;
+                    if self.facts.send(Fact::Records(reading.recorded)).is_err() {
+                        return;
+                    }
+                    if reading.look_soon { FOREIGN_LASTS } else { self.timing.withdrawn }
+                }
+                Err(error) => {
+                    if problem.as_ref() != Some(&error) {
+                        tracing::error!(
+                            error,
+                            "the records cannot be read, so what is published stays as it is; tried again"
+                        );
+                        problem = Some(error);
+                    }
+                    self.timing.driver_retry
+                }
+            };
+            tokio::select! {
+                Ok(()) = self.seen.changed() => {}
+                Ok(()) = self.forget.changed() => {}
+                () = self.changed.notified() => sleep(SETTLE).await,
+                // Another instance of an update notifies nobody here.
+                () = sleep(again) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+/// Numbers new GPUs, forgets those that may be, and reads everything.
+fn read(
+    executor: &Executor,
+    busy: &(dyn Fn() -> BTreeSet<ClaimUid> + Send + Sync),
+    inventory: Option<&Inventory>,
+    forget: &BTreeSet<GpuUuid>,
+    last: Foreign,
+) -> Result<Reading, String> {
+    let ordinals = match inventory {
+        Some(inventory) => {
+            let present = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address));
+            let present: Vec<_> = present.collect();
+            let numbered = executor.number_gpus(&present, &|gpu, _| !forget.contains(gpu));
+            numbered.map_err(|error| crate::chain(&error))?
+        }
+        None => executor.ordinals().map_err(|error| crate::chain(&error))?,
+    };
+    // Work that ends while records are read counts as running: they may be read as they were before its end.
+    let mut working = busy();
+    let held = executor.held().map_err(|error| crate::chain(&error))?;
+    working.append(&mut busy());
+    let is_leaving = |record: &&HeldDevice| matches!(record.phase, Phase::Leaving(_));
+    let leaving = held.iter().filter(is_leaving).map(|record| record.claim.uid.clone());
+    let leaving: BTreeSet<ClaimUid> = leaving.collect();
+    let (found, foreign, stale) = foreign(executor, inventory, &held, last);
+    let recorded = Recorded {
+        ordinals,
+        lingering: leaving.difference(&working).cloned().collect(),
+        fences: executor.fences().map_err(|error| crate::chain(&error))?,
+        newer: executor.fenced_by_newer().map_err(|error| crate::chain(&error))?,
+        foreign: found,
+        held,
+    };
+    Ok(Reading { recorded, foreign, look_soon: stale || !leaving.is_empty() })
+}
+
+/// Instances that no record accounts for, and whether that is an answer of a moment ago. The executor is asked, under the
+/// GPUs' locks, only when an instance was there when the GPUs were last read and has no record now: it was made outside
+/// divvy, or was ours and is gone.
+fn foreign(
+    executor: &Executor,
+    inventory: Option<&Inventory>,
+    records: &[HeldDevice],
+    last: Foreign,
+) -> (Vec<(GpuUuid, Placement)>, Foreign, bool) {
+    let gpus = inventory.into_iter().flat_map(|inventory| &inventory.gpus);
+    let mut living = gpus
+        .filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?)))
+        .flat_map(|(uuid, mig)| mig.instances.iter().map(move |instance| (uuid, instance)));
+    let has_record = |gpu: &GpuUuid, instance: &GpuInstance| {
+        let kind = HoldKind::Partition { profile: instance.profile, placement: instance.placement };
+        records.iter().any(|record| record.hold.gpu == *gpu && record.hold.kind == kind)
+    };
+    if living.all(|(gpu, instance)| has_record(gpu, instance)) {
+        return (Vec::new(), None, false);
+    }
+    if let Some((at, found)) = last
+        && at.elapsed() < FOREIGN_LASTS
+    {
+        return (found.clone(), Some((at, found)), true);
+    }
+    let all = executor.foreign().into_iter();
+    let found: Vec<_> =
+        all.flat_map(|(gpu, all)| all.into_iter().map(move |one| (gpu.clone(), one.placement))).collect();
+    (found.clone(), Some((Instant::now(), found)), false)
+}

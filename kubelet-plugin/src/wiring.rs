@@ -1,0 +1,380 @@
+//! Makes the tasks of the plugin and the channels between them. ARCHITECTURE.md has a table of what each reads and writes.
+
+use std::sync::Arc;
+
+use divvy_controller::{PublishStatus, PublisherConfig};
+use divvy_executor::Executor;
+use divvy_host::HostRoot;
+use divvy_model::GpuDriver;
+use divvy_offer::{Pool, Settings, World, pool_name};
+use kube::Client;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::task::TaskTracker;
+
+use crate::api::KubeClaims;
+use crate::app::{Deps, Ready, Tasks};
+use crate::build::{Latest, executor, host_edits};
+use crate::claim_fetch::{ClaimFetcher, Connect};
+use crate::config::Config;
+use crate::drain;
+use crate::edits::HostEdits;
+use crate::error::RunError;
+use crate::events::Teller;
+use crate::grpc::registration::Registered;
+use crate::neighbours::Neighbours;
+use crate::node::{Brain, Fact, Facts, Followed, Outlets};
+use crate::publisher_lock::PublisherLock;
+use crate::ready::ReadinessWatch;
+use crate::reconcile::Keeper;
+use crate::service::{ClaimService, One};
+use crate::sinks::debug::Debug;
+use crate::sinks::events::Events;
+use crate::sinks::gpu_node;
+use crate::sinks::metrics::Metrics;
+use crate::sinks::publisher::Publishing;
+use crate::sinks::slices::SlicesSink;
+use crate::sources::health::{HealthFile, HealthOwner};
+use crate::sources::holders::HoldersSource;
+use crate::sources::inventory::{InventoryOwner, Seen};
+use crate::sources::node_labels::{self, NodeFacts};
+use crate::sources::policies::{self, PolicyWatch, PolicyWiring};
+use crate::sources::records::RecordsSource;
+
+/// The ends that are written: one writer each.
+#[derive(Default)]
+pub(crate) struct Senders {
+    seen: watch::Sender<Seen>,
+    node: watch::Sender<Option<Arc<NodeFacts>>>,
+    pub(crate) registered: watch::Sender<Registered>,
+    in_charge: watch::Sender<bool>,
+    pool: watch::Sender<Option<Pool>>,
+    status: watch::Sender<PublishStatus>,
+    outlets: Outlets,
+}
+
+/// The ends that are followed.
+#[derive(Clone)]
+pub(crate) struct Channels {
+    /// The GPUs as the driver lists them.
+    pub(crate) seen: watch::Receiver<Seen>,
+    /// The node's object.
+    node: watch::Receiver<Option<Arc<NodeFacts>>>,
+    /// Whether the kubelet knows us.
+    registered: watch::Receiver<Registered>,
+    /// Whether this instance publishes and reconciles.
+    pub(crate) in_charge: watch::Receiver<bool>,
+    /// What the publisher is to publish.
+    pool: watch::Receiver<Option<Pool>>,
+    /// What became of it.
+    status: watch::Receiver<PublishStatus>,
+    /// What the brain puts out.
+    pub(crate) followed: Followed,
+    /// To the brain.
+    facts: Facts,
+    /// Asks for the GPUs to be read again.
+    refresh: Arc<Notify>,
+    /// Records have changed.
+    changed: Arc<Notify>,
+    /// A claim was unprepared and lingers.
+    lingers: Arc<Notify>,
+}
+
+impl Senders {
+    /// The other ends, and what ends at the brain.
+    pub(crate) fn follow(&self) -> (Channels, mpsc::UnboundedReceiver<Fact>) {
+        let (facts, brain) = mpsc::unbounded_channel();
+        let channels = Channels {
+            seen: self.seen.subscribe(),
+            node: self.node.subscribe(),
+            registered: self.registered.subscribe(),
+            in_charge: self.in_charge.subscribe(),
+            pool: self.pool.subscribe(),
+            status: self.status.subscribe(),
+            followed: self.outlets.follow(),
+            facts,
+            refresh: Arc::default(),
+            changed: Arc::default(),
+            lingers: Arc::default(),
+        };
+        (channels, brain)
+    }
+}
+
+/// What several tasks work with.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) service: Arc<ClaimService>,
+    pub(crate) channels: Channels,
+    client: Client,
+    gpus: Arc<dyn GpuDriver>,
+    host: HostRoot,
+    edits: Arc<HostEdits>,
+    executor: Arc<Executor>,
+    teller: Arc<Teller>,
+    /// What goes on after an answer or a decision: Events.
+    told: TaskTracker,
+    metrics: Metrics,
+}
+
+impl Shared {
+    /// Opens the files, and makes the executor and the service of claims. Nothing runs yet.
+    pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> Result<Self, RunError> {
+        let Deps { client, kube, gpus, metrics, .. } = deps;
+        let metrics = Metrics::new(&metrics);
+        let host = HostRoot::under(&config.host_root);
+        let edits = Arc::new(host_edits(&config, &host)?);
+        let connect =
+            kube.map_or_else(|| Connect::Shared(client.clone()), |config| Connect::Own(Box::new(config)));
+        let fetcher = Arc::new(ClaimFetcher::new(connect, config.timing.get));
+        let claims = Arc::new(KubeClaims {
+            fetcher: fetcher.clone(),
+            client: client.clone(),
+            driver: config.driver_name.clone(),
+            node: config.node_name.clone(),
+            pool: pool_name(&config.node_name),
+            runtime: tokio::runtime::Handle::current(),
+            numbers_lost: metrics.numbers_lost.clone(),
+        });
+        let latest = Latest::new(channels.seen.clone(), gpus.clone(), channels.refresh.clone());
+        let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), latest)?);
+        policies::take_over(&config.plugin_dir, &executor);
+        let teller = Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name));
+        let told = TaskTracker::new();
+        let service = Arc::new(ClaimService::new(One {
+            driver: config.driver_name.clone(),
+            pool: claims.pool.clone(),
+            executor: executor.clone(),
+            fetcher,
+            teller: teller.clone(),
+            metrics: metrics.clone(),
+            budget: config.timing.call,
+            changed: channels.changed.clone(),
+            lingers: channels.lingers.clone(),
+            facts: channels.facts.clone(),
+            refresh: channels.refresh.clone(),
+            after: told.clone(),
+        }));
+        Ok(Self {
+            config,
+            claims,
+            service,
+            channels,
+            client,
+            gpus,
+            host,
+            edits,
+            executor,
+            teller,
+            told,
+            metrics,
+        })
+    }
+
+    /// Starts all tasks but the keeper, which has something to do first.
+    pub(crate) fn add_tasks(
+        &self,
+        tasks: &mut Tasks,
+        senders: Senders,
+        facts: mpsc::UnboundedReceiver<Fact>,
+        ready: &Ready,
+    ) -> Keeper {
+        let Senders { seen, node, registered: _, in_charge, pool, status, outlets } = senders;
+        self.add_gpu_sources(tasks, seen);
+        self.add_api_sources(tasks, node);
+        self.add_brain(tasks, outlets, facts);
+        self.add_sinks(tasks, pool, status, ready.slices.clone());
+        let lock = PublisherLock::new(&self.config.plugin_dir);
+        let poll = self.config.timing.publisher_poll;
+        let registered = self.channels.registered.clone();
+        tasks.add("the publisher lock", lock.run(registered.clone(), in_charge, poll, tasks.stop.clone()));
+        let readiness = ReadinessWatch {
+            inventory: ready.inventory.clone(),
+            registration: ready.registered.clone(),
+            metrics: self.metrics.clone(),
+            seen: self.channels.seen.clone(),
+            registered,
+            publishes: self.channels.in_charge.clone(),
+        };
+        tasks.add("the readiness watch", readiness.run(tasks.stop.clone()));
+        self.keeper(ready)
+    }
+
+    fn add_gpu_sources(&self, tasks: &mut Tasks, seen: watch::Sender<Seen>) {
+        let Channels { facts, refresh, node, .. } = self.channels.clone();
+        let (holds, works) = (self.executor.clone(), self.service.clone());
+        let inventory = InventoryOwner {
+            gpus: self.gpus.clone(),
+            host: self.host.clone(),
+            timing: self.config.timing,
+            seen,
+            facts: facts.clone(),
+            refresh,
+            edits: self.edits.clone(),
+            node,
+            release_file: drain::file_in(&self.config.plugin_dir),
+            in_use: Arc::new(move || {
+                works.running() > 0 || holds.held().map_or(true, |held| !held.is_empty())
+            }),
+            teller: self.teller.clone(),
+            told: self.told.clone(),
+        };
+        tasks.add("the inventory", inventory.run(tasks.stop.clone()));
+        let health = HealthOwner {
+            gpus: self.gpus.clone(),
+            executor: self.executor.clone(),
+            rules: self.config.health.clone(),
+            timing: self.config.timing,
+            seen: self.channels.seen.clone(),
+            facts: facts.clone(),
+            metrics: self.metrics.clone(),
+            file: Arc::new(HealthFile::new(&self.config.plugin_dir, self.executor.boot().clone())),
+        };
+        tasks.add("the health watch", health.run(tasks.stop.clone()));
+        let neighbours = Neighbours {
+            gpus: self.gpus.clone(),
+            executor: self.executor.clone(),
+            claims: self.claims.clone(),
+            config: self.config.clone(),
+            seen: self.channels.seen.clone(),
+            publishes: self.channels.in_charge.clone(),
+            facts,
+            teller: self.teller.clone(),
+            told: self.told.clone(),
+        };
+        tasks.add("the look for neighbours", neighbours.run(tasks.stop.clone()));
+    }
+
+    fn add_api_sources(&self, tasks: &mut Tasks, node: watch::Sender<Option<Arc<NodeFacts>>>) {
+        let Channels { facts, changed, seen, .. } = self.channels.clone();
+        let name = self.config.node_name.clone();
+        tasks.add("the node watch", node_labels::run(self.client.clone(), name, node, tasks.stop.clone()));
+        let policies = PolicyWatch::new(PolicyWiring {
+            client: self.client.clone(),
+            config: &self.config,
+            nodes: self.channels.node.clone(),
+            facts: facts.clone(),
+            teller: self.teller.clone(),
+            told: self.told.clone(),
+            metrics: self.metrics.clone(),
+        });
+        tasks.add("the policy watch", policies.run(tasks.stop.clone()));
+        let works = self.service.clone();
+        let records = RecordsSource {
+            executor: self.executor.clone(),
+            busy: Arc::new(move || works.busy()),
+            seen,
+            forget: self.channels.followed.forget.clone(),
+            changed,
+            facts: facts.clone(),
+            timing: self.config.timing,
+        };
+        tasks.add("the reading of records", records.run(tasks.stop.clone()));
+        let asked = self.channels.followed.ask.clone();
+        let holders = HoldersSource { claims: self.claims.clone(), asked, facts };
+        tasks.add("the list of holders", holders.run(tasks.stop.clone()));
+    }
+
+    fn add_brain(&self, tasks: &mut Tasks, out: Outlets, facts: mpsc::UnboundedReceiver<Fact>) {
+        let timing = &self.config.timing;
+        let settings = Settings {
+            node: self.config.node_name.clone(),
+            rules: self.config.gpu_rules(),
+            mode_lock: self.config.mode_lock,
+            leave: timing.leave,
+            ask_again: timing.withdrawn,
+            retry: timing.driver_retry,
+        };
+        let brain = Brain {
+            world: World::new(settings),
+            facts,
+            out,
+            events: Events {
+                executor: self.executor.clone(),
+                teller: self.teller.clone(),
+                tasks: self.told.clone(),
+                in_charge: self.channels.in_charge.clone(),
+                known: None,
+            },
+            metrics: self.metrics.clone(),
+        };
+        tasks.add("the brain", brain.run(tasks.stop.clone()));
+    }
+
+    fn add_sinks(
+        &self,
+        tasks: &mut Tasks,
+        pool: watch::Sender<Option<Pool>>,
+        status: watch::Sender<PublishStatus>,
+        ready: divvy_telemetry::ReadyHandle,
+    ) {
+        let Channels { in_charge, registered, facts, .. } = self.channels.clone();
+        let (config, timing) = (&self.config, &self.config.timing);
+        let slices = SlicesSink {
+            offer: self.channels.followed.offer.clone(),
+            executor: self.executor.clone(),
+            pool,
+            retry: timing.driver_retry,
+        };
+        tasks.add("the grants and the pool", slices.run(tasks.stop.clone()));
+        let publisher = Publishing {
+            client: self.client.clone(),
+            config: PublisherConfig {
+                driver: config.driver_name.clone(),
+                node_name: config.node_name.clone(),
+            },
+            desired: self.channels.pool.clone(),
+            publishes: in_charge.clone(),
+            registered,
+            facts,
+            status,
+            ready,
+            metrics: self.metrics.clone(),
+            version_every: timing.version,
+        };
+        tasks.add("the publisher", publisher.run(tasks.stop.clone()));
+        let writer = gpu_node::Writer {
+            client: self.client.clone(),
+            node: config.node_name.clone(),
+            reports: self.channels.followed.report.clone(),
+            publishes: in_charge,
+            every: timing.gpu_node,
+            look: timing.gpu_node_look,
+            retry: timing.policy_retry,
+        };
+        tasks.add("the GpuNode", writer.run(tasks.stop.clone()));
+    }
+
+    fn keeper(&self, ready: &Ready) -> Keeper {
+        let Channels { seen, registered, in_charge, changed, lingers, .. } = self.channels.clone();
+        Keeper {
+            executor: self.executor.clone(),
+            edits: self.edits.clone(),
+            claims: self.claims.clone(),
+            config: self.config.clone(),
+            seen,
+            registered,
+            publishes: in_charge,
+            changed,
+            lingers,
+            teller: self.teller.clone(),
+            metrics: self.metrics.clone(),
+            records: ready.records.clone(),
+        }
+    }
+
+    /// The debug page.
+    pub(crate) fn debug(&self) -> Debug {
+        let Channels { seen, registered, in_charge, status, .. } = self.channels.clone();
+        Debug {
+            config: self.config.clone(),
+            executor: self.executor.clone(),
+            seen,
+            registered,
+            publishes: in_charge,
+            published: status,
+            state: self.channels.followed.state.clone(),
+            service: self.service.clone(),
+        }
+    }
+}

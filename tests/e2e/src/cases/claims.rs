@@ -1,0 +1,94 @@
+//! Claims that change under their pods: other pods come to use them, and people write their status by hand.
+
+use anyhow::{Context, Result, ensure};
+use divvy_api::names;
+use divvy_model::health::{GpuEventKind, RecoveryAction};
+use serde_json::{Value, json};
+
+use super::faults::{pod_with_gpu, undisturbed};
+use super::health::{WELL, wait_told};
+use super::status::says;
+use crate::api::{at, has_condition};
+use crate::case::{Env, PATIENCE};
+use crate::objects::{Pod, claim, product};
+use crate::wait::poll;
+
+const PRODUCT: &str = "NVIDIA L4";
+
+/// The kubelet prepares a claim once, so a later pod of it is known only from the API or the kubelet's list.
+pub(super) fn later_pods(env: &Env) -> Result<()> {
+    let gpus = env.driver.gpus();
+    let gpu = gpus.only(PRODUCT)?;
+    env.create(&claim("kept", &product(PRODUCT)))?;
+    for pod in ["first", "second"] {
+        env.create(&Pod::new(pod).claim("kept").build())?;
+        env.check(pod, "main", &["kept"])?;
+    }
+    env.delete("Pod", "first")?;
+    env.wait_until_gone("Pod", "first")?;
+
+    let set = |action: RecoveryAction| {
+        gpus.edit(gpu, |engine, uuid| engine.set_recovery(uuid, Some(action)))?
+            .context("the GPU has no vitals")
+    };
+    set(RecoveryAction::Reset)?;
+    gpus.edit(gpu, |engine, uuid| engine.send_event(uuid, GpuEventKind::Xid(119), None))?;
+    let told = |pod: &str| env.messages(pod).iter().any(|message| message.contains("Xid 119"));
+    let outcome = poll("Event of the pod that runs", PATIENCE, || Ok(told("second")))
+        .and_then(|()| wait_told(env, "second", "Unhealthy"))
+        .and_then(|_| {
+            let affected = format!("held by: {}/kept (pod second)", env.namespace);
+            says(env, &["status", "gpu", gpu], 3, &[&affected])
+        });
+    let first_was_told = told("first");
+    set(RecoveryAction::Nothing)?;
+    poll("end of the taints", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    outcome?;
+    ensure!(!first_was_told, "the pod that is gone is told of its GPU");
+    env.end("second", &Env::uid(&env.claim("kept")?)?)
+}
+
+/// Writes a part of a claim's status as only an admin can.
+fn write_status(env: &Env, claim: &str, status: &Value) -> Result<()> {
+    let path = format!("{}/status", env.path("ResourceClaim", claim)?);
+    env.api().patch(&path, &json!({"status": status})).map(drop)
+}
+
+/// `reservedFor` names a pod that there is not: Kubernetes puts it right, and nothing is taken from the pod that runs.
+pub(super) fn reserved_for_edited(env: &Env) -> Result<()> {
+    let uid = pod_with_gpu(env, "kept")?;
+    let reserved = || Ok::<_, anyhow::Error>(at(&env.claim("kept")?, "status.reservedFor.0.name").clone());
+    let ghost = json!([{"resource": "pods", "name": "ghost", "uid": "00000000-0000-4000-8000-000000000001"}]);
+    write_status(env, "kept", &json!({"reservedFor": ghost}))?;
+    poll("reservedFor as it was", PATIENCE, || Ok(reserved()? == "kept"))?;
+    undisturbed(env, "kept")?;
+    let beside = pod_with_gpu(env, "beside")?;
+    ensure!(env.minors("kept")? != env.minors("beside")?, "one GPU was given out twice");
+    ensure!(env.driver.record(&uid).exists(), "the record of a claim in use is gone");
+    env.end("beside", &beside)?;
+    env.end("kept", &uid)
+}
+
+/// Whose allocation is wiped under its pod keeps the GPU until that pod is gone: the scheduler gives it to another claim.
+pub(super) fn status_wiped(env: &Env) -> Result<()> {
+    let uid = pod_with_gpu(env, "first")?;
+    let device = at(&env.claim("first")?, "status.allocation.devices.results.0.device").clone();
+    let gpu = env.driver.uuid_of(device.as_str().context("no device")?)?;
+    write_status(env, "first", &json!({"allocation": null, "reservedFor": null}))?;
+    let this = format!("device.attributes['{}'].uuid == '{gpu}'", names::DRIVER);
+    env.create(&claim("second", &this))?;
+    env.create(&Pod::new("second").claim("second").build())?;
+    ensure!(env.minors("second")?.len() == 1, "the second claim has no GPU");
+    // A pod that comes later runs: the kubelet has had the time to start the second.
+    let probe = pod_with_gpu(env, "probe")?;
+    env.end("probe", &probe)?;
+    let second = env.api().get(&env.path("Pod", "second")?)?.context("the second pod is gone")?;
+    ensure!(!has_condition(&second, "Ready"), "one GPU is in two pods: {gpu}");
+    undisturbed(env, "first")?;
+
+    env.end("first", &uid)?;
+    env.nudge("second")?;
+    env.wait_until_running("second")?;
+    let uid = Env::uid(&env.claim("second")?)?;
+    env.end("second", &uid)
+}
