@@ -188,7 +188,9 @@ impl Machine {
     }
 
     pub(crate) fn needs_for_cdi(&self, name: &str) {
-        let claim = divvy_claims::claim_of_cdi_file(DRIVER, name).unwrap();
+        // Of whichever driver.
+        let (driver, _) = name.split_once("-claim_").unwrap();
+        let claim = divvy_claims::claim_of_cdi_file(driver, name).unwrap();
         self.needs(&LockName::Claim(claim), "a CDI file is changed");
     }
 
