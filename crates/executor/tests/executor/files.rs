@@ -98,6 +98,7 @@ fn a_waiting_prepare_is_woken_by_the_unprepare_at_the_other_instance_and_by_its_
     let (first, second, third) =
         (claim("first", &[0], "t1"), claim("second", &[0], "t2"), claim("third", &[0], "t3"));
     other.prepare(&first, &other.begin(never)).unwrap();
+    world.lock().api.insert(second.uid.clone(), second.clone());
     let (call, start) = (one.begin(never), std::time::Instant::now());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| one.prepare(&second, &one.begin(never)));

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use divvy_claims::Phase;
 use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared};
+use divvy_model::GpuOp;
 use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId};
 
 use crate::mig_world::{SMALL, claim_of, is_clean, living, setup, shape, sim};
 use crate::story::uid;
-use crate::world::World;
+use crate::world::{Moment, World};
 
 #[test]
 fn after_a_lost_record_store_partitions_are_adopted_from_allocated_claims_with_a_cdi_file_and_no_others() {
@@ -148,6 +149,27 @@ fn a_torn_record_of_a_claim_that_is_allocated_anew_keeps_the_partition_that_is_i
     sim(&world).end_process(4711);
     world.prepare(&executor, &again).unwrap();
     assert_eq!(shape(&world), [(19, 0, 1)]);
+}
+
+/// The process dies in the middle of a creation, and the record that says so is torn or lost too: the GPU's file has noted
+/// what was about to be made.
+#[test]
+fn a_creation_that_was_cut_short_leaks_nothing_although_its_record_is_torn_or_lost() {
+    for record in [None, Some(b"rubbish".as_slice())] {
+        for op in [GpuOp::CreateGpuInstance, GpuOp::CreateComputeInstance] {
+            let (world, executor, a, gpu) = setup();
+            world.lock().crash_at = Some((op.name(), Moment::After));
+            world.prepare(&executor, &a).unwrap_err();
+            assert_eq!(living(&world, &gpu).len(), 1);
+            world.lock().put(Folder::Claims, "uid-a.json", record);
+            world.lock().api.clear();
+            let executor = world.start();
+            executor.restore_cdi(Refresh::All);
+            after_a_day(&world, &executor);
+            assert!(is_clean(&world), "left: {:?}", shape(&world));
+            assert_eq!(world.lock().gpu_state(&gpu).instances, []);
+        }
+    }
 }
 
 /// H3. A lost record (not a torn one), with or without the CDI file, and then the unprepare.
