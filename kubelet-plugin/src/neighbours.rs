@@ -24,8 +24,8 @@ use tokio_util::task::TaskTracker;
 use crate::api::KubeClaims;
 use crate::config::Config;
 use crate::events::{About, Teller};
+use crate::grpc::pod_resources;
 use crate::node::{Fact, Facts};
-use crate::pod_resources;
 use crate::sources::inventory::Seen;
 
 pub(crate) use decide::Use;

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::registration::Registered;
+use crate::grpc::registration::Registered;
 
 /// How often a waiting instance tries after it has asked the holder to let go.
 const TAKE_OVER: Duration = Duration::from_millis(200);

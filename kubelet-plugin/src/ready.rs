@@ -4,7 +4,7 @@ use divvy_telemetry::ReadyHandle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::registration::Registered;
+use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
 use crate::sources::inventory::Seen;
 

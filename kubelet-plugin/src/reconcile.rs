@@ -25,8 +25,8 @@ use crate::claim_fetch::FetchError;
 use crate::config::Config;
 use crate::edits::HostEdits;
 use crate::events::{Teller, Verdict, condition_of};
-use crate::pod_resources::{self, PodsOfClaims};
-use crate::registration::Registered;
+use crate::grpc::pod_resources::{self, PodsOfClaims};
+use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
 use crate::sources::inventory::Seen;
 

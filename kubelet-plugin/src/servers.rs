@@ -12,10 +12,10 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 
 use crate::config::Config;
-use crate::dra::DraServer;
 use crate::error::{RunError, io_error};
+use crate::grpc::dra::DraServer;
 use crate::grpc::health::HealthServer;
-use crate::registration::{Registered, Registrar, RegistrationSocket};
+use crate::grpc::registration::{Registered, Registrar, RegistrationSocket};
 use crate::sinks::debug::Debug;
 use crate::sockets::{SocketFile, bind};
 use crate::wiring::Shared;
@@ -39,7 +39,7 @@ impl Grpc {
         let stop = CancellationToken::new();
         let health = HealthServer {
             pool: shared.claims.pool.clone(),
-            holdings: shared.followed.holdings.clone(),
+            holdings: shared.channels.followed.holdings.clone(),
             stop: stop.clone(),
         };
         let service = &shared.service;
@@ -52,8 +52,8 @@ impl Grpc {
         let registration = RegistrationSocket {
             path: names.registration.clone(),
             registrar: Registrar::new(driver, names.dra.display().to_string(), registered),
-            seen: shared.seen(),
-            in_charge: shared.in_charge(),
+            seen: shared.channels.seen.clone(),
+            in_charge: shared.channels.in_charge.clone(),
             ready,
         };
         let mut running = JoinSet::new();

@@ -20,12 +20,12 @@ use crate::drain;
 use crate::edits::HostEdits;
 use crate::error::RunError;
 use crate::events::Teller;
+use crate::grpc::registration::Registered;
 use crate::neighbours::Neighbours;
 use crate::node::{Brain, Fact, Facts, Followed, Outlets};
 use crate::publisher_lock::PublisherLock;
 use crate::ready::ReadinessWatch;
 use crate::reconcile::Keeper;
-use crate::registration::Registered;
 use crate::service::{ClaimService, One};
 use crate::sinks::debug::Debug;
 use crate::sinks::events::Events;
@@ -56,19 +56,19 @@ pub(crate) struct Senders {
 #[derive(Clone)]
 pub(crate) struct Channels {
     /// The GPUs as the driver lists them.
-    seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<Seen>,
     /// The node's object.
     node: watch::Receiver<Option<Arc<NodeFacts>>>,
     /// Whether the kubelet knows us.
     registered: watch::Receiver<Registered>,
     /// Whether this instance publishes and reconciles.
-    in_charge: watch::Receiver<bool>,
+    pub(crate) in_charge: watch::Receiver<bool>,
     /// What the publisher is to publish.
     pool: watch::Receiver<Option<Pool>>,
     /// What became of it.
     status: watch::Receiver<PublishStatus>,
     /// What the brain puts out.
-    followed: Followed,
+    pub(crate) followed: Followed,
     /// To the brain.
     facts: Facts,
     /// Asks for the GPUs to be read again.
@@ -105,8 +105,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) service: Arc<ClaimService>,
-    pub(crate) followed: Followed,
-    channels: Channels,
+    pub(crate) channels: Channels,
     client: Client,
     gpus: Arc<dyn GpuDriver>,
     host: HostRoot,
@@ -156,12 +155,10 @@ impl Shared {
             refresh: channels.refresh.clone(),
             after: told.clone(),
         }));
-        let followed = channels.followed.clone();
         Ok(Self {
             config,
             claims,
             service,
-            followed,
             channels,
             client,
             gpus,
@@ -267,13 +264,13 @@ impl Shared {
             executor: self.executor.clone(),
             busy: Arc::new(move || works.busy()),
             seen,
-            forget: self.followed.forget.clone(),
+            forget: self.channels.followed.forget.clone(),
             changed,
             facts: facts.clone(),
             timing: self.config.timing,
         };
         tasks.add("the reading of records", records.run(tasks.stop.clone()));
-        let asked = self.followed.ask.clone();
+        let asked = self.channels.followed.ask.clone();
         let holders = HoldersSource { claims: self.claims.clone(), asked, facts };
         tasks.add("the list of holders", holders.run(tasks.stop.clone()));
     }
@@ -314,7 +311,7 @@ impl Shared {
         let Channels { in_charge, registered, facts, .. } = self.channels.clone();
         let (config, timing) = (&self.config, &self.config.timing);
         let slices = SlicesSink {
-            offer: self.followed.offer.clone(),
+            offer: self.channels.followed.offer.clone(),
             executor: self.executor.clone(),
             pool,
             retry: timing.driver_retry,
@@ -339,7 +336,7 @@ impl Shared {
         let writer = gpu_node::Writer {
             client: self.client.clone(),
             node: config.node_name.clone(),
-            reports: self.followed.report.clone(),
+            reports: self.channels.followed.report.clone(),
             publishes: in_charge,
             every: timing.gpu_node,
             look: timing.gpu_node_look,
@@ -366,16 +363,6 @@ impl Shared {
         }
     }
 
-    /// The GPUs as the driver lists them.
-    pub(crate) fn seen(&self) -> watch::Receiver<Seen> {
-        self.channels.seen.clone()
-    }
-
-    /// Whether this instance publishes and reconciles.
-    pub(crate) fn in_charge(&self) -> watch::Receiver<bool> {
-        self.channels.in_charge.clone()
-    }
-
     /// The debug page.
     pub(crate) fn debug(&self) -> Debug {
         let Channels { seen, registered, in_charge, status, .. } = self.channels.clone();
@@ -386,7 +373,7 @@ impl Shared {
             registered,
             publishes: in_charge,
             published: status,
-            state: self.followed.state.clone(),
+            state: self.channels.followed.state.clone(),
             service: self.service.clone(),
         }
     }

@@ -1,16 +1,19 @@
-//! How long it takes to carve a node whose GPUs are offered whole and in partitions (budget: 2 ms for 16 GPUs), and
-//! how much it publishes: `cargo run --release -p divvy-offer --example offer_time`.
+//! How long a step of a node takes whose GPUs are offered whole, in partitions and in shares (budget: 2 ms for 16 GPUs), how
+//! long its parts take, and how much it publishes: `cargo run --release -p divvy-offer --example offer_time`.
 
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use divvy_gpu_sim::{Engine, SimSpec, mig_capabilities};
+use divvy_model::health::Ailment;
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{MigMode, Ordinals};
+use divvy_model::{Inventory, MigMode, Ordinals};
 use divvy_offer::{
-    GpuRules, Input, KubeVersion, Modes, Partitioning, ServerFeatures, carve_partitions, validate,
+    Answer, Fact, GpuRules, HealthView, Input, KubeVersion, ModeLock, Modes, Partitioning, Records,
+    ServerFeatures, Settings, Sick, World, carve_partitions, step, validate,
 };
 
 const ROUNDS: usize = 200;
@@ -64,12 +67,45 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         times.sort();
         let at = |percent: usize| times.get(ROUNDS * percent / 100).copied().unwrap_or_default();
         let ((best, _), (p50, checked), (p99, _)) = (at(0), at(50), at(99));
+        let step = step_time(&inventory, &ordinals, rare);
         println!(
-            "{spec}{}: {} devices in {} slices; carve best {best:?} p50 {p50:?} p99 {p99:?}, validate {checked:?}",
+            "{spec}{}: {} devices in {} slices; carve best {best:?} p50 {p50:?} p99 {p99:?}, validate {checked:?}; step p50 {step:?}",
             if rare { " with +me" } else { "" },
             pool.devices().count(),
             pool.slices.len(),
         );
     }
     Ok(())
+}
+
+/// A GPU falls ill and recovers, again and again: the median time until the pool says so.
+fn step_time(inventory: &Inventory, ordinals: &Ordinals, rare: bool) -> Duration {
+    let rare = if rare { BTreeSet::from([ProfileVariant::Media]) } else { BTreeSet::new() };
+    let mut world = World::new(Settings {
+        node: "node-1".to_owned(),
+        rules: GpuRules { modes: Modes::everything(), rare, ..GpuRules::default() },
+        mode_lock: ModeLock::Auto,
+        leave: Duration::from_mins(1),
+        ask_again: Duration::from_secs(30),
+        retry: Duration::from_secs(5),
+    });
+    let mut tell = |fact| drop(step(&mut world, fact, Duration::ZERO));
+    tell(Fact::Version(KubeVersion::new(1, 37, 1)));
+    tell(Fact::Policies { policies: Vec::new(), labels: BTreeMap::new() });
+    tell(Fact::Records(Records { ordinals: ordinals.clone(), ..Records::default() }));
+    tell(Fact::Inventory { gpus: Arc::new(inventory.clone()), driver_down: false });
+    tell(Fact::Answer(Some(Answer::default())));
+    let mut times: Vec<Duration> = Vec::new();
+    for round in 0..ROUNDS {
+        let mut health = HealthView::default();
+        if let Some(gpu) = inventory.gpus.keys().next().filter(|_| round % 2 == 0) {
+            let sick = Sick { gpu: [Ailment::Xid(79)].into(), partitions: Vec::new() };
+            health.sick.insert(gpu.clone(), sick);
+        }
+        let start = Instant::now();
+        tell(Fact::Health(Arc::new(health)));
+        times.push(start.elapsed());
+    }
+    times.sort();
+    times.get(ROUNDS / 2).copied().unwrap_or_default()
 }

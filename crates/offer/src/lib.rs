@@ -10,7 +10,9 @@
 //! call these two.
 
 mod admin;
+mod asking;
 mod carve;
+mod conflicts;
 mod counters;
 mod features;
 mod health;

@@ -74,13 +74,9 @@ impl Recorded {
         Records {
             ordinals: self.ordinals.clone(),
             held: held.collect(),
-            fenced: self.fenced(newer),
+            fenced: self.fences.keys().chain(newer).cloned().collect(),
             foreign: self.foreign.clone(),
         }
-    }
-
-    fn fenced<'a>(&'a self, newer: impl Iterator<Item = &'a GpuUuid>) -> BTreeSet<GpuUuid> {
-        self.fences.keys().chain(newer).cloned().collect()
     }
 }
 
@@ -97,7 +93,7 @@ impl Node {
         outputs.pool.is_some().then(|| Effective { known, resolved: outputs.resolved.clone() })
     }
 
-    /// What people are told of the node. Half a picture is none, except where the driver is why it stays one.
+    /// What people read about the node. Half a picture is none, except where the driver is why it stays one.
     pub(super) fn report(&self, outputs: &Outputs) -> Option<GpuNodeStatus> {
         let recorded = self.recorded.as_ref()?;
         let effective = self.effective(outputs);

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::config::Config;
+use crate::grpc::registration::Registered;
 use crate::node::State;
-use crate::registration::Registered;
 use crate::service::ClaimService;
 use crate::sources::inventory::Seen;
 use crate::sources::policies::Effective;

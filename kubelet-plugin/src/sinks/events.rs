@@ -1,5 +1,5 @@
-//! Logs what is new, and writes it as Events: on the Node, on policies, and for GPUs that fall ill on claims and their
-//! pods. In the background, and Events only from the instance in charge.
+//! Logs what is new, and writes it as Events, in the background: on the Node, on policies, and for GPUs that fall ill on
+//! claims and their pods (only the instance in charge does the last).
 
 use std::sync::Arc;
 

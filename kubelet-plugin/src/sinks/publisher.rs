@@ -9,8 +9,8 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::grpc::registration::Registered;
 use crate::node::{Fact, Facts};
-use crate::registration::Registered;
 use crate::sinks::metrics::Metrics;
 
 const VERSION_RETRY: Duration = Duration::from_secs(10);

@@ -88,6 +88,7 @@ fn what_is_at_a_limit_passes() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table of all limits")]
 fn what_is_over_a_limit_is_refused_and_the_message_says_where() {
     let set = |name: &str, n| CounterSet { name: name.to_owned(), counters: counters(n) };
     let user = |set: &str, n| CounterUse { set: set.to_owned(), counters: counters(n) };

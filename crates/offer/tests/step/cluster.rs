@@ -13,7 +13,7 @@ use divvy_offer::{
     Records, Settings, Sick, TaintEffect, World, step,
 };
 
-pub(crate) const LEAVE: Duration = Duration::from_secs(60);
+pub(crate) const LEAVE: Duration = Duration::from_mins(1);
 /// From the scheduler's choice to its write, its view of the slices included.
 pub(crate) const LATEST_WRITE: u64 = 55;
 
@@ -158,12 +158,8 @@ impl Cluster {
         for claim in self.claims.iter().filter(|claim| claim.written <= self.now) {
             holders.entry(claim.device.clone()).or_default().insert(claimant(claim));
         }
-        let published = match ask.slices {
-            true => {
-                self.slices.devices().map(|device| device.name.clone()).filter(|n| !is_admin(n)).collect()
-            }
-            false => BTreeSet::new(),
-        };
+        let published = self.slices.devices().filter(|device| ask.slices && !is_admin(&device.name));
+        let published = published.map(|device| device.name.clone()).collect();
         self.tell(Fact::Answer(well.then_some(Answer { holders, published })));
     }
 

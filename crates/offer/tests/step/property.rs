@@ -57,8 +57,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 impl Cluster {
-    fn happens(&mut self, event: Event) {
-        match event {
+    fn happens(&mut self, event: &Event) {
+        match *event {
             Event::Rules(n) => self.rules(RULES[n]),
             Event::Server(version) => self.server(version),
             Event::Sick(gpu, is_sick) => self.sick(gpu, is_sick),
@@ -178,7 +178,7 @@ proptest! {
     ) {
         let mut cluster = Cluster::new("h100x2", RULES[0]);
         for event in events {
-            cluster.happens(event);
+            cluster.happens(&event);
             cluster.check()?;
         }
         // Facts stop, time passes.
@@ -189,7 +189,7 @@ proptest! {
         prop_assert_eq!(&cluster.slices, &settled, "it goes on changing");
         // When all claims have ended, it is as on a node that has just begun.
         cluster.claims.clear();
-        cluster.happens(Event::Find);
+        cluster.happens(&Event::Find);
         cluster.records();
         cluster.settle();
         let settled = cluster.slices.clone();

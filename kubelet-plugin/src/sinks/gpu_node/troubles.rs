@@ -164,7 +164,7 @@ fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {
     let of_steps = facts.recorded.fences.iter().flat_map(|(gpu, fences)| fences.iter().map(move |fence| (gpu, fence))).map(|(gpu, fence)| Trouble {
         kind: "fenced".to_owned(),
         gpu: name(facts, gpu),
-        claim: fence.claim.as_ref().and_then(|uid| claim_of(uid)).map_or_else(String::new, |held| full_name(&held.claim)),
+        claim: fence.claim.as_ref().and_then(&claim_of).map_or_else(String::new, |held| full_name(&held.claim)),
         why: format!("what is on the GPU is not certain: {}", fence.reason),
         remedy: "it ends when the GPU is empty and can be read; else let its pods end and remove instances that no claim has (`nvidia-smi mig -lgi`), or reboot the node".to_owned(),
         ..Trouble::default()

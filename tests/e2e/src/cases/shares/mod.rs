@@ -94,17 +94,17 @@ fn types(modes: &[&str]) -> BTreeSet<String> {
 
 /// The types of a GPU's devices that anybody may be given; the admin device aside.
 fn offered(env: &Env, gpu: &str) -> Result<BTreeSet<String>> {
-    let withdrawn = |device: &Value| {
-        let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
-        taints
-            .iter()
-            .any(|taint| at(taint, "key").as_str().is_some_and(|key| key == names::taints::WITHDRAWN))
-    };
     let devices = env.driver.devices()?;
     let ours = devices.iter().filter(|device| at(device, "attributes.gpuUUID.string") == gpu);
-    let free = ours.filter(|device| !withdrawn(device));
+    let free = ours.filter(|device| !is_withdrawn(device));
     let types = free.filter_map(|device| at(device, "attributes.type.string").as_str());
     Ok(types.filter(|kind| *kind != "gpu-admin").map(str::to_owned).collect())
+}
+
+/// Whether the device is published only until no claim can have it.
+fn is_withdrawn(device: &Value) -> bool {
+    let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
+    taints.iter().any(|taint| at(taint, "key").as_str().is_some_and(|key| key == names::taints::WITHDRAWN))
 }
 
 fn wait_for_modes(env: &Env, gpus: &[&str], modes: &[&str]) -> Result<()> {

@@ -19,12 +19,13 @@ pub(in crate::cases) fn per_gpu(env: &Env) -> Result<()> {
     wait_for_modes(env, &[shared], &["TimeSlicing"])?;
     wait_for_modes(env, &[cut], &["Mig"])?;
     wait_for_modes(env, &[exclusive], &["Whole"])?;
-    // What is no longer offered is tainted first and withdrawn seconds later.
+    // What is no longer offered is tainted at once, and withdrawn when a late write of the scheduler must have arrived.
     poll("only the profiles that the rule names", PATIENCE, || {
         let devices = env.driver.devices()?;
         let profiles: std::collections::BTreeSet<&str> = devices
             .iter()
             .filter(|device| super::at(device, "attributes.parentUUID.string") == cut)
+            .filter(|device| !super::is_withdrawn(device))
             .filter_map(|device| super::at(device, "attributes.profile.string").as_str())
             .collect();
         Ok(profiles.iter().eq(&["1g.10gb", "3g.40gb"]))

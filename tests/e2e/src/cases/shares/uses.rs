@@ -151,7 +151,7 @@ pub(in crate::cases) fn static_partitions(env: &Env) -> Result<()> {
         let parts: Vec<&Value> = devices
             .iter()
             .filter(on)
-            .filter(|device| at(device, "attributes.type.string") == "mig")
+            .filter(|device| at(device, "attributes.type.string") == "mig" && !super::is_withdrawn(device))
             .collect();
         Ok(parts.len() == 1 && parts.iter().all(|part| at(part, "attributes.uuid.string").is_string()))
     })?;
