@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{Claim, ClaimRef, PreparedDevice, Refusal, Retry};
-use divvy_executor::{Call, Clock, Executor, PrepareError, SystemClock, Unprepared};
+use divvy_executor::{Call, Clock, Executor, PrepareCause, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
 use divvy_offer::{Claimant, ModeConflict};
 use futures::future::join_all;
@@ -22,7 +22,7 @@ use crate::claim_fetch::{ClaimFetcher, FetchError};
 use crate::events::{Teller, Verdict, condition_of};
 use crate::node::{Fact, Facts};
 use crate::sinks::metrics::{self, Metrics};
-use crate::tasks::ClaimTasks;
+use crate::tasks::{ClaimTasks, Reading};
 
 /// A failure as the kubelet is told it.
 type Failed = String;
@@ -76,14 +76,14 @@ impl ClaimService {
                 Ok(claim) => {
                     let one = self.one.clone();
                     let uid = claim.uid.clone();
-                    let done = self.tasks.prepare(&uid, |cancel| {
+                    let done = self.tasks.prepare(&uid, |cancel, reading| {
                         let span = tracing::info_span!(
                             "prepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                         );
                         // From here on a later unprepare, of whichever instance, wins over this call, also while it
                         // waits for the work before it.
                         let call = one.executor.begin(one.budget);
-                        async move { one.prepare(&claim, call, cancel).await }.instrument(span)
+                        async move { one.prepare(&claim, call, (cancel, reading)).await }.instrument(span)
                     });
                     done.await.unwrap_or_else(|| Err(died(&asked)))
                 }
@@ -171,10 +171,8 @@ impl Failure {
     /// The fact that a GPU was given out in two modes.
     fn conflict(&self) -> Option<Fact> {
         let Self::Prepare(error) = self else { return None };
-        let PrepareError::Refused(Refusal::ModeConflict { claim, device, gpu, holder, held }) = &**error
-        else {
-            return None;
-        };
+        let PrepareCause::Refused(refusal) = &error.cause else { return None };
+        let Refusal::ModeConflict { claim, device, gpu, holder, held } = &**refusal else { return None };
         let named = |claim: &ClaimRef| Claimant {
             uid: claim.uid.clone(),
             name: format!("{}/{}", claim.namespace, claim.name),
@@ -191,10 +189,10 @@ impl Failure {
     /// Whether the user has something to do about it that the kubelet's retries do not settle.
     fn concerns_user(&self) -> bool {
         match self {
-            Self::Prepare(error) => match &**error {
-                PrepareError::Refused(refusal) => refusal.retry() != Retry::Soon,
+            Self::Prepare(error) => match &error.cause {
+                PrepareCause::Refused(refusal) => refusal.retry() != Retry::Soon,
                 // The hardware, or whoever else uses it, stands in the way.
-                PrepareError::Step { .. } => true,
+                PrepareCause::Step { .. } => true,
                 _ => false,
             },
             Self::Claim(_) | Self::Fetch(_) | Self::Died(_) => false,
@@ -203,16 +201,21 @@ impl Failure {
 
     /// Whether the claim's status says it until it is prepared after all.
     fn is_for_the_status(&self) -> bool {
-        matches!(self, Self::Prepare(error) if error.is_permanent() || matches!(**error, PrepareError::Step { .. }))
+        matches!(self, Self::Prepare(error) if error.is_permanent() || matches!(error.cause, PrepareCause::Step { .. }))
     }
 }
 
 impl One {
-    async fn prepare(self: Arc<Self>, claim: &ClaimRef, call: Call, cancel: CancellationToken) -> Prepared {
+    async fn prepare(
+        self: Arc<Self>,
+        claim: &ClaimRef,
+        call: Call,
+        work: (CancellationToken, Reading),
+    ) -> Prepared {
         let timer = self.metrics.claim_seconds.start("prepare");
         self.metrics.running.inc();
         let mut seen = None;
-        let outcome = self.try_prepare(claim, call, &cancel, &mut seen).await;
+        let outcome = self.try_prepare(claim, call, work, &mut seen).await;
         self.metrics.running.dec();
         self.changed.notify_one();
         match outcome {
@@ -244,12 +247,16 @@ impl One {
         self: &Arc<Self>,
         asked: &ClaimRef,
         call: Call,
-        cancel: &CancellationToken,
+        (cancel, reading): (CancellationToken, Reading),
         seen: &mut Option<Seen>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
         // One thread from here to the answer: it reads the claim, decides and carries it out.
         let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
-        let done = run_blocking(call, cancel, move |call| one.prepare_here(&asked_of, call, &stop)).await;
+        let read_and_prepare = move |call: &Call| {
+            reading.begins();
+            one.prepare_here(&asked_of, call, &stop)
+        };
+        let done = run_blocking(call, &cancel, read_and_prepare).await;
         let (found, outcome) = done.unwrap_or_else(|panic| {
             let died = format!(
                 "claim {asked}: the work on it ended unexpectedly ({panic}; a fault of divvy); it is tried again"

@@ -1,10 +1,11 @@
-//! One claim, one task: calls for the same claim join the work that already runs for it, and the work goes on when
-//! the caller is gone (the kubelet's deadline, a lost connection), so that no step is ever dropped half done.
+//! One claim, one task: a call for a claim joins the work that already runs for it, unless that has read the claim before
+//! the call came (the claim may have been allocated anew in between); and the work goes on when the caller is gone (the kubelet's deadline, a lost connection), so that no step is ever dropped half done.
 //!
 //! An unprepare that meets a running prepare cancels it and waits for its end, and a prepare that meets a running
 //! unprepare likewise; what has begun is finished in any case. Different claims do not wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use divvy_model::ClaimUid;
@@ -28,15 +29,32 @@ struct Running<P, U> {
     next: u64,
 }
 
+/// Whether work on a claim has begun to read it: what it does then may be about an allocation that is over.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Reading(Arc<AtomicBool>);
+
+impl Reading {
+    /// From here on no call joins the work.
+    pub(crate) fn begins(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn has_begun(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
 enum Work<P, U> {
-    Prepare(Joined<P>, CancellationToken),
+    Prepare(Joined<P>, CancellationToken, Reading),
     Unprepare(Joined<U>, CancellationToken),
 }
 
 impl<P, U> Clone for Work<P, U> {
     fn clone(&self) -> Self {
         match self {
-            Self::Prepare(done, cancel) => Self::Prepare(done.clone(), cancel.clone()),
+            Self::Prepare(done, cancel, reading) => {
+                Self::Prepare(done.clone(), cancel.clone(), reading.clone())
+            }
             Self::Unprepare(done, cancel) => Self::Unprepare(done.clone(), cancel.clone()),
         }
     }
@@ -50,23 +68,32 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
         }
     }
 
-    /// Joins the claim's running prepare, or starts one, after the running unprepare if there is one.
-    pub(crate) fn prepare<F>(&self, uid: &ClaimUid, work: impl FnOnce(CancellationToken) -> F) -> Joined<P>
+    /// Joins the claim's prepare if that has not read the claim yet; else starts one, after the work that runs.
+    pub(crate) fn prepare<F>(
+        &self,
+        uid: &ClaimUid,
+        work: impl FnOnce(CancellationToken, Reading) -> F,
+    ) -> Joined<P>
     where
         F: Future<Output = P> + Send + 'static,
     {
         let mut running = lock(&self.running);
         let before = running.newest.get(uid).map(|(_, work)| work.clone());
-        match &before {
-            Some(Work::Prepare(done, _)) => return done.clone(),
-            // What it still waits for (processes that do not leave) is no concern of the next user.
-            Some(Work::Unprepare(_, cancel)) => cancel.cancel(),
-            None => {}
-        }
-        let cancel = CancellationToken::new();
-        let done = self.spawn(&mut running, uid, before, work(cancel.clone()));
+        let cancel = match &before {
+            Some(Work::Prepare(done, _, reading)) if !reading.has_begun() => return done.clone(),
+            // An unprepare that cancels this one cancels what it waits for.
+            Some(Work::Prepare(_, cancel, _)) => cancel.clone(),
+            Some(Work::Unprepare(_, cancel)) => {
+                // What it still waits for (processes that do not leave) is no concern of the next user.
+                cancel.cancel();
+                CancellationToken::new()
+            }
+            None => CancellationToken::new(),
+        };
+        let reading = Reading::default();
+        let done = self.spawn(&mut running, uid, before, work(cancel.clone(), reading.clone()));
         let id = running.next;
-        running.newest.insert(uid.clone(), (id, Work::Prepare(done.clone(), cancel)));
+        running.newest.insert(uid.clone(), (id, Work::Prepare(done.clone(), cancel, reading)));
         done
     }
 
@@ -79,7 +106,7 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
         let before = running.newest.get(uid).map(|(_, work)| work.clone());
         match &before {
             Some(Work::Unprepare(done, _)) => return done.clone(),
-            Some(Work::Prepare(_, cancel)) => cancel.cancel(),
+            Some(Work::Prepare(_, cancel, _)) => cancel.cancel(),
             None => {}
         }
         let cancel = CancellationToken::new();
@@ -123,7 +150,7 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
             // and not outside: a runtime that shuts down drops the work at once, under the lock held now.
             let _leave = Leave { running: all, uid, id };
             match before {
-                Some(Work::Prepare(done, _)) => drop(done.await),
+                Some(Work::Prepare(done, ..)) => drop(done.await),
                 Some(Work::Unprepare(done, _)) => drop(done.await),
                 None => {}
             }
@@ -171,19 +198,56 @@ mod tests {
         let started = Arc::new(AtomicUsize::new(0));
         let (go, gate) = oneshot::channel::<()>();
         let count = started.clone();
-        let first = tasks.prepare(&uid(1), |_| async move {
+        let first = tasks.prepare(&uid(1), |_, _| async move {
             count.fetch_add(1, Ordering::SeqCst);
             gate.await.unwrap();
             7
         });
-        let second = tasks.prepare(&uid(1), |_| async { 8 });
-        let other = tasks.prepare(&uid(2), |_| async { 9 });
+        let second = tasks.prepare(&uid(1), |_, _| async { 8 });
+        let other = tasks.prepare(&uid(2), |_, _| async { 9 });
         assert_eq!(other.await, Some(9), "another claim does not wait");
         go.send(()).unwrap();
         assert_eq!((first.await, second.await), (Some(7), Some(7)));
         assert_eq!(started.load(Ordering::SeqCst), 1);
-        assert_eq!(tasks.prepare(&uid(1), |_| async { 8 }).await, Some(8), "a later call is work of its own");
+        assert_eq!(
+            tasks.prepare(&uid(1), |_, _| async { 8 }).await,
+            Some(8),
+            "a later call is work of its own"
+        );
         assert_eq!(tasks.running(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_comes_after_the_claim_was_read_is_answered_by_work_of_its_own_after_that() {
+        let tasks = ClaimTasks::<u32, ()>::new();
+        let (go, gate) = oneshot::channel::<()>();
+        let read = Arc::new(Notify::new());
+        let has_read = read.clone();
+        let first = tasks.prepare(&uid(1), |_, reading| async move {
+            reading.begins();
+            has_read.notify_one();
+            gate.await.unwrap();
+            7
+        });
+        let joins = tasks.prepare(&uid(1), |_, _| async { 0 });
+        read.notified().await;
+        let second = tasks.prepare(&uid(1), |_, _| async { 8 });
+        let third = tasks.prepare(&uid(1), |_, _| async { 9 });
+        go.send(()).unwrap();
+        assert_eq!((first.await, joins.await), (Some(7), Some(7)), "the first reads after both have come");
+        assert_eq!((second.await, third.await), (Some(8), Some(8)), "these wait together");
+        // An unprepare cancels both.
+        let cancelled = |cancel: CancellationToken, reading: Reading| async move {
+            reading.begins();
+            cancel.cancelled().await;
+            1
+        };
+        let one = tasks.prepare(&uid(1), cancelled);
+        tokio::task::yield_now().await;
+        let two = tasks.prepare(&uid(1), cancelled);
+        let undone = tasks.unprepare(&uid(1), |_| async {}).await;
+        assert_eq!(undone, Some(()));
+        assert_eq!((one.await, two.await), (Some(1), Some(1)));
     }
 
     #[tokio::test]
@@ -192,7 +256,7 @@ mod tests {
         let (begun, finished) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (go, gate) = oneshot::channel::<()>();
         let (tell_begun, tell_finished) = (begun.clone(), finished.clone());
-        let call = tasks.prepare(&uid(1), |_| async move {
+        let call = tasks.prepare(&uid(1), |_, _| async move {
             tell_begun.notify_one();
             gate.await.unwrap();
             tell_finished.notify_one();
@@ -210,7 +274,7 @@ mod tests {
         let tasks = ClaimTasks::<&str, &str>::new();
         let order = Arc::new(Mutex::new(Vec::new()));
         let (o1, o2, o3) = (order.clone(), order.clone(), order.clone());
-        let first = tasks.prepare(&uid(1), |cancel| async move {
+        let first = tasks.prepare(&uid(1), |cancel, _| async move {
             cancel.cancelled().await;
             o1.lock().unwrap().push("prepare");
             "cancelled"
@@ -221,7 +285,7 @@ mod tests {
             "undone"
         });
         let same = tasks.unprepare(&uid(1), |_| async { "not run" });
-        let again = tasks.prepare(&uid(1), |_| async move {
+        let again = tasks.prepare(&uid(1), |_, _| async move {
             o3.lock().unwrap().push("prepare again");
             "done"
         });
@@ -236,7 +300,7 @@ mod tests {
     #[tokio::test]
     async fn work_that_panics_does_not_lock_its_claim() {
         let tasks = ClaimTasks::<u32, u32>::new();
-        let dead = tasks.prepare(&uid(1), |_| async { panic!("a bug") });
+        let dead = tasks.prepare(&uid(1), |_, _| async { panic!("a bug") });
         assert_eq!(dead.await, None);
         assert_eq!(tasks.unprepare(&uid(1), |_| async { 1 }).await, Some(1));
         assert_eq!(tasks.running(), 0);

@@ -3,6 +3,7 @@
 
 mod compute_mode;
 mod conflicts;
+mod strangers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use crate::{
 pub(crate) use self::conflicts::conflicts;
 use self::conflicts::may_share;
 pub use self::conflicts::{Clash, Holder, Holders};
+pub use self::strangers::ProcessOnGpu;
+use self::strangers::strangers;
 use crate::rebuild::steps_on;
 
 /// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
@@ -40,6 +43,8 @@ pub struct Snapshot<'a> {
     pub boot: &'a BootId,
     /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
     pub modes: &'a BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    /// Processes on the claim's GPUs, as far as these can be asked.
+    pub processes: &'a BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
     /// What lives at the places of the claim's partitions now, by device, whoever made it; an error where that cannot be
     /// read. A device without an entry is no partition, or none that its GPU can be cut into.
     pub living: &'a Living,
@@ -92,10 +97,15 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
         Ok(devices) => match conflicts(claim, &devices, seen) {
             Err(refusal) => Decision::Refuse(refusal),
             Ok(Some(holders)) => Decision::Wait(holders),
-            Ok(None) => match steps_for(claim, &devices, seen) {
-                Ok(steps) => Decision::Run(Plan { undo_first, devices, steps }),
-                Err(refusal) => Decision::Refuse(refusal),
-            },
+            Ok(None) => {
+                let taken_up_again = own.is_some_and(|own| own.fine().is_some()) && !undo_first;
+                let strangers =
+                    || strangers(claim, &devices, seen).filter(|_| !taken_up_again).map_or(Ok(()), Err);
+                match steps_for(claim, &devices, seen).and_then(|steps| strangers().map(|()| steps)) {
+                    Ok(steps) => Decision::Run(Plan { undo_first, devices, steps }),
+                    Err(refusal) => Decision::Refuse(refusal),
+                }
+            }
         },
     }
 }

@@ -242,8 +242,13 @@ mod tests {
     use divvy_model::GpuUuid;
 
     fn hold(kind: HoldKind) -> Hold {
-        let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
-        Hold { claim: "c".parse().unwrap(), gpu, device: "gpu-0".parse().unwrap(), kind, time_slice: None }
+        Hold {
+            claim: "c".parse().unwrap(),
+            gpu: gpu(),
+            device: "gpu-0".parse().unwrap(),
+            kind,
+            time_slice: None,
+        }
     }
 
     #[test]
@@ -332,5 +337,81 @@ mod tests {
         }
         let body = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap()["body"].clone();
         assert_eq!(body(&live.encode()), body(newest), "the newest version is written as captured");
+    }
+
+    fn gpu() -> GpuUuid {
+        "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap()
+    }
+
+    /// All that version 2 has come to hold.
+    fn with_everything() -> GpuState {
+        let boot: BootId = "b0071d00-0000-0000-0000-000000000001".parse().unwrap();
+        let fence = |claim: &str| Fence {
+            claim: Some(claim.parse().unwrap()),
+            reason: "the call did not come back".to_owned(),
+            boot: boot.clone(),
+        };
+        let step = |start| crate::Step::CreatePartition { gpu: gpu(), profile: 19, start, size: 1 };
+        let own = |claim: &str, start, progress| OwnedInstance {
+            claim: claim.parse().unwrap(),
+            boot: boot.clone(),
+            state: StepState { step: step(start), progress },
+        };
+        let (gi, ci) = (crate::InstanceId(7), crate::InstanceId(0));
+        let made = crate::Outcome::Partition { gi, ci, uuid: "MIG-1".parse().unwrap() };
+        let mut state = GpuState {
+            fences: vec![fence("a"), fence("b")],
+            may_change_mode: true,
+            instances: vec![
+                own("a", 0, crate::Progress::Done { outcome: made }),
+                own("b", 1, crate::Progress::Intended { before: vec![gi] }),
+            ],
+            ..GpuState::default()
+        };
+        state.note_mig_mode(false, true);
+        state
+    }
+
+    #[test]
+    fn what_a_gpus_file_has_come_to_hold_reads_as_it_was_captured() {
+        let captured = include_bytes!("../fixtures/gpu-state-v2-instances.json").as_slice();
+        assert_eq!(GpuState::decode(captured), Stored::Fine(with_everything()));
+        assert_eq!(String::from_utf8(with_everything().encode()).unwrap(), str::from_utf8(captured).unwrap());
+    }
+
+    /// The divvy before reads the settings and a fence of such a file, and what it writes back is read again: a rollback
+    /// under pods works. (The instances it drops are noted again from the claims' records.)
+    #[test]
+    fn the_version_before_understands_what_this_one_writes() {
+        #[derive(Serialize, Deserialize)]
+        struct FenceBefore {
+            claim: ClaimUid,
+            reason: String,
+            boot: BootId,
+        }
+        #[derive(Serialize, Deserialize)]
+        struct Before {
+            version: u32,
+            baseline: Vec<Setting>,
+            applied: Vec<Setting>,
+            fence: Option<FenceBefore>,
+        }
+        #[derive(Deserialize)]
+        struct Envelope {
+            body: Before,
+        }
+        let envelope: Envelope = serde_json::from_slice(&with_everything().encode()).unwrap();
+        let before = envelope.body;
+        assert_eq!((before.version, before.fence.as_ref().unwrap().claim.as_str()), (2, "a"));
+        let body = serde_json::to_string(&before).unwrap();
+        let written = format!("{{\"checksum\":\"{}\",\"body\":{body}}}", stored::checksum(&body));
+        let all = with_everything();
+        let left = GpuState {
+            fences: all.fences[..1].to_vec(),
+            may_change_mode: false,
+            instances: Vec::new(),
+            ..all
+        };
+        assert_eq!(GpuState::decode(written.as_bytes()), Stored::Fine(left));
     }
 }

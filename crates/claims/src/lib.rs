@@ -30,7 +30,7 @@ pub use claim::{
 pub use divvy_model::TimeSlice;
 
 pub use config::{ConfigKind, resolve};
-pub use decide::{Clash, Decision, Holder, Holders, Living, Snapshot, decide, resolve_devices};
+pub use decide::{Clash, Decision, Holder, Holders, Living, ProcessOnGpu, Snapshot, decide, resolve_devices};
 pub use gpu_state::{Fence, Goal, GpuState, OwnedInstance, Setting, goal};
 pub use granted::share_env;
 pub use numbers::{decode_ordinals, encode_ordinals};

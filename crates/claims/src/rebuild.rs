@@ -60,9 +60,20 @@ pub fn rebuild(claim: &Claim, seen: &Snapshot<'_>, owned: &[StepState]) -> Resul
     let mut steps = Vec::new();
     for device in &devices {
         let Some(step) = device.step() else { continue };
-        let living = match seen.living.get(&device.allocated.device) {
-            Some(Ok(Some(outcome @ Outcome::Partition { .. }))) => outcome,
-            _ => return Ok(None),
+        let found = seen.living.get(&device.allocated.device);
+        let living = match found {
+            Some(Ok(Some(living @ Outcome::Partition { .. }))) => living,
+            // It may live: not known yet.
+            Some(Err(source)) => {
+                let (claim, device) = (claim.reference(), device.allocated.device.clone());
+                return Err(Refusal::GpuUnreadable {
+                    claim,
+                    device,
+                    gpu: step.gpu().clone(),
+                    source: source.clone(),
+                });
+            }
+            Some(Ok(_)) | None => return Ok(None),
         };
         let progress = Progress::Done { outcome: living.clone() };
         let found = StepState { step, progress };

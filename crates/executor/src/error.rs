@@ -1,6 +1,7 @@
 //! What can go wrong, each layer with its own part of the message; [`chain`] puts them together.
 
 use std::error::Error;
+use std::fmt;
 use std::io;
 
 use divvy_cdi::SpecError;
@@ -148,95 +149,45 @@ impl CdiError {
 }
 
 /// A claim could not be prepared.
-#[derive(Debug, thiserror::Error)]
-pub enum PrepareError {
+#[derive(Debug)]
+pub struct PrepareError {
+    /// Which.
+    pub claim: ClaimRef,
+    /// Why.
+    pub cause: PrepareCause,
+}
+
+/// Why a claim could not be prepared.
+#[derive(Debug)]
+pub enum PrepareCause {
     /// It was decided not to.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(Box<Refusal>),
     /// Its locks could not be had.
-    #[error("claim {claim} cannot be prepared")]
-    Lock {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        #[source]
-        source: LockError,
-    },
+    Lock(LockError),
     /// An unprepare of the claim came after this prepare.
-    #[error("claim {claim} was unprepared while this call waited (nothing is left to do)")]
-    Unprepared {
-        /// The claim.
-        claim: ClaimRef,
-    },
-    /// Nobody waits for the answer any more.
-    #[error("preparing claim {claim} was cancelled")]
-    Cancelled {
-        /// The claim.
-        claim: ClaimRef,
-    },
+    Unprepared,
+    /// No caller waits for the answer any more.
+    Cancelled,
     /// It was deallocated while the call waited.
-    #[error("claim {claim} was deallocated while this call waited (nothing is left to do)")]
-    Deallocated {
-        /// The claim.
-        claim: ClaimRef,
-    },
-    /// Whether it was allocated anew while the call waited is not known.
-    #[error(
-        "claim {claim} may have been allocated anew while this call waited, and the API server could not say: {why}"
-    )]
-    NotAsked {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        why: String,
-    },
-    /// Its record cannot be read or was lost, and was not made again in time.
-    #[error("the record of claim {claim} was lost and cannot be made again yet: {why}")]
-    Lost {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        why: String,
-    },
+    Deallocated,
+    /// Whether it was allocated anew while the call waited is not known, and why.
+    NotAsked(String),
+    /// Its record cannot be read or was lost, and was not made again in time, and why.
+    Lost(String),
     /// Its record or a GPU's state could not be used.
-    #[error("claim {claim} cannot be prepared")]
-    Store {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        #[source]
-        source: StoreError,
-    },
+    Store(StoreError),
     /// Its CDI file could not be made.
-    #[error("claim {claim} cannot be prepared")]
-    Cdi {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        #[source]
-        source: CdiError,
-    },
+    Cdi(CdiError),
     /// What it was given before is gone, and could not be made anew in time.
-    #[error(
-        "the partitions of claim {claim} are gone: somebody removed them, or the driver was loaded anew (they are made again when the claim is prepared)"
-    )]
-    Gone {
-        /// The claim.
-        claim: ClaimRef,
-    },
+    Gone,
     /// A step failed.
-    #[error("claim {claim} cannot be prepared: the step to {step} failed")]
     Step {
-        /// The claim.
-        claim: ClaimRef,
         /// The step.
         step: String,
         /// Why.
-        #[source]
         source: StepError,
     },
     /// It failed, and so did taking back what had been done; reconcile goes on with that.
-    #[error("{} (taking back what had been done failed too: {undo})", chain(first.as_ref()))]
     Undo {
         /// Why it failed.
         first: Box<PrepareError>,
@@ -245,28 +196,113 @@ pub enum PrepareError {
     },
 }
 
+impl fmt::Display for PrepareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let claim = &self.claim;
+        match &self.cause {
+            PrepareCause::Refused(refusal) => refusal.fmt(f),
+            PrepareCause::Lock(_) | PrepareCause::Store(_) | PrepareCause::Cdi(_) => {
+                write!(f, "claim {claim} cannot be prepared")
+            }
+            PrepareCause::Unprepared => {
+                write!(f, "claim {claim} was unprepared while this call waited (nothing is left to do)")
+            }
+            PrepareCause::Cancelled => write!(f, "preparing claim {claim} was cancelled"),
+            PrepareCause::Deallocated => {
+                write!(f, "claim {claim} was deallocated while this call waited (nothing is left to do)")
+            }
+            PrepareCause::NotAsked(why) => write!(
+                f,
+                "claim {claim} may have been allocated anew while this call waited, and the API server could not say: {why}"
+            ),
+            PrepareCause::Lost(why) => {
+                write!(f, "the record of claim {claim} was lost and cannot be made again yet: {why}")
+            }
+            PrepareCause::Gone => write!(
+                f,
+                "the partitions of claim {claim} are gone: somebody removed them, or the driver was loaded anew (they are made again when the claim is prepared)"
+            ),
+            PrepareCause::Step { step, .. } => {
+                write!(f, "claim {claim} cannot be prepared: the step to {step} failed")
+            }
+            PrepareCause::Undo { first, undo } => {
+                write!(f, "{} (taking back what had been done failed too: {undo})", chain(first.as_ref()))
+            }
+        }
+    }
+}
+
+impl Error for PrepareError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.cause {
+            PrepareCause::Refused(refusal) => refusal.source(),
+            PrepareCause::Lock(source) => Some(source),
+            PrepareCause::Store(source) => Some(source),
+            PrepareCause::Cdi(source) => Some(source),
+            PrepareCause::Step { source, .. } => Some(source),
+            PrepareCause::Unprepared
+            | PrepareCause::Cancelled
+            | PrepareCause::Deallocated
+            | PrepareCause::NotAsked(_)
+            | PrepareCause::Lost(_)
+            | PrepareCause::Gone
+            | PrepareCause::Undo { .. } => None,
+        }
+    }
+}
+
+impl PrepareCause {
+    pub(crate) fn of(self, claim: ClaimRef) -> PrepareError {
+        PrepareError { claim, cause: self }
+    }
+}
+
+impl From<Refusal> for PrepareCause {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(Box::new(refusal))
+    }
+}
+
+impl From<LockError> for PrepareCause {
+    fn from(source: LockError) -> Self {
+        Self::Lock(source)
+    }
+}
+
+impl From<StoreError> for PrepareCause {
+    fn from(source: StoreError) -> Self {
+        Self::Store(source)
+    }
+}
+
+impl From<CdiError> for PrepareCause {
+    fn from(source: CdiError) -> Self {
+        Self::Cdi(source)
+    }
+}
+
 impl PrepareError {
     /// A short stable name, for metrics and conditions.
     pub fn category(&self) -> &'static str {
-        match self {
-            Self::Refused(refusal) => refusal.category(),
-            Self::Lock { .. } => "lock",
-            Self::Unprepared { .. } => "unprepared",
-            Self::Cancelled { .. } => "cancelled",
-            Self::Deallocated { .. } => "deallocated",
-            Self::NotAsked { .. } => "api",
-            Self::Lost { .. } => "unreadable-record",
-            Self::Store { .. } => "store",
-            Self::Cdi { .. } => "cdi",
-            Self::Gone { .. } => "gone",
-            Self::Step { .. } => "step",
-            Self::Undo { first, .. } => first.category(),
+        match &self.cause {
+            PrepareCause::Refused(refusal) => refusal.category(),
+            PrepareCause::Lock(_) => "lock",
+            PrepareCause::Unprepared => "unprepared",
+            PrepareCause::Cancelled => "cancelled",
+            PrepareCause::Deallocated => "deallocated",
+            PrepareCause::NotAsked(_) => "api",
+            PrepareCause::Lost(_) => "unreadable-record",
+            PrepareCause::Store(_) => "store",
+            PrepareCause::Cdi(_) => "cdi",
+            PrepareCause::Gone => "gone",
+            PrepareCause::Step { .. } => "step",
+            PrepareCause::Undo { first, .. } => first.category(),
         }
     }
 
     /// Whether nothing but a change by somebody helps: worth a condition on the claim.
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::Refused(refusal) if refusal.retry() == Retry::Never)
+        matches!(&self.cause, PrepareCause::Refused(refusal) if refusal.retry() == Retry::Never)
     }
 }
 

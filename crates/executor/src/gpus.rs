@@ -63,7 +63,7 @@ impl Executor {
             Stored::Absent => (GpuState::default(), false),
             Stored::Newer { .. } => return Ok(()),
             Stored::Corrupt { reason } => {
-                (self.remade(gpu).map_err(|error| unreadable(gpu, reason, &error))?, true)
+                (self.remade(gpu).map_err(|error| unreadable(gpu, &reason, &error))?, true)
             }
         };
         let mut state = before.clone();
@@ -234,7 +234,7 @@ impl Executor {
     }
 }
 
-fn unreadable(gpu: &GpuUuid, reason: String, why: &str) -> StoreError {
+fn unreadable(gpu: &GpuUuid, reason: &str, why: &str) -> StoreError {
     StoreError {
         what: format!("the state of {gpu} ({reason}; {why})"),
         action: "made again",

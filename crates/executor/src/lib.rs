@@ -34,7 +34,6 @@ mod run;
 mod seams;
 mod state;
 mod store;
-mod strangers;
 mod time_slices;
 mod unprepare;
 mod unwind;
@@ -43,7 +42,10 @@ mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};
 pub use clock::{Call, Cancel, Clock, SystemClock};
-pub use error::{CdiError, EditsError, LockError, PrepareError, StoreError, UnprepareError, chain};
+pub use divvy_claims::ProcessOnGpu;
+pub use error::{
+    CdiError, EditsError, LockError, PrepareCause, PrepareError, StoreError, UnprepareError, chain,
+};
 pub use executor::{Executor, ExecutorConfig, HeldDevice, Parts, Timing};
 pub use locks::{FileLocks, LockGuard, LockName, Locks};
 pub use marks::FileMarks;
@@ -53,11 +55,8 @@ pub use partitions::Instances;
 pub use reconcile::{ClusterView, RunningDevice};
 pub use report::{Event, Report};
 pub use restore::Refresh;
-pub use seams::{
-    ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup, NoHardwareSteps, ProcessOnGpu,
-    ProcessSource, Steps,
-};
+pub use seams::{ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup, ProcessSource, Steps};
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
-pub use time_slices::{NoTimeSlices, TimeSliceError, TimeSlices};
+pub use time_slices::{TimeSliceError, TimeSlices};
 pub use unprepare::Unprepared;
 pub use watch::Watch;

@@ -204,7 +204,7 @@ impl Executor {
         whole: &BTreeMap<GpuUuid, String>,
         ordinals: &Ordinals,
     ) -> Record {
-        let made = owned.iter().filter_map(|state| self.device_of(&state.step, ordinals));
+        let made = owned.iter().filter_map(|state| device_of(&state.step, ordinals));
         let whole_gpu = |gpu: &GpuUuid| {
             let name = DeviceKind::Whole { ordinal: ordinals.of(gpu)? }.device_name();
             Some(device(name, gpu, HoldKind::Whole))
@@ -232,14 +232,14 @@ impl Executor {
         let phase = Phase::Leaving(Leaving { reason, undoing: false });
         Record { steps: owned, ..Record::new(&stood_for, &self.config.boot, devices, phase) }
     }
+}
 
-    /// The device that an instance was made for.
-    fn device_of(&self, step: &Step, ordinals: &Ordinals) -> Option<RecordedDevice> {
-        let Step::CreatePartition { gpu, profile, start, size } = step else { return None };
-        let (profile, placement) = (GpuInstanceProfileId(*profile), Placement { start: *start, size: *size });
-        let name = PartitionName::new(ordinals.of(gpu)?, "unknown", profile, *start).device_name();
-        Some(device(name, gpu, HoldKind::Partition { profile, placement }))
-    }
+/// The device that an instance was made for.
+fn device_of(step: &Step, ordinals: &Ordinals) -> Option<RecordedDevice> {
+    let Step::CreatePartition { gpu, profile, start, size } = step else { return None };
+    let (profile, placement) = (GpuInstanceProfileId(*profile), Placement { start: *start, size: *size });
+    let name = PartitionName::new(ordinals.of(gpu)?, "unknown", profile, *start).device_name();
+    Some(device(name, gpu, HoldKind::Partition { profile, placement }))
 }
 
 fn device(name: DeviceName, gpu: &GpuUuid, kind: HoldKind) -> RecordedDevice {

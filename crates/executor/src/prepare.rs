@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, Record,
-    Refusal, Retry, Snapshot, Stored,
+    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, ProcessOnGpu,
+    Record, Refusal, Retry, Snapshot, Stored,
 };
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
@@ -17,7 +17,7 @@ use crate::unprepare::{BRIEFLY, Release};
 use crate::unwind::Left;
 use crate::waiting::Waiting;
 use crate::{
-    Call, CdiError, Event, Executor, LockError, LockGuard, LockName, Lookup, PrepareError, StoreError,
+    Call, Event, Executor, LockError, LockGuard, LockName, Lookup, PrepareCause, PrepareError, StoreError,
 };
 
 /// How often a holder is asked for at the API while it is waited for.
@@ -33,7 +33,7 @@ enum Attempt {
     /// Others are in the way.
     Wait(Holders),
     /// It may go better soon; this is the answer if it does not.
-    Again(PrepareError, Option<Blocker>),
+    Again(PrepareCause, Option<Blocker>),
 }
 
 /// What fences a GPU.
@@ -49,6 +49,7 @@ pub(crate) struct Seen {
     pub(crate) records: Records,
     gpus: Gpus,
     modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
     living: Living,
 }
 
@@ -62,6 +63,7 @@ impl Seen {
             gpus: &self.gpus,
             boot: &executor.config.boot,
             modes: &self.modes,
+            processes: &self.processes,
             living: &self.living,
         }
     }
@@ -71,6 +73,10 @@ impl Executor {
     /// Prepares a claim; the answer is what the kubelet is told. Blocks: everything that can pass within seconds is tried
     /// again inside the call. Calls for one claim may come at once; they take turns.
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
+        self.try_until_done(claim, call).map_err(|cause| cause.of(claim.reference()))
+    }
+
+    fn try_until_done(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareCause> {
         let give_up = call.until.min(call.received + self.config.timing.hand_over);
         let mut claim = Cow::Borrowed(claim);
         let mut asked = BTreeMap::new();
@@ -83,14 +89,18 @@ impl Executor {
             let why = match self.attempt(&claim, call, is_fresh)? {
                 Attempt::Done(prepared) => return Ok(prepared),
                 Attempt::AtOnce => continue,
-                Attempt::LookUp => match self.look_up_again(&claim, give_up)? {
-                    Ok(now) => {
-                        claim = Cow::Owned(now);
-                        is_fresh = true;
-                        continue;
+                // It may have been deallocated while the call waited, and allocated anew.
+                Attempt::LookUp => {
+                    match self.parts.claims.look_up(&claim.uid, Some(&claim.reference()), give_up) {
+                        Lookup::Found(now) => {
+                            claim = Cow::Owned(*now);
+                            is_fresh = true;
+                            continue;
+                        }
+                        Lookup::Gone => return Err(PrepareCause::Deallocated),
+                        Lookup::Unknown(why) => PrepareCause::NotAsked(why),
                     }
-                    Err(why) => why,
-                },
+                }
                 Attempt::Wait(holders) => self.press(&claim, &holders, &mut asked, give_up)?.into(),
                 Attempt::Again(why, blocker) => {
                     let until = self.parts.clock.now() + BRIEFLY;
@@ -104,23 +114,8 @@ impl Executor {
                     why
                 }
             };
-            waiting.until_worth_another_look(&claim, begun, seen, why)?;
+            waiting.until_worth_another_look(begun, seen, why)?;
             is_fresh = false;
-        }
-    }
-
-    /// The claim as it is now: it may have been deallocated while the call waited, and allocated anew. The inner error is
-    /// for another try.
-    fn look_up_again(
-        &self,
-        claim: &Claim,
-        until: Duration,
-    ) -> Result<Result<Claim, PrepareError>, PrepareError> {
-        let reference = claim.reference();
-        match self.parts.claims.look_up(&claim.uid, Some(&reference), until) {
-            Lookup::Found(now) => Ok(Ok(*now)),
-            Lookup::Gone => Err(PrepareError::Deallocated { claim: reference }),
-            Lookup::Unknown(why) => Ok(Err(PrepareError::NotAsked { claim: reference, why })),
         }
     }
 
@@ -130,38 +125,50 @@ impl Executor {
         let modes = self.modes(concerned, inventory.as_deref());
         let living = self.living(claim, &ordinals, inventory.as_deref());
         let (records, gpus) = (self.state.records()?, self.state.gpus()?);
-        Ok(Seen { inventory, ordinals, records, gpus, modes, living })
+        let processes = self.processes(&claim.uid, concerned, &records);
+        Ok(Seen { inventory, ordinals, records, gpus, modes, processes, living })
     }
 
-    fn attempt(&self, claim: &Claim, call: &Call, is_fresh: bool) -> Result<Attempt, PrepareError> {
-        let locked = |source| PrepareError::Lock { claim: claim.reference(), source };
-        let stored = |source| PrepareError::Store { claim: claim.reference(), source };
-        let _claim_lock = self.lock_claim(&claim.uid, call.until).map_err(locked)?;
-        if let Some(tombstone) = self.state.trace(Traced::Unprepare, &claim.uid).map_err(stored)?
+    /// Processes on GPUs that no other claim holds; of a claim that is prepared already none is asked for.
+    fn processes(
+        &self,
+        uid: &ClaimUid,
+        gpus: &BTreeSet<GpuUuid>,
+        records: &Records,
+    ) -> BTreeMap<GpuUuid, Vec<ProcessOnGpu>> {
+        if records.get(uid).is_some_and(|stored| Self::is_prepared(stored)) {
+            return BTreeMap::new();
+        }
+        let held: BTreeSet<_> = Self::others(records, uid)
+            .flat_map(Record::holds)
+            .filter(|hold| hold.kind.needs().is_some())
+            .map(|hold| hold.gpu)
+            .collect();
+        let on = |gpu: &GpuUuid| Some((gpu.clone(), self.parts.processes.on_gpu(gpu).ok()?));
+        gpus.difference(&held).filter_map(on).collect()
+    }
+
+    fn attempt(&self, claim: &Claim, call: &Call, is_fresh: bool) -> Result<Attempt, PrepareCause> {
+        let _claim_lock = self.lock_claim(&claim.uid, call.until)?;
+        if let Some(tombstone) = self.state.trace(Traced::Unprepare, &claim.uid)?
             && tombstone.boot == self.config.boot
             && tombstone.at >= call.received
         {
-            return Err(PrepareError::Unprepared { claim: claim.reference() });
+            return Err(PrepareCause::Unprepared);
         }
-        let ordinals = self.state.ordinals().map_err(stored)?;
-        let own = self.state.record(&claim.uid).map_err(stored)?;
+        let ordinals = self.state.ordinals()?;
+        let own = self.state.record(&claim.uid)?;
         let mut concerned = gpus_of(claim, &ordinals);
         concerned.extend(own.fine().map(Record::gpus).unwrap_or_default());
-        let gpu_locks = self.lock_gpus(&concerned, call.until).map_err(locked)?;
-        let seen = self.look(claim, &concerned).map_err(stored)?;
+        let gpu_locks = self.lock_gpus(&concerned, call.until)?;
+        let seen = self.look(claim, &concerned)?;
         match (self.config.decide)(claim, &seen.snapshot(self)) {
             Decision::Rebuild => {
                 drop(gpu_locks);
-                let remade = self.rebuild_locked(&claim.uid, Some(claim), self.parts.clock.now() + BRIEFLY);
-                let why = match remade {
-                    Some(Event::Failed { error, .. }) => error,
-                    Some(_) => return Ok(Attempt::AtOnce),
-                    None => "another call is at work on it".to_owned(),
-                };
-                Ok(Attempt::Again(PrepareError::Lost { claim: claim.reference(), why }, None))
+                Ok(self.make_again(claim))
             }
             Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
-                self.undo_what_is_gone(claim, own.fine()).map_err(stored)
+                self.undo_what_is_gone(own.fine())
             }
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
                 Ok(_) => {
@@ -169,7 +176,7 @@ impl Executor {
                     self.note_pods(claim, own.fine());
                     Ok(Attempt::Done(prepared))
                 }
-                Err(source) => again_if_transient(PrepareError::Cdi { claim: claim.reference(), source }),
+                Err(error) => again_if_transient(error.into()),
             },
             Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
             Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => {
@@ -181,8 +188,18 @@ impl Executor {
             }
             Decision::Refuse(refusal) => Err(refusal.into()),
             Decision::Run(_) if !is_fresh => Ok(Attempt::LookUp),
-            Decision::Run(plan) => self.carry_out(claim, plan, own.fine(), &seen.records, call),
+            Decision::Run(plan) => self.carry_out(claim, plan, own.fine(), call),
         }
+    }
+
+    /// The claim's record was lost or cannot be read. Under the claim's lock.
+    fn make_again(&self, claim: &Claim) -> Attempt {
+        let why = match self.rebuild_locked(&claim.uid, Some(claim), self.parts.clock.now() + BRIEFLY) {
+            Some(Event::Failed { error, .. }) => error,
+            Some(_) => return Attempt::AtOnce,
+            None => "another call is at work on it".to_owned(),
+        };
+        Attempt::Again(PrepareCause::Lost(why), None)
     }
 
     fn carry_out(
@@ -190,28 +207,19 @@ impl Executor {
         claim: &Claim,
         plan: Plan,
         own: Option<&Record>,
-        records: &Records,
         call: &Call,
-    ) -> Result<Attempt, PrepareError> {
+    ) -> Result<Attempt, PrepareCause> {
         let before = match own {
             Some(record) if plan.undo_first => {
                 if let Some(why) = self.undo_first(claim, record)? {
-                    return Ok(Attempt::Again(why, None));
+                    return Ok(Attempt::Again(why.into(), None));
                 }
                 Before::Nothing
             }
-            Some(record) if !self.partitions_live(record) => {
-                let stored = |source| PrepareError::Store { claim: claim.reference(), source };
-                return self.undo_what_is_gone(claim, own).map_err(stored);
-            }
+            Some(record) if !self.partitions_live(record) => return self.undo_what_is_gone(own),
             Some(record) => Before::Lingering(record.clone()),
             None => Before::Nothing,
         };
-        if matches!(before, Before::Nothing)
-            && let Some(refusal) = self.strangers(claim, &plan, records)
-        {
-            return Ok(Attempt::Again(refusal.into(), None));
-        }
         let gpus: BTreeSet<GpuUuid> = plan.devices.iter().map(|device| device.gpu.clone()).collect();
         if let Some(refusal) = self.take_gpus(claim, &plan) {
             self.leave_gpus(&gpus);
@@ -219,22 +227,22 @@ impl Executor {
         }
         match self.run(claim, plan, &before, call) {
             Ok(prepared) => Ok(Attempt::Done(prepared)),
-            Err(error) => {
+            Err(cause) => {
                 self.leave_gpus(&gpus);
-                again_if_transient(error)
+                again_if_transient(cause)
             }
         }
     }
 
     /// The same answer would name what is gone: undone first (a partition that is gone is no error), then made anew under
     /// the same names.
-    fn undo_what_is_gone(&self, claim: &Claim, own: Option<&Record>) -> Result<Attempt, StoreError> {
+    fn undo_what_is_gone(&self, own: Option<&Record>) -> Result<Attempt, PrepareCause> {
         let reason = "its partitions are gone, though it was prepared".to_owned();
         let phase = Phase::Leaving(Leaving { reason, undoing: true });
         if let Some(record) = own {
             self.state.write_record(&Record { phase, ..record.clone() })?;
         }
-        Ok(Attempt::Again(PrepareError::Gone { claim: claim.reference() }, None))
+        Ok(Attempt::Again(PrepareCause::Gone, None))
     }
 
     /// What keeps a GPU fenced: a claim whose step has an unknown outcome, or the GPU's own file.
@@ -284,18 +292,22 @@ impl Executor {
     }
 
     /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.
-    fn undo_first(&self, claim: &Claim, record: &Record) -> Result<Option<PrepareError>, PrepareError> {
-        let reference = || claim.reference();
+    fn undo_first(&self, claim: &Claim, record: &Record) -> Result<Option<Refusal>, PrepareCause> {
         let device = || record.devices.first().map(|d| (d.allocated.device.clone(), d.gpu.clone()));
+        let claim = claim.reference();
         match self.release(record) {
             Ok(Release::Released) => Ok(None),
-            Ok(Release::Blocked { why, .. }) => Ok(device().map(|(device, _)| {
-                Refusal::StillHeld { claim: reference(), device, holder: record.reference(), why }.into()
+            Ok(Release::Blocked { why, .. }) => Ok(device().map(|(device, _)| Refusal::StillHeld {
+                claim,
+                device,
+                holder: record.reference(),
+                why,
             })),
-            Err(Left::Steps { reason, .. }) => Ok(device()
-                .map(|(device, gpu)| Refusal::Fenced { claim: reference(), device, gpu, reason }.into())),
-            Err(Left::Store(source)) => Err(PrepareError::Store { claim: reference(), source }),
-            Err(Left::Cdi(source)) => Err(PrepareError::Cdi { claim: reference(), source }),
+            Err(Left::Steps { reason, .. }) => {
+                Ok(device().map(|(device, gpu)| Refusal::Fenced { claim, device, gpu, reason }))
+            }
+            Err(Left::Store(error)) => Err(error.into()),
+            Err(Left::Cdi(error)) => Err(error.into()),
         }
     }
 
@@ -307,7 +319,7 @@ impl Executor {
         wanted: &Holders,
         asked: &mut BTreeMap<ClaimUid, Duration>,
         until: Duration,
-    ) -> Result<Refusal, PrepareError> {
+    ) -> Result<Refusal, Refusal> {
         let mut why = None;
         // For all together: of a crowd of holders that others are at work on, none is waited for longer than of one.
         let at_work = self.parts.clock.now() + BRIEFLY;
@@ -325,7 +337,7 @@ impl Executor {
                         if let Lookup::Found(found) = self.parts.claims.look_up(uid, name, until)
                             && found.allocates(device)
                         {
-                            return Err(in_use(claim, wanted, holder, device, *clash).into());
+                            return Err(in_use(claim, wanted, holder, device, *clash));
                         }
                     }
                     // Only finishes what was unprepared or cut short; a live holder is left alone.
@@ -403,11 +415,11 @@ fn in_use(claim: &Claim, wanted: &Holders, holder: &ClaimRef, held: &DeviceName,
 }
 
 /// Missing driver files or device nodes may be on their way; nothing has been left behind.
-fn again_if_transient(error: PrepareError) -> Result<Attempt, PrepareError> {
-    match &error {
-        PrepareError::Cdi { source, .. } if CdiError::is_transient(source) => Ok(Attempt::Again(error, None)),
-        PrepareError::Step { source, .. } if source.cause().soon => Ok(Attempt::Again(error, None)),
-        _ => Err(error),
+fn again_if_transient(cause: PrepareCause) -> Result<Attempt, PrepareCause> {
+    match &cause {
+        PrepareCause::Cdi(source) if source.is_transient() => Ok(Attempt::Again(cause, None)),
+        PrepareCause::Step { source, .. } if source.cause().soon => Ok(Attempt::Again(cause, None)),
+        _ => Err(cause),
     }
 }
 

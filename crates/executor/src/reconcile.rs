@@ -107,7 +107,9 @@ impl Executor {
         }
         let kept = |why: &str| Some(Event::Kept { claim: uid.clone(), why: why.to_owned() });
         let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
-        if !self.grace_is_over(uid, view) {
+        // What the view says may be older than the prepare.
+        let since = record.received.filter(|_| record.boot == self.config.boot).unwrap_or_default();
+        if !self.grace_is_over(uid, view, since) {
             return kept("its claim is gone; an unprepare is waited for");
         }
         // By its devices too: a later claim may have its name.
@@ -152,7 +154,7 @@ impl Executor {
         if self.unprepared_in_this_boot(uid).unwrap_or(false) {
             return self.rebuild_and_finish(uid, None);
         }
-        if !self.grace_is_over(uid, view) {
+        if !self.grace_is_over(uid, view, Duration::ZERO) {
             return kept("its record cannot be read and its claim is gone; an unprepare is waited for");
         }
         let Some(running) = &view.running else {
@@ -170,7 +172,8 @@ impl Executor {
         self.rebuild_and_finish(uid, None)
     }
 
-    fn grace_is_over(&self, uid: &ClaimUid, view: &ClusterView) -> bool {
+    /// Whether a claim has looked orphaned for long enough, counted from `begin` at the earliest.
+    fn grace_is_over(&self, uid: &ClaimUid, view: &ClusterView, begin: Duration) -> bool {
         let now = self.parts.clock.now();
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         let pass = orphans.pass;
@@ -178,7 +181,7 @@ impl Executor {
         entry.1 = pass;
         let since = entry.0;
         view.kubelet_connected_since.is_some_and(|connected| {
-            now.saturating_sub(since.max(connected)) >= self.config.timing.orphan_grace
+            now.saturating_sub(since.max(connected).max(begin)) >= self.config.timing.orphan_grace
         })
     }
 
@@ -228,7 +231,7 @@ impl Executor {
             if let Some(claim) = claims.get(uid) {
                 return self.rebuild_and_finish(uid, Some(claim));
             }
-            if !self.grace_is_over(uid, view) {
+            if !self.grace_is_over(uid, view, Duration::ZERO) {
                 return None;
             }
             self.rebuild_and_finish(uid, None).or_else(|| self.remove_stray_cdi(uid))

@@ -9,7 +9,7 @@ use divvy_model::ClaimUid;
 use crate::run::Before;
 use crate::state::Records;
 use crate::unprepare::{BRIEFLY, gpus_of_record};
-use crate::{Event, Executor, LockError, Lookup, PrepareError, Report, chain};
+use crate::{Event, Executor, LockError, Lookup, PrepareCause, Report, chain};
 
 /// Which CDI files are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,14 +123,18 @@ impl Executor {
         if record.boot != self.config.boot {
             if is_gone {
                 // Nothing of it is left but files.
+                let Ok(_gpu_locks) = self.lock_gpus(&gpus_of_record(&record), now + BRIEFLY) else {
+                    return None;
+                };
                 return match self.unwind(record) {
                     Ok(()) => Some(Event::Released { claim: uid.clone() }),
                     Err(left) => failed(left.to_string()),
                 };
             }
+            let reference = record.reference();
             return match self.execute_again(record, now + EXECUTE_AGAIN) {
                 Ok(()) => Some(Event::ExecutedAgain { claim: uid.clone() }),
-                Err(error) => failed(chain(&error)),
+                Err(cause) => failed(chain(&cause.of(reference))),
             };
         }
         if let Err(error) = self.own_instances(&record) {
@@ -148,19 +152,14 @@ impl Executor {
     }
 
     /// Hardware state does not outlast a reboot; the same steps are done again for the same devices.
-    fn execute_again(&self, mut record: Record, until: Duration) -> Result<(), PrepareError> {
-        let claim = record.reference();
+    fn execute_again(&self, mut record: Record, until: Duration) -> Result<(), PrepareCause> {
         if self.parts.inventory.inventory().is_none() {
             // The record stays as it is, and is carried out as soon as the driver answers.
             return Err(Refusal::NoInventory.into());
         }
-        let _gpu_locks = self
-            .lock_gpus(&gpus_of_record(&record), until)
-            .map_err(|source| PrepareError::Lock { claim, source })?;
+        let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), until)?;
         let earlier = Before::OtherBoot(record.clone());
-        let mut steps = self
-            .modes_of(&record)
-            .map_err(|source| PrepareError::Store { claim: record.reference(), source })?;
+        let mut steps = self.modes_of(&record)?;
         // The devices say what is needed; the steps of a prepare that was never finished may say less.
         steps.extend(Self::time_slices_of(&record));
         steps.extend(record.devices.iter().filter_map(RecordedDevice::step));

@@ -8,13 +8,13 @@
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, InstanceId, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Refusal, Step, StepError,
-    StepState,
+    Cause, Claim, InstanceId, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Refusal, Step,
+    StepError, StepState,
 };
 use divvy_model::GpuUuid;
 
 use crate::partitions::ModeError;
-use crate::{Call, Executor, PrepareError, chain};
+use crate::{Call, Executor, PrepareCause, chain};
 
 /// What was on disk of a claim before it is prepared: what a failure must leave.
 pub(crate) enum Before {
@@ -39,16 +39,13 @@ impl Executor {
         plan: Plan,
         before: &Before,
         call: &Call,
-    ) -> Result<Prepared, PrepareError> {
-        let stored = |source| PrepareError::Store { claim: claim.reference(), source };
+    ) -> Result<Prepared, PrepareCause> {
         let mut record = Record::new(claim, &self.config.boot, plan.devices, Phase::Prepared);
         record.received = Some(call.received);
         if record.devices.is_empty() {
             // Nothing of ours any more: only the earlier state had to go.
-            let gone = self
-                .remove_cdi(&claim.uid)
-                .map_err(|source| PrepareError::Cdi { claim: claim.reference(), source });
-            gone.and_then(|()| self.state.remove_record(&claim.uid).map_err(stored))?;
+            self.remove_cdi(&claim.uid)?;
+            self.state.remove_record(&claim.uid)?;
             return Ok(Prepared::default());
         }
         if let Before::Lingering(old) = before {
@@ -63,21 +60,20 @@ impl Executor {
 
     /// The last part of every prepare: content, record, file. The content comes first, since it can fail for reasons
     /// of its own, and then a claim without steps of this call has written nothing.
-    pub(crate) fn complete(&self, mut record: Record, before: &Before) -> Result<Prepared, PrepareError> {
-        let claim = record.reference();
+    pub(crate) fn complete(&self, mut record: Record, before: &Before) -> Result<Prepared, PrepareCause> {
         record.phase = Phase::Prepared;
         let bytes = match self.document(&record) {
             Ok(bytes) => bytes,
-            Err(source) if record.steps.is_empty() || matches!(before, Before::Lingering(_)) => {
-                return Err(PrepareError::Cdi { claim, source });
+            Err(error) if record.steps.is_empty() || matches!(before, Before::Lingering(_)) => {
+                return Err(error.into());
             }
-            Err(source) => return Err(self.take_back(record, PrepareError::Cdi { claim, source }, before)),
+            Err(error) => return Err(self.take_back(record, error.into(), before)),
         };
-        if let Err(source) = self.state.write_record(&record) {
-            return Err(self.take_back(record, PrepareError::Store { claim, source }, before));
+        if let Err(error) = self.state.write_record(&record) {
+            return Err(self.take_back(record, error.into(), before));
         }
-        if let Err(source) = self.write_cdi(&record.uid, &bytes) {
-            return Err(self.take_back(record, PrepareError::Cdi { claim, source }, before));
+        if let Err(error) = self.write_cdi(&record.uid, &bytes) {
+            return Err(self.take_back(record, error.into(), before));
         }
         Ok(Prepared::of(&self.config.driver, &record))
     }
@@ -89,14 +85,14 @@ impl Executor {
         steps: Vec<Step>,
         until: Duration,
         before: &Before,
-    ) -> Result<Record, PrepareError> {
+    ) -> Result<Record, PrepareCause> {
         for step in steps {
             let done = match &step {
                 Step::SetMigMode { gpu, on } => {
-                    self.set_mode(&record, &step, self.set_mig_mode(gpu, *on, until))
+                    Self::set_mode(&record, &step, self.set_mig_mode(gpu, *on, until))
                 }
                 Step::SetTimeSlice { gpu, to } => {
-                    self.set_mode(&record, &step, self.set_time_slice(gpu, *to, until))
+                    Self::set_mode(&record, &step, self.set_time_slice(gpu, *to, until))
                 }
                 Step::UsePartition { gpu, .. } => self.use_partition(&mut record, &step, gpu),
                 Step::CreatePartition { .. } => self.create_partition(&mut record, &step, until),
@@ -109,27 +105,21 @@ impl Executor {
     }
 
     /// A step of the GPU's and not of the claim's: the GPU's state says what was done.
-    fn set_mode(
-        &self,
-        record: &Record,
-        step: &Step,
-        done: Result<(), ModeError>,
-    ) -> Result<(), PrepareError> {
+    fn set_mode(record: &Record, step: &Step, done: Result<(), ModeError>) -> Result<(), PrepareCause> {
         let claim = record.reference();
         match done {
             Ok(()) => Ok(()),
-            Err(ModeError::Store(source)) => Err(PrepareError::Store { claim, source }),
-            Err(ModeError::Step(source)) => Err(PrepareError::Step { claim, step: step.to_string(), source }),
+            Err(ModeError::Store(error)) => Err(error.into()),
+            Err(ModeError::Step(error)) => Err(failed(step, error)),
             Err(ModeError::Unsupported { to: wanted, which }) => {
                 let asks = record.devices.iter().find(|d| d.time_slice.is_some() && d.gpu == *step.gpu());
-                let device =
-                    asks.map(|d| d.allocated.device.clone()).ok_or_else(|| unsupported(record, step))?;
+                let device = asks.map(|d| d.allocated.device.clone()).ok_or_else(|| unsupported(step))?;
                 Err(Refusal::TimeSliceUnsupported { claim, device, wanted, which }.into())
             }
         }
     }
 
-    fn use_partition(&self, record: &mut Record, step: &Step, gpu: &GpuUuid) -> Result<(), PrepareError> {
+    fn use_partition(&self, record: &mut Record, step: &Step, gpu: &GpuUuid) -> Result<(), PrepareCause> {
         let claim = record.reference();
         record.phase = Phase::Preparing;
         match self.find_static(step) {
@@ -139,11 +129,10 @@ impl Executor {
             }
             Ok(None) => {
                 let of_step = record.devices.iter().find(|d| d.step().as_ref() == Some(step));
-                let device =
-                    of_step.map(|d| d.allocated.device.clone()).ok_or_else(|| unsupported(record, step))?;
+                let device = of_step.map(|d| d.allocated.device.clone()).ok_or_else(|| unsupported(step))?;
                 Err(Refusal::NoStaticPartition { claim, device, gpu: gpu.clone() }.into())
             }
-            Err(source) => Err(PrepareError::Step { claim, step: step.to_string(), source }),
+            Err(error) => Err(failed(step, error)),
         }
     }
 
@@ -153,21 +142,18 @@ impl Executor {
         record: &mut Record,
         step: &Step,
         until: Duration,
-    ) -> Result<(), PrepareError> {
-        let claim = record.reference();
-        let failed = |source| PrepareError::Step { claim: claim.clone(), step: step.to_string(), source };
-        let stored = |source| PrepareError::Store { claim: claim.clone(), source };
+    ) -> Result<(), PrepareCause> {
         record.phase = Phase::Preparing;
-        let before = self.parts.steps.before(step).map_err(failed)?;
+        let before = self.parts.steps.before(step).map_err(|error| failed(step, error))?;
         let intended =
             StepState { step: step.clone(), progress: Progress::Intended { before: before.clone() } };
-        self.own_instance(record, &intended).map_err(stored)?;
+        self.own_instance(record, &intended)?;
         record.steps.push(intended);
-        if let Err(source) = self.state.write_record(record) {
+        if let Err(error) = self.state.write_record(record) {
             progress(record, Progress::Undone);
-            return Err(stored(source));
+            return Err(error.into());
         }
-        let made = self.apply(record, step, before, until).map_err(failed)?;
+        let made = self.apply(record, step, &before, until).map_err(|error| failed(step, error))?;
         // On record with the next write: the intent of the next step, or completion. If this one fails, the intent that is
         // on disk says enough to find the instance again.
         progress(record, Progress::Done { outcome: made });
@@ -183,13 +169,13 @@ impl Executor {
         &self,
         record: &mut Record,
         step: &Step,
-        before: Vec<InstanceId>,
+        before: &[InstanceId],
         until: Duration,
     ) -> Result<Outcome, StepError> {
         let mut half_made = false;
         let mut so_far = |made| {
             half_made = true;
-            progress(record, Progress::Begun { before: before.clone(), made });
+            progress(record, Progress::Begun { before: before.to_vec(), made });
             // If this fails, the intent that is on disk says enough to find it again.
             if let Err(error) = self.state.write_record(record) {
                 tracing::warn!(claim.uid = %record.uid, error = chain(&error), "progress is not on record");
@@ -203,7 +189,7 @@ impl Executor {
             StepError::NotDone(_) if half_made => return Err(error),
             StepError::NotDone(_) => Observed::Absent,
             // A call past its deadline may have succeeded after all.
-            StepError::Unknown(_) => self.parts.steps.probe(step, &before),
+            StepError::Unknown(_) => self.parts.steps.probe(step, before),
         };
         match found {
             Observed::Ours(outcome @ Outcome::Partition { .. }) => return Ok(outcome),
@@ -215,8 +201,11 @@ impl Executor {
     }
 }
 
+fn failed(step: &Step, source: StepError) -> PrepareCause {
+    PrepareCause::Step { step: step.to_string(), source }
+}
+
 /// A step that no device of the record asks for: a fault of the plan.
-fn unsupported(record: &Record, step: &Step) -> PrepareError {
-    let source = StepError::NotDone(divvy_claims::Cause::new("no device of the claim asks for it"));
-    PrepareError::Step { claim: record.reference(), step: step.to_string(), source }
+fn unsupported(step: &Step) -> PrepareCause {
+    failed(step, StepError::NotDone(Cause::new("no device of the claim asks for it")))
 }

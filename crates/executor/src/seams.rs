@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    Cause, Claim, ClaimRef, InstanceId, Observed, Outcome, RecordedDevice, Step, StepError, StepState,
+    Claim, ClaimRef, InstanceId, Observed, Outcome, ProcessOnGpu, RecordedDevice, Step, StepError, StepState,
 };
 use divvy_model::mig::GpuInstance;
 use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory, MigMode};
@@ -43,38 +43,6 @@ pub trait Steps: Send + Sync {
     fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
         let _ = step;
         Ok(None)
-    }
-}
-
-/// For nodes whose devices need no hardware steps: whole GPUs.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoHardwareSteps;
-
-impl NoHardwareSteps {
-    fn refuse(step: &Step) -> StepError {
-        StepError::NotDone(Cause::new(format!(
-            "this divvy carries out no hardware steps, but was asked to {step}"
-        )))
-    }
-}
-
-impl Steps for NoHardwareSteps {
-    fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError> {
-        Err(Self::refuse(step))
-    }
-    fn apply(
-        &self,
-        step: &Step,
-        _until: Duration,
-        _so_far: &mut dyn FnMut(Outcome),
-    ) -> Result<Outcome, StepError> {
-        Err(Self::refuse(step))
-    }
-    fn probe(&self, step: &Step, _before: &[InstanceId]) -> Observed {
-        Observed::Uncertain(Self::refuse(step).to_string())
-    }
-    fn undo(&self, step: &Step, _outcome: &Outcome) -> Result<(), StepError> {
-        Err(Self::refuse(step))
     }
 }
 
@@ -127,17 +95,6 @@ pub trait ClaimsApi: Send + Sync {
     fn allocated_numbers(&self) -> Result<Vec<u32>, String>;
 }
 
-/// A process on a GPU.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ProcessOnGpu {
-    /// Process id on the host.
-    pub pid: u32,
-    /// The GPU instance it is in, by NVML's id; `None` outside partitions.
-    pub gpu_instance: Option<u32>,
-    /// UID of the pod it belongs to, where that could be found out.
-    pub pod: Option<String>,
-}
-
 /// Who uses a GPU.
 pub trait ProcessSource: Send + Sync {
     /// Processes with a context on the GPU.
@@ -150,13 +107,6 @@ pub struct DriverProcesses<P = fn(&[u32]) -> BTreeMap<u32, String>> {
     pub gpus: Arc<dyn GpuDriver>,
     /// Finds the pod UIDs of processes.
     pub pods: P,
-}
-
-impl DriverProcesses {
-    /// Processes whose pods are not looked for.
-    pub fn without_pods(gpus: Arc<dyn GpuDriver>) -> Self {
-        Self { gpus, pods: |_| BTreeMap::new() }
-    }
 }
 
 impl<P: Fn(&[u32]) -> BTreeMap<u32, String> + Send + Sync> ProcessSource for DriverProcesses<P> {

@@ -32,19 +32,6 @@ pub trait TimeSlices: Send + Sync {
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError>;
 }
 
-/// For drivers without `nvidia-smi`: no time slice can be set.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoTimeSlices;
-
-impl TimeSlices for NoTimeSlices {
-    fn read(&self, gpu: &GpuUuid, _until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
-        Err(TimeSliceError::Unsupported(format!("nothing can set a time slice of {gpu} here")))
-    }
-    fn set(&self, gpu: &GpuUuid, _to: TimeSlice, until: Duration) -> Result<(), TimeSliceError> {
-        self.read(gpu, until).map(drop)
-    }
-}
-
 const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// How long setting a time slice may take where no call's deadline is shorter.

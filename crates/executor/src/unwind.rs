@@ -5,7 +5,7 @@ use divvy_claims::{Leaving, Observed, Phase, Progress, Record, StepError, StepSt
 
 use crate::run::Before;
 use crate::unprepare::gpus_of_record;
-use crate::{CdiError, Executor, PrepareError, StoreError, chain};
+use crate::{CdiError, Executor, PrepareCause, StoreError, chain};
 
 /// Why something could not be taken back as a whole. What is left is on record.
 #[derive(Debug)]
@@ -55,7 +55,8 @@ struct Stuck {
 impl Executor {
     /// Undoes what a failed prepare made, in the same call, and leaves what was there before it; reports both errors if
     /// that fails too.
-    pub(crate) fn take_back(&self, record: Record, first: PrepareError, before: &Before) -> PrepareError {
+    pub(crate) fn take_back(&self, record: Record, first: PrepareCause, before: &Before) -> PrepareCause {
+        let claim = record.reference();
         let done = match before {
             Before::Nothing => self.unwind(record),
             Before::OtherBoot(earlier) if !record.steps.is_empty() => self.unwind_to(record, earlier),
@@ -67,7 +68,7 @@ impl Executor {
         };
         match done {
             Ok(()) => first,
-            Err(left) => PrepareError::Undo { first: Box::new(first), undo: left.to_string() },
+            Err(left) => PrepareCause::Undo { first: Box::new(first.of(claim)), undo: left.to_string() },
         }
     }
 

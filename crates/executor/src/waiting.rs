@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_claims::Claim;
-
-use crate::{Call, Executor, Folder, PrepareError, Stamp, Watch};
+use crate::{Call, Executor, Folder, PrepareCause, Stamp, Watch};
 
 /// Least time from one attempt to the next.
 const BREATH: Duration = Duration::from_millis(2);
@@ -43,11 +41,10 @@ impl<'a> Waiting<'a> {
     /// `why` when there is no more time for that.
     pub(crate) fn until_worth_another_look(
         &mut self,
-        claim: &Claim,
         begun: Duration,
         seen: Option<Stamp>,
-        why: PrepareError,
-    ) -> Result<(), PrepareError> {
+        why: PrepareCause,
+    ) -> Result<(), PrepareCause> {
         let Executor { parts, config, state, .. } = self.executor;
         if let Watched::NotYet = self.watch {
             self.watch = parts.store.watch(Folder::Claims).map_or(Watched::Never, Watched::By);
@@ -56,7 +53,7 @@ impl<'a> Waiting<'a> {
         let mut changed = false;
         loop {
             if self.call.cancel.is_cancelled() {
-                return Err(PrepareError::Cancelled { claim: claim.reference() });
+                return Err(PrepareCause::Cancelled);
             }
             let now = parts.clock.now();
             if now >= self.give_up {

@@ -16,16 +16,23 @@ use crate::watch::FolderWatch;
 const TEMP: &str = ".tmp";
 
 /// Files below a folder of the host's disk.
-#[derive(Debug)]
 pub struct FileStore {
     root: PathBuf,
     next: AtomicU64,
+    /// Makes a file or folder, of this path, last. Tests look at when it is called.
+    fsync: Box<Fsync>,
 }
+
+type Fsync = dyn Fn(&Path, &fs::File) -> io::Result<()> + Send + Sync;
 
 impl FileStore {
     /// Makes the folders where they are missing and removes temporary files that a crash left.
     pub fn open(root: impl Into<PathBuf>) -> io::Result<Self> {
-        let store = Self { root: root.into(), next: AtomicU64::new(0) };
+        Self::with_fsync(root.into(), Box::new(|_, file| file.sync_all()))
+    }
+
+    fn with_fsync(root: PathBuf, fsync: Box<Fsync>) -> io::Result<Self> {
+        let store = Self { root, next: AtomicU64::new(0), fsync };
         for folder in Folder::ALL {
             let dir = store.dir(folder);
             fs::create_dir_all(&dir)?;
@@ -36,7 +43,7 @@ impl FileStore {
                 }
             }
             // An earlier process may have died between its rename and its fsync: what we are about to trust must last.
-            sync_dir(&dir)?;
+            store.sync_dir(&dir)?;
         }
         Ok(store)
     }
@@ -44,6 +51,10 @@ impl FileStore {
     /// The folder on disk.
     pub fn dir(&self, folder: Folder) -> PathBuf {
         self.root.join(folder.name())
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        (self.fsync)(dir, &fs::File::open(dir)?)
     }
 
     fn write_temp(
@@ -63,7 +74,7 @@ impl FileStore {
             file.write_all(bytes)?;
             // Finer than the filesystem's own: the stamps of two files differ whoever wrote them (see `Stamp`).
             file.file().set_modified(SystemTime::now())?;
-            if durability == Durability::Synced { file.sync_all() } else { Ok(()) }
+            if durability == Durability::Synced { (self.fsync)(&temp, &file) } else { Ok(()) }
         };
         write().inspect_err(|_| drop(fs::remove_file(&temp)))?;
         Ok(temp)
@@ -84,10 +95,6 @@ fn remove_if_there(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    fs::File::open(dir)?.sync_all()
 }
 
 fn stamp_of(meta: &std::fs::Metadata) -> Stamp {
@@ -146,15 +153,52 @@ impl Store for FileStore {
         let dir = self.dir(folder);
         let temp = self.write_temp(&dir, name, bytes, durability)?;
         fs::rename(&temp, dir.join(name)).inspect_err(|_| drop(fs::remove_file(&temp)))?;
-        if durability == Durability::Synced { sync_dir(&dir) } else { Ok(()) }
+        if durability == Durability::Synced { self.sync_dir(&dir) } else { Ok(()) }
     }
 
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let dir = self.dir(folder);
         let was_there = remove_if_there(&dir.join(name))?;
         if was_there && durability == Durability::Synced {
-            sync_dir(&dir)?;
+            self.sync_dir(&dir)?;
         }
         Ok(was_there)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// What was made to last, and whether the record had its name then.
+    type Log = Arc<Mutex<Vec<(bool, bool)>>>;
+
+    #[test]
+    fn what_is_written_lasts_before_it_has_its_name_and_its_name_before_the_write_returns() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("claims/a.json");
+        let log = Log::default();
+        let (told, named) = (log.clone(), record.clone());
+        let fsync = move |path: &Path, _: &fs::File| {
+            // Whatever is in the file by then lasts.
+            let is_whole = path.is_dir() || fs::read(path)? == b"1";
+            assert!(is_whole, "{} is synced before it is written", path.display());
+            told.lock().unwrap().push((path.is_dir(), named.exists()));
+            Ok(())
+        };
+        let store = FileStore::with_fsync(dir.path().to_owned(), Box::new(fsync)).unwrap();
+        assert_eq!(log.lock().unwrap().len(), Folder::ALL.len(), "each folder that is about to be trusted");
+        let synced = || std::mem::take(&mut *log.lock().unwrap());
+        synced();
+        let (file, folder) = (false, true);
+        store.write(Folder::Claims, "a.json", b"1", Durability::Synced).unwrap();
+        assert_eq!(synced(), [(file, false), (folder, true)]);
+        store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap();
+        assert_eq!(synced(), [(folder, false)]);
+        store.write(Folder::Claims, "a.json", b"2", Durability::Lazy).unwrap();
+        store.remove(Folder::Claims, "a.json", Durability::Lazy).unwrap();
+        assert_eq!(synced(), []);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use divvy_claims::Record;
 use divvy_executor::{
     CdiDir, Clock, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, LockName,
-    Locks, NoHardwareSteps, Parts, Store, SystemClock, Timing, Unprepared, chain,
+    Locks, Parts, Store, SystemClock, Timing, Unprepared, chain,
 };
 use fs_err as fs;
 
@@ -35,8 +35,8 @@ fn with(root: &std::path::Path, cdi: std::path::PathBuf, world: &World, timing: 
         locks: Arc::new(FileLocks::open(root.join("plugin/locks"), clock.clone()).unwrap()),
         cdi: Arc::new(FileCdiDir::new(cdi)),
         edits: seam.clone(),
-        steps: Arc::new(NoHardwareSteps),
-        time_slices: Arc::new(divvy_executor::NoTimeSlices),
+        steps: seam.clone(),
+        time_slices: seam.clone(),
         processes: seam.clone(),
         inventory: seam.clone(),
         claims: seam.clone(),

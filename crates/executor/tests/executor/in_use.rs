@@ -394,6 +394,58 @@ fn reconcile_follows_the_pods_of_a_claim_and_says_so() {
     assert_eq!(executor.held().unwrap()[0].pods.len(), 2);
 }
 
+/// What another process does between a look and the lock that is taken for it.
+#[test]
+fn what_was_read_before_a_lock_is_read_again_under_it() {
+    let setup = || {
+        let world = World::new("h100x2", 1);
+        let (executor, other) = (world.start(), world.start());
+        let a = claim("a", &[0], "t1");
+        world.prepare(&executor, &a).unwrap();
+        (world, executor, other, a)
+    };
+    let lock = |claim: &divvy_claims::Claim| LockName::Claim(claim.uid.clone());
+    // Reconcile looks at a claim twice: restored first, then compared with the API.
+    for times in 0..2 {
+        // An orphan that is prepared anew just then is none.
+        let (world, executor, other, a) = setup();
+        executor.reconcile(&world.view());
+        world.pass(Duration::from_mins(5));
+        let (machine, anew) = (world.clone(), claim("a", &[0], "t2"));
+        world.before_lock(lock(&a), times, move || drop(machine.prepare(&other, &anew).unwrap()));
+        executor.reconcile(&world.view());
+        let record = world.lock().records()[&a.uid].fine().unwrap().clone();
+        assert_eq!((record.allocated_at.as_deref(), record.phase), (Some("t2"), Phase::Prepared));
+        assert_eq!(world.lock().cdi.len(), 1);
+        // A claim that is unprepared just then does not come back with its new pods.
+        let (world, executor, other, mut a) = setup();
+        a.pods.push(PodRef { name: "later".to_owned(), uid: "pod-later".to_owned() });
+        world.lock().api.insert(a.uid.clone(), a.clone());
+        let (machine, uid) = (world.clone(), a.uid.clone());
+        world.before_lock(lock(&a), times, move || drop(machine.unprepare(&other, &uid).unwrap()));
+        executor.reconcile(&world.view());
+        assert!(world.lock().records().is_empty());
+        // A CDI file whose claim is prepared again just then stays.
+        let (world, executor, other, a) = setup();
+        world.lock().put(Folder::Claims, "uid-a.json", None);
+        executor.reconcile(&world.view());
+        world.pass(Duration::from_mins(5));
+        let (machine, again) = (world.clone(), a.clone());
+        world.before_lock(lock(&a), times, move || drop(machine.prepare(&other, &again).unwrap()));
+        executor.reconcile(&world.view());
+        let m = world.lock();
+        assert_eq!((m.records().len(), m.cdi.len()), (1, 1));
+    }
+    // A GPU that another claim gets just then is held.
+    let (world, executor, other, a) = setup();
+    world.unprepare(&executor, &a.uid).unwrap();
+    let (machine, b) = (world.clone(), claim("b", &[0], "t2"));
+    world.lock().api.insert(b.uid.clone(), b.clone());
+    world.before_lock(LockName::Gpu(world.gpu(0)), 0, move || drop(machine.prepare(&other, &b).unwrap()));
+    assert_eq!(world.prepare(&executor, &a).unwrap_err().category(), "conflict");
+    assert_eq!(executor.held().unwrap().len(), 1);
+}
+
 /// H6. The orphan's name now belongs to another claim, on another device.
 #[test]
 fn an_orphan_whose_name_a_later_claim_has_is_undone_all_the_same() {

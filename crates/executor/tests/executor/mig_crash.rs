@@ -50,7 +50,7 @@ impl Story {
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
         let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
-        match self.chance.below(28) {
+        match self.chance.below(31) {
             0..=3 => self.allocate(any),
             4..=8 => self.prepare(&allocated),
             9..=11 => self.unprepare(&known),
@@ -105,6 +105,8 @@ impl Story {
                 sim(&self.world).lose_gpu(&gpu);
             }
             26 => self.gpus_come_back(),
+            27..=28 => self.damage(),
+            29 => self.other_pods(&known),
             _ => self.time_passes(),
         }
         self.recover();

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use divvy_executor::LockName;
 use divvy_gpu_sim::SimNode;
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
@@ -39,6 +40,7 @@ impl Hardware {
     ) -> Result<T, GpuError> {
         let error = |code| GpuError::on_gpu(op, code, gpu);
         let mut m = self.0.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), op.name());
         m.land();
         if m.mig_late.iter().any(|late| late.gpu == *gpu && late.op == op) {
             return Err(error(GpuErrorCode::TIMEOUT));

@@ -1,14 +1,17 @@
 //! When MIG mode of a GPU is turned on and off, and what becomes of a change that is refused or may not be made yet.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::GpuState;
-use divvy_executor::{Folder, chain};
-use divvy_gpu_sim::Fault;
+use divvy_claims::{GpuState, InstanceId, Observed, Outcome, Step, StepError};
+use divvy_executor::{Folder, MigSteps, Steps, chain};
+use divvy_gpu_sim::{Fault, SimNode};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode};
 
+use crate::mig_hardware::Hardware;
 use crate::mig_world::{claim_of, is_clean, mode, setup, sim};
 use crate::story::uid;
+use crate::world::MigLate;
 
 /// What is kept of a GPU that nothing was done to.
 fn untouched() -> GpuState {
@@ -133,4 +136,26 @@ fn a_whole_gpu_whose_mode_somebody_has_turned_on_a_moment_ago_is_not_given_out_a
     let error = executor.prepare(&claim_of("w", &["gpu-0"], "t1"), &call).unwrap_err();
     assert_eq!(error.category(), "gpu-unreadable");
     world.prepare(&executor, &claim_of("w", &["gpu-0"], "t1")).unwrap();
+}
+
+/// A call of this process that is past its deadline may still change the GPU: nothing is begun beside it.
+#[test]
+fn nothing_is_begun_on_a_gpu_while_an_earlier_call_has_not_come_back() {
+    let (world, _, _, gpu) = setup();
+    let steps = MigSteps::new(Arc::new(Hardware(world.clone())));
+    let late = Box::new(|_: &SimNode| ());
+    let at = world.lock().now + Duration::from_secs(9);
+    let op = GpuOp::CreateGpuInstance;
+    world.lock().mig_late.push(MigLate { at, succeeds: true, gpu: gpu.clone(), op, what: late });
+    let until = world.lock().now;
+    let mode = Step::SetMigMode { gpu: gpu.clone(), on: true };
+    let make = Step::CreatePartition { gpu: gpu.clone(), profile: 9, start: 4, size: 4 };
+    for step in [&mode, &make] {
+        let error = steps.apply(step, until, &mut |_| {}).unwrap_err();
+        assert!(matches!(error, StepError::NotDone(_)) && error.cause().soon, "{error:?}");
+    }
+    assert!(steps.before(&make).is_err());
+    assert_eq!(steps.probe(&make, &[]), Observed::InFlight);
+    assert!(steps.undo(&make, &Outcome::GpuInstance { gi: InstanceId(1) }).is_err());
+    assert!(!crate::mig_world::mode(&world, &gpu));
 }

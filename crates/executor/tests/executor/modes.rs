@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use divvy_claims::{AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored};
-use divvy_executor::{Event, Folder, PrepareError, Refresh};
+use divvy_executor::{Event, Folder, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{BootId, GpuUuid, TimeSlice};
 use serde_json::json;
@@ -170,7 +170,7 @@ impl Story {
                 assert_eq!(names.len(), distinct.len(), "each share has a CDI device of its own");
                 self.note_answer(wanted, prepared);
             }
-            Err(PrepareError::Refused(refusal)) if alive => {
+            Err(PrepareError { cause: PrepareCause::Refused(refusal), .. }) if alive => {
                 *self.refused.entry(refusal.category()).or_default() += 1;
             }
             _ => {}

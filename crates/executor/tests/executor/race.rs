@@ -95,7 +95,7 @@ impl Race<'_> {
         }
         // Some are never unprepared: reconcile finds them.
         self.world.lock().api.remove(&wanted.uid);
-        if round % 5 != 0
+        if !round.is_multiple_of(5)
             && let Err(error) = other.unprepare(&wanted.uid, &other.begin(Duration::from_secs(5)))
         {
             self.fault(chain(&error));

@@ -41,6 +41,8 @@ pub(crate) struct World(
     pub Arc<Mutex<Machine>>,
     Arc<Mutex<Vec<(Duration, Later)>>>,
     Arc<Mutex<Option<Later>>>,
+    /// What happens before a lock is taken.
+    Arc<Mutex<Option<(LockName, usize, Later)>>>,
 );
 
 /// What happens while somebody waits.
@@ -77,8 +79,9 @@ impl World {
                 calls: 0,
                 syncs: 0,
                 log: Vec::new(),
+                locked: BTreeSet::new(),
                 sim: None,
-                granted: false,
+                grants: 0,
                 mig_late: Vec::new(),
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
@@ -86,6 +89,7 @@ impl World {
                 among: None,
                 busy: BTreeSet::new(),
             })),
+            Arc::default(),
             Arc::default(),
             Arc::default(),
         )
@@ -159,9 +163,9 @@ impl World {
         if !present.is_empty() {
             executor.number_gpus(&present, &|_, _| true).unwrap();
         }
-        if self.lock().sim.is_some() && !self.lock().granted {
+        let is_first = self.lock().grants == 0;
+        if is_first && self.lock().sim.is_some() {
             self.grant(&executor, true);
-            self.lock().granted = true;
         }
         executor
     }
@@ -170,6 +174,7 @@ impl World {
     pub(crate) fn grant(&self, executor: &Executor, may: bool) {
         let all = self.present().into_iter().map(|(gpu, _)| (gpu, may)).collect();
         executor.grant(&all).unwrap();
+        self.lock().grants += 1;
     }
 
     pub(crate) fn crash_in(&self, in_calls: usize, moment: Moment) {
@@ -231,6 +236,12 @@ impl World {
     /// Something that happens right after the CDI folder is next listed.
     pub(crate) fn after_listing_cdi(&self, what: impl FnOnce() + Send + 'static) {
         *self.2.lock().unwrap() = Some(Box::new(what));
+    }
+
+    /// Something that another process does right before this lock is taken for the time after `times`: whatever was read
+    /// until then is old.
+    pub(crate) fn before_lock(&self, name: LockName, times: usize, what: impl FnOnce() + Send + 'static) {
+        *self.3.lock().unwrap() = Some((name, times, Box::new(what)));
     }
 
     pub(crate) fn pass(&self, time: Duration) {

@@ -58,7 +58,7 @@ fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
     let mut world = World::new();
     let first = asking(claim("a", vec![share("main", "gpu-0-ts", "s1")]), "Long");
     let set = Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Long };
-    assert_eq!(plan(world.decide(&first)).steps, [set.clone()]);
+    assert_eq!(plan(world.decide(&first)).steps, std::slice::from_ref(&set));
     let record = world.record(&first, Phase::Prepared);
     assert_eq!(record.holds().next().unwrap().time_slice, Some(TimeSlice::Long));
     world.keep(record);
@@ -118,7 +118,7 @@ fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_ma
     let found = Step::UsePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
     let check = |world: &World, part: &Claim| {
         let planned = plan(world.decide(part));
-        assert_eq!(planned.steps, [found.clone()], "its MIG mode stays");
+        assert_eq!(planned.steps, std::slice::from_ref(&found), "its MIG mode stays");
         assert!(planned.devices[0].is_static);
     };
     check(&world, &part);

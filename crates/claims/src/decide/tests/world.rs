@@ -70,6 +70,7 @@ pub(super) struct World {
     pub(super) gpus: BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
     pub(super) boot: BootId,
     pub(super) modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    pub(super) processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
     pub(super) living: Living,
 }
 
@@ -89,6 +90,7 @@ impl World {
             gpus: BTreeMap::new(),
             boot: "boot-1".parse().unwrap(),
             modes: BTreeMap::new(),
+            processes: BTreeMap::new(),
             living: Living::new(),
         }
     }
@@ -102,6 +104,7 @@ impl World {
             gpus: &self.gpus,
             boot: &self.boot,
             modes: &self.modes,
+            processes: &self.processes,
             living: &self.living,
         }
     }

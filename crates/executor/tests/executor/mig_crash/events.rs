@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use divvy_claims::Stored;
+use divvy_claims::{Phase, PodRef, Record, Stored};
+use divvy_executor::Folder;
 use divvy_model::mig::{PartitionName, Placement};
 use divvy_model::{DeviceKind, GpuUuid};
 
@@ -189,6 +190,70 @@ impl Story {
         }
         self.say(format!("process of {}", claim.name));
         self.world.lock().pods.insert(100, format!("pod-{}", claim.name));
+    }
+
+    /// A file is torn or lost while containers run. Whatever is asked next, all is known again after that.
+    pub(super) fn damage(&mut self) {
+        let trouble = {
+            let m = self.world.lock();
+            m.hardware_fault.is_some() || m.process_error.is_some() || !m.mig_late.is_empty()
+        };
+        if trouble || (0..GPUS).any(|n| is_lost(&self.world, &self.world.gpu(n))) {
+            return;
+        }
+        let records = self.world.lock().records();
+        let api = self.world.lock().api.clone();
+        let live = |stored: &Stored<Record>| {
+            let record = stored.fine()?;
+            let same = api.get(&record.uid).is_some_and(|claim| record.is_of(&claim.allocation));
+            let made = record.devices.iter().any(|device| device.step().is_some());
+            (same && record.phase == Phase::Prepared).then(|| (record.name.clone(), made))
+        };
+        let live: Vec<_> = records.values().filter_map(live).collect();
+        if live.is_empty() {
+            return;
+        }
+        let (name, made) = live[self.chance.below(live.len())].clone();
+        let number = self.chance.below(GPUS);
+        let gpu = self.world.gpu(number);
+        let (folder, file, torn) = match self.chance.below(3) {
+            0 => (Folder::Gpus, format!("{gpu}.json"), true),
+            1 if made => (Folder::Claims, format!("uid-{name}.json"), false),
+            _ => (Folder::Claims, format!("uid-{name}.json"), true),
+        };
+        let Some(bytes) = self.world.lock().file(folder, &file) else { return };
+        self.say(format!("{file} is {}", if torn { "torn" } else { "lost" }));
+        let cut = self.chance.below(bytes.len());
+        self.world.lock().put(folder, &file, torn.then(|| &bytes[..cut]));
+        match self.chance.below(5) {
+            0 => self.restart(),
+            1 => self.prepare(&name),
+            2 => self.unprepare(&name),
+            3 => {
+                self.world.lock().api.remove(&uid(&name));
+                self.allocate(&name);
+                self.prepare(&name);
+            }
+            _ => {}
+        }
+        self.recover();
+        self.world.no_crash();
+        self.reconcile();
+        self.reconcile();
+        // As the one who publishes does.
+        self.world.grant(&self.executor, true);
+        for (uid, stored) in self.world.lock().records() {
+            assert!(stored.fine().is_some(), "{uid}: {stored:?}");
+        }
+        assert!(self.executor.fences().unwrap().is_empty() || !self.world.lock().mig_late.is_empty());
+    }
+
+    /// More pods use a claim, and the one it was prepared for is gone.
+    pub(super) fn other_pods(&mut self, name: &str) {
+        let later = PodRef { name: "later".to_owned(), uid: format!("pod-later-{name}") };
+        if let Some(claim) = self.world.lock().api.get_mut(&uid(name)) {
+            claim.pods = vec![later];
+        }
     }
 
     pub(super) fn gpus_come_back(&self) {

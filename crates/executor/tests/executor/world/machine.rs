@@ -106,8 +106,10 @@ pub(crate) struct Machine {
     /// Changes of the store that were synced: each costs the disk a file and a folder, or a folder.
     pub syncs: usize,
     pub log: Vec<String>,
-    /// MIG modes may be changed since the first start.
-    pub granted: bool,
+    /// Locks that are held, of whichever process.
+    pub locked: BTreeSet<LockName>,
+    /// How often the policies have let MIG modes change; the first start does.
+    pub grants: usize,
     /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
     pub sim: Option<SimNode>,
     /// Calls of their driver that have timed out and are still at work.
@@ -165,6 +167,49 @@ impl Machine {
             crash.in_calls -= 1;
         }
         Ok(None)
+    }
+
+    /// Every change is made under the locks that keep others from it.
+    pub(crate) fn needs(&self, lock: &LockName, what: &str) {
+        assert!(self.locked.contains(lock), "{what} without the lock of {lock}; held: {:?}", self.locked);
+    }
+
+    pub(crate) fn needs_for_file(&self, folder: Folder, name: &str, new: Option<&[u8]>) {
+        let stem = name.strip_suffix(".json").unwrap_or(name);
+        match folder {
+            Folder::Claims => self.needs_for_record(name, new),
+            Folder::Gpus => self.needs(&LockName::Gpu(stem.parse().unwrap()), "a GPU's file is changed"),
+            Folder::Tombstones | Folder::Repeats => {
+                self.needs(&LockName::Claim(stem.parse().unwrap()), "a trace is changed");
+            }
+            Folder::Node => self.needs(&LockName::Ordinals, "numbers are changed"),
+            Folder::Corrupt => {}
+        }
+    }
+
+    pub(crate) fn needs_for_cdi(&self, name: &str) {
+        let claim = divvy_claims::claim_of_cdi_file(DRIVER, name).unwrap();
+        self.needs(&LockName::Claim(claim), "a CDI file is changed");
+    }
+
+    /// A record is changed under its claim's lock; what it holds, under the locks of its GPUs too.
+    pub(crate) fn needs_for_record(&self, name: &str, new: Option<&[u8]>) {
+        let Some(Ok(uid)) = name.strip_suffix(".json").map(str::parse::<ClaimUid>) else { return };
+        self.needs(&LockName::Claim(uid), "a record is changed");
+        let decode = |bytes: Option<&[u8]>| match bytes.map(Record::decode) {
+            Some(Stored::Fine(record)) => Some(record),
+            _ => None,
+        };
+        let old = decode(self.file(Folder::Claims, name).as_deref());
+        let new = decode(new);
+        if let (Some(old), Some(new)) = (&old, &new)
+            && (Record { pods: old.pods.clone(), ..new.clone() }) == *old
+        {
+            return;
+        }
+        for gpu in old.iter().chain(&new).flat_map(Record::gpus) {
+            self.needs(&LockName::Gpu(gpu), "what a claim holds is changed");
+        }
     }
 
     /// Runs a call that is cut in two at most: `first` is its effect that may be lost, `second` makes it last.

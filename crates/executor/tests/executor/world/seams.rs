@@ -5,11 +5,12 @@ use super::*;
 /// Locks of one process with one thread: one that is not free would never be.
 pub(super) struct TestLocks(World, Arc<Mutex<BTreeSet<LockName>>>);
 
-struct Held(Arc<Mutex<BTreeSet<LockName>>>, LockName);
+struct Held(Arc<Mutex<BTreeSet<LockName>>>, LockName, World);
 
 impl Drop for Held {
     fn drop(&mut self) {
         self.0.lock().unwrap().remove(&self.1);
+        self.2.lock().locked.remove(&self.1);
     }
 }
 
@@ -21,6 +22,14 @@ impl TestLocks {
 
 impl Locks for TestLocks {
     fn acquire(&self, name: &LockName, until: Duration) -> Result<LockGuard, LockError> {
+        let before = self.0.3.lock().unwrap().take_if(|(before, times, _)| {
+            let now = before == name && *times == 0;
+            *times -= usize::from(before == name && !now);
+            now
+        });
+        if let Some((.., before)) = before {
+            before();
+        }
         {
             let mut m = self.0.lock();
             if m.busy.contains(name) {
@@ -31,7 +40,8 @@ impl Locks for TestLocks {
         let mut held = self.1.lock().unwrap();
         assert!(held.iter().all(|h| h < name), "{name} is taken after {held:?}");
         assert!(held.insert(name.clone()), "{name} is locked twice");
-        Ok(Box::new(Held(self.1.clone(), name.clone())))
+        self.0.lock().locked.insert(name.clone());
+        Ok(Box::new(Held(self.1.clone(), name.clone(), self.0.clone())))
     }
 }
 
@@ -79,6 +89,7 @@ impl Store for World {
     }
     fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
         let mut m = self.lock();
+        m.needs_for_file(folder, name, Some(bytes));
         checked(&mut m, Place::Store)?;
         Ok(m.call(&format!("write {}/{name}", folder.name()), |m, whole| {
             // Cut short: only the temporary file is there, or it has its name but the folder is not synced.
@@ -89,6 +100,7 @@ impl Store for World {
     }
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let mut m = self.lock();
+        m.needs_for_file(folder, name, None);
         removable(&mut m, Place::Store)?;
         Ok(m.call(&format!("remove {}/{name}", folder.name()), |m, whole| {
             let was_there = m.file(folder, name).is_some();
@@ -117,6 +129,7 @@ impl CdiDir for World {
     }
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let mut m = self.lock();
+        m.needs_for_cdi(name);
         checked(&mut m, Place::Cdi)?;
         Ok(m.call(&format!("write {name}"), |m, whole| {
             if whole {
@@ -126,6 +139,7 @@ impl CdiDir for World {
     }
     fn remove(&self, name: &str) -> io::Result<bool> {
         let mut m = self.lock();
+        m.needs_for_cdi(name);
         removable(&mut m, Place::Cdi)?;
         Ok(m.call(&format!("remove {name}"), |m, _| m.cdi.remove(name).is_some())?)
     }
@@ -146,6 +160,7 @@ impl TimeSlices for World {
     }
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, _until: Duration) -> Result<(), TimeSliceError> {
         let mut m = self.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), "a time slice is set");
         let fault = m.slice_fault.take();
         let done = |m: &mut Machine| {
             let slices = m.slices.as_mut().unwrap();

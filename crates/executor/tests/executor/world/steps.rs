@@ -30,6 +30,7 @@ impl Steps for World {
     ) -> Result<Outcome, StepError> {
         let (gpu, profile, start, size) = place_of(step);
         let mut m = self.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), "a partition is made");
         m.land();
         let fault = m.hardware_fault.take();
         m.call(&step.to_string(), |m, whole| match fault {
@@ -86,6 +87,7 @@ impl Steps for World {
         let (gpu, ..) = place_of(step);
         let Outcome::Partition { uuid, .. } = outcome else { return Ok(()) };
         let mut m = self.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), "a partition is removed");
         m.land();
         let fault = m.hardware_fault.take();
         m.call(&format!("undo: {step}"), |m, whole| match fault {

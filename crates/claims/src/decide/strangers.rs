@@ -1,0 +1,64 @@
+//! Before the first hold on a GPU: does a process compute there that no claim of ours accounts for? The device plugin may
+//! have given the GPU to its pod, or it was started on the host. Whoever computes there is harmed by a second user.
+
+use std::collections::BTreeSet;
+
+use divvy_model::{GpuUuid, HoldKind};
+
+use super::Snapshot;
+use crate::{Claim, Record, RecordedDevice, Refusal};
+
+/// A process on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProcessOnGpu {
+    /// Process id on the host.
+    pub pid: u32,
+    /// The GPU instance it is in, by NVML's id; `None` outside partitions.
+    pub gpu_instance: Option<u32>,
+    /// UID of the pod it belongs to, where that could be found out.
+    pub pod: Option<String>,
+}
+
+/// The refusal that names the processes in the way of these devices, if there are any. A GPU whose processes cannot be
+/// listed counts as free.
+pub(super) fn strangers(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Option<Refusal> {
+    let wanted = devices.iter().filter(|device| device.kind.needs().is_some());
+    wanted.into_iter().find_map(|device| {
+        let found = seen.processes.get(&device.gpu).filter(|found| !found.is_empty())?;
+        let held = |record: &Record| {
+            record.uid != claim.uid
+                && record.holds().any(|hold| hold.gpu == device.gpu && hold.kind.needs().is_some())
+        };
+        if records(seen).any(held) {
+            return None;
+        }
+        let known = pods(claim, &device.gpu, seen);
+        // In another partition: what overlaps that was not to be had, and the rest is not concerned.
+        let elsewhere =
+            |p: &ProcessOnGpu| p.gpu_instance.is_some() && matches!(device.kind, HoldKind::Partition { .. });
+        let strangers: Vec<String> = found
+            .iter()
+            .filter(|p| !elsewhere(p) && !p.pod.as_deref().is_some_and(|pod| known.contains(pod)))
+            .map(|p| match &p.pod {
+                Some(pod) => format!("{} (of the pod with UID {pod})", p.pid),
+                None => p.pid.to_string(),
+            })
+            .collect();
+        (!strangers.is_empty()).then(|| Refusal::Strangers {
+            claim: claim.reference(),
+            device: device.allocated.device.clone(),
+            gpu: device.gpu.clone(),
+            processes: strangers.join(", "),
+        })
+    })
+}
+
+/// UIDs of the claim's own pods, and of pods whose claim has a device on this very GPU (admin access).
+fn pods<'a>(claim: &'a Claim, gpu: &GpuUuid, seen: &'a Snapshot<'_>) -> BTreeSet<&'a str> {
+    let there = records(seen).filter(|record| record.devices.iter().any(|device| device.gpu == *gpu));
+    there.flat_map(|record| &record.pods).chain(&claim.pods).map(|pod| pod.uid.as_str()).collect()
+}
+
+fn records<'a>(seen: &'a Snapshot<'_>) -> impl Iterator<Item = &'a Record> {
+    seen.records.values().filter_map(|stored| stored.fine())
+}
