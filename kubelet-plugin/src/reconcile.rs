@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{Claim, ClaimRef, Phase, claim_of_cdi_file};
-use divvy_executor::{Clock, ClusterView, Event, Executor, Refresh, Report, RunningDevice, SystemClock};
+use divvy_executor::{
+    Clock, ClusterView, Event, Executor, HeldDevice, Refresh, Report, RunningDevice, SystemClock,
+};
 use divvy_model::ClaimUid;
 use divvy_telemetry::ReadyHandle;
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -23,7 +25,7 @@ use crate::claim_fetch::FetchError;
 use crate::config::Config;
 use crate::edits::HostEdits;
 use crate::events::{Teller, Verdict, condition_of};
-use crate::grpc::pod_resources;
+use crate::grpc::pod_resources::{self, PodsOfClaims};
 use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
 use crate::sources::inventory::Seen;
@@ -55,6 +57,32 @@ pub(crate) struct Keeper {
     pub(crate) teller: Arc<Teller>,
     pub(crate) metrics: Metrics,
     pub(crate) records: ReadyHandle,
+}
+
+/// Waits until the kubelet lists other pods for a claim than its record has. It prepares a claim once, so this is how
+/// later pods of a claim are noticed. `known`: what it listed last; the same difference is not reported twice.
+async fn other_pods(executor: &Arc<Executor>, config: &Config, known: &mut PodsOfClaims) {
+    loop {
+        tokio::time::sleep(config.timing.neighbours).await;
+        let listed = pod_resources::claims(&config.pod_resources_socket, &config.driver_name).await;
+        let Ok(now) = listed else { continue };
+        let before = std::mem::replace(known, now);
+        let mut changed = known.clone();
+        changed.retain(|claim, pods| before.get(claim) != Some(pods));
+        if changed.is_empty() {
+            continue;
+        }
+        let executor = executor.clone();
+        let held = tokio::task::spawn_blocking(move || executor.held().unwrap_or_default()).await;
+        let differs = |held: &HeldDevice| {
+            let on_record: BTreeSet<String> = held.pods.iter().map(|pod| pod.name.clone()).collect();
+            let listed = changed.get(&(held.claim.namespace.clone(), held.claim.name.clone()));
+            listed.is_some_and(|listed| *listed != on_record)
+        };
+        if held.unwrap_or_default().iter().any(differs) {
+            return;
+        }
+    }
 }
 
 /// A claim as the API has it: what is ours of it, and whether its status says anything of us.
@@ -176,11 +204,14 @@ impl Keeper {
         let mut told = BTreeSet::new();
         let mut connected_since = None;
         let mut busy = timing.reconcile_busy;
+        let mut pods = PodsOfClaims::new();
+        let (executor, config) = (self.executor.clone(), self.config.clone());
         loop {
             let registered = *self.registered.borrow_and_update() == Registered::Yes;
             connected_since =
                 if registered { connected_since.or_else(|| Some(SystemClock.now())) } else { None };
-            let wait = if *self.publishes.borrow_and_update() {
+            let publishes = *self.publishes.borrow_and_update();
+            let wait = if publishes {
                 let open = self.round(connected_since, &mut logged, &mut told).await;
                 self.records.ready();
                 busy = if open { (busy * 2).min(LONGEST_BUSY) } else { timing.reconcile_busy };
@@ -192,6 +223,7 @@ impl Keeper {
                 () = tokio::time::sleep(wait) => {}
                 Ok(()) = self.publishes.changed() => {}
                 Ok(()) = self.registered.changed() => {}
+                () = other_pods(&executor, &config, &mut pods), if publishes && registered => {}
                 () = stop.cancelled() => return,
             }
         }

@@ -1,6 +1,6 @@
 //! What running pods hold, as the kubelet tells it on its PodResources socket.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -33,6 +33,23 @@ pub(crate) enum PodResourcesError {
 /// All devices of `driver` that containers of running pods hold.
 pub(crate) async fn list(socket: &Path, driver: &str) -> Result<BTreeSet<RunningDevice>, PodResourcesError> {
     Ok(held(pods(socket).await?, driver))
+}
+
+/// The names of the pods that have each claim for devices of `driver`, by namespace and name of the claim.
+pub(crate) type PodsOfClaims = BTreeMap<(String, String), BTreeSet<String>>;
+
+/// Which pods have which claims.
+pub(crate) async fn claims(socket: &Path, driver: &str) -> Result<PodsOfClaims, PodResourcesError> {
+    let mut claims = PodsOfClaims::new();
+    for pod in pods(socket).await? {
+        for dynamic in pod.containers.into_iter().flat_map(|container| container.dynamic_resources) {
+            if dynamic.claim_resources.iter().any(|used| used.driver_name == driver) {
+                let claim = (dynamic.claim_namespace, dynamic.claim_name);
+                claims.entry(claim).or_default().insert(pod.name.clone());
+            }
+        }
+    }
+    Ok(claims)
 }
 
 /// What all pods of the node hold.

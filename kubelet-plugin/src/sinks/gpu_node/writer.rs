@@ -72,9 +72,11 @@ impl Writer {
                             tracing::warn!(problem, "GpuNode not written; tried again by itself");
                             told = Some(problem);
                         }
-                        // Somebody may have deleted it.
-                        let wait = if is_there { self.retry } else { pause };
-                        (is_there, pause) = (false, (pause * 2).min(LONGEST));
+                        // It may have been deleted: then it is made again at once, also if the report is as it was.
+                        written = None;
+                        let wait = if is_there { Duration::ZERO } else { pause };
+                        pause = if is_there { self.retry } else { (pause * 2).min(LONGEST) };
+                        is_there = false;
                         tokio::select! {
                             () = sleep(wait) => {}
                             () = stop.cancelled() => return,

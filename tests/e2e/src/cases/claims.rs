@@ -10,6 +10,7 @@ use super::health::{WELL, wait_told};
 use super::status::says;
 use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
+use crate::config::Layout;
 use crate::objects::{Pod, claim, product};
 use crate::wait::poll;
 
@@ -26,6 +27,14 @@ pub(super) fn later_pods(env: &Env) -> Result<()> {
     }
     env.delete("Pod", "first")?;
     env.wait_until_gone("Pod", "first")?;
+    let kept = format!("{}/kept", env.namespace);
+    let node = format!("/apis/{}/gpunodes/{}", names::API_VERSION, Layout::NODE);
+    poll("GpuNode with the pod that runs", PATIENCE, || {
+        let node = env.api().get(&node)?.unwrap_or_default();
+        let gpus = at(&node, "status.gpus").as_array().cloned().unwrap_or_default();
+        let holders = gpus.iter().find(|found| at(found, "uuid") == gpu).map(|found| at(found, "holders.0"));
+        Ok(holders.is_some_and(|holder| *at(holder, "pods") == json!(["second"])))
+    })?;
 
     let set = |action: RecoveryAction| {
         gpus.edit(gpu, |engine, uuid| engine.set_recovery(uuid, Some(action)))?
@@ -37,7 +46,7 @@ pub(super) fn later_pods(env: &Env) -> Result<()> {
     let outcome = poll("Event of the pod that runs", PATIENCE, || Ok(told("second")))
         .and_then(|()| wait_told(env, "second", "Unhealthy"))
         .and_then(|_| {
-            let affected = format!("held by: {}/kept (pod second)", env.namespace);
+            let affected = format!("held by: {kept} (pod second)");
             says(env, &["status", "gpu", gpu], 3, &[&affected])
         });
     let first_was_told = told("first");
