@@ -148,8 +148,7 @@ fn assert_nothing_is_left(node: &Node) {
     let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
     for entry in states.map(Result::unwrap) {
         let state = divvy_claims::GpuState::decode(&fs_err::read(entry.path()).unwrap());
-        let divvy_claims::Stored::Fine(state) = state else { panic!("{state:?}") };
-        let rest = divvy_claims::GpuState { may_change_mode: false, ..state };
+        let rest = divvy_claims::GpuState { may_change_mode: false, ..state.fine().unwrap().clone() };
         assert!(rest.is_default(), "{rest:?}");
     }
 }
