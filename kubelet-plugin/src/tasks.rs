@@ -1,5 +1,6 @@
-//! One claim, one task: a call for a claim joins the work that already runs for it, unless that has read the claim before
-//! the call came (the claim may have been allocated anew in between); and the work goes on when the caller is gone (the kubelet's deadline, a lost connection), so that no step is ever dropped half done.
+//! One claim, one task: a call for a claim joins the work that already runs for it, unless that began to read the claim
+//! before the call came (the claim may have been allocated anew in between). The work goes on when the caller is gone (the
+//! kubelet's deadline, a lost connection), so that no step is ever dropped half done.
 //!
 //! An unprepare that meets a running prepare cancels it and waits for its end, and a prepare that meets a running
 //! unprepare likewise; what has begun is finished in any case. Different claims do not wait for each other.

@@ -56,7 +56,7 @@ async fn two_gpus_of_one_request_and_requests_of_their_own_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_pods_that_share_a_claim_cause_one_read_and_get_one_answer() {
+async fn two_pods_that_share_a_claim_get_one_answer_and_each_call_reads_it_once_at_most() {
     let node = Node::new("h100x1");
     let plugin = node.start().await;
     let claim = node.claim("shared", &["gpu-0"]);
@@ -68,14 +68,15 @@ async fn two_pods_that_share_a_claim_cause_one_read_and_get_one_answer() {
             .wait_until(|api| api.count("get", "resourceclaims") > before, crate::node::PATIENCE)
             .await
             .unwrap();
-        // Long enough for the second call to arrive; if it came later it would be served from the record.
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         drop(held);
     };
     let (first, second, ()) = tokio::join!(first, second, release);
     assert_eq!(first, Ok(vec![device(&claim, "gpu", "gpu-0")]));
     assert_eq!(first, second);
-    assert_eq!(node.api.count("get", "resourceclaims"), before + 1);
+    // One that comes after the claim was read may be about a later allocation: it reads for itself.
+    let reads = node.api.count("get", "resourceclaims") - before;
+    assert!((1..=2).contains(&reads), "{reads}");
+    assert_eq!(node.records().len(), 1);
     plugin.stop().await;
 }
 
