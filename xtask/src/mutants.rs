@@ -7,9 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 /// The version whose options are used here.
-const VERSION: &str = "27";
+const VERSION: &str = "27.1.0";
 /// The crates that decide, and the one that carries decisions out.
-const CRATES: [&str; 3] = ["divvy-claims", "divvy-carve", "divvy-executor"];
+const CRATES: [&str; 3] = ["divvy-claims", "divvy-offer", "divvy-executor"];
 
 /// Arguments of `cargo xtask soak mutants`.
 #[derive(Debug, clap::Args)]
