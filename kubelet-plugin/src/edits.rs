@@ -200,6 +200,9 @@ impl HostEdits {
         }
         let mut edits = divvy_host::partition_edits(gpu, &nodes);
         edits.env.push(format!("{}={}", names::env::mig_uuid(name.as_str()), made.uuid));
+        if device.is_static {
+            edits.env.push(format!("{}=true", names::env::mig_static(name.as_str())));
+        }
         Ok(cdi(edits))
     }
 }

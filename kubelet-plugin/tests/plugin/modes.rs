@@ -144,6 +144,10 @@ async fn mig_instances_of_somebody_else_are_published_where_a_policy_says_so() {
     let claim = node.claim("c", &["gpu-0-mig-static-3g40gb-9-4"]);
     let prepared = node.prepare(&claim).await.unwrap();
     assert_eq!(prepared[0].device_name, "gpu-0-mig-static-3g40gb-9-4");
+    let told = |spec: &serde_json::Value| {
+        spec.to_string().contains("DIVVY_MIG_STATIC_GPU_0_MIG_STATIC_3G40GB_9_4=true")
+    };
+    assert!(node.cdi_files().values().any(told), "{:?}", node.cdi_files());
     node.unprepare(&claim).await.unwrap();
     assert_eq!(node.sim.inventory().gpus[&gpu].mig.as_ref().unwrap().instances.len(), 1, "it stays");
     plugin.stop().await;
