@@ -194,9 +194,15 @@ fn one_at_a_time(env: &Env) -> Result<()> {
         }
         Ok(runs("theirs")?.then_some(("theirs", "ours")))
     })?;
-    // By then the other would have started, too.
-    wait_withheld(env, gpu, true)?;
+    // The other driver is refused the GPU, or its neighbour has tainted it before it could be given out.
+    poll("the other driver kept away", NOTICED, || {
+        let refused = env.messages(loser).iter().any(|text| text.contains("is held by driver"));
+        Ok(refused || is_tainted(env, gpu)?)
+    })?;
     ensure!(!runs(loser)?, "one GPU is in two pods");
+    if winner == "theirs" {
+        wait_withheld(env, gpu, true)?;
+    }
     let end = |name: &str| {
         env.delete("Pod", name)?;
         env.wait_until_gone("Pod", name)?;
