@@ -10,6 +10,8 @@ const EVERYTHING: &str = r#"{"modes":["Whole","Mig","TimeSlicing"]}"#;
 const WHOLE: &str = r#"{"modes":["Whole"]}"#;
 const SHARES: &str = r#"{"modes":["TimeSlicing"]}"#;
 
+const PROFILES: &str = r#""1g.10gb","1g.10gb+me","1g.20gb","2g.20gb","3g.40gb","4g.40gb","7g.80gb""#;
+
 #[test]
 fn a_withdrawn_device_stays_for_as_long_as_a_write_may_take_and_what_replaces_it_is_there_at_once() {
     let mut cluster = Cluster::new("h100x1", WHOLE);
@@ -142,4 +144,43 @@ fn the_number_of_a_gpu_that_is_gone_is_free_when_no_claim_refers_to_it() {
     cluster.settle();
     assert_eq!(cluster.names(), ["gpu-0"]);
     assert_eq!(cluster.out.forget, [gpu].into());
+}
+
+#[test]
+fn a_number_is_kept_for_ten_rounds_of_questions_after_its_gpu_has_gone() {
+    let mut cluster = Cluster::new("h100x2", WHOLE);
+    let gpu = cluster.gpu(1);
+    cluster.inventory.gpus.remove(&gpu);
+    cluster.health.removed.insert(gpu.clone());
+    cluster.tell(Fact::Health(std::sync::Arc::new(cluster.health.clone())));
+    cluster.read();
+    let mut kept = 0;
+    while cluster.out.forget.is_empty() && kept < 1000 {
+        cluster.pass(Duration::from_secs(10));
+        cluster.answer(true);
+        kept += 10;
+    }
+    assert_eq!(kept, 300, "seconds");
+    assert_eq!(cluster.out.forget, [gpu].into());
+}
+
+#[test]
+fn a_new_process_asks_who_holds_what_before_it_publishes_less_than_an_earlier_one_may_have() {
+    let all_profiles = |modes: &str| format!(r#"{{"modes":[{modes}],"mig":{{"profiles":[{PROFILES}]}}}}"#);
+    for (rules, asks) in [
+        (all_profiles(r#""Whole","Mig","TimeSlicing""#), false),
+        (all_profiles(r#""Mig","TimeSlicing""#), true),
+        (all_profiles(r#""Whole","Mig""#), true),
+        (r#"{"modes":["Whole","TimeSlicing"]}"#.to_owned(), true),
+        (r#"{"modes":["Whole","Mig","TimeSlicing"],"mig":{"profiles":["3g.40gb"]}}"#.to_owned(), true),
+    ] {
+        let mut cluster = Cluster::new("h100x1", &rules);
+        cluster.begin();
+        assert_eq!((cluster.ask.is_some(), cluster.out.pool.is_none()), (asks, asks), "{rules}");
+        cluster.answer(false);
+        assert_eq!(cluster.out.pool.is_none(), asks, "{rules}");
+        cluster.pass(Duration::from_secs(5));
+        cluster.answer(true);
+        assert!(cluster.out.pool.is_some(), "{rules}");
+    }
 }
