@@ -1,5 +1,6 @@
 //! Pods with partitions when nothing goes wrong.
 
+use super::super::shares::is_withdrawn;
 use super::{
     Env, Pod, Result, Value, allocated, check, claim_for, create_pod, create_whole, end, ensure, everything,
     h100, is_partition, json, names, on, only, parent, partitions, poll, requests, run_pod,
@@ -149,7 +150,7 @@ pub(in crate::cases) fn ampere(env: &Env) -> Result<()> {
             let parts =
                 |device: &&Value| at(device, "attributes.parentUUID.string") == gpu && is_partition(device);
             Ok(devices.iter().any(|device| parts(&device))
-                && !devices.iter().any(|device| is_whole(device, gpu)))
+                && !devices.iter().any(|device| is_whole(device, gpu) && !is_withdrawn(device)))
         })?;
         for profile in profiles {
             let name = profile.replace('.', "-");
@@ -163,7 +164,8 @@ pub(in crate::cases) fn ampere(env: &Env) -> Result<()> {
     poll("whole GPUs again", PATIENCE, || {
         let devices = env.driver.devices()?;
         let all = env.driver.gpus().of_product("");
-        Ok(all.iter().all(|gpu| devices.iter().any(|device| is_whole(device, gpu))))
+        let offered = |gpu: &&str| devices.iter().any(|d| is_whole(d, gpu) && !is_withdrawn(d));
+        Ok(all.iter().all(offered))
     })
 }
 

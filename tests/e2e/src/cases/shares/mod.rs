@@ -102,7 +102,7 @@ fn offered(env: &Env, gpu: &str) -> Result<BTreeSet<String>> {
 }
 
 /// Whether the device is published only until no claim can have it.
-fn is_withdrawn(device: &Value) -> bool {
+pub(super) fn is_withdrawn(device: &Value) -> bool {
     let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
     taints.iter().any(|taint| at(taint, "key").as_str().is_some_and(|key| key == names::taints::WITHDRAWN))
 }
