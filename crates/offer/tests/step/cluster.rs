@@ -164,6 +164,11 @@ impl Cluster {
     }
 
     pub(crate) fn records(&mut self) {
+        self.records_with(|_| {});
+    }
+
+    /// What the records say, and more than that.
+    pub(crate) fn records_with(&mut self, more: impl FnOnce(&mut Records)) {
         let held = self.claims.iter().filter(|claim| claim.prepared).map(|claim| Held {
             claim: claimant(claim).name,
             hold: Hold {
@@ -178,7 +183,9 @@ impl Cluster {
             },
             lingering: false,
         });
-        let records = Records { ordinals: self.ordinals.clone(), held: held.collect(), ..Records::default() };
+        let mut records =
+            Records { ordinals: self.ordinals.clone(), held: held.collect(), ..Records::default() };
+        more(&mut records);
         self.tell(Fact::Records(records));
     }
 

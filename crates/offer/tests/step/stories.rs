@@ -184,3 +184,20 @@ fn a_new_process_asks_who_holds_what_before_it_publishes_less_than_an_earlier_on
         assert!(cluster.out.pool.is_some(), "{rules}");
     }
 }
+
+#[test]
+fn what_is_fenced_or_was_made_outside_divvy_keeps_claims_off_what_it_overlaps_and_nothing_else() {
+    let mut cluster = Cluster::new("h100x2", EVERYTHING);
+    let (one, other) = (cluster.gpu(0), cluster.gpu(1));
+    cluster.records_with(|records| records.fenced = [one].into());
+    assert_eq!(cluster.open().len(), 20);
+    assert!(cluster.open().iter().all(|name| name.starts_with("gpu-1")), "{:?}", cluster.open());
+    let at = divvy_model::mig::Placement { start: 0, size: 1 };
+    cluster.records_with(|records| records.foreign = vec![(other, at)]);
+    let open = cluster.open();
+    let is_open = |name: &str| open.contains(&name);
+    assert!(is_open("gpu-0") && is_open("gpu-1-mig-1g10gb-19-1"), "{open:?}");
+    assert!(!is_open("gpu-1") && !is_open("gpu-1-ts") && !is_open("gpu-1-mig-1g10gb-19-0"), "{open:?}");
+    cluster.records();
+    assert_eq!(cluster.open().len(), 2 * 20);
+}
