@@ -35,6 +35,7 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         mig_mode: mig_mode(library, handle)?,
         compute_mode: optional(library.compute_mode(handle))?.and_then(ComputeMode::from_nvml),
         addressing_mode: optional(library.addressing_mode(handle))?.and_then(addressing_mode),
+        c2c: optional(library.c2c_enabled(handle))?,
         module_id: optional(library.module_id(handle))?,
         nvlinks: nvlinks(library, handle)?,
         fabric: fabric(library, handle)?,

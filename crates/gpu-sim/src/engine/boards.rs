@@ -60,6 +60,7 @@ impl Engine {
                 addressing_mode: Some(
                     if profile.compute_capability.major >= 8 { "HMM" } else { "None" }.to_owned(),
                 ),
+                c2c: None,
                 module_id: profile.is_sxm().then(|| lowest_free(1, &taken(|g| g.facts.module_id))),
                 nvlinks: Vec::new(),
                 fabric: None,
