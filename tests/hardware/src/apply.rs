@@ -210,7 +210,7 @@ pub(crate) fn inside(file: &Path) -> Result<u8> {
         reached.filter(|(path, minor)| node(path, NVIDIA, *minor).is_ok()).map(|(p, _)| p).collect();
     cuda::check(|seen| {
         say(&serde_json::to_string(&Answer { seen: seen.clone(), reached })?)?;
-        // Until whoever looks at the GPU has looked.
+        // Until the parent has looked at the GPU.
         std::io::stdin().read_to_end(&mut Vec::new())?;
         Ok(())
     })?;

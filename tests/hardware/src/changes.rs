@@ -18,7 +18,7 @@ pub(crate) fn why_no_mig(facts: &GpuFacts) -> Option<String> {
     match facts.mig_mode {
         MigMode::Unsupported => Some(format!("{name} does no MIG")),
         MigMode::Supported { current: true, .. } => {
-            Some("MIG mode is on: somebody may count on it".to_owned())
+            Some("MIG mode is on, and something may count on it".to_owned())
         }
         MigMode::Supported { .. } if !facts.architecture.toggles_mig_without_reset() => {
             Some(format!("MIG mode of {name} changes with a reset only"))

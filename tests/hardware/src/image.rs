@@ -47,7 +47,11 @@ pub(crate) fn become_it(image: &Path, args: &Args) -> Result<u8> {
 /// The same flags, paths of the host as they are seen in the image. The hook is the one beside this program, if no other
 /// is named.
 fn flags(args: &Args, hook: PathBuf) -> Vec<OsString> {
-    let here = |path: &Path| below(Path::new(PREFIX), path).into_os_string();
+    // In the image there is no working folder.
+    let here = |path: &Path| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        below(Path::new(PREFIX), &path).into_os_string()
+    };
     let mut all: Vec<OsString> =
         vec!["--prefix".into(), PREFIX.into(), "--host-root".into(), here(&args.host_root)];
     // As the host names it.
@@ -94,6 +98,9 @@ mod tests {
         assert_eq!(inside.driver_root, path("/run/nvidia/driver"), "as the host names it");
         assert_eq!((inside.nvml_library, inside.capture), (path("/host/opt/nvml.so"), path("/host/tmp/out")));
         assert_eq!((inside.hook, inside.device_nodes), (path("/host/opt/hook"), path("/host/tmp/nodes")));
+        let relative = Args::parse_from(["divvy-hardware", "--capture", "out"]);
+        let out = below(Path::new(PREFIX), &std::env::current_dir().unwrap().join("out"));
+        assert!(flags(&relative, "/none".into()).contains(&out.into_os_string()));
         assert_eq!((inside.json, inside.read_only, inside.allow_changes), (true, false, true));
     }
 }

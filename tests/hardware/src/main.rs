@@ -24,9 +24,6 @@ use clap::Parser;
 
 use crate::report::{Check, Outcome, Report};
 
-/// There is no GPU, or no driver, on this machine.
-const NO_GPU: u8 = 3;
-
 /// Looks at a real NVIDIA GPU as divvy does. Exit status: 0 all was tried and is well, 1 something is not, 3 no GPU, 4 all
 /// that was tried is well, but not all was.
 #[derive(Debug, Parser)]
@@ -115,8 +112,7 @@ fn run(mut args: Args) -> u8 {
     match ended {
         Ok(()) => report.finish(),
         Err(why) => {
-            say(&format!("there is no NVIDIA GPU that can be used on this machine: {why:#}"));
-            NO_GPU
+            report.no_gpu(&format!("there is no NVIDIA GPU that can be used on this machine: {why:#}"))
         }
     }
 }

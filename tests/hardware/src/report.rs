@@ -76,6 +76,9 @@ const ALL: [Check; 19] = [
     TimeSlice,
 ];
 
+/// Exit status: there is no GPU, or no driver, on this machine.
+const NO_GPU: u8 = 3;
+
 /// Checks that change the GPU.
 pub(crate) const CHANGES: [Check; 4] = [MigMode, Partitions, PartitionClaim, TimeSlice];
 
@@ -170,6 +173,16 @@ impl Report {
     pub(crate) fn finish(mut self) -> u8 {
         self.not_tried(&ALL, "an earlier check ended the run");
         self.exit_status()
+    }
+
+    /// The list where there is nothing to look at.
+    pub(crate) fn no_gpu(mut self, why: &str) -> u8 {
+        if self.json {
+            self.not_tried(&ALL, why);
+        } else {
+            let _written = writeln!(std::io::stdout(), "{why}");
+        }
+        NO_GPU
     }
 
     fn exit_status(&self) -> u8 {

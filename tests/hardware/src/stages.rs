@@ -76,6 +76,10 @@ pub(crate) fn all(args: &Args, report: &mut Report) -> Result<()> {
     machine.read(report);
     if args.read_only {
         report.not_tried(&OF_A_CLAIM, "asked to read only (--read-only)");
+    } else if args.hook.is_none() {
+        let why = "there is no divvy-cdi-hook beside this program (--hook)";
+        report.not_tried(&OF_A_CLAIM, why);
+        report.not_tried(&CHANGES, why);
     } else if let Some(uuid) = machine.idle() {
         machine.whole(report, &uuid);
         if args.allow_changes && report.is_well() {
@@ -204,9 +208,7 @@ impl Machine<'_> {
         let no_root = "mount namespaces are not allowed here";
         match (ran.apart, container.hooks()) {
             (Some(false), _) => report.not_tried(&[Check::Hook, Check::Libcuda, Check::Isolation], no_root),
-            (_, 0) => {
-                report.not_tried(&[Check::Hook], "there is no divvy-cdi-hook beside this program (--hook)");
-            }
+            (_, 0) => report.note(Check::Hook, Outcome::Failed("the CDI file calls none".to_owned())),
             (None, _) => report.note(Check::Hook, Outcome::Failed(ran.error.clone())),
             (Some(true), hooks) => report.note(Check::Hook, Outcome::Ok(format!("{hooks} hooks ran"))),
         }
