@@ -226,5 +226,5 @@ fn what_a_script_changes_is_seen_by_a_process_that_runs() {
     mock_gpus(&nvml.path, &["remove", "0"]);
     assert_eq!(nvml.number("nvmlDeviceGetMinorNumber", l4).0, INVALID_ARGUMENT);
     assert_eq!(mock_gpus(&nvml.path, &["lose", "9"]), "mock-gpus: no GPU \"9\"\n");
-    assert!(mock_gpus(&nvml.path, &["add", "voodoo2"]).contains("known: a100-40, "));
+    assert!(mock_gpus(&nvml.path, &["add", "voodoo2"]).contains("known: a10, a100-40, "));
 }

@@ -33,7 +33,9 @@ const FIELDS: [(&str, &[&str]); 10] = [
 pub(crate) fn ask(driver: &Driver, prefix: &Path) -> Result<String> {
     let program = driver.nvidia_smi.as_ref().context("the driver comes without nvidia-smi")?;
     let seen = driver.root.see(Path::new("/"));
-    let whole = seen.join("dev/nvidiactl").exists() && seen.join("bin/sh").exists();
+    // Links lead where they do in that root.
+    let has = |path: &str| driver.root.resolve(Path::new(path)).is_ok_and(|found| found.is_some());
+    let whole = has("dev/nvidiactl") && has("bin/sh");
     let root = if whole { seen.as_path() } else { prefix };
     let inside = Path::new("/").join(program.strip_prefix(root).unwrap_or(program));
     let mut command = Command::new(std::env::current_exe()?);

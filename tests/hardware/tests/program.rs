@@ -13,6 +13,7 @@ use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -30,17 +31,17 @@ fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libnvidia_ml.so")
 }
 
-/// The hook program, which cargo puts beside the program once it is built.
-fn hook() -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_divvy-hardware"));
-    let hook = program.with_file_name("divvy-cdi-hook");
-    if !hook.exists() {
+/// The hook program. Cargo puts it beside the program, but does not build it for this test, or an old one is there.
+fn hook() -> &'static Path {
+    static HOOK: LazyLock<PathBuf> = LazyLock::new(|| {
+        let program = Path::new(env!("CARGO_BIN_EXE_divvy-hardware"));
         let release = program.parent().is_some_and(|folder| folder.ends_with("release"));
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--package", "divvy-cdi-hook"]).args(release.then_some("--release"));
+        cargo.args(["build", "--quiet", "--package", "divvy-cdi-hook"]).args(release.then_some("--release"));
         assert!(cargo.status().unwrap().success());
-    }
-    hook
+        program.with_file_name("divvy-cdi-hook")
+    });
+    &HOOK
 }
 
 /// Whether processes may have a mount namespace of their own, as the program needs it.
@@ -156,7 +157,7 @@ impl Machine {
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         let (library, host, nodes) = (text(&library()), text(&self.host()), text(&self.nodes));
         let args = ["--json", "--nvml-library", &library, "--driver-root", &host, "--host-root", &host];
-        let hook = text(&hook());
+        let hook = text(hook());
         let args = [&args[..], &["--device-nodes", &nodes, "--hook", &hook], flags].concat();
         // The mock library takes the path as it is.
         let state = format!("{prefix}{}", text(&self.state()));
