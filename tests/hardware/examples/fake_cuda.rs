@@ -1,6 +1,6 @@
 //! A `libcuda.so.1` without a GPU, for the tests of `divvy-hardware`: it sees the GPUs whose nodes are in `/dev`, and
 //! says of them what is written behind the library in its own file (`tests/program.rs` writes it there), a line for each:
-//! minor, UUID, PCI address, name, multiprocessors, bytes, compute capability.
+//! minor, UUID, PCI address, name, multiprocessors, bytes, compute capability, multiprocessors of its smallest partition.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -98,7 +98,9 @@ unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> c_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) -> c_int {
+    // With a node of a MIG capability it is a partition.
     let at = match which {
+        16 if Path::new("/dev/nvidia-caps").exists() => 8,
         16 => 4,
         75 => 6,
         76 => 7,

@@ -13,7 +13,7 @@ use divvy_kubelet_plugin::{Config, Deps, RunError};
 use divvy_model::GpuUuid;
 use divvy_nvml::{NvmlDriver, Session, SessionConfig};
 use divvy_telemetry::{MetricsRegistry, Readiness};
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -30,6 +30,8 @@ const PATIENCE: Duration = Duration::from_mins(1);
 pub(crate) struct Prepared {
     /// Its CDI document.
     pub(crate) cdi: Value,
+    /// Multiprocessors of its device, as published.
+    pub(crate) multiprocessors: Option<u32>,
     claim: ClaimRef,
     kubelet: FakeKubelet,
     plugin: JoinHandle<Result<(), RunError>>,
@@ -73,7 +75,9 @@ pub(crate) fn prepared(args: &crate::Args, library: &Path, want: Want<'_>) -> Re
         device.await.context("the GPU was not published")
     })?;
     let (pool, device) = published;
-    let results = vec![mk_result("gpu", DRIVER, &pool, &device)];
+    let published = device.capacity.as_ref().and_then(|all| all.get("multiprocessors"));
+    let multiprocessors = published.and_then(|capacity| capacity.value.0.parse().ok());
+    let results = vec![mk_result("gpu", DRIVER, &pool, &device.name)];
     let claim = allocated(mk_claim("default", "one", DRIVER, 1), results);
     let stored = api.put(&reserved(claim, "pod", "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab"))?;
     let claim = ClaimRef::new("default", "one", &stored.metadata.uid.context("a claim without UID")?);
@@ -86,7 +90,7 @@ pub(crate) fn prepared(args: &crate::Args, library: &Path, want: Want<'_>) -> Re
     let file = folder.path().join("cdi").join(format!("{DRIVER}-claim_{}.json", claim.uid));
     let cdi = serde_json::from_slice(&fs_err::read(file)?)?;
     drop(guard);
-    Ok(Prepared { cdi, claim, kubelet, plugin, stop, folder, runtime })
+    Ok(Prepared { cdi, multiprocessors, claim, kubelet, plugin, stop, folder, runtime })
 }
 
 fn config(args: &crate::Args, want: Want<'_>, kubelet: &FakeKubelet, folder: &Path) -> Result<Config> {
@@ -118,8 +122,8 @@ fn config(args: &crate::Args, want: Want<'_>, kubelet: &FakeKubelet, folder: &Pa
     Ok(Config::try_from(divvy_kubelet_plugin::Args::try_parse_from(flags)?)?)
 }
 
-/// Pool and name of the device.
-fn device_of(slices: &[ResourceSlice], want: Want<'_>) -> Option<(String, String)> {
+/// The device and its pool.
+fn device_of(slices: &[ResourceSlice], want: Want<'_>) -> Option<(String, Device)> {
     let wanted = match want {
         Want::Whole(gpu) => [("type", "gpu"), ("uuid", gpu.as_str())],
         Want::Partition(gpu) => [("type", "mig"), ("parentUUID", gpu.as_str())],
@@ -131,7 +135,7 @@ fn device_of(slices: &[ResourceSlice], want: Want<'_>) -> Option<(String, String
                 attribute.and_then(|a| a.string.as_deref()) == Some(value)
             })
         })?;
-        Some((slice.spec.pool.name.clone(), device.name.clone()))
+        Some((slice.spec.pool.name.clone(), device.clone()))
     })
 }
 

@@ -176,11 +176,13 @@ impl Machine<'_> {
         let prepared = self.prepared(Want::Partition(uuid));
         let ran = prepared.and_then(|prepared| {
             let used = self.used(&prepared, uuid, &mut |_| {});
-            prepared.let_go().and(used)
+            let published = prepared.multiprocessors;
+            prepared.let_go().and(used).map(|(_, ran)| (ran, published))
         });
         // The plugin leaves it on for the next claim.
         changes::set_mode(&self.nvml, uuid, false)?;
-        Ok(in_a_partition(&ran?.1))
+        let (ran, published) = ran?;
+        Ok(in_a_partition(&ran, published))
     }
 
     fn prepared(&self, want: Want<'_>) -> Result<Prepared> {
@@ -295,12 +297,17 @@ fn isolation(answer: &apply::Answer, gpus: usize) -> Outcome {
     }
 }
 
-fn in_a_partition(ran: &Ran) -> Outcome {
-    match &ran.answer {
-        Some(answer) if answer.seen.count == 1 => Outcome::Ok(format!("in a partition, {}", answer.seen)),
-        Some(answer) => Outcome::Failed(format!("one partition, and CUDA sees {}", answer.seen.count)),
-        None => Outcome::Failed(ran.error.clone()),
+fn in_a_partition(ran: &Ran, published: Option<u32>) -> Outcome {
+    let Some(answer) = &ran.answer else { return Outcome::Failed(ran.error.clone()) };
+    let (count, multiprocessors) = (answer.seen.count, answer.seen.multiprocessors);
+    let mut problems = Vec::new();
+    if count != 1 {
+        problems.push(format!("one partition was claimed, and CUDA sees {count}"));
     }
+    if published != Some(multiprocessors) {
+        problems.push(format!("{published:?} multiprocessors are published, CUDA says {multiprocessors}"));
+    }
+    Outcome::of(&problems, format!("in a partition of {multiprocessors} multiprocessors, {}", answer.seen))
 }
 
 #[cfg(test)]
@@ -329,6 +336,17 @@ mod tests {
         assert!(matches!(isolation(&answer(1, &[]), 2), Outcome::Ok(_)));
         assert!(matches!(isolation(&answer(2, &[]), 2), Outcome::Failed(_)));
         assert!(matches!(isolation(&answer(1, &["/dev/other"]), 2), Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn a_partition_has_the_multiprocessors_that_are_published() {
+        let ran = |count| Ran { answer: Some(answer(count, &[])), ..Ran::default() };
+        assert!(matches!(in_a_partition(&ran(1), Some(1)), Outcome::Ok(_)));
+        for (ran, published) in
+            [(ran(2), Some(1)), (ran(1), Some(14)), (ran(1), None), (Ran::default(), Some(1))]
+        {
+            assert!(matches!(in_a_partition(&ran, published), Outcome::Failed(_)));
+        }
     }
 
     #[test]

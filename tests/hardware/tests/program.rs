@@ -106,7 +106,10 @@ impl Machine {
                 (facts.minor.unwrap(), facts.multiprocessors.unwrap(), facts.memory_bytes.unwrap());
             let (major, rest) = (facts.compute_capability.major, facts.compute_capability.minor);
             let (pci, name) = (facts.pci_address, &facts.product_name);
-            writeln!(lines, "{minor}|{uuid}|{pci}|{name}|{sm}|{}|{major}|{rest}", memory / 100 * 99).unwrap();
+            let smallest =
+                gpu.mig.iter().flat_map(|mig| mig.capabilities.profiles()).map(|p| p.multiprocessors).min();
+            let (memory, smallest) = (memory / 100 * 99, smallest.unwrap_or(0));
+            writeln!(lines, "{minor}|{uuid}|{pci}|{name}|{sm}|{memory}|{major}|{rest}|{smallest}").unwrap();
         }
         bytes.extend(lines.into_bytes());
         fs_err::write(self.host().join("usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"), bytes).unwrap();
