@@ -52,7 +52,7 @@ impl SmiSlices {
         let known = inventory.as_ref().and_then(|inventory| inventory.gpus.get(gpu));
         let product = known.map_or("a GPU that does not answer now", |gpu| gpu.facts.product_name.as_str());
         let text = text.lines().next().unwrap_or_default();
-        format!("{gpu} ({product}) has none that can be set: {text}")
+        format!("{gpu} ({product}) has no time slice that can be set: {text}")
     }
 }
 

@@ -295,6 +295,7 @@ impl PrepareError {
             PrepareCause::Store(_) => "store",
             PrepareCause::Cdi(_) => "cdi",
             PrepareCause::Gone => "gone",
+            PrepareCause::Step { source, .. } if source.cause().retry == Retry::Never => "unsupported",
             PrepareCause::Step { .. } => "step",
             PrepareCause::Undo { first, .. } => first.category(),
         }
@@ -302,7 +303,11 @@ impl PrepareError {
 
     /// Whether nothing but a change by somebody helps: worth a condition on the claim.
     pub fn is_permanent(&self) -> bool {
-        matches!(&self.cause, PrepareCause::Refused(refusal) if refusal.retry() == Retry::Never)
+        match &self.cause {
+            PrepareCause::Refused(refusal) => refusal.retry() == Retry::Never,
+            PrepareCause::Step { source, .. } => source.cause().retry == Retry::Never,
+            _ => false,
+        }
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, ProcessOnGpu,
-    Record, Refusal, Retry, Snapshot, Stored,
+    Claim, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, ProcessOnGpu, Record, Refusal,
+    Retry, Snapshot, Stored, Why,
 };
-use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
+use divvy_model::{ClaimUid, DeviceKind, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
 use crate::run::Before;
 use crate::state::{Gpus, Records, Trace, Traced};
@@ -180,10 +180,8 @@ impl Executor {
             },
             Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
             Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => {
-                let blocker = match &refusal {
-                    Refusal::Fenced { gpu, .. } => Some(self.blocker(&seen.gpus, gpu, &claim.uid)),
-                    _ => None,
-                };
+                let fenced = refusal.gpu.as_ref().filter(|_| matches!(refusal.why, Why::Fenced(_)));
+                let blocker = fenced.map(|gpu| self.blocker(&seen.gpus, gpu, &claim.uid));
                 Ok(Attempt::Again(refusal.into(), blocker))
             }
             Decision::Refuse(refusal) => Err(refusal.into()),
@@ -293,22 +291,14 @@ impl Executor {
 
     /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.
     fn undo_first(&self, claim: &Claim, record: &Record) -> Result<Option<Refusal>, PrepareCause> {
-        let device = || record.devices.first().map(|d| (d.allocated.device.clone(), d.gpu.clone()));
-        let claim = claim.reference();
-        match self.release(record) {
-            Ok(Release::Released) => Ok(None),
-            Ok(Release::Blocked { why, .. }) => Ok(device().map(|(device, _)| Refusal::StillHeld {
-                claim,
-                device,
-                holder: record.reference(),
-                why,
-            })),
-            Err(Left::Steps { reason, .. }) => {
-                Ok(device().map(|(device, gpu)| Refusal::Fenced { claim, device, gpu, reason }))
-            }
-            Err(Left::Store(error)) => Err(error.into()),
-            Err(Left::Cdi(error)) => Err(error.into()),
-        }
+        let why = match self.release(record) {
+            Ok(Release::Released) => return Ok(None),
+            Ok(Release::Blocked { why, .. }) => Why::StillHeld { holder: record.reference(), why },
+            Err(Left::Steps { reason, .. }) => Why::Fenced(reason),
+            Err(Left::Store(error)) => return Err(error.into()),
+            Err(Left::Cdi(error)) => return Err(error.into()),
+        };
+        Ok(record.devices.first().map(|device| why.about(claim, device)))
     }
 
     /// Sees to it that holders who may go do go. No lock is held. An error if one of them will not; else the refusal
@@ -320,55 +310,30 @@ impl Executor {
         asked: &mut BTreeMap<ClaimUid, Duration>,
         until: Duration,
     ) -> Result<Refusal, Refusal> {
-        let mut why = None;
         // For all together: of a crowd of holders that others are at work on, none is waited for longer than of one.
         let at_work = self.parts.clock.now() + BRIEFLY;
         for holder in &wanted.holders {
-            let (uid, name) = match holder {
-                Holder::Record { claim, .. } => (&claim.uid, Some(claim)),
-                Holder::Unreadable { claim, .. } => (claim, None),
-            };
+            let (uid, name) = holder.claim();
             let now = self.parts.clock.now();
-            let ask = asked.get(uid).is_none_or(|last| now >= *last + ASK_AGAIN);
-            match holder {
-                Holder::Record { claim: holder, device, leaving, clash } => {
-                    if ask && leaving.is_none() {
-                        asked.insert(uid.clone(), now);
-                        if let Lookup::Found(found) = self.parts.claims.look_up(uid, name, until)
-                            && found.allocates(device)
-                        {
-                            return Err(in_use(claim, wanted, holder, device, *clash));
-                        }
-                    }
-                    // Only finishes what was unprepared or cut short; a live holder is left alone.
-                    drop(self.finish(uid, at_work));
-                    why.get_or_insert_with(|| Refusal::StillHeld {
-                        claim: claim.reference(),
-                        device: wanted.device.clone(),
-                        holder: holder.clone(),
-                        why: leaving.clone().unwrap_or_else(|| "it has not been unprepared yet".to_owned()),
-                    });
+            let is_leaving = matches!(holder, Holder::Record { leaving: Some(_), .. });
+            let mut found = Lookup::Unknown(String::new());
+            if !is_leaving && asked.get(uid).is_none_or(|last| now >= *last + ASK_AGAIN) {
+                asked.insert(uid.clone(), now);
+                found = self.parts.claims.look_up(uid, name, until);
+            }
+            match (holder, found) {
+                (Holder::Record { device, .. }, Lookup::Found(found)) if found.allocates(device) => {
+                    return Err(holder.refusal(claim, wanted, true));
                 }
-                Holder::Unreadable { reason, .. } => {
-                    if ask {
-                        asked.insert(uid.clone(), now);
-                        match self.parts.claims.look_up(uid, name, until) {
-                            Lookup::Found(found) => drop(self.rebuild(uid, Some(&found))),
-                            Lookup::Gone => drop(self.rebuild(uid, None)),
-                            Lookup::Unknown(_) => {}
-                        }
-                    }
-                    why.get_or_insert_with(|| Refusal::UnreadableHolder {
-                        claim: claim.reference(),
-                        device: wanted.device.clone(),
-                        gpu: wanted.gpu.clone(),
-                        holder: uid.to_string(),
-                        reason: reason.clone(),
-                    });
-                }
+                // Only finishes what was unprepared or cut short; a live holder is left alone.
+                (Holder::Record { .. }, _) => drop(self.finish(uid, at_work)),
+                (Holder::Unreadable { .. }, Lookup::Found(found)) => drop(self.rebuild(uid, Some(&found))),
+                (Holder::Unreadable { .. }, Lookup::Gone) => drop(self.rebuild(uid, None)),
+                (Holder::Unreadable { .. }, Lookup::Unknown(_)) => {}
             }
         }
-        Ok(why.unwrap_or(Refusal::NoInventory))
+        let first = wanted.holders.first().map(|holder| holder.refusal(claim, wanted, false));
+        Ok(first.unwrap_or_else(|| Why::NoInventory.of(claim, None, None)))
     }
 
     pub(crate) fn lock_claim(&self, uid: &ClaimUid, until: Duration) -> Result<LockGuard, LockError> {
@@ -401,24 +366,11 @@ impl Executor {
     }
 }
 
-/// What a claim is told of a holder that is in use.
-fn in_use(claim: &Claim, wanted: &Holders, holder: &ClaimRef, held: &DeviceName, clash: Clash) -> Refusal {
-    let (claim, device, gpu) = (claim.reference(), wanted.device.clone(), wanted.gpu.clone());
-    let (holder, held) = (holder.clone(), held.clone());
-    match clash {
-        Clash::Device => Refusal::HeldByLiveClaim { claim, device, holder, held },
-        Clash::Mode => Refusal::ModeConflict { claim, device, gpu, holder, held },
-        Clash::TimeSlice { wanted, found } => {
-            Refusal::TimeSliceConflict { claim, device, gpu, wanted, holder, found }
-        }
-    }
-}
-
 /// Missing driver files or device nodes may be on their way; nothing has been left behind.
 fn again_if_transient(cause: PrepareCause) -> Result<Attempt, PrepareCause> {
     match &cause {
         PrepareCause::Cdi(source) if source.is_transient() => Ok(Attempt::Again(cause, None)),
-        PrepareCause::Step { source, .. } if source.cause().soon => Ok(Attempt::Again(cause, None)),
+        PrepareCause::Step { source, .. } if source.cause().is_passing() => Ok(Attempt::Again(cause, None)),
         _ => Err(cause),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored};
+use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored, Why};
 use divvy_model::ClaimUid;
 
 use crate::run::Before;
@@ -155,7 +155,8 @@ impl Executor {
     fn execute_again(&self, mut record: Record, until: Duration) -> Result<(), PrepareCause> {
         if self.parts.inventory.inventory().is_none() {
             // The record stays as it is, and is carried out as soon as the driver answers.
-            return Err(Refusal::NoInventory.into());
+            let claim = record.reference();
+            return Err(Refusal { claim, device: None, gpu: None, why: Why::NoInventory }.into());
         }
         let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), until)?;
         let earlier = Before::OtherBoot(record.clone());

@@ -163,7 +163,7 @@ impl Executor {
             steps.undo(step, outcome).map_err(|error| Stuck {
                 reason: format!("undoing the step to {step} failed: {}", chain(&error)),
                 certain: matches!(error, StepError::NotDone(_)),
-                soon: matches!(error, StepError::Unknown(_)) || error.cause().soon,
+                soon: matches!(error, StepError::Unknown(_)) || error.cause().is_passing(),
             })?;
             state.progress = Progress::Undone;
         }

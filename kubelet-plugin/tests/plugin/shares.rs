@@ -78,7 +78,10 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
 
     let other = shares(&node, "other", &["s-3"], Some("Short"));
     let refused = node.prepare(&other).await.unwrap_err();
-    assert!(refused.contains("asks for time slice Short, but claim default/first"), "{refused}");
+    assert!(
+        refused.contains("asks for time slice Short, but Long is set for claim default/first"),
+        "{refused}"
+    );
     let second = shares(&node, "second", &["s-4"], None);
     node.prepare(&second).await.unwrap();
     let whole = node.claim("whole", &["gpu-0"]);
@@ -132,7 +135,7 @@ async fn a_card_without_time_slices_is_named() {
     let gpu = node.sim.uuids().remove(0);
     assert!(
         refused.contains(&format!(
-            "asks for time slice Long, but {gpu} (NVIDIA H100 80GB HBM3) has none that can be set"
+            "{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set (leave timeSlicing out"
         )),
         "{refused}"
     );

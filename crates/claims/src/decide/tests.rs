@@ -122,7 +122,7 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
         (
             "newer-state",
             format!(
-                "device gpu-0 of claim ns/claim-b (UID b): {} is held by claim UID x, whose record was written by a later divvy (version 2) (run that version again, or delete the pod and claim named last)",
+                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is held by claim UID x, whose record was written by a later divvy (version 2) (run that version again, or delete the pod and claim named last)",
                 gpu(0)
             )
         )
@@ -130,7 +130,7 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
     world.records.insert("b".parse().unwrap(), newer(vec![gpu(1)]));
     assert_eq!(
         world.refusal(&c).1,
-        "the record of claim ns/claim-b (UID b) was written by a later divvy (version 2); it is left untouched (run that version again, or delete the pod and the claim)"
+        "claim ns/claim-b (UID b): its record was written by a later divvy (version 2); it is left untouched (run that version again, or delete the pod and the claim)"
     );
     world.records =
         BTreeMap::from([("b".parse().unwrap(), Arc::new(Stored::Corrupt { reason: String::new() }))]);
@@ -146,27 +146,33 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "device-gone",
             format!(
-                "device gpu-3 of claim ns/claim-a (UID a) is gone: {} does not answer on this node (delete the pod and the claim to be scheduled anew, or bring the GPU back)",
+                "device gpu-3 ({}) of claim ns/claim-a (UID a): its GPU is gone: it does not answer on this node (delete the pod and the claim, so that they are scheduled anew, or bring the GPU back)",
                 gpu(3)
             )
         )
     );
     assert_eq!(
         refused("gpu-4"),
-        ("gpu-unreadable", format!("device gpu-4 of claim ns/claim-a (UID a): {} cannot be read", gpu(4)))
+        (
+            "gpu-unreadable",
+            format!(
+                "device gpu-4 ({}) of claim ns/claim-a (UID a): its GPU cannot be read (see the node plugin's log; nvidia-smi must work on the node)",
+                gpu(4)
+            )
+        )
     );
     assert_eq!(
         refused("gpu-9"),
         (
             "unknown-device",
-            "device gpu-9 of claim ns/claim-a (UID a) is no GPU this node knows: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+            "device gpu-9 of claim ns/claim-a (UID a): no GPU of this node has this number: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)".to_owned()
         )
     );
     assert_eq!(
         refused("nic-0"),
         (
             "unknown-device",
-            "claim ns/claim-a (UID a) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+            "device nic-0 of claim ns/claim-a (UID a): this driver publishes no such device (delete the pod and the claim, so that they are scheduled anew)".to_owned()
         )
     );
     assert_eq!(
@@ -174,7 +180,7 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "wrong-mode",
             format!(
-                "device gpu-2 of claim ns/claim-a (UID a) is a whole GPU, but MIG mode of {0} is on (turn it off with `nvidia-smi -i {0} -mig 0`, or delete the pod and the claim)",
+                "device gpu-2 ({0}) of claim ns/claim-a (UID a): it is not a partition, but MIG mode of its GPU is on (turn it off with `nvidia-smi -i {0} -mig 0`, or delete the pod and the claim, so that they are scheduled anew)",
                 gpu(2)
             )
         )
@@ -183,7 +189,10 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         world.refusal(&claim("a", vec![result("one", "gpu-0"), result("two", "gpu-0")])),
         (
             "allocated-twice",
-            "claim ns/claim-a (UID a) has device gpu-0 allocated twice (this is a fault of the scheduler: delete the pod and the claim)".to_owned()
+            format!(
+                "device gpu-0 ({}) of claim ns/claim-a (UID a): the claim has it allocated twice (this is a fault of the scheduler: delete the pod and the claim)",
+                gpu(0)
+            )
         )
     );
     plan(world.decide(&claim("a", vec![result("one", "gpu-0"), admin(result("two", "gpu-0"))])));
@@ -207,7 +216,7 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
         (
             "fenced",
             format!(
-                "device gpu-0 of claim ns/claim-b (UID b): {} is fenced, since an earlier change has an unknown outcome: a call hangs (it is looked at again by itself; a reboot settles it)",
+                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is fenced, since an earlier change has an unknown outcome: a call hangs (it is looked at again by itself; a reboot settles it)",
                 gpu(0)
             )
         )
@@ -245,7 +254,10 @@ fn without_an_inventory_nothing_is_known_to_be_gone() {
             assert_eq!(refusal.retry(), crate::Retry::Soon);
             assert_eq!(
                 refusal.to_string(),
-                "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+                format!(
+                    "device gpu-3 ({}) of claim ns/claim-a (UID a): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)",
+                    gpu(3)
+                )
             );
         }
         other => panic!("{other:?}"),

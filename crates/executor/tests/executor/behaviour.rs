@@ -133,7 +133,10 @@ fn a_live_holder_keeps_its_gpu_and_one_that_does_not_leave_is_named_after_forty_
     assert!(error.is_permanent());
     assert_eq!(
         chain(&error),
-        "device gpu-0 of claim ns/b (UID uid-b) is held by claim ns/a (UID uid-a), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)"
+        format!(
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is held by claim ns/a (UID uid-a), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
+            world.gpu(0)
+        )
     );
     world.lock().api.clear();
     let began = world.lock().now;
@@ -141,7 +144,10 @@ fn a_live_holder_keeps_its_gpu_and_one_that_does_not_leave_is_named_after_forty_
     assert!(!error.is_permanent());
     assert_eq!(
         chain(&error),
-        "device gpu-0 of claim ns/b (UID uid-b) is still held by claim ns/a (UID uid-a), which no longer has it allocated: it has not been unprepared yet (it is handed over when its last container is gone)"
+        format!(
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is still held by claim ns/a (UID uid-a), which no longer has it allocated: it has not been unprepared yet (it is handed over when its last container is gone)",
+            world.gpu(0)
+        )
     );
     let took = world.lock().now.saturating_sub(began);
     assert!((secs(40)..secs(41)).contains(&took), "{took:?}");
