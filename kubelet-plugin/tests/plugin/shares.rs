@@ -135,7 +135,7 @@ async fn a_card_without_time_slices_is_named() {
     let gpu = node.sim.uuids().remove(0);
     assert!(
         refused.contains(&format!(
-            "{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set (leave timeSlicing out"
+            "{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set"
         )),
         "{refused}"
     );
