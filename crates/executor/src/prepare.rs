@@ -12,10 +12,9 @@ use divvy_claims::{
 use divvy_model::{ClaimUid, DeviceKind, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
 use crate::run::Before;
-use crate::state::{Gpus, Records, Trace, Traced};
+use crate::state::{Gpus, Records};
 use crate::unprepare::{BRIEFLY, Release};
 use crate::unwind::Left;
-use crate::waiting::Waiting;
 use crate::{
     Call, Event, Executor, LockError, LockGuard, LockName, Lookup, PrepareCause, PrepareError, StoreError,
 };
@@ -73,14 +72,13 @@ impl Executor {
     /// Prepares a claim; the answer is what the kubelet is told. Blocks: everything that can pass within seconds is tried
     /// again inside the call. Calls for one claim may come at once; they take turns.
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
-        self.try_until_done(claim, call).map_err(|cause| cause.of(claim.reference()))
+        self.try_until_done(claim, call).map_err(|cause| PrepareError { claim: claim.reference(), cause })
     }
 
     fn try_until_done(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareCause> {
-        let give_up = call.until.min(call.received + self.config.timing.hand_over);
+        let give_up = call.give_up(self.config.timing.hand_over);
         let mut claim = Cow::Borrowed(claim);
         let mut asked = BTreeMap::new();
-        let mut waiting = Waiting::new(self, call, give_up);
         // What the claim has allocated was read just before the call.
         let mut is_fresh = true;
         loop {
@@ -109,12 +107,12 @@ impl Executor {
                         Some(Blocker::Claim(uid)) => drop(self.finish(&uid, until)),
                         Some(Blocker::Gpu(gpu)) => self.repair_gpu(&gpu, until),
                         // What the attempt itself wrote and took back is no reason to try again at once.
-                        None => seen = waiting.forget(),
+                        None => seen = self.state.records_stamp(),
                     }
                     why
                 }
             };
-            waiting.until_worth_another_look(begun, seen, why)?;
+            self.wait_for_change(call, begun, seen, why)?;
             is_fresh = false;
         }
     }
@@ -150,7 +148,7 @@ impl Executor {
 
     fn attempt(&self, claim: &Claim, call: &Call, is_fresh: bool) -> Result<Attempt, PrepareCause> {
         let _claim_lock = self.lock_claim(&claim.uid, call.until)?;
-        if let Some(tombstone) = self.state.trace(Traced::Unprepare, &claim.uid)?
+        if let Some(tombstone) = self.state.tombstone(&claim.uid)?
             && tombstone.boot == self.config.boot
             && tombstone.at >= call.received
         {
@@ -172,8 +170,7 @@ impl Executor {
             }
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
                 Ok(_) => {
-                    self.note_repeat(&claim.uid, call);
-                    self.note_pods(claim, own.fine());
+                    self.note_again(claim, own.fine(), call);
                     Ok(Attempt::Done(prepared))
                 }
                 Err(error) => again_if_transient(error.into()),
@@ -252,27 +249,22 @@ impl Executor {
         claims.find(|uid| uid != own).map_or_else(|| Blocker::Gpu(gpu.clone()), Blocker::Claim)
     }
 
-    /// Keeps unprepares that arrived before from undoing the claim: its record tells of its first prepare only. A full
-    /// disk must not keep a claim from its next pod.
-    fn note_repeat(&self, uid: &ClaimUid, call: &Call) {
-        let trace = Trace { boot: self.config.boot.clone(), at: call.received };
-        if let Err(error) = self.state.write_trace(Traced::RepeatedPrepare, uid, &trace) {
-            tracing::warn!(
-                claim.uid = %uid,
-                error = crate::chain(&error),
-                "prepared again without a trace: an unprepare of it that is still under way may come after"
-            );
+    /// A claim that is prepared already was asked for again: its record says when, which keeps unprepares that arrived
+    /// before from undoing it, and for which pods. A full disk must not keep a claim from its next pod.
+    fn note_again(&self, claim: &Claim, record: Option<&Record>, call: &Call) {
+        let Some(record) = record else { return };
+        let mut again = Record { received: record.received.max(Some(call.received)), ..record.clone() };
+        if !claim.pods.is_empty() {
+            again.pods.clone_from(&claim.pods);
         }
-    }
-
-    /// Other pods use the claim than those that the record tells. For people, and to know its processes: a full disk must
-    /// not keep a claim from them.
-    fn note_pods(&self, claim: &Claim, record: Option<&Record>) {
-        let is_news = |record: &&Record| !claim.pods.is_empty() && record.pods != claim.pods;
-        let Some(record) = record.filter(is_news) else { return };
-        let record = Record { pods: claim.pods.clone(), ..record.clone() };
-        if let Err(error) = self.state.write_record(&record) {
-            tracing::warn!(claim.uid = %claim.uid, error = crate::chain(&error), "its new pods are not on record");
+        if again != *record
+            && let Err(error) = self.state.write_record(&again)
+        {
+            tracing::warn!(
+                claim.uid = %claim.uid,
+                error = crate::chain(&error),
+                "prepared again, which is not on record: an unprepare of it that is still under way may come after"
+            );
         }
     }
 

@@ -9,7 +9,7 @@ use divvy_model::ClaimUid;
 use crate::run::Before;
 use crate::state::Records;
 use crate::unprepare::{BRIEFLY, gpus_of_record};
-use crate::{Event, Executor, LockError, Lookup, PrepareCause, Report, chain};
+use crate::{Event, Executor, LockError, Lookup, PrepareCause, PrepareError, Report, chain};
 
 /// Which CDI files are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Executor {
             let reference = record.reference();
             return match self.execute_again(record, now + EXECUTE_AGAIN) {
                 Ok(()) => Some(Event::ExecutedAgain { claim: uid.clone() }),
-                Err(cause) => failed(chain(&cause.of(reference))),
+                Err(cause) => failed(chain(&PrepareError { claim: reference, cause })),
             };
         }
         if let Err(error) = self.own_instances(&record) {

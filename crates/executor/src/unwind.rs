@@ -56,7 +56,6 @@ impl Executor {
     /// Undoes what a failed prepare made, in the same call, and leaves what was there before it; reports both errors if
     /// that fails too.
     pub(crate) fn take_back(&self, record: Record, first: PrepareCause, before: &Before) -> PrepareCause {
-        let claim = record.reference();
         let done = match before {
             Before::Nothing => self.unwind(record),
             Before::OtherBoot(earlier) if !record.steps.is_empty() => self.unwind_to(record, earlier),
@@ -68,7 +67,7 @@ impl Executor {
         };
         match done {
             Ok(()) => first,
-            Err(left) => PrepareCause::Undo { first: Box::new(first.of(claim)), undo: left.to_string() },
+            Err(left) => PrepareCause::Undo { first: Box::new(first), undo: left.to_string() },
         }
     }
 

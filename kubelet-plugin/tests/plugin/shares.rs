@@ -134,9 +134,7 @@ async fn a_card_without_time_slices_is_named() {
     let refused = node.prepare(&claim).await.unwrap_err();
     let gpu = node.sim.uuids().remove(0);
     assert!(
-        refused.contains(&format!(
-            "{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set"
-        )),
+        refused.contains(&format!("{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set")),
         "{refused}"
     );
     assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));

@@ -54,8 +54,7 @@ fn without_a_driver_a_prepare_waits_for_it_and_then_says_so() {
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-0 ({}) of claim ns/a (UID uid-a): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)",
-            gpu
+            "device gpu-0 ({gpu}) of claim ns/a (UID uid-a): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
         )
     );
     let machine = world.clone();
