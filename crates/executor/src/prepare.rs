@@ -314,7 +314,7 @@ impl Executor {
                 found = self.parts.claims.look_up(uid, name, until);
             }
             match (holder, found) {
-                (Holder::Record { device, .. }, Lookup::Found(found)) if found.allocates(device) => {
+                (_, Lookup::Found(found)) if holder.is_in_use(&found) => {
                     return Err(holder.refusal(claim, wanted, true));
                 }
                 // Only finishes what was unprepared or cut short; a live holder is left alone.

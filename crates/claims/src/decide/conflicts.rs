@@ -66,11 +66,15 @@ impl Holder {
         }
     }
 
-    /// What a claim is refused for that this holder is in the way of. `allocated`: the API says that the holder has its
-    /// device.
-    pub fn refusal(&self, claim: &Claim, wanted: &Holders, allocated: bool) -> Refusal {
+    /// Whether its claim, as the API has it now, has the device allocated: then nothing but its end helps.
+    pub fn is_in_use(&self, found: &Claim) -> bool {
+        matches!(self, Self::Record { device, .. } if found.allocates(device))
+    }
+
+    /// What a claim is refused for that this holder is in the way of.
+    pub fn refusal(&self, claim: &Claim, wanted: &Holders, in_use: bool) -> Refusal {
         let why = match self {
-            Self::Record { claim: holder, device, clash, .. } if allocated => {
+            Self::Record { claim: holder, device, clash, .. } if in_use => {
                 Why::InUse { holder: holder.clone(), held: device.clone(), clash: *clash }
             }
             Self::Record { claim: holder, leaving, .. } => Why::StillHeld {

@@ -138,6 +138,61 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
 }
 
 #[test]
+fn a_holder_that_has_its_device_allocated_is_in_use_and_each_clash_has_its_words() {
+    let mut world = World::new();
+    let first = claim("a", vec![result("main", "gpu-0")]);
+    let record = world.record(&first, Phase::Prepared);
+    world.keep(record);
+    let second = claim("b", vec![result("main", "gpu-0")]);
+    let Decision::Wait(holders) = world.decide(&second) else { panic!("nothing is waited for") };
+    let [holder] = &holders.holders[..] else { panic!("{holders:?}") };
+    assert!(holder.is_in_use(&first));
+    assert!(!holder.is_in_use(&claim("a", vec![result("main", "gpu-1")])), "allocated anew elsewhere");
+    let kind = |in_use| holder.refusal(&second, &holders, in_use).why.kind();
+    assert_eq!(kind(true), ("conflict", Retry::Never));
+    assert_eq!(kind(false), ("held", Retry::Later));
+    let Holder::Record { claim: of, device, .. } = holder.clone() else { panic!("{holder:?}") };
+    let (wanted, found) = (TimeSlice::Short, TimeSlice::Long);
+    let clashes = [
+        (
+            Clash::Mode,
+            "mode-conflict",
+            "it needs its GPU for itself or in another mode than claim ns/claim-a",
+        ),
+        (
+            Clash::TimeSlice { wanted, found },
+            "time-slice-conflict",
+            "it asks for time slice Short, but Long is set for claim ns/claim-a",
+        ),
+    ];
+    for (clash, category, words) in clashes {
+        let other = Holder::Record { claim: of.clone(), device: device.clone(), leaving: None, clash };
+        let refusal = other.refusal(&second, &holders, true);
+        assert_eq!(refusal.category(), category);
+        assert!(refusal.to_string().contains(words), "{refusal}");
+    }
+    let unreadable = Holder::Unreadable { claim: "x".parse().unwrap(), reason: String::new() };
+    assert!(!unreadable.is_in_use(&first));
+}
+
+#[test]
+fn a_claim_without_a_record_for_which_an_instance_was_made_in_this_boot_is_made_again() {
+    let mut world = World::new();
+    let c = claim("a", vec![result("main", "gpu-0")]);
+    let mut note = |claim: &str, boot: &str| {
+        let step = Step::CreatePartition { gpu: gpu(0), profile: 19, start: 0, size: 1 };
+        let state = StepState { step, progress: Progress::Intended { before: Vec::new() } };
+        let (claim, boot) = (claim.parse().unwrap(), boot.parse().unwrap());
+        let instances = vec![crate::OwnedInstance { claim, boot, state }];
+        world.gpus.insert(gpu(0), Arc::new(Stored::Fine(GpuState { instances, ..GpuState::default() })));
+        world.decide(&c)
+    };
+    assert!(matches!(note("a", "boot-1"), Decision::Rebuild));
+    assert!(!matches!(note("b", "boot-1"), Decision::Rebuild), "of another claim");
+    assert!(!matches!(note("a", "boot-0"), Decision::Rebuild), "a reboot has removed it");
+}
+
+#[test]
 fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
     let world = World::new();
     let refused = |device: &str| world.refusal(&claim("a", vec![result("main", device)]));
