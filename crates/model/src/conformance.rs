@@ -62,11 +62,8 @@ impl Checks {
         self.check(crate::normalise_version(version).is_some(), || {
             format!("driver version {version:?} can be normalised")
         });
-        self.check(system.nvml_version.ends_with(version), || {
-            format!("NVML version {:?} ends in driver version {version:?}", system.nvml_version)
-        });
-        self.check(system.cuda_version.major >= 9, || {
-            format!("CUDA version {} is plausible", system.cuda_version)
+        self.check(system.cuda_version.is_none_or(|cuda| cuda.major >= 9), || {
+            format!("CUDA version {:?} is plausible", system.cuda_version)
         });
         if let Some(expected) = &expect.driver_version {
             self.check(version == expected, || format!("driver version is {expected}, got {version}"));

@@ -16,6 +16,8 @@ mod wait;
 mod workers;
 
 #[cfg(test)]
+mod driver_tests;
+#[cfg(test)]
 mod health_tests;
 #[cfg(test)]
 mod mig_tests;
