@@ -272,7 +272,8 @@ pub struct GpuFacts {
     pub compute_capability: ComputeCapability,
     /// Total memory in bytes; `None` where NVML says NOT_SUPPORTED (coherent integrated GPUs).
     pub memory_bytes: Option<u64>,
-    /// Streaming multiprocessors of the whole GPU; `None` if unknown.
+    /// Streaming multiprocessors of the whole GPU; `None` if unknown. NVML does not count them while MIG mode is on: an
+    /// inventory has what it knew before then, or those of the largest profile.
     pub multiprocessors: Option<u32>,
     /// PCI address.
     pub pci_address: PciAddress,

@@ -1,12 +1,12 @@
 //! Drivers that answer oddly, or not as the newest does.
 
-use divvy_gpu_sim::Fault;
+use divvy_gpu_sim::{Engine, Fault};
 use divvy_model::health::GpuVitals;
-use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, GpuProcess, HostTopology, Inventory};
+use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, GpuProcess, HostTopology, Inventory, MigMode};
 use nvidia_ml::GENERATIONS;
 
-use crate::read_inventory;
 use crate::test_library::TestLibrary;
+use crate::{read_inventory, read_inventory_after};
 
 /// Questions that a GPU is usable without.
 const UNIMPORTANT: [&str; 21] = [
@@ -100,6 +100,23 @@ fn a_mig_profile_whose_placements_cannot_be_told_costs_that_profile_only() {
         let known = library.state.read().unwrap().mig_capabilities(&uuid).unwrap();
         assert_eq!(told.profiles(), &known.profiles()[1..], "{code}");
     }
+}
+
+#[test]
+fn multiprocessors_stay_known_while_mig_mode_is_on() {
+    let library = TestLibrary::new("a100-40x1,h100x1");
+    let uuids = library.uuids();
+    let driver = library.open();
+    let count = |before: Option<&Inventory>| {
+        let seen = read_inventory_after(&driver, &|_| HostTopology::default(), before).unwrap();
+        (uuids.iter().map(|uuid| seen.gpus[uuid].facts.multiprocessors).collect::<Vec<_>>(), seen)
+    };
+    let (off, before) = count(None);
+    let on = MigMode::Supported { current: true, pending: true };
+    let switch = |e: &mut Engine| uuids.iter().for_each(|uuid| e.gpu(uuid).unwrap().facts.mig_mode = on);
+    library.state.edit(switch).unwrap();
+    assert_eq!((&off[..], count(Some(&before)).0), (&[Some(108), Some(132)][..], off.clone()));
+    assert_eq!(count(None).0, [Some(98), Some(132)], "of the largest profile, where nothing was known");
 }
 
 #[test]

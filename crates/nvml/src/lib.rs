@@ -20,6 +20,8 @@ mod driver_tests;
 #[cfg(test)]
 mod health_tests;
 #[cfg(test)]
+mod matrix_tests;
+#[cfg(test)]
 mod mig_tests;
 #[cfg(test)]
 mod session_tests;

@@ -30,6 +30,7 @@ pub(super) fn raw_action(action: RecoveryAction) -> c_uint {
         RecoveryAction::Reboot => 2,
         RecoveryAction::DrainPeers => 3,
         RecoveryAction::DrainAndReset => 4,
+        RecoveryAction::RecoverImexDomain => 5,
         RecoveryAction::Unknown(raw) => raw,
     }
 }
