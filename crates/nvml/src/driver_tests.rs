@@ -103,6 +103,14 @@ fn a_mig_profile_whose_placements_cannot_be_told_costs_that_profile_only() {
 }
 
 #[test]
+fn why_no_mig_profile_can_be_placed_is_said() {
+    let placements = ["nvmlDeviceGetGpuInstancePossiblePlacements_v2"];
+    let library = TestLibrary::answering("h100x1", &placements, GpuErrorCode::NO_PERMISSION);
+    let error = library.open().mig_capabilities(&library.uuids()[0]).unwrap_err();
+    assert_eq!(error.code, GpuErrorCode::NO_PERMISSION);
+}
+
+#[test]
 fn multiprocessors_stay_known_while_mig_mode_is_on() {
     let library = TestLibrary::new("a100-40x1,h100x1");
     let uuids = library.uuids();

@@ -49,8 +49,13 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
         MigMode::Supported { .. } => {}
     }
     let mut profiles = Vec::new();
+    let mut untold = None;
     for (index, info) in by_index(|index| library.gpu_instance_profile(gpu, index))? {
         let id = GpuInstanceProfileId(info.id);
+        let placements = library.placements(gpu, id);
+        if let Err(failure) = &placements {
+            untold.get_or_insert(failure.clone());
+        }
         profiles.push(GpuInstanceProfile {
             id,
             index: GpuInstanceProfileIndex(index),
@@ -61,14 +66,14 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
             max_instances: info.instances,
             // Some profiles have none on some boards. Where it cannot be told only this profile cannot be placed.
             placements: library
-                .optional(Some(gpu), "placements of a MIG profile", library.placements(gpu, id))?
+                .optional(Some(gpu), "placements of a MIG profile", placements)?
                 .unwrap_or_default(),
             driver_name: info.name.filter(|name| !name.is_empty()),
         });
     }
     let capabilities = MigCapabilities::new(facts::memory(library, gpu)?.unwrap_or(0), profiles);
     if capabilities.profiles().is_empty() {
-        return Err(not_supported(Some("NVML tells no MIG profile")));
+        return Err(untold.unwrap_or_else(|| not_supported(Some("NVML tells no MIG profile"))));
     }
     Ok(capabilities)
 }
