@@ -58,7 +58,14 @@ impl SmiSlices {
 
 impl TimeSlices for SmiSlices {
     fn read(&self, gpu: &GpuUuid, until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
-        self.run(gpu, until, |driver, within| self.smi.time_slice(driver, gpu, within))
+        self.run(gpu, until, |driver, within| match self.smi.time_slice(driver, gpu, within) {
+            // What it was is not known then, and setting it says whether it can be set.
+            Err(error @ (SmiError::Refused { .. } | SmiError::Unclear { .. })) => {
+                tracing::warn!(%gpu, error = %crate::chain(&error), "the time slice cannot be read: taken for the default");
+                Ok(None)
+            }
+            answer => answer,
+        })
     }
 
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError> {

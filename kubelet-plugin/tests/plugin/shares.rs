@@ -143,6 +143,21 @@ async fn a_card_without_time_slices_is_named() {
     plugin.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_time_slice_that_cannot_be_read_is_set_and_taken_for_the_default_afterwards() {
+    let node = Node::new("h100x1");
+    let host = node.dir.path().join("host");
+    let said = host.join("said");
+    let script = format!("[ $4 = --list ] && exit 2\necho $4 $5 >>{}", said.display());
+    fs_err::write(host.join("usr/bin/nvidia-smi"), format!("#!/bin/sh\n{script}\n")).unwrap();
+    let plugin = node.start().await;
+    let claim = shares(&node, "c", &["s"], Some("Long"));
+    node.prepare(&claim).await.unwrap();
+    node.unprepare(&claim).await.unwrap();
+    assert_eq!(fs_err::read_to_string(&said).unwrap(), "--set-timeslice 3\n--set-timeslice 0\n");
+    plugin.stop().await;
+}
+
 fn assert_nothing_is_left(node: &Node) {
     let files = node.cdi_files().into_keys().chain(node.records());
     assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());

@@ -47,7 +47,7 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     let long = create(env, "long", &wanted, ("ShareConfig", "Long"), &["main"])?;
     check(env, "long", "main", "long")?;
     is(TimeSlice::Long)?;
-    let call = format!("compute-policy -i {gpu} --set-timeslice={}", TimeSlice::Long.number());
+    let call = format!("compute-policy -i {gpu} --set-timeslice {}", TimeSlice::Long.number());
     ensure!(gpus.smi_calls(gpu)?.contains(&call), "nvidia-smi was called as {:?}", gpus.smi_calls(gpu)?);
 
     // A GPU has one interval: whoever wants another is told who has set it.
