@@ -32,6 +32,8 @@ pub(crate) enum HookError {
         #[source]
         source: io::Error,
     },
+    #[error("the container's root {} is the host's own", path.display())]
+    HostsRoot { path: PathBuf },
     /// Something inside the container's root.
     #[error("cannot {action} {path} in the container{}", hint(source))]
     Inside {

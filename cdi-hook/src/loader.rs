@@ -70,13 +70,18 @@ fn is_native(head: &[u8; 20]) -> bool {
     magic.starts_with(b"\x7fELF\x02\x01") && u16::from_le_bytes([*low, *high]) == machine::ELF
 }
 
-/// An unusable cache is replaced: the loader ignores it, too.
+/// An unusable cache is replaced: the loader ignores it, too. So is one that is too large to be written again.
 fn glibc_cache(root: &RootFs, folders: &[String], libraries: &[(String, String)]) -> Result<(), HookError> {
     let old = root.read(CACHE)?;
-    let mut cache = old.as_deref().and_then(ldcache::parse).unwrap_or_else(Cache::default);
-    cache.enter(folders, libraries);
+    let with_ours = |cache| with(cache, folders, libraries);
+    let merged = old.as_deref().and_then(ldcache::parse).and_then(with_ours);
     let too_large = || HookError::inside("write", CACHE, std::io::Error::other("it would be too large"));
-    root.write(CACHE, &cache.to_bytes().ok_or_else(too_large)?)
+    root.write(CACHE, &merged.or_else(|| with_ours(Cache::default())).ok_or_else(too_large)?)
+}
+
+fn with<'a>(mut cache: Cache<'a>, folders: &[String], libraries: &'a [(String, String)]) -> Option<Vec<u8>> {
+    cache.enter(folders, libraries);
+    cache.to_bytes()
 }
 
 /// So that the libraries stay in the cache when somebody runs `ldconfig` in the container, as package managers do.

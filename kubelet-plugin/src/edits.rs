@@ -49,6 +49,8 @@ pub(crate) struct HostEdits {
     failed: Mutex<Option<(Instant, String)>>,
 }
 
+/// Its work takes milliseconds. What may hold it up is a volume of the pod on a server that does not answer.
+const HOOK_SECONDS: u32 = 30;
 /// Listing a driver's files takes a while, and prepares that wait for them ask several times a second, with locks held.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 
@@ -234,7 +236,7 @@ fn cdi(edits: Edits) -> ContainerEdits {
         path: hook.path,
         args: hook.args,
         env: hook.env,
-        timeout: None,
+        timeout: Some(HOOK_SECONDS),
     });
     ContainerEdits {
         env,
@@ -281,6 +283,17 @@ mod tests {
         listed(Instant::now().checked_sub(LIST_AGAIN).unwrap());
         edits.common().unwrap_err();
         assert_ne!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now);
+    }
+
+    #[test]
+    fn a_hook_that_hangs_does_not_hang_the_container() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
+        let delivery = LibraryDelivery::Hook("/opt/divvy/divvy-cdi-hook".to_owned());
+        let edits = HostEdits::new(made.host, DriverAt::default(), made.nodes, delivery);
+        let common = edits.common().unwrap();
+        let timeouts: Vec<_> = common.edits().hooks.iter().map(|hook| hook.timeout).collect();
+        assert_eq!(timeouts, [Some(HOOK_SECONDS); 3]);
     }
 
     #[test]
