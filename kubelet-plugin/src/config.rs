@@ -45,6 +45,16 @@ impl Offer {
     }
 }
 
+/// How containers find the driver's libraries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Delivery {
+    /// By a program that the container runtime calls.
+    #[default]
+    Hook,
+    /// By mounts and `LD_LIBRARY_PATH` alone.
+    Mounts,
+}
+
 /// Everything the plugin needs to know.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -80,8 +90,12 @@ pub struct Config {
     pub mig_profiles: BTreeSet<ProfileVariant>,
     /// By which rules the health of GPUs is judged.
     pub health: HealthRules,
-    /// The hook program to install, if there is one.
+    /// How containers find the driver's libraries.
+    pub library_delivery: Delivery,
+    /// The hook program to install.
     pub hook_path: Option<PathBuf>,
+    /// The folder to install it to.
+    pub hook_dir: PathBuf,
     /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
     pub http: Vec<SocketAddr>,
     /// The same for a second server, which also tells the plugin's state; empty: none.
@@ -215,7 +229,9 @@ impl TryFrom<Args> for Config {
             mig_profiles,
             ignored_xids,
             recover_after,
+            library_delivery,
             hook_path,
+            hook_dir,
             http,
             debug_http,
             kubeconfig,
@@ -227,8 +243,9 @@ impl TryFrom<Args> for Config {
         // A chart sets variables for what was left empty, too.
         let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
-        let (device_nodes, nvml_library, hook_path) =
-            (given(device_nodes), given(nvml_library), given(hook_path));
+        let (device_nodes, nvml_library) = (given(device_nodes), given(nvml_library));
+        let (hook_path, hook_dir) = (given(hook_path), given(hook_dir));
+        let hook_dir = hook_dir.unwrap_or_else(|| Path::new("/opt/divvy").join(&driver_name));
         let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
         let plugin_dir =
@@ -242,6 +259,7 @@ impl TryFrom<Args> for Config {
             ("driver-root", driver_root.clone()),
             ("host-driver-root", host_driver_root.clone()),
             ("lock-dir", lock_dir.clone()),
+            ("hook-dir", Some(hook_dir.clone())),
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
@@ -273,7 +291,9 @@ impl TryFrom<Args> for Config {
             mode_lock,
             mig_profiles,
             health,
+            library_delivery,
             hook_path,
+            hook_dir,
             http,
             debug_http,
             kubeconfig,

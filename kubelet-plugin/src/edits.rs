@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,8 @@ pub(crate) struct HostEdits {
     gpu_nodes: Mutex<BTreeMap<(u32, PciAddress), GpuNodes>>,
     /// Held while files are listed for a claim; when that last failed, and why.
     failed: Mutex<Option<(Instant, String)>>,
+    /// Whether it was logged that nodes cannot be made.
+    no_nodes: AtomicBool,
 }
 
 /// Its work takes milliseconds. What may hold it up is a volume of the pod on a server that does not answer.
@@ -63,7 +66,7 @@ struct Common {
 impl HostEdits {
     pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { host, at, nodes, delivery, common, gpu_nodes, failed }
+        Self { host, at, nodes, delivery, common, gpu_nodes, failed, no_nodes: AtomicBool::new(false) }
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
@@ -117,7 +120,21 @@ impl HostEdits {
             );
             return Err(EditsError { what, source: None });
         }
+        self.make_nodes(&control.nodes);
         Ok(cdi(divvy_host::driver_edits(&files, control, &self.delivery)))
+    }
+
+    /// Most pods do without the host's nodes, so that failing is no error.
+    fn make_nodes<'a>(&self, wanted: impl IntoIterator<Item = &'a divvy_host::DeviceNode>) {
+        match divvy_host::make_nodes(&self.host, &self.nodes, wanted) {
+            Ok(made) if made.is_empty() => {}
+            Ok(made) => tracing::info!(nodes = ?made, "device nodes were made on the node"),
+            Err(error) if !self.no_nodes.swap(true, Ordering::Relaxed) => tracing::warn!(
+                %error,
+                "device nodes cannot be made on the node; pods with `hostUsers: false` do not start"
+            ),
+            Err(_) => {}
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Common>> {
@@ -137,6 +154,7 @@ impl HostEdits {
         }
         let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, pci)
             .map_err(|e| edits_error(&format!("the device nodes of {} are not known", gpu.facts.uuid), e))?;
+        self.make_nodes([&nodes.main]);
         known.insert((minor, pci), nodes.clone());
         Ok(nodes)
     }
@@ -200,6 +218,7 @@ impl HostEdits {
         if !nodes.as_expected {
             tracing::debug!(device = %name, ?nodes, "the driver counts MIG capabilities in another way than known");
         }
+        self.make_nodes([&nodes.gpu_instance, &nodes.compute_instance]);
         let mut edits = divvy_host::partition_edits(gpu, &nodes);
         edits.env.push(format!("{}={}", names::env::mig_uuid(name.as_str()), made.uuid));
         if device.is_static {
