@@ -52,14 +52,14 @@ fn make(path: &Path, info: NodeInfo) -> io::Result<()> {
     let temporary = folder.join(format!(".{}.divvy-{}", name.to_string_lossy(), std::process::id()));
     let mode = Mode::from_raw_mode(info.mode);
     let number = makedev(info.major, info.minor);
-    let made = mknodat(CWD, &temporary, FileType::CharacterDevice, mode, number)
+    let done = mknodat(CWD, &temporary, FileType::CharacterDevice, mode, number)
         .map_err(io::Error::from)
         .and_then(|()| fs_err::os::unix::fs::chown(&temporary, None, Some(info.gid)))
         .and_then(|()| fs_err::set_permissions(&temporary, Permissions::from_mode(info.mode)))
         .and_then(|()| fs_err::rename(&temporary, path));
-    if made.is_err() {
+    if done.is_err() {
         // The first failure is the one to report.
         let _ = fs_err::remove_file(&temporary);
     }
-    made.map_err(|error| io::Error::new(error.kind(), format!("cannot make {}: {error}", path.display())))
+    done.map_err(|error| io::Error::new(error.kind(), format!("cannot make {}: {error}", path.display())))
 }
