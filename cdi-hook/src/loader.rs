@@ -52,8 +52,7 @@ pub(crate) fn update(root: &RootFs, folders: &[String]) -> Result<(), HookError>
 fn libraries_in(root: &RootFs, folder: &str) -> Result<Vec<(String, String)>, HookError> {
     let mut found = Vec::new();
     for name in root.names(folder)? {
-        // `libx.so` and `libx.so.1`: the ending of one is the middle of the other.
-        if !(name.starts_with("lib") && format!("{name}.").contains(".so.")) {
+        if !is_library_name(&name) {
             continue;
         }
         let path = format!("{folder}/{name}");
@@ -63,6 +62,11 @@ fn libraries_in(root: &RootFs, folder: &str) -> Result<Vec<(String, String)>, Ho
         }
     }
     Ok(found)
+}
+
+/// `libx.so` and `libx.so.1`: the ending of one is the middle of the other.
+pub(crate) fn is_library_name(name: &str) -> bool {
+    name.starts_with("lib") && format!("{name}.").contains(".so.")
 }
 
 fn is_native(head: &[u8; 20]) -> bool {

@@ -15,7 +15,7 @@ use crate::error::HookError;
 
 /// Bound what an image can make us read and keep.
 const MOST_BYTES: u64 = 16 << 20;
-const MOST_FILES: usize = 4096;
+const MOST_FILES: usize = 16 << 10;
 const FOLDER_MODE: u32 = 0o755;
 
 /// Whether a path may lead into file systems that are mounted in the container.
@@ -127,7 +127,7 @@ impl RootFs {
     pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, HookError> {
         let failed = |error: Errno| HookError::inside("list", path, error);
         let folder = match self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Enter) {
-            Err(Errno::NOENT) => return Ok(Vec::new()),
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
             other => other.map_err(failed)?,
         };
         let mut buffer = Vec::with_capacity(8192);
@@ -135,7 +135,7 @@ impl RootFs {
         let mut names = Vec::new();
         while let Some(entry) = entries.next() {
             if names.len() > MOST_FILES {
-                return Err(HookError::inside("list", path, io::Error::other("more than 4096 files")));
+                return Err(HookError::inside("list", path, io::Error::other("more than 16384 files")));
             }
             // A name that is not text is nothing that we or the driver made.
             if let Ok(name) = entry.map_err(failed)?.file_name().to_str() {

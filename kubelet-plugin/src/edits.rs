@@ -12,6 +12,7 @@ use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
 use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_model::mig::ProfileVariant;
 use divvy_model::{Gpu, HoldKind, PciAddress};
 
 /// Where the driver's files are looked for.
@@ -192,7 +193,11 @@ impl DeviceEdits for HostEdits {
         let nodes = self.nodes_of(gpu, minor)?;
         match device.kind {
             HoldKind::Whole | HoldKind::Share | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
-            HoldKind::Partition { .. } => self.partition(&nodes, minor, device, steps),
+            HoldKind::Partition { profile, .. } => {
+                let profile = gpu.mig.as_ref().and_then(|mig| mig.capabilities.profile(profile));
+                let graphics = profile.is_some_and(|found| found.variant() == ProfileVariant::Graphics);
+                self.partition(&nodes, minor, (device, steps), graphics)
+            }
         }
     }
 }
@@ -204,8 +209,8 @@ impl HostEdits {
         &self,
         gpu: &GpuNodes,
         minor: u32,
-        device: &RecordedDevice,
-        steps: &[StepState],
+        (device, steps): (&RecordedDevice, &[StepState]),
+        graphics: bool,
     ) -> Result<ContainerEdits, EditsError> {
         let name = &device.allocated.device;
         let made = device.partition(steps).ok_or_else(|| EditsError {
@@ -219,7 +224,7 @@ impl HostEdits {
             tracing::debug!(device = %name, ?nodes, "the driver counts MIG capabilities in another way than known");
         }
         self.make_nodes([&nodes.gpu_instance, &nodes.compute_instance]);
-        let mut edits = divvy_host::partition_edits(gpu, &nodes);
+        let mut edits = divvy_host::partition_edits(gpu, &nodes, graphics);
         edits.env.push(format!("{}={}", names::env::mig_uuid(name.as_str()), made.uuid));
         if device.is_static {
             edits.env.push(format!("{}=true", names::env::mig_static(name.as_str())));
@@ -312,7 +317,7 @@ mod tests {
         let edits = HostEdits::new(made.host, DriverAt::default(), made.nodes, delivery);
         let common = edits.common().unwrap();
         let timeouts: Vec<_> = common.edits().hooks.iter().map(|hook| hook.timeout).collect();
-        assert_eq!(timeouts, [Some(HOOK_SECONDS); 3]);
+        assert_eq!(timeouts, [Some(HOOK_SECONDS); 5]);
     }
 
     #[test]

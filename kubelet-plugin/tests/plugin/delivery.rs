@@ -39,6 +39,21 @@ async fn the_hook_is_where_a_user_of_a_namespace_can_call_it() {
     plugin.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_for_graphics_have_drm_nodes_and_others_have_none() {
+    let node = Node::new("rtx-pro-6000x1");
+    let plugin = node.start_with(node.config(&["--offer", "everything", "--mig-profiles", "+gfx"]));
+    plugin.wait_ready().await;
+    wait("partitions", || node.published().iter().any(|(name, _)| name.contains("gfx")).then_some(())).await;
+    for (device, drm) in [("gpu-0-mig-1g24gb-gfx-47-0", 2), ("gpu-0-mig-1g24gb-14-3", 0)] {
+        let claim = node.claim(device, &[device]);
+        node.prepare(&claim).await.unwrap();
+        let file = node.cdi_files().into_values().find(|file| file.to_string().contains(device)).unwrap();
+        assert_eq!(file.to_string().matches("/dev/dri/").count(), drm, "{file}");
+    }
+    plugin.stop().await;
+}
+
 #[test]
 fn a_folder_for_the_hook_that_is_mounted_noexec_is_refused() {
     let allowed = Command::new("unshare").args(["-Urm", "true"]).status().is_ok_and(|done| done.success());
