@@ -51,6 +51,8 @@ pub(crate) struct HostEdits {
     failed: Mutex<Option<(Instant, String)>>,
     /// Whether it was logged that nodes cannot be made.
     no_nodes: AtomicBool,
+    /// Whether `nvidia-uvm` was loaded, or that was tried. Once: an admin who unloads modules would not get far otherwise.
+    uvm_loaded: AtomicBool,
 }
 
 /// Its work takes milliseconds. What may hold it up is a volume of the pod on a server that does not answer.
@@ -67,7 +69,8 @@ struct Common {
 impl HostEdits {
     pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { host, at, nodes, delivery, common, gpu_nodes, failed, no_nodes: AtomicBool::new(false) }
+        let (no_nodes, uvm_loaded) = (AtomicBool::default(), AtomicBool::default());
+        Self { host, at, nodes, delivery, common, gpu_nodes, failed, no_nodes, uvm_loaded }
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
@@ -79,8 +82,7 @@ impl HostEdits {
             *self.lock() = None;
             edits_error("the NVIDIA driver's files are not there", e)
         })?;
-        let control = divvy_host::control_nodes(&self.host, &self.nodes)
-            .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))?;
+        let control = self.control()?;
         let same = |known: &Common| known.driver == driver && known.control == control;
         if !thorough && self.lock().as_ref().is_some_and(same) {
             return Ok(false);
@@ -89,6 +91,27 @@ impl HostEdits {
             .map_err(|e| edits_error("what the NVIDIA driver brings cannot be written as CDI", e))?;
         let before = self.lock().replace(Common { driver, control, edits: edits.clone() });
         Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
+    }
+
+    /// The control nodes. CUDA needs `nvidia-uvm`, and on a host without a udev rule for it nothing loads that after a boot.
+    fn control(&self) -> Result<ControlNodes, EditsError> {
+        const UVM: &str = "nvidia-uvm";
+        let look = || {
+            divvy_host::control_nodes(&self.host, &self.nodes)
+                .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))
+        };
+        let control = look()?;
+        let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
+        // It would bring the main module with it, which may be away on purpose.
+        let is_up = || matches!(divvy_host::nvidia_module(&self.host), Ok(Some(_)));
+        if !(lacks_uvm && is_up()) || self.uvm_loaded.swap(true, Ordering::Relaxed) {
+            return Ok(control);
+        }
+        match divvy_host::load_module(&self.host, UVM) {
+            Ok(()) => tracing::info!("the kernel module {UVM} was loaded"),
+            Err(error) => tracing::warn!(%error, "the kernel module {UVM} cannot be loaded"),
+        }
+        look()
     }
 
     /// Whether containers can get the driver; cheap while they can.
@@ -273,110 +296,4 @@ fn cdi(edits: Edits) -> ContainerEdits {
 }
 
 #[cfg(test)]
-mod tests {
-    use divvy_host::fixture::{Fixture, FixtureGpu};
-
-    use super::*;
-
-    fn gpu() -> FixtureGpu {
-        FixtureGpu {
-            minor: 0,
-            pci: "0000:3b:00.0".parse().unwrap(),
-            numa_node: Some(0),
-            pcie_root: "pci0000:00".into(),
-        }
-    }
-
-    #[test]
-    fn claims_that_wait_for_a_driver_have_its_files_listed_once_a_second_however_many_they_are() {
-        let dir = tempfile::tempdir().unwrap();
-        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
-        let at = DriverAt { seen: Some(dir.path().join("absent")), host: None };
-        let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
-        edits.common().unwrap_err();
-        let listed = |at: Instant| edits.failed.lock().unwrap().as_mut().unwrap().0 = at;
-        // Just now, for as long as this test may take.
-        let just_now = Instant::now() + Duration::from_mins(1);
-        listed(just_now);
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| drop(edits.common().unwrap_err()));
-            }
-        });
-        assert_eq!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now, "listed again");
-        listed(Instant::now().checked_sub(LIST_AGAIN).unwrap());
-        edits.common().unwrap_err();
-        assert_ne!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now);
-    }
-
-    #[test]
-    fn a_hook_that_hangs_does_not_hang_the_container() {
-        let dir = tempfile::tempdir().unwrap();
-        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
-        let delivery = LibraryDelivery::Hook("/opt/divvy/divvy-cdi-hook".to_owned());
-        let edits = HostEdits::new(made.host, DriverAt::default(), made.nodes, delivery);
-        let common = edits.common().unwrap();
-        let timeouts: Vec<_> = common.edits().hooks.iter().map(|hook| hook.timeout).collect();
-        assert_eq!(timeouts, [Some(HOOK_SECONDS); 5]);
-    }
-
-    #[test]
-    fn a_module_that_was_loaded_again_with_another_major_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
-        for node in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
-            let path = dir.path().join("dev").join(node);
-            fs_err::remove_file(&path).unwrap();
-            // Every machine has it; tests may not make nodes.
-            fs_err::os::unix::fs::symlink("/dev/null", path).unwrap();
-        }
-        let edits =
-            HostEdits::new(made.host, DriverAt::default(), DeviceNodes::Real, LibraryDelivery::MountsOnly);
-        let major = || {
-            let common = edits.common().unwrap();
-            common.edits().device_nodes.iter().find(|n| n.path == "/dev/nvidia-uvm").unwrap().major
-        };
-        assert_eq!(major(), Some(511));
-        let devices = dir.path().join("proc/devices");
-        let later = fs_err::read_to_string(&devices).unwrap().replace("511 nvidia-uvm", "508 nvidia-uvm");
-        fs_err::write(devices, later).unwrap();
-        assert!(edits.refresh(false).unwrap(), "live CDI files are to be written again");
-        assert_eq!(major(), Some(508));
-    }
-
-    #[test]
-    fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut fixture = Fixture { driver_root: "/run/nvidia/driver".into(), ..Fixture::new(vec![gpu()]) };
-        let made = fixture.build(dir.path()).unwrap();
-        let at = DriverAt { seen: None, host: Some("/run/nvidia/driver".into()) };
-        let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
-        let common = edits.common().unwrap();
-        assert!(common.edits().env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
-        assert!(
-            common.edits().device_nodes.iter().any(|n| n.path == "/dev/nvidiactl" && n.major == Some(195))
-        );
-        assert!(!edits.refresh(false).unwrap() && !edits.refresh(true).unwrap(), "nothing has changed");
-
-        let root = dir.path().join("run/nvidia/driver");
-        fs_err::rename(&root, dir.path().join("away")).unwrap();
-        let gone = edits.refresh(false).unwrap_err();
-        assert!(crate::chain(&gone).starts_with("the NVIDIA driver's files are not there: no usable NVIDIA driver found: /run/nvidia/driver: there is no such folder;"), "{}", crate::chain(&gone));
-        let told = crate::chain(&edits.common().unwrap_err());
-
-        fixture.driver_version = "590.10.01".into();
-        fixture.build(dir.path()).unwrap();
-        let again = crate::chain(&edits.common().unwrap_err());
-        assert_eq!(again, told, "not looked for again within a second");
-        edits.refresh(false).unwrap();
-        assert!(
-            edits
-                .common()
-                .unwrap()
-                .edits()
-                .mounts
-                .iter()
-                .any(|m| m.host_path.ends_with("libcuda.so.590.10.01"))
-        );
-    }
-}
+mod tests;
