@@ -86,7 +86,7 @@ pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, 
             LibraryDelivery::Hook(installed.display().to_string())
         }
     };
-    Ok(HostEdits::new(host.clone(), at, nodes, delivery))
+    Ok(HostEdits::new(host.clone(), at, nodes, delivery).with_extra_nodes(config.extra_nodes.clone()))
 }
 
 pub(crate) fn executor(

@@ -93,6 +93,8 @@ pub struct Config {
     pub mig_profiles: BTreeSet<ProfileVariant>,
     /// By which rules the health of GPUs is judged.
     pub health: HealthRules,
+    /// Further device nodes of containers with a GPU.
+    pub extra_nodes: Vec<String>,
     /// How containers find the driver's libraries.
     pub library_delivery: Delivery,
     /// The hook program to install.
@@ -138,6 +140,7 @@ impl TryFrom<Args> for Config {
             mig_profiles,
             ignored_xids,
             recover_after,
+            extra_nodes,
             library_delivery,
             hook_path,
             hook_dir,
@@ -153,7 +156,6 @@ impl TryFrom<Args> for Config {
         let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
         let (device_nodes, nvml_library) = (given(device_nodes), given(nvml_library));
-        let hook_path = given(hook_path);
         let hook_dir = given(hook_dir).unwrap_or_else(|| Path::new("/opt/divvy").join(&driver_name));
         let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
@@ -193,8 +195,9 @@ impl TryFrom<Args> for Config {
             mode_lock,
             mig_profiles,
             health,
+            extra_nodes: device_nodes_of(&extra_nodes)?,
             library_delivery,
-            hook_path,
+            hook_path: given(hook_path),
             hook_dir,
             http,
             debug_http,
@@ -292,6 +295,17 @@ fn addresses(flag: &'static str, text: &str) -> Result<Vec<SocketAddr>, ConfigEr
         }
         None => Ok(vec![text.parse().map_err(|_| refused())?]),
     }
+}
+
+/// Paths of device nodes, separated by commas.
+fn device_nodes_of(text: &str) -> Result<Vec<String>, ConfigError> {
+    let of = |path: &str| {
+        let rest = path.strip_prefix("/dev/");
+        let ok = rest.is_some_and(|rest| rest.split('/').all(|part| !["", ".", ".."].contains(&part)));
+        check("extra-nodes", path, ok, "expected paths below /dev, separated by commas, as /dev/gdrdrv")?;
+        Ok(path.to_owned())
+    };
+    text.split(',').map(str::trim).filter(|path| !path.is_empty()).map(of).collect()
 }
 
 fn check(flag: &'static str, value: &str, ok: bool, reason: &str) -> Result<(), ConfigError> {

@@ -11,7 +11,9 @@ use divvy_api::names;
 use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_host::{
+    ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery, NodeError,
+};
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{Gpu, HoldKind, PciAddress};
 
@@ -43,6 +45,7 @@ pub(crate) struct HostEdits {
     at: DriverAt,
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
+    extra_nodes: Vec<String>,
     common: Mutex<Option<Common>>,
     /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding them takes a dozen
     /// looks into sysfs.
@@ -70,7 +73,12 @@ impl HostEdits {
     pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (no_nodes, uvm_loaded) = (AtomicBool::default(), AtomicBool::default());
-        Self { host, at, nodes, delivery, common, gpu_nodes, failed, no_nodes, uvm_loaded }
+        let extra_nodes = Vec::new();
+        Self { host, at, nodes, delivery, extra_nodes, common, gpu_nodes, failed, no_nodes, uvm_loaded }
+    }
+
+    pub(crate) fn with_extra_nodes(self, extra_nodes: Vec<String>) -> Self {
+        Self { extra_nodes, ..self }
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
@@ -96,10 +104,12 @@ impl HostEdits {
     /// The control nodes. CUDA needs `nvidia-uvm`, and on a host without a udev rule for it nothing loads that after a boot.
     fn control(&self) -> Result<ControlNodes, EditsError> {
         const UVM: &str = "nvidia-uvm";
-        let look = || {
-            divvy_host::control_nodes(&self.host, &self.nodes)
-                .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))
+        let find = || -> Result<ControlNodes, NodeError> {
+            let mut control = divvy_host::control_nodes(&self.host, &self.nodes)?;
+            control.nodes.extend(divvy_host::extra_nodes(&self.host, &self.nodes, &self.extra_nodes)?);
+            Ok(control)
         };
+        let look = || find().map_err(|e| edits_error("the driver's control nodes cannot be worked out", e));
         let control = look()?;
         let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
         // It would bring the main module with it, which may be away on purpose.

@@ -80,6 +80,7 @@ impl World {
             mig_profiles: String::new(),
             ignored_xids: String::new(),
             recover_after: 60,
+            extra_nodes: String::new(),
             library_delivery: Delivery::Mounts,
             hook_path: None,
             hook_dir: None,

@@ -42,7 +42,7 @@ pub use mig::{MigNodes, capability_minor, mig_nodes};
 pub use modules::load_module;
 pub use nodes::{
     ControlNodes, DeviceNode, DeviceNodes, GpuNodes, MissingNode, NodeError, NodeInfo, control_nodes,
-    gpu_nodes,
+    extra_nodes, gpu_nodes,
 };
 pub use processes::{Holder, Holders, device_holders};
 pub use root::HostRoot;

@@ -234,6 +234,19 @@ pub fn control_nodes(host: &HostRoot, nodes: &DeviceNodes) -> Result<ControlNode
     Ok(control)
 }
 
+/// Those of these nodes of the host that are there: of other modules, such as GDRCopy's `/dev/gdrdrv`.
+pub fn extra_nodes(
+    host: &HostRoot,
+    nodes: &DeviceNodes,
+    paths: &[String],
+) -> Result<Vec<DeviceNode>, NodeError> {
+    let look = |path: &String| {
+        let found = nodes.look_up(host, path).transpose()?;
+        Some(found.map(|info| DeviceNode { path: path.clone(), info }))
+    };
+    paths.iter().filter_map(look).collect()
+}
+
 /// The nodes of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuNodes {

@@ -216,6 +216,17 @@ fn the_kernels_major_wins_over_a_node_that_an_earlier_module_left() {
 }
 
 #[test]
+fn extra_nodes_are_those_that_the_host_has() {
+    let dir = tempfile::tempdir().unwrap();
+    link(dir.path(), "dev/gdrdrv", "/dev/null");
+    let paths = ["/dev/gdrdrv", "/dev/nvidia-fs0"].map(str::to_owned);
+    let found = extra_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, &paths).unwrap();
+    assert_eq!(found, [node("/dev/gdrdrv", 1, 3)]);
+    write(dir.path(), "dev/nvidia-fs0", b"");
+    extra_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, &paths).unwrap_err();
+}
+
+#[test]
 fn a_table_of_nodes_reads_back_as_written() {
     let (fixture, _dir) = host(&two_gpus());
     let text = fs_err::read_to_string(&fixture.node_table).unwrap();
