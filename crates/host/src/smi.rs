@@ -186,6 +186,20 @@ impl Smi {
     }
 }
 
+impl Smi {
+    /// Another program of this root, run inside it where this program can.
+    pub(crate) fn inside(&self, root: &Path, program: &Path) -> Command {
+        match &self.helper {
+            Some(helper) => {
+                let mut command = Command::new(helper);
+                command.arg(AS_OTHER).arg(root).arg(Path::new("/").join(program));
+                command
+            }
+            None => Command::new(root.join(program)),
+        }
+    }
+}
+
 /// Whether programs can run with this folder as their root and find GPUs there. Links lead where they do in that root: what
 /// they lead to in ours is there on a developer's machine, and not in an image.
 fn is_whole(root: &DriverRoot) -> bool {
@@ -194,7 +208,7 @@ fn is_whole(root: &DriverRoot) -> bool {
 }
 
 /// A program that is just being installed is waited for.
-fn start(command: &mut Command, within: Duration) -> io::Result<Child> {
+pub(crate) fn start(command: &mut Command, within: Duration) -> io::Result<Child> {
     let until = Instant::now() + within;
     loop {
         match command.spawn() {
@@ -208,7 +222,7 @@ fn start(command: &mut Command, within: Duration) -> io::Result<Child> {
     }
 }
 
-fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
+pub(crate) fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
     let until = Instant::now() + within;
     loop {
         if let Some(status) = child.try_wait()? {

@@ -35,6 +35,7 @@ const SHARED: &str = "NVIDIA H100 80GB HBM3";
 pub const ALL: &[Case] = &[
     together("one_pod_gets_one_gpu", pods::one_pod_one_gpu),
     together("two_pods_get_two_gpus", pods::two_pods_two_gpus),
+    together("a_pod_in_a_user_namespace_uses_its_gpu", pods::user_namespace),
     together("two_pods_share_one_claim", pods::one_claim_two_pods),
     together("two_containers_share_one_claim", pods::one_claim_two_containers),
     together("one_pod_uses_two_claims", pods::two_claims_one_pod),
@@ -84,6 +85,7 @@ pub const ALL: &[Case] = &[
     alone("a_lost_gpu_is_tainted_under_its_pod_and_comes_back", health::lost),
     alone("status_tells_who_holds_what_is_lost_and_why_a_claim_waits", status::tells),
     modes("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
+    modes("a_pod_in_a_user_namespace_uses_its_partition", mig::user_namespace),
     modes("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
     modes("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),
     modes("two_containers_get_a_partition_each", mig::two_containers),
