@@ -96,7 +96,7 @@ impl Engine {
             events_sent: 0,
         };
         for (profile, count) in spec.groups() {
-            let baseboard = match profile.nvlink {
+            let baseboard = match profile.make.nvlink {
                 NvLinkPort::Sxm { links } if count == 4 => {
                     Some(NvLinkShape::Mesh { board: engine.next_board(), links_per_peer: links / 3 })
                 }

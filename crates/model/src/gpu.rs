@@ -286,6 +286,9 @@ pub struct GpuFacts {
     pub compute_mode: Option<ComputeMode>,
     /// `HMM`, `ATS` or `None`; `None` (the Option) if NVML has nothing to say.
     pub addressing_mode: Option<String>,
+    /// Whether NVLink-C2C to the processor is on (`nvmlDeviceGetC2cModeInfoV`); `None` if NVML does not say.
+    #[serde(default)]
+    pub c2c: Option<bool>,
     /// Module number on a baseboard (`nvmlDeviceGetModuleId`).
     pub module_id: Option<u32>,
     /// Active NVLinks, sorted; several links to one peer appear once each.

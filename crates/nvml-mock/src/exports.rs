@@ -27,6 +27,7 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlDeviceGetNumGpuCores",
             "nvmlDeviceGetModuleId",
             "nvmlDeviceGetAddressingMode",
+            "nvmlDeviceGetC2cModeInfoV",
             "nvmlDeviceGetNvLinkState",
             "nvmlDeviceGetNvLinkRemoteDeviceType",
             "nvmlDeviceGetNvLinkRemotePciInfo_v2",

@@ -40,6 +40,7 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         addressing_mode: asked
             .optional("addressing mode", Library::addressing_mode)?
             .and_then(addressing_mode),
+        c2c: asked.optional("NVLink-C2C", Library::c2c_enabled)?,
         module_id: asked.optional("module id", Library::module_id)?,
         nvlinks: asked.nvlinks()?,
         fabric: asked.fabric()?,

@@ -11,7 +11,8 @@ use divvy_model::GpuErrorCode;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlReturn_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlMemory_t, nvmlMemory_v2_t,
+    nvmlPciInfo_t, nvmlReturn_t,
 };
 
 /// A call that did not succeed.
@@ -317,6 +318,12 @@ impl Library {
         let mut mode = nvmlDeviceAddressingMode_t { version, value: 0 };
         call!(self.nvmlDeviceGetAddressingMode(gpu.0, &raw mut mode))?;
         Ok(mode.value)
+    }
+
+    pub(crate) fn c2c_enabled(&self, gpu: Handle) -> Result<bool, Failure> {
+        let mut info = nvmlC2cModeInfo_v1_t { isC2cEnabled: 0 };
+        call!(self.nvmlDeviceGetC2cModeInfoV(gpu.0, &raw mut info))?;
+        Ok(info.isC2cEnabled != 0)
     }
 }
 

@@ -46,6 +46,9 @@ pub(crate) fn describe(to: &mut Builder<'_>, gpu: &Gpu, system: &SystemFacts) {
         to.version(attr::CUDA_DRIVER_VERSION, &format!("{major}.{minor}"));
     }
     to.string(attr::ADDRESSING_MODE, facts.addressing_mode.as_deref());
+    if let Some(on) = facts.c2c {
+        to.put(attr::C2C_ENABLED, AttributeValue::Bool(on));
+    }
     if facts.pci_address.is_standard() {
         to.string(attr::PCI_BUS_ID, Some(&facts.pci_address.to_string()));
     } else {

@@ -66,6 +66,7 @@ prop_compose! {
             mig_mode,
             compute_mode: None,
             addressing_mode,
+            c2c: None,
             module_id: None,
             nvlinks,
             fabric: fabric.map(|(cluster_uuid, clique_id)| FabricFacts { cluster_uuid, clique_id }),

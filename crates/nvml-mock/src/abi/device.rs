@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_uint};
 use divvy_gpu_sim::{Engine, SimGpu};
 use divvy_model::{GpuErrorCode, GpuOp, MigMode};
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
-    nvmlReturn_t, nvmlValue_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t,
+    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlReturn_t, nvmlValue_t,
 };
 
 use super::{code, gpu, pci_info, put, put_text, struct_version, version_of};
@@ -171,6 +171,20 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
 unsafe extern "C" fn nvmlDeviceGetModuleId(device: nvmlDevice_t, module: *mut c_uint) -> nvmlReturn_t {
     // SAFETY: see `abi`.
     unsafe { put(module, || gpu(device, |g| g.facts.module_id.ok_or(GpuErrorCode::NOT_SUPPORTED))) }
+}
+
+/// Without a version, despite its name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetC2cModeInfoV(
+    device: nvmlDevice_t,
+    info: *mut nvmlC2cModeInfo_v1_t,
+) -> nvmlReturn_t {
+    let ask = || {
+        let on = gpu(device, |g| g.facts.c2c.ok_or(GpuErrorCode::NOT_SUPPORTED))?;
+        Ok(nvmlC2cModeInfo_v1_t { isC2cEnabled: on.into() })
+    };
+    // SAFETY: see `abi`.
+    unsafe { put(info, ask) }
 }
 
 #[unsafe(no_mangle)]

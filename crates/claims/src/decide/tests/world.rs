@@ -30,6 +30,7 @@ fn facts(n: u32, mig: bool) -> Gpu {
         mig_mode: MigMode::Supported { current: mig, pending: mig },
         compute_mode: None,
         addressing_mode: None,
+        c2c: None,
         module_id: None,
         nvlinks: Vec::new(),
         fabric: None,
