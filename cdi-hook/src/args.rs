@@ -8,6 +8,9 @@ Called by container runtimes as a createContainer hook, with the container's sta
 
   create-symlinks --link TARGET::LINK [--link ...]   links in the container; existing ones are replaced
   update-ldcache --folder FOLDER [--folder ...]      enters libraries of these folders into /etc/ld.so.cache
+  enable-cuda-compat --host-driver-version VERSION --folder FOLDER
+                                                     an image's newer libraries of CUDA win over those in the folder
+  update-application-profile                         EGL and Vulkan look at this container's GPUs only
   disable-device-node-modification                   NVIDIA's libraries leave device nodes alone
   --version, --help
 ";
@@ -18,6 +21,12 @@ const VERSION: &str = concat!("divvy-cdi-hook ", env!("CARGO_PKG_VERSION"), "\n"
 pub(crate) enum Command {
     CreateSymlinks(Vec<Link>),
     UpdateLdCache(Vec<String>),
+    EnableCudaCompat {
+        host_driver: String,
+        /// Where the host's libraries are.
+        folder: String,
+    },
+    UpdateApplicationProfile,
     DisableDeviceNodeModification,
     Show(&'static str),
 }
@@ -35,18 +44,24 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
     let command = arguments.next().unwrap_or_default();
     match command.as_str() {
         "create-symlinks" => {
-            let links = values(arguments, "--link")?;
+            let [links] = values(arguments, ["--link"])?;
             Ok(Command::CreateSymlinks(links.iter().map(|text| link(text)).collect::<Result<_, _>>()?))
         }
         "update-ldcache" => {
-            let folders = values(arguments, "--folder")?;
+            let [folders] = values(arguments, ["--folder"])?;
             folders.iter().try_for_each(|folder| check_path(folder))?;
             Ok(Command::UpdateLdCache(folders))
         }
-        "disable-device-node-modification" => match arguments.next() {
-            None => Ok(Command::DisableDeviceNodeModification),
-            Some(more) => Err(HookError::Usage(format!("unexpected argument {more:?}"))),
-        },
+        "enable-cuda-compat" => {
+            let [versions, folders] = values(arguments, ["--host-driver-version", "--folder"])?;
+            folders.iter().try_for_each(|folder| check_path(folder))?;
+            match (<[String; 1]>::try_from(versions), <[String; 1]>::try_from(folders)) {
+                (Ok([host_driver]), Ok([folder])) => Ok(Command::EnableCudaCompat { host_driver, folder }),
+                _ => Err(HookError::Usage("each option may be given once".to_owned())),
+            }
+        }
+        "disable-device-node-modification" => none(arguments, Command::DisableDeviceNodeModification),
+        "update-application-profile" => none(arguments, Command::UpdateApplicationProfile),
         "--help" | "-h" | "help" => Ok(Command::Show(HELP)),
         "--version" => Ok(Command::Show(VERSION)),
         "" => Err(HookError::Usage("a sub-command is missing".to_owned())),
@@ -54,21 +69,36 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
     }
 }
 
-/// The values of an option that may be given many times, as `--name value` or `--name=value`.
-fn values(mut arguments: impl Iterator<Item = String>, name: &str) -> Result<Vec<String>, HookError> {
-    let mut values = Vec::new();
-    while let Some(argument) = arguments.next() {
-        let value = if argument == name {
-            arguments.next()
-        } else {
-            argument.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
-        };
-        values
-            .push(value.ok_or_else(|| {
-                HookError::Usage(format!("expected {name} with a value, got {argument:?}"))
-            })?);
+/// A command without options.
+fn none(mut arguments: impl Iterator<Item = String>, command: Command) -> Result<Command, HookError> {
+    match arguments.next() {
+        None => Ok(command),
+        Some(more) => Err(HookError::Usage(format!("unexpected argument {more:?}"))),
     }
-    if values.is_empty() { Err(HookError::Usage(format!("{name} is missing"))) } else { Ok(values) }
+}
+
+/// The values of options that may be given many times and must be given once, as `--name value` or `--name=value`.
+fn values<const N: usize>(
+    mut arguments: impl Iterator<Item = String>,
+    names: [&str; N],
+) -> Result<[Vec<String>; N], HookError> {
+    let mut values = [const { Vec::new() }; N];
+    while let Some(argument) = arguments.next() {
+        let (name, value) = match argument.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (argument.as_str(), arguments.next()),
+        };
+        let known = names.iter().zip(&mut values).find(|(known, _)| **known == name);
+        let (Some((_, known)), Some(value)) = (known, value) else {
+            let expected = names.join(" or ");
+            return Err(HookError::Usage(format!("expected {expected} with a value, got {argument:?}")));
+        };
+        known.push(value);
+    }
+    match names.iter().zip(&values).find(|(_, values)| values.is_empty()) {
+        Some((name, _)) => Err(HookError::Usage(format!("{name} is missing"))),
+        None => Ok(values),
+    }
 }
 
 fn link(text: &str) -> Result<Link, HookError> {
@@ -114,6 +144,9 @@ mod tests {
             Ok(Command::UpdateLdCache(vec!["/l".into(), "/m".into()]))
         );
         assert_eq!(parsed("disable-device-node-modification"), Ok(Command::DisableDeviceNodeModification));
+        let compat = "enable-cuda-compat --folder /l --host-driver-version=580.1";
+        let expected = Command::EnableCudaCompat { host_driver: "580.1".into(), folder: "/l".into() };
+        assert_eq!(parsed(compat), Ok(expected));
         assert_eq!(parsed("--version"), Ok(Command::Show(VERSION)));
     }
 
@@ -130,6 +163,16 @@ mod tests {
             ("create-symlinks --link a", "\"a\" is not of the form target::/absolute/link"),
             ("create-symlinks --link ::/a", "\"::/a\" is not of the form target::/absolute/link"),
             ("create-symlinks --link a::b", "\"b\" must be an absolute path without '..'"),
+            ("enable-cuda-compat --folder /l", "--host-driver-version is missing"),
+            (
+                "enable-cuda-compat --l",
+                "expected --host-driver-version or --folder with a value, got \"--l\"",
+            ),
+            (
+                "enable-cuda-compat --folder /l --host-driver-version 1 --folder /m",
+                "each option may be given once",
+            ),
+            ("update-application-profile x", "unexpected argument \"x\""),
             ("disable-device-node-modification x", "unexpected argument \"x\""),
         ] {
             assert_eq!(parsed(line).unwrap_err(), format!("{expected}; see divvy-cdi-hook --help"), "{line}");

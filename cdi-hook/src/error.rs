@@ -32,6 +32,8 @@ pub(crate) enum HookError {
         #[source]
         source: io::Error,
     },
+    #[error("the container's root {} is the host's own", path.display())]
+    HostsRoot { path: PathBuf },
     /// Something inside the container's root.
     #[error("cannot {action} {path} in the container{}", hint(source))]
     Inside {
@@ -56,10 +58,10 @@ impl HookError {
 fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::XDEV) => {
-            " (a volume is mounted there; mount the pod's volume elsewhere, or set divvy's library delivery to mounts)"
+            " (a volume is mounted there; mount the pod's volume elsewhere, or set libraryDelivery=mounts in divvy's chart)"
         }
         Some(Errno::ROFS) => {
-            " (the image's file system is read-only; set divvy's library delivery to mounts)"
+            " (the image's file system is read-only; set libraryDelivery=mounts in divvy's chart)"
         }
         Some(Errno::BUSY) => " (a file of the pod is mounted there; mount it elsewhere)",
         Some(Errno::LOOP) => " (a link of the image leads in circles; repair the image)",

@@ -52,8 +52,7 @@ pub(crate) fn update(root: &RootFs, folders: &[String]) -> Result<(), HookError>
 fn libraries_in(root: &RootFs, folder: &str) -> Result<Vec<(String, String)>, HookError> {
     let mut found = Vec::new();
     for name in root.names(folder)? {
-        // `libx.so` and `libx.so.1`: the ending of one is the middle of the other.
-        if !(name.starts_with("lib") && format!("{name}.").contains(".so.")) {
+        if !is_library_name(&name) {
             continue;
         }
         let path = format!("{folder}/{name}");
@@ -65,18 +64,28 @@ fn libraries_in(root: &RootFs, folder: &str) -> Result<Vec<(String, String)>, Ho
     Ok(found)
 }
 
+/// `libx.so` and `libx.so.1`: the ending of one is the middle of the other.
+pub(crate) fn is_library_name(name: &str) -> bool {
+    name.starts_with("lib") && format!("{name}.").contains(".so.")
+}
+
 fn is_native(head: &[u8; 20]) -> bool {
     let [magic @ .., low, high] = head;
     magic.starts_with(b"\x7fELF\x02\x01") && u16::from_le_bytes([*low, *high]) == machine::ELF
 }
 
-/// An unusable cache is replaced: the loader ignores it, too.
+/// An unusable cache is replaced: the loader ignores it, too. So is one that is too large to be written again.
 fn glibc_cache(root: &RootFs, folders: &[String], libraries: &[(String, String)]) -> Result<(), HookError> {
     let old = root.read(CACHE)?;
-    let mut cache = old.as_deref().and_then(ldcache::parse).unwrap_or_else(Cache::default);
-    cache.enter(folders, libraries);
+    let with_ours = |cache| with(cache, folders, libraries);
+    let merged = old.as_deref().and_then(ldcache::parse).and_then(with_ours);
     let too_large = || HookError::inside("write", CACHE, std::io::Error::other("it would be too large"));
-    root.write(CACHE, &cache.to_bytes().ok_or_else(too_large)?)
+    root.write(CACHE, &merged.or_else(|| with_ours(Cache::default())).ok_or_else(too_large)?)
+}
+
+fn with<'a>(mut cache: Cache<'a>, folders: &[String], libraries: &'a [(String, String)]) -> Option<Vec<u8>> {
+    cache.enter(folders, libraries);
+    cache.to_bytes()
 }
 
 /// So that the libraries stay in the cache when somebody runs `ldconfig` in the container, as package managers do.

@@ -6,6 +6,8 @@
 //!
 //! - `create-symlinks --link TARGET::LINK …` makes the names under which libraries are asked for;
 //! - `update-ldcache --folder FOLDER …` enters the folders' libraries into the loader's cache ([`loader`]);
+//! - `enable-cuda-compat --host-driver-version VERSION --folder FOLDER` lets an image's newer libraries of CUDA win ([`compat`]);
+//! - `update-application-profile` says to EGL and Vulkan which GPUs are the container's ([`profile`]);
 //! - `disable-device-node-modification` tells the driver's libraries not to make or change device nodes ([`device_files`]).
 //!
 //! It runs as root on the host with files of an image that nobody checked. Hence: nothing of the image is ever executed;
@@ -14,10 +16,12 @@
 
 mod args;
 mod bundle;
+mod compat;
 mod device_files;
 mod error;
 mod ldcache;
 mod loader;
+mod profile;
 mod rootfs;
 mod symlinks;
 
@@ -51,6 +55,8 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
     match command {
         Command::CreateSymlinks(links) => symlinks::create(&root, &links)?,
         Command::UpdateLdCache(folders) => loader::update(&root, &folders)?,
+        Command::EnableCudaCompat { host_driver, folder } => compat::enable(&root, &host_driver, &folder)?,
+        Command::UpdateApplicationProfile => profile::update(&root)?,
         Command::DisableDeviceNodeModification => device_files::disable_modification(&root)?,
         Command::Show(_) => {}
     }

@@ -8,13 +8,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::error::HookError;
 
-/// Bounds what a file of an image can make us read.
-const MOST_BYTES: u64 = 64 << 20;
+/// Bound what an image can make us read and keep.
+const MOST_BYTES: u64 = 16 << 20;
+const MOST_FILES: usize = 16 << 10;
 const FOLDER_MODE: u32 = 0o755;
 
 /// Whether a path may lead into file systems that are mounted in the container.
@@ -34,7 +35,13 @@ impl RootFs {
     pub(crate) fn open(path: &Path) -> Result<Self, HookError> {
         let opened = fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let failed = |error: Errno| HookError::Root { path: PathBuf::from(path), source: error.into() };
-        Ok(Self { root: opened.map_err(failed)? })
+        let root = opened.map_err(failed)?;
+        // No runtime makes a container of it, and all that is written below would be the host's.
+        let own = fs::stat("/").map_err(failed)?;
+        if is_same(&fs::fstat(&root).map_err(failed)?, &own) {
+            return Err(HookError::HostsRoot { path: PathBuf::from(path) });
+        }
+        Ok(Self { root })
     }
 
     fn resolve(&self, path: &str, flags: OFlags, mounts: Mounts) -> Result<OwnedFd, Errno> {
@@ -66,14 +73,29 @@ impl RootFs {
 
     /// Opens a regular file, and nothing else: opening a pipe would hang, opening a device might do anything.
     fn open_file(&self, path: &str) -> Result<std::fs::File, HookError> {
+        self.open_seen(path, &self.look_at(path)?)
+    }
+
+    /// What is at `path`, which must be a regular file, without opening it.
+    fn look_at(&self, path: &str) -> Result<Stat, HookError> {
         let failed = |error: Errno| HookError::inside("read", path, error);
         let place = self.resolve(path, OFlags::PATH, Mounts::Enter).map_err(failed)?;
-        let kind = FileType::from_raw_mode(fs::fstat(&place).map_err(failed)?.st_mode);
-        if kind != FileType::RegularFile {
+        let seen = fs::fstat(&place).map_err(failed)?;
+        if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
             return Err(HookError::inside("read", path, io::Error::other("not a regular file")));
         }
+        Ok(seen)
+    }
+
+    /// Opens what was looked at. On a volume that others write to, something else may have taken its place.
+    fn open_seen(&self, path: &str, seen: &Stat) -> Result<std::fs::File, HookError> {
+        let failed = |error: Errno| HookError::inside("read", path, error);
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        Ok(self.resolve(path, flags, Mounts::Enter).map_err(failed)?.into())
+        let file = self.resolve(path, flags, Mounts::Enter).map_err(failed)?;
+        if !is_same(&fs::fstat(&file).map_err(failed)?, seen) {
+            return Err(HookError::inside("read", path, io::Error::other("it was exchanged meanwhile")));
+        }
+        Ok(file.into())
     }
 
     /// The content of a file; `None` if there is none.
@@ -84,9 +106,12 @@ impl RootFs {
             Err(error) => return Err(error),
         };
         let mut bytes = Vec::new();
-        file.take(MOST_BYTES)
-            .read_to_end(&mut bytes)
-            .map_err(|error| HookError::inside("read", path, error))?;
+        let failed = |error| HookError::inside("read", path, error);
+        file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > MOST_BYTES {
+            // Cut off, a configuration would be another one.
+            return Err(failed(io::Error::other("larger than 16 MiB")));
+        }
         Ok(Some(bytes))
     }
 
@@ -102,13 +127,16 @@ impl RootFs {
     pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, HookError> {
         let failed = |error: Errno| HookError::inside("list", path, error);
         let folder = match self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Enter) {
-            Err(Errno::NOENT) => return Ok(Vec::new()),
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
             other => other.map_err(failed)?,
         };
         let mut buffer = Vec::with_capacity(8192);
         let mut entries = RawDir::new(folder, buffer.spare_capacity_mut());
         let mut names = Vec::new();
         while let Some(entry) = entries.next() {
+            if names.len() > MOST_FILES {
+                return Err(HookError::inside("list", path, io::Error::other("more than 16384 files")));
+            }
             // A name that is not text is nothing that we or the driver made.
             if let Ok(name) = entry.map_err(failed)?.file_name().to_str() {
                 names.push(name.to_owned());
@@ -179,6 +207,10 @@ impl RootFs {
     }
 }
 
+fn is_same(a: &Stat, b: &Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+}
+
 fn temporary(name: &str) -> String {
     format!(".{name}.divvy-{}", std::process::id())
 }
@@ -195,4 +227,23 @@ fn put(folder: &impl AsFd, temporary: &str, make: impl FnOnce() -> io::Result<()
         // The first failure is the one to report.
         let _ = remove();
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_exchanged_between_look_and_opening_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = RootFs::open(dir.path()).unwrap();
+        let path = dir.path().join("file");
+        fs_err::write(&path, b"first").unwrap();
+        let seen = root.look_at("/file").unwrap();
+        root.open_seen("/file", &seen).unwrap();
+        fs_err::rename(&path, dir.path().join("away")).unwrap();
+        fs_err::write(&path, b"second").unwrap();
+        let error = root.open_seen("/file", &seen).unwrap_err();
+        assert!(crate::error::chain(&error).ends_with("it was exchanged meanwhile"), "{error}");
+    }
 }

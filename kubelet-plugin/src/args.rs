@@ -8,7 +8,7 @@ use clap::Parser;
 use divvy_offer::ModeLock;
 use divvy_telemetry::LogFormat;
 
-use crate::config::Offer;
+use crate::config::{Delivery, Offer};
 
 /// The node plugin of divvy: publishes this node's GPUs as ResourceSlices and prepares the claims that the
 /// scheduler places on it.
@@ -81,10 +81,22 @@ pub struct Args {
     /// three good polls in a row are needed besides.
     #[arg(long, env = "RECOVER_AFTER", default_value_t = 60)]
     pub recover_after: u32,
-    /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --plugin-dir,
-    /// where the host finds it. [default: beside this program, if it is there]
+    /// How containers find the driver's libraries: hook (a program makes links and enters them into the image's loader
+    /// cache), or mounts (no program is called; LD_LIBRARY_PATH leads to them and replaces the image's own).
+    #[arg(long, env = "LIBRARY_DELIVERY", value_enum, default_value_t)]
+    pub library_delivery: Delivery,
+    /// Further device nodes that containers with a GPU get, where the host has them, separated by commas: those of GDRCopy
+    /// (/dev/gdrdrv), GPUDirect Storage (/dev/nvidia-fs0) or IMEX channels, whose isolation is not divvy's.
+    #[arg(long, env = "EXTRA_NODES", default_value = "", hide_default_value = true)]
+    pub extra_nodes: String,
+    /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --hook-dir.
+    /// [default: beside this program]
     #[arg(long, env = "HOOK_PATH", value_parser = path)]
     pub hook_path: Option<PathBuf>,
+    /// Where the container runtime finds that program; the same path on the host and in the container. In pods with a user
+    /// namespace it is called by a user to whom only what is open to all is open. [default: the driver name in /opt/divvy]
+    #[arg(long, env = "HOOK_DIR", value_parser = path)]
+    pub hook_dir: Option<PathBuf>,
     /// Address of /metrics, /healthz and /readyz; empty for none.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9440")]
     pub http: String,

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::RunError;
 use crate::api::KubeClaims;
-use crate::config::Config;
+use crate::config::{Config, Delivery};
 use crate::edits::{DriverAt, HostEdits};
 use crate::error::io_error;
 use crate::sources::inventory::Seen;
@@ -78,17 +78,15 @@ pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, 
             DeviceNodes::from_table(&text).map_err(RunError::DeviceNodes)?
         }
     };
-    let delivery = if let Some(program) = &config.hook_path {
-        let installed = config.plugin_dir.join("divvy-cdi-hook");
-        divvy_host::install_hook(program, &installed).map_err(RunError::Hook)?;
-        LibraryDelivery::Hook(installed.display().to_string())
-    } else {
-        tracing::warn!(
-            "no CDI hook program (--hook-path): driver libraries are delivered by LD_LIBRARY_PATH"
-        );
-        LibraryDelivery::MountsOnly
+    let delivery = match config.library_delivery {
+        Delivery::Mounts => LibraryDelivery::MountsOnly,
+        Delivery::Hook => {
+            let program = config.hook_path.as_ref().ok_or(RunError::NoHook)?;
+            let installed = divvy_host::install_hook(program, &config.hook_dir).map_err(RunError::Hook)?;
+            LibraryDelivery::Hook(installed.display().to_string())
+        }
     };
-    Ok(HostEdits::new(host.clone(), at, nodes, delivery))
+    Ok(HostEdits::new(host.clone(), at, nodes, delivery).with_extra_nodes(config.extra_nodes.clone()))
 }
 
 pub(crate) fn executor(

@@ -1,7 +1,6 @@
 //! The validated configuration: everything the plugin needs to know, checked once.
 
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +10,11 @@ use divvy_model::mig::ProfileVariant;
 use divvy_offer::{GpuRules, ModeLock, Modes};
 
 use crate::Args;
-use crate::sockets::SocketNames;
+use crate::sockets::{SocketNames, TooLong};
+
+mod timing;
+
+pub use timing::Timing;
 
 /// A flag that cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -43,6 +46,16 @@ impl Offer {
             Self::Everything => Modes::everything(),
         }
     }
+}
+
+/// How containers find the driver's libraries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Delivery {
+    /// By a program that the container runtime calls.
+    #[default]
+    Hook,
+    /// By mounts and `LD_LIBRARY_PATH` alone.
+    Mounts,
 }
 
 /// Everything the plugin needs to know.
@@ -80,8 +93,14 @@ pub struct Config {
     pub mig_profiles: BTreeSet<ProfileVariant>,
     /// By which rules the health of GPUs is judged.
     pub health: HealthRules,
-    /// The hook program to install, if there is one.
+    /// Further device nodes of containers with a GPU.
+    pub extra_nodes: Vec<String>,
+    /// How containers find the driver's libraries.
+    pub library_delivery: Delivery,
+    /// The hook program to install.
     pub hook_path: Option<PathBuf>,
+    /// The folder to install it to.
+    pub hook_dir: PathBuf,
     /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
     pub http: Vec<SocketAddr>,
     /// The same for a second server, which also tells the plugin's state; empty: none.
@@ -92,103 +111,9 @@ pub struct Config {
     pub timing: Timing,
 }
 
-/// Intervals and limits. The defaults are what production uses; tests shorten them.
-#[derive(Debug, Clone, Copy)]
-pub struct Timing {
-    /// How long one prepare or unprepare may take in all. The kubelet gives up after 45 s, and a failed prepare
-    /// costs the pod 60 to 90 s, so that anything transient is retried up to here.
-    pub call: Duration,
-    /// How long one GET of a claim may take before it is tried again.
-    pub get: Duration,
-    /// How often the list of GPUs is asked for.
-    pub list: Duration,
-    /// How often all facts are read again.
-    pub refresh: Duration,
-    /// How often neighbours are looked for: what pods hold of others, and processes that no claim accounts for.
-    pub neighbours: Duration,
-    /// How often other drivers' devices and allocations are asked for; at once when a pod holds one that is not known.
-    pub neighbour_drivers: Duration,
-    /// How often all claims of the cluster are asked for where another driver publishes one of our GPUs.
-    pub neighbour_claims: Duration,
-    /// How long a driver may be away before that is told on the node's object: after a boot it comes by itself.
-    pub driver_away: Duration,
-    /// Longest pause between attempts to reach a driver that is not there.
-    pub driver_retry: Duration,
-    /// How often the GPUs are asked how they are.
-    pub health: Duration,
-    /// The same while one is not well.
-    pub health_busy: Duration,
-    /// How often records are compared with the API, the kubelet and the GPUs.
-    pub reconcile: Duration,
-    /// The same while something is left to finish (a lingering claim, an orphan in its grace period).
-    pub reconcile_busy: Duration,
-    /// How often a withdrawn device that is still held is looked for in the API.
-    pub withdrawn: Duration,
-    /// How long a device that is not offered any more is tainted before the API is asked who holds it: a write of the
-    /// scheduler, which may have chosen the device before it saw the taint, must have arrived by then.
-    pub leave: Duration,
-    /// How long after a CDI file vanished it is restored: the plugin removes files itself.
-    pub cdi_settle: Duration,
-    /// How often the CDI folder is looked at even if nothing was reported.
-    pub cdi_check: Duration,
-    /// How often another instance's wish to publish is looked for.
-    pub publisher_poll: Duration,
-    /// What the executor waits for.
-    pub executor: divvy_executor::Timing,
-    /// How often the API server's version is asked for.
-    pub version: Duration,
-    /// How long policies may stay unknown at the start before the node goes on with what it remembers of them.
-    pub policy_wait: Duration,
-    /// How often a definition of policies that is not there, or a right to them that is missing, is asked for again.
-    pub policy_retry: Duration,
-    /// Least time between two writes of the node's GpuNode.
-    pub gpu_node: Duration,
-    /// How often it is looked whether the node's GpuNode was deleted.
-    pub gpu_node_look: Duration,
-    /// How long running calls may take to finish when the plugin stops.
-    pub drain: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self {
-            call: Duration::from_secs(40),
-            get: Duration::from_secs(10),
-            list: Duration::from_secs(5),
-            refresh: Duration::from_mins(1),
-            neighbours: Duration::from_secs(15),
-            neighbour_drivers: Duration::from_mins(10),
-            neighbour_claims: Duration::from_hours(1),
-            driver_away: Duration::from_mins(1),
-            driver_retry: Duration::from_secs(5),
-            health: Duration::from_secs(30),
-            health_busy: Duration::from_secs(5),
-            reconcile: Duration::from_mins(10),
-            reconcile_busy: Duration::from_secs(5),
-            withdrawn: Duration::from_secs(30),
-            leave: Duration::from_mins(1),
-            cdi_settle: Duration::from_secs(1),
-            cdi_check: Duration::from_mins(5),
-            publisher_poll: Duration::from_secs(2),
-            executor: divvy_executor::Timing::default(),
-            version: Duration::from_mins(10),
-            gpu_node: Duration::from_secs(5),
-            gpu_node_look: Duration::from_secs(30),
-            policy_wait: crate::sources::policies::WAIT,
-            policy_retry: crate::sources::policies::RETRY,
-            drain: Duration::from_secs(20),
-        }
-    }
-}
-
-impl Timing {
-    /// A policy changes for all nodes at once, and each then asks who holds what it withdraws: they take turns.
-    fn of_node(name: &str) -> Self {
-        let timing = Self::default();
-        let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
-        let turn = timing.leave / 2000 * u32::try_from(hasher.finish() % 1000).unwrap_or(0);
-        Self { leave: timing.leave + turn, ..timing }
+impl From<TooLong> for ConfigError {
+    fn from(too_long: TooLong) -> Self {
+        refuse(too_long.flag, &too_long.path.display().to_string(), &too_long.to_string())
     }
 }
 
@@ -215,7 +140,10 @@ impl TryFrom<Args> for Config {
             mig_profiles,
             ignored_xids,
             recover_after,
+            extra_nodes,
+            library_delivery,
             hook_path,
+            hook_dir,
             http,
             debug_http,
             kubeconfig,
@@ -227,8 +155,8 @@ impl TryFrom<Args> for Config {
         // A chart sets variables for what was left empty, too.
         let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
-        let (device_nodes, nvml_library, hook_path) =
-            (given(device_nodes), given(nvml_library), given(hook_path));
+        let (device_nodes, nvml_library) = (given(device_nodes), given(nvml_library));
+        let hook_dir = given(hook_dir).unwrap_or_else(|| Path::new("/opt/divvy").join(&driver_name));
         let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
         let plugin_dir =
@@ -242,19 +170,13 @@ impl TryFrom<Args> for Config {
             ("driver-root", driver_root.clone()),
             ("host-driver-root", host_driver_root.clone()),
             ("lock-dir", lock_dir.clone()),
+            ("hook-dir", Some(hook_dir.clone())),
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
         let mig_profiles = variants(&mig_profiles)?;
-        let health = HealthRules {
-            ignored_xids: xids(&ignored_xids)?,
-            recover_after: Duration::from_secs(u64::from(recover_after)),
-            ..HealthRules::default()
-        };
-        let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())
-            .map_err(|too_long| {
-                refuse(too_long.flag, &too_long.path.display().to_string(), &too_long.to_string())
-            })?;
+        let health = health(&ignored_xids, recover_after)?;
+        let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())?;
         Ok(Self {
             timing: Timing::of_node(&node_name),
             node_name,
@@ -273,7 +195,10 @@ impl TryFrom<Args> for Config {
             mode_lock,
             mig_profiles,
             health,
-            hook_path,
+            extra_nodes: device_nodes_of(&extra_nodes)?,
+            library_delivery,
+            hook_path: given(hook_path),
+            hook_dir,
             http,
             debug_http,
             kubeconfig,
@@ -324,6 +249,14 @@ impl Config {
     }
 }
 
+fn health(ignored_xids: &str, recover_after: u32) -> Result<HealthRules, ConfigError> {
+    Ok(HealthRules {
+        ignored_xids: xids(ignored_xids)?,
+        recover_after: Duration::from_secs(u64::from(recover_after)),
+        ..HealthRules::default()
+    })
+}
+
 /// Xids, separated by commas.
 fn xids(text: &str) -> Result<BTreeSet<u32>, ConfigError> {
     let of = |number: &str| {
@@ -362,6 +295,17 @@ fn addresses(flag: &'static str, text: &str) -> Result<Vec<SocketAddr>, ConfigEr
         }
         None => Ok(vec![text.parse().map_err(|_| refused())?]),
     }
+}
+
+/// Paths of device nodes, separated by commas.
+fn device_nodes_of(text: &str) -> Result<Vec<String>, ConfigError> {
+    let of = |path: &str| {
+        let rest = path.strip_prefix("/dev/");
+        let ok = rest.is_some_and(|rest| rest.split('/').all(|part| !["", ".", ".."].contains(&part)));
+        check("extra-nodes", path, ok, "expected paths below /dev, separated by commas, as /dev/gdrdrv")?;
+        Ok(path.to_owned())
+    };
+    text.split(',').map(str::trim).filter(|path| !path.is_empty()).map(of).collect()
 }
 
 fn check(flag: &'static str, value: &str, ok: bool, reason: &str) -> Result<(), ConfigError> {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,10 @@ use divvy_api::names;
 use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_host::{
+    ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery, NodeError,
+};
+use divvy_model::mig::ProfileVariant;
 use divvy_model::{Gpu, HoldKind, PciAddress};
 
 /// Where the driver's files are looked for.
@@ -41,14 +45,21 @@ pub(crate) struct HostEdits {
     at: DriverAt,
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
+    extra_nodes: Vec<String>,
     common: Mutex<Option<Common>>,
     /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding them takes a dozen
     /// looks into sysfs.
     gpu_nodes: Mutex<BTreeMap<(u32, PciAddress), GpuNodes>>,
     /// Held while files are listed for a claim; when that last failed, and why.
     failed: Mutex<Option<(Instant, String)>>,
+    /// Whether it was logged that nodes cannot be made.
+    no_nodes: AtomicBool,
+    /// Whether `nvidia-uvm` was loaded, or that was tried. Once: an admin who unloads modules would not get far otherwise.
+    uvm_loaded: AtomicBool,
 }
 
+/// Its work takes milliseconds. What may hold it up is a volume of the pod on a server that does not answer.
+const HOOK_SECONDS: u32 = 30;
 /// Listing a driver's files takes a while, and prepares that wait for them ask several times a second, with locks held.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 
@@ -61,7 +72,13 @@ struct Common {
 impl HostEdits {
     pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { host, at, nodes, delivery, common, gpu_nodes, failed }
+        let (no_nodes, uvm_loaded) = (AtomicBool::default(), AtomicBool::default());
+        let extra_nodes = Vec::new();
+        Self { host, at, nodes, delivery, extra_nodes, common, gpu_nodes, failed, no_nodes, uvm_loaded }
+    }
+
+    pub(crate) fn with_extra_nodes(self, extra_nodes: Vec<String>) -> Self {
+        Self { extra_nodes, ..self }
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
@@ -73,8 +90,7 @@ impl HostEdits {
             *self.lock() = None;
             edits_error("the NVIDIA driver's files are not there", e)
         })?;
-        let control = divvy_host::control_nodes(&self.host, &self.nodes)
-            .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))?;
+        let control = self.control()?;
         let same = |known: &Common| known.driver == driver && known.control == control;
         if !thorough && self.lock().as_ref().is_some_and(same) {
             return Ok(false);
@@ -83,6 +99,29 @@ impl HostEdits {
             .map_err(|e| edits_error("what the NVIDIA driver brings cannot be written as CDI", e))?;
         let before = self.lock().replace(Common { driver, control, edits: edits.clone() });
         Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
+    }
+
+    /// The control nodes. CUDA needs `nvidia-uvm`, and on a host without a udev rule for it nothing loads that after a boot.
+    fn control(&self) -> Result<ControlNodes, EditsError> {
+        const UVM: &str = "nvidia-uvm";
+        let find = || -> Result<ControlNodes, NodeError> {
+            let mut control = divvy_host::control_nodes(&self.host, &self.nodes)?;
+            control.nodes.extend(divvy_host::extra_nodes(&self.host, &self.nodes, &self.extra_nodes)?);
+            Ok(control)
+        };
+        let look = || find().map_err(|e| edits_error("the driver's control nodes cannot be worked out", e));
+        let control = look()?;
+        let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
+        // It would bring the main module with it, which may be away on purpose.
+        let is_up = || matches!(divvy_host::nvidia_module(&self.host), Ok(Some(_)));
+        if !(lacks_uvm && is_up()) || self.uvm_loaded.swap(true, Ordering::Relaxed) {
+            return Ok(control);
+        }
+        match divvy_host::load_module(&self.host, UVM) {
+            Ok(()) => tracing::info!("the kernel module {UVM} was loaded"),
+            Err(error) => tracing::warn!(%error, "the kernel module {UVM} cannot be loaded"),
+        }
+        look()
     }
 
     /// Whether containers can get the driver; cheap while they can.
@@ -115,7 +154,21 @@ impl HostEdits {
             );
             return Err(EditsError { what, source: None });
         }
+        self.make_nodes(&control.nodes);
         Ok(cdi(divvy_host::driver_edits(&files, control, &self.delivery)))
+    }
+
+    /// Most pods do without the host's nodes, so that failing is no error.
+    fn make_nodes<'a>(&self, wanted: impl IntoIterator<Item = &'a divvy_host::DeviceNode>) {
+        match divvy_host::make_nodes(&self.host, &self.nodes, wanted) {
+            Ok(made) if made.is_empty() => {}
+            Ok(made) => tracing::info!(nodes = ?made, "device nodes were made on the node"),
+            Err(error) if !self.no_nodes.swap(true, Ordering::Relaxed) => tracing::warn!(
+                %error,
+                "device nodes cannot be made on the node; pods with `hostUsers: false` do not start"
+            ),
+            Err(_) => {}
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Common>> {
@@ -135,6 +188,7 @@ impl HostEdits {
         }
         let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, pci)
             .map_err(|e| edits_error(&format!("the device nodes of {} are not known", gpu.facts.uuid), e))?;
+        self.make_nodes([&nodes.main]);
         known.insert((minor, pci), nodes.clone());
         Ok(nodes)
     }
@@ -172,7 +226,11 @@ impl DeviceEdits for HostEdits {
         let nodes = self.nodes_of(gpu, minor)?;
         match device.kind {
             HoldKind::Whole | HoldKind::Share | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
-            HoldKind::Partition { .. } => self.partition(&nodes, minor, device, steps),
+            HoldKind::Partition { profile, .. } => {
+                let profile = gpu.mig.as_ref().and_then(|mig| mig.capabilities.profile(profile));
+                let graphics = profile.is_some_and(|found| found.variant() == ProfileVariant::Graphics);
+                self.partition(&nodes, minor, (device, steps), graphics)
+            }
         }
     }
 }
@@ -184,8 +242,8 @@ impl HostEdits {
         &self,
         gpu: &GpuNodes,
         minor: u32,
-        device: &RecordedDevice,
-        steps: &[StepState],
+        (device, steps): (&RecordedDevice, &[StepState]),
+        graphics: bool,
     ) -> Result<ContainerEdits, EditsError> {
         let name = &device.allocated.device;
         let made = device.partition(steps).ok_or_else(|| EditsError {
@@ -198,7 +256,8 @@ impl HostEdits {
         if !nodes.as_expected {
             tracing::debug!(device = %name, ?nodes, "the driver counts MIG capabilities in another way than known");
         }
-        let mut edits = divvy_host::partition_edits(gpu, &nodes);
+        self.make_nodes([&nodes.gpu_instance, &nodes.compute_instance]);
+        let mut edits = divvy_host::partition_edits(gpu, &nodes, graphics);
         edits.env.push(format!("{}={}", names::env::mig_uuid(name.as_str()), made.uuid));
         if device.is_static {
             edits.env.push(format!("{}=true", names::env::mig_static(name.as_str())));
@@ -234,7 +293,7 @@ fn cdi(edits: Edits) -> ContainerEdits {
         path: hook.path,
         args: hook.args,
         env: hook.env,
-        timeout: None,
+        timeout: Some(HOOK_SECONDS),
     });
     ContainerEdits {
         env,
@@ -247,99 +306,4 @@ fn cdi(edits: Edits) -> ContainerEdits {
 }
 
 #[cfg(test)]
-mod tests {
-    use divvy_host::fixture::{Fixture, FixtureGpu};
-
-    use super::*;
-
-    fn gpu() -> FixtureGpu {
-        FixtureGpu {
-            minor: 0,
-            pci: "0000:3b:00.0".parse().unwrap(),
-            numa_node: Some(0),
-            pcie_root: "pci0000:00".into(),
-        }
-    }
-
-    #[test]
-    fn claims_that_wait_for_a_driver_have_its_files_listed_once_a_second_however_many_they_are() {
-        let dir = tempfile::tempdir().unwrap();
-        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
-        let at = DriverAt { seen: Some(dir.path().join("absent")), host: None };
-        let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
-        edits.common().unwrap_err();
-        let listed = |at: Instant| edits.failed.lock().unwrap().as_mut().unwrap().0 = at;
-        // Just now, for as long as this test may take.
-        let just_now = Instant::now() + Duration::from_mins(1);
-        listed(just_now);
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| drop(edits.common().unwrap_err()));
-            }
-        });
-        assert_eq!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now, "listed again");
-        listed(Instant::now().checked_sub(LIST_AGAIN).unwrap());
-        edits.common().unwrap_err();
-        assert_ne!(edits.failed.lock().unwrap().as_ref().unwrap().0, just_now);
-    }
-
-    #[test]
-    fn a_module_that_was_loaded_again_with_another_major_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
-        for node in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
-            let path = dir.path().join("dev").join(node);
-            fs_err::remove_file(&path).unwrap();
-            // Every machine has it; tests may not make nodes.
-            fs_err::os::unix::fs::symlink("/dev/null", path).unwrap();
-        }
-        let edits =
-            HostEdits::new(made.host, DriverAt::default(), DeviceNodes::Real, LibraryDelivery::MountsOnly);
-        let major = || {
-            let common = edits.common().unwrap();
-            common.edits().device_nodes.iter().find(|n| n.path == "/dev/nvidia-uvm").unwrap().major
-        };
-        assert_eq!(major(), Some(511));
-        let devices = dir.path().join("proc/devices");
-        let later = fs_err::read_to_string(&devices).unwrap().replace("511 nvidia-uvm", "508 nvidia-uvm");
-        fs_err::write(devices, later).unwrap();
-        assert!(edits.refresh(false).unwrap(), "live CDI files are to be written again");
-        assert_eq!(major(), Some(508));
-    }
-
-    #[test]
-    fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut fixture = Fixture { driver_root: "/run/nvidia/driver".into(), ..Fixture::new(vec![gpu()]) };
-        let made = fixture.build(dir.path()).unwrap();
-        let at = DriverAt { seen: None, host: Some("/run/nvidia/driver".into()) };
-        let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
-        let common = edits.common().unwrap();
-        assert!(common.edits().env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
-        assert!(
-            common.edits().device_nodes.iter().any(|n| n.path == "/dev/nvidiactl" && n.major == Some(195))
-        );
-        assert!(!edits.refresh(false).unwrap() && !edits.refresh(true).unwrap(), "nothing has changed");
-
-        let root = dir.path().join("run/nvidia/driver");
-        fs_err::rename(&root, dir.path().join("away")).unwrap();
-        let gone = edits.refresh(false).unwrap_err();
-        assert!(crate::chain(&gone).starts_with("the NVIDIA driver's files are not there: no usable NVIDIA driver found: /run/nvidia/driver: there is no such folder;"), "{}", crate::chain(&gone));
-        let told = crate::chain(&edits.common().unwrap_err());
-
-        fixture.driver_version = "590.10.01".into();
-        fixture.build(dir.path()).unwrap();
-        let again = crate::chain(&edits.common().unwrap_err());
-        assert_eq!(again, told, "not looked for again within a second");
-        edits.refresh(false).unwrap();
-        assert!(
-            edits
-                .common()
-                .unwrap()
-                .edits()
-                .mounts
-                .iter()
-                .any(|m| m.host_path.ends_with("libcuda.so.590.10.01"))
-        );
-    }
-}
+mod tests;

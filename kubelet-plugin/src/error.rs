@@ -23,6 +23,12 @@ pub enum RunError {
     /// The table of device nodes cannot be used.
     #[error("the table of --device-nodes cannot be used")]
     DeviceNodes(#[source] divvy_host::NodeError),
+    /// There is no hook program.
+    #[error(
+        "there is no CDI hook program: --hook-path is not given, and divvy-cdi-hook is not beside this program; with \
+         --library-delivery mounts (chart value libraryDelivery) none is needed, and images lose their own LD_LIBRARY_PATH"
+    )]
+    NoHook,
     /// The hook program cannot be installed.
     #[error("the CDI hook cannot be installed")]
     Hook(#[source] divvy_host::InstallError),

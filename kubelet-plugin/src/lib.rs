@@ -39,7 +39,7 @@ mod wiring;
 
 pub use app::{Deps, run};
 pub use args::Args;
-pub use config::{Config, ConfigError, Offer, Timing};
+pub use config::{Config, ConfigError, Delivery, Offer, Timing};
 pub use divvy_host::become_other;
 pub use error::RunError;
 pub use resources::gpu_nodes;

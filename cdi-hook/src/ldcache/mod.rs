@@ -31,45 +31,52 @@ const EXTENSION_MAGIC: u32 = 0xeaa4_2174;
 const TAG_GENERATOR: u32 = 0;
 const TAG_HWCAPS: u32 = 1;
 
+/// Limits on what an image can make us keep and write: its entries may all share one long string. A cache beyond them is
+/// as good as a damaged one; a large distribution's has a few thousand entries and is smaller than 1 MiB.
+const MOST_ENTRIES: usize = 64 << 10;
+const LONGEST_NAME: usize = 255;
+const LONGEST_PATH: usize = 4096;
+const MOST_BYTES: usize = 16 << 20;
+
 /// One library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct Entry<'a> {
     pub(crate) flags: i32,
     /// The name by which it is asked for.
-    pub(crate) name: Vec<u8>,
-    pub(crate) path: Vec<u8>,
+    pub(crate) name: &'a [u8],
+    pub(crate) path: &'a [u8],
     os_version: u32,
     hwcap: u64,
 }
 
 /// A whole cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cache {
-    entries: Vec<Entry>,
+pub(crate) struct Cache<'a> {
+    entries: Vec<Entry<'a>>,
     /// Names of `glibc-hwcaps` folders; entries refer to them by index.
-    hwcaps: Vec<Vec<u8>>,
+    hwcaps: Vec<&'a [u8]>,
 }
 
-impl Cache {
+impl<'a> Cache<'a> {
     /// Enters libraries by name and path. They come before others of the same name, so that the host's driver wins over a
     /// stub or an older driver in the image; what an earlier call entered from `folders` is replaced.
-    pub(crate) fn enter(&mut self, folders: &[String], libraries: &[(String, String)]) {
+    pub(crate) fn enter(&mut self, folders: &[String], libraries: &'a [(String, String)]) {
         let ours = |path: &[u8]| {
             folders.iter().any(|folder| {
                 path.strip_prefix(folder.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'/'))
             })
         };
-        self.entries.retain(|entry| !ours(&entry.path));
-        let entry = |(name, path): &(String, String)| Entry {
+        self.entries.retain(|entry| !ours(entry.path));
+        let entry = |(name, path): &'a (String, String)| Entry {
             flags: NATIVE,
-            name: name.clone().into_bytes(),
-            path: path.clone().into_bytes(),
+            name: name.as_bytes(),
+            path: path.as_bytes(),
             os_version: 0,
             hwcap: 0,
         };
         self.entries.splice(0..0, libraries.iter().map(entry));
         // Stable: among equals, ours stay first and the others keep their order, which the loader relies on.
-        self.entries.sort_by(|a, b| order::compare(&b.name, &a.name));
+        self.entries.sort_by(|a, b| order::compare(b.name, a.name));
     }
 }
 

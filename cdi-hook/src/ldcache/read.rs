@@ -1,16 +1,19 @@
 //! Reading a cache. It comes from an image: every offset may be wrong.
 
-use super::{Cache, ENTRY, EXTENSION_MAGIC, Entry, HEADER, MAGIC, OLD_MAGIC, TAG_HWCAPS};
+use super::{
+    Cache, ENTRY, EXTENSION_MAGIC, Entry, HEADER, LONGEST_NAME, LONGEST_PATH, MAGIC, MOST_ENTRIES, OLD_MAGIC,
+    TAG_HWCAPS,
+};
 
-/// Reads a cache; `None` if it is none that a loader would use.
-pub(crate) fn parse(file: &[u8]) -> Option<Cache> {
+/// Reads a cache; `None` if it is none that a loader would use, or beyond what a real one needs.
+pub(crate) fn parse(file: &[u8]) -> Option<Cache<'_>> {
     let start = if file.starts_with(OLD_MAGIC) { behind_old_table(file)? } else { 0 };
     // All offsets count from the header.
     let bytes = file.get(start..)?;
     if !bytes.starts_with(MAGIC) {
         return None;
     }
-    let count = usize::try_from(u32_at(bytes, 20)?).ok()?;
+    let count = usize::try_from(u32_at(bytes, 20)?).ok().filter(|count| *count <= MOST_ENTRIES)?;
     let table = bytes.get(HEADER..HEADER.checked_add(count.checked_mul(ENTRY)?)?)?;
     let entries = table.chunks_exact(ENTRY).map(|raw| entry(bytes, raw)).collect::<Option<_>>()?;
     let hwcaps = if start == 0 { hwcaps(bytes) } else { None };
@@ -23,17 +26,17 @@ fn behind_old_table(file: &[u8]) -> Option<usize> {
     16usize.checked_add(count.checked_mul(12)?)?.checked_next_multiple_of(8)
 }
 
-fn entry(bytes: &[u8], raw: &[u8]) -> Option<Entry> {
+fn entry<'a>(bytes: &'a [u8], raw: &[u8]) -> Option<Entry<'a>> {
     Some(Entry {
         flags: i32::from_ne_bytes(raw.get(..4)?.try_into().ok()?),
-        name: string_at(bytes, u32_at(raw, 4)?)?,
-        path: string_at(bytes, u32_at(raw, 8)?)?,
+        name: string_at(bytes, u32_at(raw, 4)?, LONGEST_NAME)?,
+        path: string_at(bytes, u32_at(raw, 8)?, LONGEST_PATH)?,
         os_version: u32_at(raw, 12)?,
         hwcap: u64::from_ne_bytes(raw.get(16..24)?.try_into().ok()?),
     })
 }
 
-fn hwcaps(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+fn hwcaps(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let at = usize::try_from(u32_at(bytes, 32)?).ok()?;
     let extension = bytes.get(at..).filter(|_| at != 0)?;
     if u32_at(extension, 0)? != EXTENSION_MAGIC {
@@ -45,7 +48,8 @@ fn hwcaps(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
             let (at, size) =
                 (usize::try_from(u32_at(section, 8)?).ok()?, usize::try_from(u32_at(section, 12)?).ok()?);
             let offsets = bytes.get(at..at.checked_add(size)?)?;
-            return offsets.chunks_exact(4).map(|raw| string_at(bytes, u32_at(raw, 0)?)).collect();
+            let offsets = offsets.chunks_exact(4).take(MOST_ENTRIES);
+            return offsets.map(|raw| string_at(bytes, u32_at(raw, 0)?, LONGEST_NAME)).collect();
         }
     }
     None
@@ -55,7 +59,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-fn string_at(bytes: &[u8], at: u32) -> Option<Vec<u8>> {
+fn string_at(bytes: &[u8], at: u32, longest: usize) -> Option<&[u8]> {
     let rest = bytes.get(usize::try_from(at).ok()?..)?;
-    Some(rest.get(..rest.iter().position(|byte| *byte == 0)?)?.to_vec())
+    rest.get(..rest.iter().take(longest.saturating_add(1)).position(|byte| *byte == 0)?)
 }

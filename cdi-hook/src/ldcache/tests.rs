@@ -1,15 +1,15 @@
 use super::*;
 
-fn entry(name: &str, path: &str) -> Entry {
-    Entry { flags: NATIVE, name: name.into(), path: path.into(), os_version: 0, hwcap: 0 }
+fn entry<'a>(name: &'a str, path: &'a str) -> Entry<'a> {
+    Entry { flags: NATIVE, name: name.as_bytes(), path: path.as_bytes(), os_version: 0, hwcap: 0 }
 }
 
-fn names(cache: &Cache) -> Vec<(String, String)> {
+fn names(cache: &Cache<'_>) -> Vec<(String, String)> {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    cache.entries.iter().map(|entry| (text(&entry.name), text(&entry.path))).collect()
+    cache.entries.iter().map(|entry| (text(entry.name), text(entry.path))).collect()
 }
 
-fn small() -> Cache {
+fn small() -> Cache<'static> {
     let high = Entry { hwcap: 1 << 62, ..entry("libz.so.1", "/usr/lib/glibc-hwcaps/x86-64-v3/libz.so.1") };
     let old = Entry { flags: 3, os_version: 7, ..entry("libcuda.so.1", "/usr/lib32/libcuda.so.1") };
     Cache {
@@ -19,7 +19,7 @@ fn small() -> Cache {
             old,
             entry("libcuda.so.1", "/usr/lib/libcuda.so.1"),
         ],
-        hwcaps: vec![b"x86-64-v3".to_vec()],
+        hwcaps: vec![b"x86-64-v3"],
     }
 }
 
@@ -45,8 +45,10 @@ fn entered_libraries_come_first_among_equals_and_replace_what_was_entered_before
     let mut cache = small();
     let folders = ["/n/lib64".to_owned()];
     let library = |name: &str| (name.to_owned(), format!("/n/lib64/{name}"));
-    cache.enter(&folders, &[library("libcuda.so.1"), library("libgone.so.1")]);
-    cache.enter(&folders, &[library("libcuda.so.1"), library("libzz.so")]);
+    let (first, second) =
+        ([library("libcuda.so.1"), library("libgone.so.1")], [library("libcuda.so.1"), library("libzz.so")]);
+    cache.enter(&folders, &first);
+    cache.enter(&folders, &second);
     let expected = [
         ("libzz.so", "/n/lib64/libzz.so"),
         ("libz.so.1", "/usr/lib/glibc-hwcaps/x86-64-v3/libz.so.1"),
@@ -65,6 +67,21 @@ fn numbers_in_names_compare_as_numbers() {
         assert!(order::compare(pair[0].as_bytes(), pair[1].as_bytes()).is_lt(), "{pair:?}");
     }
     assert!(order::compare(b"liba.so.1", b"liba.so.1").is_eq());
+}
+
+#[test]
+fn names_paths_and_entries_beyond_what_a_file_system_has_are_no_cache() {
+    let of = |name: usize, path: usize, entries: usize| {
+        let (name, path) = ("n".repeat(name), "p".repeat(path));
+        let cache = Cache { entries: vec![entry(&name, &path); entries], hwcaps: vec![] };
+        cache.to_bytes().map(|bytes| parse(&bytes).is_some())
+    };
+    assert_eq!(of(LONGEST_NAME, LONGEST_PATH, 2), Some(true));
+    assert_eq!(of(LONGEST_NAME + 1, 1, 1), Some(false));
+    assert_eq!(of(1, LONGEST_PATH + 1, 1), Some(false));
+    assert_eq!(of(1, 1, MOST_ENTRIES), Some(true));
+    assert_eq!(of(1, 1, MOST_ENTRIES + 1), Some(false));
+    assert_eq!(of(255, 4096, 4000), None, "written, it would be larger than 16 MiB");
 }
 
 #[test]
@@ -89,7 +106,7 @@ fn no_damage_to_a_cache_does_more_than_make_it_unusable() {
 fn this_machines_cache_is_understood_sorted_and_kept() {
     let Ok(file) = fs_err::read("/etc/ld.so.cache") else { return };
     let cache = parse(&file).expect("a cache that the loader uses is one we can read");
-    let sorted = cache.entries.windows(2).all(|pair| order::compare(&pair[0].name, &pair[1].name).is_ge());
+    let sorted = cache.entries.windows(2).all(|pair| order::compare(pair[0].name, pair[1].name).is_ge());
     assert!(sorted, "the order of names is the loader's");
     assert_eq!(parse(&cache.to_bytes().unwrap()).unwrap(), cache);
 }

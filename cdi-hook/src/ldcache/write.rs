@@ -1,21 +1,21 @@
 //! Writing a cache.
 
-use super::{Cache, ENTRY, EXTENSION_MAGIC, HEADER, MAGIC, TAG_GENERATOR, TAG_HWCAPS};
+use super::{Cache, ENTRY, EXTENSION_MAGIC, HEADER, MAGIC, MOST_BYTES, TAG_GENERATOR, TAG_HWCAPS};
 
 /// In the header's flags: what follows is in this machine's order.
 const BYTE_ORDER: u8 = if cfg!(target_endian = "little") { 2 } else { 3 };
 /// `ldconfig -p` shows it.
 const GENERATOR: &[u8] = b"divvy-cdi-hook";
 
-impl Cache {
-    /// The file's bytes; `None` if it would be larger than the format allows.
+impl Cache<'_> {
+    /// The file's bytes; `None` if there would be too many.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut strings = Strings { at: HEADER + ENTRY * self.entries.len(), bytes: Vec::new() };
         let mut table = Vec::with_capacity(ENTRY * self.entries.len());
         for entry in &self.entries {
             table.extend(entry.flags.to_ne_bytes());
-            table.extend(strings.add(&entry.name)?.to_ne_bytes());
-            table.extend(strings.add(&entry.path)?.to_ne_bytes());
+            table.extend(strings.add(entry.name)?.to_ne_bytes());
+            table.extend(strings.add(entry.path)?.to_ne_bytes());
             table.extend(entry.os_version.to_ne_bytes());
             table.extend(entry.hwcap.to_ne_bytes());
         }
@@ -64,9 +64,12 @@ struct Strings {
 
 impl Strings {
     fn add(&mut self, text: &[u8]) -> Option<u32> {
-        let at = u32::try_from(self.at + self.bytes.len()).ok()?;
+        let at = self.at + self.bytes.len();
+        if at + text.len() >= MOST_BYTES {
+            return None;
+        }
         self.bytes.extend(text);
         self.bytes.push(0);
-        Some(at)
+        u32::try_from(at).ok()
     }
 }

@@ -12,7 +12,7 @@ use divvy_api::policy::GpuPolicy;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_kubelet_plugin::{Args, Config, Deps, Offer, RunError};
+use divvy_kubelet_plugin::{Args, Config, Delivery, Deps, Offer, RunError};
 use divvy_model::{Gpu, GpuUuid, Ordinals};
 use divvy_offer::{
     GpuRules, Input, KubeVersion, NodeFacts, Partitioning, ServerFeatures, carve_partitions, resolve,
@@ -80,7 +80,10 @@ impl World {
             mig_profiles: String::new(),
             ignored_xids: String::new(),
             recover_after: 60,
+            extra_nodes: String::new(),
+            library_delivery: Delivery::Mounts,
             hook_path: None,
+            hook_dir: None,
             http: String::new(),
             debug_http: String::new(),
             kubeconfig: None,

@@ -305,7 +305,7 @@ impl Engine {
 fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
     SystemFacts {
         driver_version: driver.to_owned(),
-        nvml_version: format!("{}.{driver}", cuda.major),
-        cuda_version: cuda,
+        nvml_version: Some(format!("{}.{driver}", cuda.major)),
+        cuda_version: Some(cuda),
     }
 }

@@ -88,11 +88,14 @@ pub fn gpu_edits(nodes: &GpuNodes) -> Edits {
 }
 
 /// What a container gets for one partition, on top of [`driver_edits`]: the GPU's own node, and the capabilities that
-/// say which part of it may be used. Without the GPU's DRM nodes: graphics would not be bound to the partition.
-pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes) -> Edits {
+/// say which part of it may be used. The GPU's DRM nodes only if the partition can do graphics.
+pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes, graphics: bool) -> Edits {
     let mut edits = Edits::default();
     let nodes = [&gpu.main, &partition.gpu_instance, &partition.compute_instance].map(DeviceNode::clone);
     add_nodes(&mut edits, &nodes);
+    if graphics {
+        add_nodes(&mut edits, &gpu.drm);
+    }
     edits
 }
 
@@ -128,8 +131,14 @@ fn hooks(files: &DriverFiles, path: &str) -> Vec<HookCall> {
     if !files.symlinks.is_empty() {
         calls.push(call(std::iter::once("create-symlinks".to_owned()).chain(links).collect()));
     }
-    calls.push(call(vec!["update-ldcache".to_owned(), "--folder".to_owned(), LIBRARY_DIR.to_owned()]));
-    calls.push(call(vec!["disable-device-node-modification".to_owned()]));
+    // In this order: links lead elsewhere for an image with newer libraries of CUDA, and the cache names what is there then.
+    let more: [&[&str]; 4] = [
+        &["enable-cuda-compat", "--host-driver-version", &files.version, "--folder", LIBRARY_DIR],
+        &["update-ldcache", "--folder", LIBRARY_DIR],
+        &["disable-device-node-modification"],
+        &["update-application-profile"],
+    ];
+    calls.extend(more.map(|args| call(args.iter().map(|&arg| arg.to_owned()).collect())));
     calls
 }
 

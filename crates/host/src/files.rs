@@ -25,13 +25,18 @@ const PROGRAMS: [&str; 7] = [
     "nvidia-imex",
     "nvidia-imex-ctl",
 ];
-const CONFIG_DIRS: [&str; 3] = ["etc", "usr/local/share", "usr/share"];
-const CONFIGS: [&str; 9] = [
+/// The last is for GKE, which has Vulkan's files at the top of the driver's root.
+const CONFIG_DIRS: [&str; 4] = ["etc", "usr/local/share", "usr/share", ""];
+const CONFIGS: [&str; 13] = [
+    "OpenCL/vendors/nvidia.icd",
     "egl/egl_external_platform.d/09_nvidia_wayland2.json",
     "egl/egl_external_platform.d/10_nvidia_wayland.json",
     "egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "egl/egl_external_platform.d/20_nvidia_xcb.json",
+    "egl/egl_external_platform.d/20_nvidia_xlib.json",
     "glvnd/egl_vendor.d/10_nvidia.json",
     "nvidia/nvoptix.bin",
+    "vulkan/icd.d/nvidia_icd.aarch64.json",
     "vulkan/icd.d/nvidia_icd.json",
     "vulkan/icd.d/nvidia_icd.x86_64.json",
     "vulkan/icd.d/nvidia_layers.json",
@@ -177,13 +182,20 @@ impl Search<'_> {
                         Err(ElfError::NotElf) => continue,
                         Err(source) => return Err(DriverFilesError::Library { path: seen, source }),
                     };
+                    // The hook must be able to lead the name by which it is asked for elsewhere, so that is always a link.
+                    let named_only = !name.ends_with(&self.driver.version) && elf.soname == Some(name);
+                    let key = if named_only { format!("{key}.{}", self.driver.version) } else { key };
                     let file = self.file(&path, format!("{LIBRARY_DIR}/{key}"));
                     libraries.insert(key, Library { file, soname: elf.soname });
                 }
             }
         }
         // A link counts only if what it leads to is mounted.
-        links.retain(|link, target| libraries.contains_key(&sibling(link, target)));
+        let version = &self.driver.version;
+        let mounted = |path: String| {
+            libraries.contains_key(&path) || libraries.contains_key(&format!("{path}.{version}"))
+        };
+        links.retain(|link, target| mounted(sibling(link, target)));
         for (name, library) in &libraries {
             let Some(soname) = &library.soname else { continue };
             let link = sibling(name, soname);
@@ -248,10 +260,7 @@ impl Search<'_> {
                 let place = Path::new(dir).join(name);
                 let Some(path) = self.driver.root.resolve(&place)? else { continue };
                 if self.driver.root.see(&path).is_file() {
-                    // Vulkan's loader looks into /etc in every image.
-                    let in_container =
-                        if name.starts_with("vulkan/") { Path::new("etc").join(name) } else { place };
-                    found.push(self.file(&path, format!("/{}", in_container.display())));
+                    found.push(self.file(&path, format!("/{}/{name}", config_dir(name, dir))));
                     break;
                 }
             }
@@ -302,6 +311,13 @@ impl Search<'_> {
         found.sort();
         found
     }
+}
+
+/// Where a container's libraries look for a file that the host has in `dir`: Vulkan's and OpenCL's loaders in `/etc`, in every
+/// image; glvnd and others in `/etc` and `/usr/share`, and nowhere else.
+fn config_dir(name: &str, dir: &str) -> &'static str {
+    let of_loader = ["vulkan/", "OpenCL/"].iter().any(|start| name.starts_with(start));
+    if of_loader || dir == "etc" { "etc" } else { "usr/share" }
 }
 
 /// `name` in the folder of `of`.

@@ -74,8 +74,9 @@ const SMI: &str = r#"if [ "$1 $2" = "compute-policy -i" ]; then
     kept=$(dirname "$0")/../../run/nvidia-timeslices
     case "$4" in
     --list) echo "| 0 Timeslice $(sed "s/0/Default/;s/1/Short/;s/2/Medium/;s/3/Long/" "$kept/$3" 2>/dev/null || echo Default) |" ;;
-    --set-timeslice=[0-3])
-        mkdir -p "$kept" && echo "${4#*=}" >"$kept/$3.$$" && mv "$kept/$3.$$" "$kept/$3" || exit 255 ;;
+    --set-timeslice)
+        case "$5" in [0-3]) ;; *) exit 2 ;; esac
+        mkdir -p "$kept" && echo "$5" >"$kept/$3.$$" && mv "$kept/$3.$$" "$kept/$3" || exit 255 ;;
     *) exit 2 ;;
     esac
     exit
@@ -143,7 +144,10 @@ impl Fixture {
         let control = control.into_iter().map(|(path, major, minor)| (path.to_owned(), node(major, minor)));
         let gpus =
             self.gpus.iter().map(|gpu| (format!("/dev/nvidia{}", gpu.minor), node(NVIDIA_MAJOR, gpu.minor)));
-        DeviceNodes::Given(control.chain(gpus).collect())
+        let drm = (0..self.gpus.len()).flat_map(drm_names).map(|(name, minor)| {
+            (format!("/dev/dri/{name}"), NodeInfo { mode: 0o660, ..node(DRM_MAJOR, minor) })
+        });
+        DeviceNodes::Given(control.chain(gpus).chain(drm).collect())
     }
 
     fn driver(&self, root: &Path) -> io::Result<()> {
@@ -201,12 +205,18 @@ impl FixtureHost {
     }
 }
 
+/// Names and minors of a GPU's DRM nodes.
+fn drm_names(index: usize) -> [(String, u32); 2] {
+    let index = u32::try_from(index).unwrap_or(u32::MAX - 128);
+    [(format!("card{index}"), index), (format!("renderD{}", 128 + index), 128 + index)]
+}
+
 fn gpu_files(host: &HostRoot, gpu: &FixtureGpu, index: usize) -> io::Result<()> {
     let pci = gpu.pci.to_string();
     let device = host.sys("devices").join(&gpu.pcie_root).join(&pci);
     let numa = gpu.numa_node.map_or_else(|| "-1\n".to_owned(), |node| format!("{node}\n"));
     file(&device.join("numa_node"), numa.as_bytes())?;
-    for (name, minor) in [(format!("card{index}"), index), (format!("renderD{}", 128 + index), 128 + index)] {
+    for (name, minor) in drm_names(index) {
         file(&device.join("drm").join(name).join("dev"), format!("{DRM_MAJOR}:{minor}\n").as_bytes())?;
     }
     link(&format!("../../../devices/{}/{pci}", gpu.pcie_root), &host.sys("bus/pci/devices").join(&pci))

@@ -1,7 +1,8 @@
 //! The host as files: what NVML does not say about a node.
 //!
 //! Everything is read below a [`HostRoot`], so tests, the demo and a plugin in a container that sees the host elsewhere use
-//! the same code. Nothing here changes the host, except [`install_hook`] and [`Smi::set_time_slice`].
+//! the same code. Nothing here changes the host, except [`install_hook`], [`make_nodes`], [`load_module`] and
+//! [`Smi::set_time_slice`].
 //!
 //! Who calls it: the inventory ([`topology`]), the node plugin's start ([`find_driver`], [`boot_id`], [`nvidia_module`]), the
 //! executor, which turns [`driver_edits`] and [`gpu_edits`] into a claim's CDI file, and unprepare, which asks who still
@@ -17,7 +18,9 @@ mod files;
 pub mod fixture;
 mod install;
 mod kernel;
+mod make_nodes;
 mod mig;
+mod modules;
 mod nodes;
 mod processes;
 mod root;
@@ -34,10 +37,12 @@ pub use files::{
 };
 pub use install::{InstallError, install_hook};
 pub use kernel::{HostFileError, NvidiaModule, boot_id, char_majors, nvidia_module, nvidia_params};
+pub use make_nodes::make_nodes;
 pub use mig::{MigNodes, capability_minor, mig_nodes};
+pub use modules::load_module;
 pub use nodes::{
     ControlNodes, DeviceNode, DeviceNodes, GpuNodes, MissingNode, NodeError, NodeInfo, control_nodes,
-    gpu_nodes,
+    extra_nodes, gpu_nodes,
 };
 pub use processes::{Holder, Holders, device_holders};
 pub use root::HostRoot;

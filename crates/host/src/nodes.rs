@@ -1,7 +1,7 @@
 //! Device nodes: numbers and rights of the nodes that a container gets.
 //!
-//! A CDI file that carries type and numbers does not need the node on the host. So a node that is not there yet (nothing
-//! has called `nvidia-modprobe` since boot) is made up from the kernel's majors instead of failing the pod.
+//! A node that is not there yet (nothing has called `nvidia-modprobe` since boot) is made up from the kernel's majors; a CDI
+//! file that carries type and numbers does not need it on the host, but for pods with a user namespace: [`crate::make_nodes`].
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -234,6 +234,19 @@ pub fn control_nodes(host: &HostRoot, nodes: &DeviceNodes) -> Result<ControlNode
     Ok(control)
 }
 
+/// Those of these nodes of the host that are there: of other modules, such as GDRCopy's `/dev/gdrdrv`.
+pub fn extra_nodes(
+    host: &HostRoot,
+    nodes: &DeviceNodes,
+    paths: &[String],
+) -> Result<Vec<DeviceNode>, NodeError> {
+    let look = |path: &String| {
+        let found = nodes.look_up(host, path).transpose()?;
+        Some(found.map(|info| DeviceNode { path: path.clone(), info }))
+    };
+    paths.iter().filter_map(look).collect()
+}
+
 /// The nodes of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuNodes {
@@ -260,13 +273,19 @@ pub fn gpu_nodes(
         Rights::of(host)?.node(*major, minor)
     };
     let drm = drm_nodes(host, pci).map_err(NodeError::Host)?;
-    // On the host these belong to the groups video and render. In the container the node is its own copy and the GPU is the
-    // pod's, so it is open to all: the groups' ids would need CDI 0.7, which older runtimes refuse.
-    let drm = drm.into_iter().map(|node| DeviceNode {
-        path: format!("/dev/dri/{}", node.name),
-        info: NodeInfo { major: node.major, minor: node.minor, mode: OPEN_TO_ALL, gid: 0 },
-    });
-    Ok(GpuNodes { main: DeviceNode { path, info }, drm: drm.collect() })
+    let mut there = Vec::new();
+    for node in drm {
+        let path = format!("/dev/dri/{}", node.name);
+        // Without one on the host (no udev, a kernel with another /dev) a runtime could not bind it, and graphics is
+        // seldom what the pod is for.
+        if nodes.look_up(host, &path)?.is_some() {
+            // On the host these belong to the groups video and render. In the container the node is its own copy and the
+            // GPU is the pod's, so it is open to all: the groups' ids would need CDI 0.7, which older runtimes refuse.
+            let info = NodeInfo { major: node.major, minor: node.minor, mode: OPEN_TO_ALL, gid: 0 };
+            there.push(DeviceNode { path, info });
+        }
+    }
+    Ok(GpuNodes { main: DeviceNode { path, info }, drm: there })
 }
 
 /// The rights that the module gives to the nodes it makes.

@@ -129,8 +129,8 @@ prop_compose! {
         }).collect();
         let system = SystemFacts {
             driver_version,
-            nvml_version: String::new(),
-            cuda_version: CudaVersion { major, minor },
+            nvml_version: None,
+            cuda_version: Some(CudaVersion { major, minor }),
         };
         let features = ServerFeatures::default();
         World {

@@ -79,6 +79,10 @@ fn a_bad_flag_is_named_with_what_is_expected() {
             "--ignored-xids \"all\" cannot be used: expected Xid numbers, separated by commas, as 109,119",
         ),
         (
+            &["--extra-nodes", "/dev/gdrdrv,/dev/../etc"],
+            "--extra-nodes \"/dev/../etc\" cannot be used: expected paths below /dev, separated by commas, as /dev/gdrdrv",
+        ),
+        (
             &["--debug-http", "localhost"],
             "--debug-http \"localhost\" cannot be used: expected an address and a port, as 127.0.0.1:9440 or :9440, or nothing",
         ),

@@ -33,7 +33,7 @@ impl Process {
         let child = Command::new(BINARY)
             .env_clear()
             .env("NODE_NAME", "n1")
-            .env("HOOK_PATH", "")
+            .env("LIBRARY_DELIVERY", "mounts")
             .env("HTTP_ADDR", "")
             .env("PLUGIN_DIR", kubelet.plugin_dir(DRIVER))
             .env("REGISTRY_DIR", kubelet.registry_dir())

@@ -10,6 +10,7 @@ mod alerts;
 mod bad_input;
 mod binary;
 mod claims;
+mod delivery;
 mod driver;
 mod gpu_node;
 mod health;

@@ -115,8 +115,10 @@ impl Node {
             ("--device-nodes", self.host.node_table.clone()),
         ];
         let mut args = vec!["plugin".to_owned()];
-        if !more.contains(&"--http") {
-            args.extend(["--http".to_owned(), String::new()]);
+        for (flag, value) in [("--http", ""), ("--library-delivery", "mounts")] {
+            if !more.contains(&flag) {
+                args.extend([flag.to_owned(), value.to_owned()]);
+            }
         }
         args.extend(
             flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.display().to_string()]),

@@ -39,6 +39,7 @@ impl<'a> Driver<'a> {
         let gpus = Gpus::create(&cluster.state().join("host"), gpus, &programs.mock)?;
         let driver = Self { cluster, gpus, programs: programs.clone() };
         driver.mount_driver()?;
+        driver.mount_devices()?;
         cluster.import(&images::driver(programs, version)?)?;
         fs_err::write(driver.values_file(), driver.values(version).to_string())?;
         cluster.kubectl(&["create", "namespace", NAMESPACE])?;
@@ -58,6 +59,22 @@ impl<'a> Driver<'a> {
         };
         run(&["mkdir", "--parents", Gpus::DRIVER_ROOT])?;
         run(&["mount", "--bind", &files.display().to_string(), Gpus::DRIVER_ROOT])
+    }
+
+    /// The node's `/dev` has its GPUs, as on a real node, and what the machine's has. It is a mount of its own, so that the
+    /// plugin, which sees the rest of [`Gpus::root`] read-only, may make nodes there.
+    fn mount_devices(&self) -> Result<()> {
+        const SCRIPT: &str = r#"set -eu
+            mount --bind "$1" "$1"
+            for entry in /dev/*; do
+                to=$1/${entry#/dev/}
+                if [ -L "$entry" ]; then cp -P "$entry" "$to"
+                elif [ -d "$entry" ]; then mkdir -p "$to" && mount --rbind "$entry" "$to"
+                else touch "$to" && mount --bind "$entry" "$to"; fi
+            done
+            mount --rbind "$1" /dev"#;
+        let dev = self.gpus.root().join("dev").display().to_string();
+        output(&mut self.cluster.command("/bin/sh", &["-c", SCRIPT, "sh", &dev])).map(drop)
     }
 
     fn values_file(&self) -> PathBuf {
@@ -150,7 +167,7 @@ impl<'a> Driver<'a> {
         if !link.exists() {
             ensure!(
                 self.programs.cli.exists(),
-                "{} is not there (cargo build --release -p divvy)",
+                "{} is not there (cargo build -p divvy)",
                 self.programs.cli.display()
             );
             fs_err::create_dir_all(&folder)?;

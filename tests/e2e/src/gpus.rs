@@ -69,6 +69,10 @@ impl Gpus {
     }
 
     fn build(&self, fixture: &Fixture) -> Result<()> {
+        // The driver may have put others in the place of those of an earlier time.
+        for node in nvidia_nodes(&self.root.join("dev"))? {
+            fs::remove_file(node)?;
+        }
         let host = fixture.build(&self.root)?;
         for gpu in &fixture.gpus {
             capabilities(&host, gpu.minor)?;
@@ -209,16 +213,31 @@ pub fn capabilities(host: &FixtureHost, gpu: u32) -> Result<()> {
 
 /// Puts a real device, the null device, in the place of every device file that the fixture made.
 fn device_nodes(dev: &Path) -> Result<()> {
-    for entry in fs::read_dir(dev)? {
-        let entry = entry?;
-        if entry.file_type()?.is_file() {
-            fs::remove_file(entry.path())?;
-            let rights = Mode::from_raw_mode(0o666);
-            mknodat(CWD, entry.path(), FileType::CharacterDevice, rights, makedev(1, 3))
-                .with_context(|| format!("cannot make the device node {}", entry.path().display()))?;
-            // Making one takes the umask into account.
-            rustix::fs::chmod(entry.path(), rights)?;
-        }
+    for node in nvidia_nodes(dev)? {
+        fs::remove_file(&node)?;
+        let rights = Mode::from_raw_mode(0o666);
+        mknodat(CWD, &node, FileType::CharacterDevice, rights, makedev(1, 3))
+            .with_context(|| format!("cannot make the device node {}", node.display()))?;
+        // Making one takes the umask into account.
+        rustix::fs::chmod(&node, rights)?;
     }
     Ok(())
+}
+
+/// The GPUs' nodes in a folder that has all those of a machine.
+fn nvidia_nodes(dev: &Path) -> Result<Vec<PathBuf>> {
+    let mut nodes = Vec::new();
+    for (folder, start) in [("", "nvidia"), ("dri", ""), ("nvidia-caps", "")] {
+        let folder = dev.join(folder);
+        if !folder.exists() {
+            continue;
+        }
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(start) && !entry.file_type()?.is_dir() {
+                nodes.push(entry.path());
+            }
+        }
+    }
+    Ok(nodes)
 }

@@ -8,7 +8,7 @@ state=$1 address=$2 owned=$3
 mount --make-rshared /
 # Programs keep their default paths, so these must not be the host's.
 for dir in /run /etc/cdi /etc/cni/net.d /var/lib/cni /var/lib/containerd /var/lib/kubelet /var/lib/kube-proxy \
-    /var/log/containers /var/log/pods; do
+    /opt/divvy /var/log/containers /var/log/pods; do
     mkdir -p "$dir"
     mount -t tmpfs -o mode=755 "divvy-e2e" "$dir"
     mount --make-rshared "$dir"

@@ -21,12 +21,13 @@ pub struct Pod {
     claims: Vec<Value>,
     containers: Vec<Value>,
     grace: u32,
+    host_users: bool,
 }
 
 impl Pod {
     /// A pod without claims and containers; with no container added it gets one that uses all claims.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), claims: Vec::new(), containers: Vec::new(), grace: 5 }
+        Self { name: name.to_owned(), claims: Vec::new(), containers: Vec::new(), grace: 5, host_users: true }
     }
 
     /// Uses an existing claim, under its own name.
@@ -69,6 +70,13 @@ impl Pod {
         self
     }
 
+    /// Its root is none of the node's users.
+    #[must_use]
+    pub fn in_user_namespace(mut self) -> Self {
+        self.host_users = false;
+        self
+    }
+
     /// The pod's spec.
     pub fn spec(&self) -> Value {
         let names: Vec<&str> = self.claims.iter().filter_map(|claim| claim.get("name")?.as_str()).collect();
@@ -82,6 +90,7 @@ impl Pod {
             "resourceClaims": self.claims,
             "containers": containers,
             "automountServiceAccountToken": false,
+            "hostUsers": self.host_users,
         })
     }
 

@@ -104,7 +104,8 @@ pub(crate) fn differences(xml: &str, inventory: &Inventory) -> Result<Vec<String
     };
     compare("driver", &inventory.system.driver_version, &version);
     if let Some(cuda) = cuda {
-        compare("CUDA", &inventory.system.cuda_version.to_string(), &cuda);
+        let ours = inventory.system.cuda_version.map_or_else(|| "none".to_owned(), |ours| ours.to_string());
+        compare("CUDA", &ours, &cuda);
     }
     compare("number of GPUs", &inventory.gpus.len().to_string(), &gpus.len().to_string());
     for (uuid, gpu) in &inventory.gpus {

@@ -43,7 +43,7 @@ pub(crate) fn xml(inventory: &Inventory) -> String {
          <driver_version>{}</driver_version>\n<cuda_version>{}</cuda_version>\n\
          <attached_gpus>{}</attached_gpus>\n{gpus}</nvidia_smi_log>\n",
         inventory.system.driver_version,
-        inventory.system.cuda_version,
+        inventory.system.cuda_version.unwrap(),
         inventory.gpus.len(),
     )
 }

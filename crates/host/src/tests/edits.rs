@@ -59,8 +59,16 @@ fn with_a_hook_the_edits_are_exactly_these() {
                 "--link",
                 "libcuda.so.1.2::/usr/local/nvidia/lib64/libcuda.so.1",
             ]),
+            call(&[
+                "enable-cuda-compat",
+                "--host-driver-version",
+                "1.2",
+                "--folder",
+                "/usr/local/nvidia/lib64",
+            ]),
             call(&["update-ldcache", "--folder", "/usr/local/nvidia/lib64"]),
             call(&["disable-device-node-modification"]),
+            call(&["update-application-profile"]),
         ],
         additional_gids: vec![27],
     };

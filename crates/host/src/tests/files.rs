@@ -101,6 +101,43 @@ fn debians_split_folders_are_both_listed_and_vdpau_keeps_its_folder() {
 }
 
 #[test]
+fn configuration_is_put_where_the_containers_loaders_look() {
+    let (made, dir) = host(&two_gpus());
+    for (there, expected) in [
+        ("etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd"),
+        ("usr/share/vulkan/icd.d/nvidia_icd.aarch64.json", "/etc/vulkan/icd.d/nvidia_icd.aarch64.json"),
+        // GKE.
+        ("vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json"),
+        ("etc/glvnd/egl_vendor.d/10_nvidia.json", "/etc/glvnd/egl_vendor.d/10_nvidia.json"),
+        (
+            "usr/local/share/egl/egl_external_platform.d/20_nvidia_xcb.json",
+            "/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json",
+        ),
+        (
+            "usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json",
+            "/usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json",
+        ),
+    ] {
+        write(dir.path(), there, b"{}");
+        let configs = listed(&made).configs;
+        let found = configs.iter().find(|file| file.host == format!("/{there}"));
+        assert_eq!(found.map(|file| file.container.as_str()), Some(expected));
+    }
+}
+
+/// A mount cannot be replaced by the hook, a link can.
+#[test]
+fn a_library_whose_name_has_no_version_is_reached_through_a_link() {
+    let (made, dir) = host(&two_gpus());
+    write(dir.path(), &format!("{LIB}/libnvidia-nvvm70.so.4"), &minimal_library("libnvidia-nvvm70.so.4"));
+    let files = listed(&made);
+    let mounted = files.libraries.iter().find(|l| l.file.host.ends_with("nvvm70.so.4")).unwrap();
+    assert_eq!(mounted.file.container, format!("{LIBRARY_DIR}/libnvidia-nvvm70.so.4.580.95.05"));
+    let link = files.symlinks.iter().find(|s| s.link.ends_with("/libnvidia-nvvm70.so.4")).unwrap();
+    assert_eq!(link.target, "libnvidia-nvvm70.so.4.580.95.05");
+}
+
+#[test]
 fn files_that_are_no_64_bit_libraries_are_left_out() {
     let (made, dir) = host(&two_gpus());
     let before = listed(&made);

@@ -112,6 +112,40 @@ fn nodes_follow_the_minor_number_and_bring_the_drm_nodes_of_the_address() {
 }
 
 #[test]
+fn drm_nodes_that_the_host_lacks_are_left_out() {
+    let (fixture, _dir) = host(&two_gpus());
+    let DeviceNodes::Given(mut table) = fixture.nodes else { panic!("a fixture gives its nodes") };
+    table.remove("/dev/dri/card1");
+    let nodes = gpu_nodes(&fixture.host, &DeviceNodes::Given(table), 3, pci("0000:87:00.0")).unwrap();
+    assert_eq!(nodes.drm, [node("/dev/dri/renderD129", 226, 129)]);
+}
+
+#[test]
+fn nodes_are_made_on_the_host_with_their_rights_and_stale_ones_replaced() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    if !rustix::process::geteuid().is_root() {
+        return; // only root may make nodes
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let host = HostRoot::under(dir.path());
+    // The null and the zero device: every machine lets them be made.
+    let null = DeviceNode { path: "/dev/nvidia-caps/nvidia-cap3".into(), ..node("", 1, 3) };
+    let zero = DeviceNode { path: null.path.clone(), info: NodeInfo { minor: 5, mode: 0o444, ..null.info } };
+    let seen = || {
+        let meta = fs_err::metadata(dir.path().join("dev/nvidia-caps/nvidia-cap3")).unwrap();
+        (rustix::fs::minor(meta.rdev()), meta.permissions().mode() & 0o777)
+    };
+    let given = DeviceNodes::Given(BTreeMap::new());
+    assert_eq!(make_nodes(&host, &given, [&null]).unwrap(), [""; 0], "not of a host that does not exist");
+    assert_eq!(make_nodes(&host, &DeviceNodes::Real, [&null]).unwrap(), [null.path.as_str()]);
+    assert_eq!(seen(), (3, 0o666));
+    assert_eq!(make_nodes(&host, &DeviceNodes::Real, [&null]).unwrap(), [""; 0], "made once");
+    assert_eq!(make_nodes(&host, &DeviceNodes::Real, [&zero]).unwrap(), [null.path.as_str()]);
+    assert_eq!(seen(), (5, 0o444));
+    assert_eq!(fs_err::read_dir(dir.path().join("dev/nvidia-caps")).unwrap().count(), 1);
+}
+
+#[test]
 fn nodes_that_nobody_has_made_yet_are_made_up_from_the_majors() {
     let (fixture, dir) = host(&two_gpus());
     write(dir.path(), "proc/driver/nvidia/params", b"DeviceFileMode: 432\nDeviceFileGID: 27\n");
@@ -182,6 +216,17 @@ fn the_kernels_major_wins_over_a_node_that_an_earlier_module_left() {
 }
 
 #[test]
+fn extra_nodes_are_those_that_the_host_has() {
+    let dir = tempfile::tempdir().unwrap();
+    link(dir.path(), "dev/gdrdrv", "/dev/null");
+    let paths = ["/dev/gdrdrv", "/dev/nvidia-fs0"].map(str::to_owned);
+    let found = extra_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, &paths).unwrap();
+    assert_eq!(found, [node("/dev/gdrdrv", 1, 3)]);
+    write(dir.path(), "dev/nvidia-fs0", b"");
+    extra_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, &paths).unwrap_err();
+}
+
+#[test]
 fn a_table_of_nodes_reads_back_as_written() {
     let (fixture, _dir) = host(&two_gpus());
     let text = fs_err::read_to_string(&fixture.node_table).unwrap();
@@ -234,19 +279,27 @@ fn this_process_is_found_among_the_real_ones() {
 fn the_hook_is_installed_executable_once_and_replaced_when_it_differs() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let dir = tempfile::tempdir().unwrap();
-    let (from, to) = (dir.path().join("hook"), dir.path().join("plugins/gpu/divvy-cdi-hook"));
+    let (from, folder) = (dir.path().join("hook"), dir.path().join("opt/gpu"));
     fs_err::write(&from, b"one").unwrap();
-    install_hook(&from, &to).unwrap();
+    // As by a process with a narrow umask: a mapped root could not pass it.
+    fs_err::create_dir_all(&folder).unwrap();
+    fs_err::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let to = install_hook(&from, &folder).unwrap();
+    assert_eq!(to, folder.join("divvy-cdi-hook"));
     let first = fs_err::metadata(&to).unwrap();
-    assert_eq!(first.permissions().mode() & 0o777, 0o755);
-    install_hook(&from, &to).unwrap();
+    let mode = |path| fs_err::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&to), mode(&folder)), (0o755, 0o755));
+    install_hook(&from, &folder).unwrap();
     assert_eq!(fs_err::metadata(&to).unwrap().ino(), first.ino());
     fs_err::write(&from, b"two").unwrap();
-    install_hook(&from, &to).unwrap();
+    install_hook(&from, &folder).unwrap();
     assert_eq!(fs_err::read(&to).unwrap(), b"two");
     assert_eq!(fs_err::read_dir(to.parent().unwrap()).unwrap().count(), 1);
 
     fs_err::write(dir.path().join("file"), b"").unwrap();
     let text = chain(&install_hook(&from, &dir.path().join("file/hook")).unwrap_err());
-    assert!(text.contains("the target must be a writable folder of the host"), "{text}");
+    assert!(
+        text.contains("(--hook-dir, chart value hookDir: a folder of the host that can be written to"),
+        "{text}"
+    );
 }

@@ -56,8 +56,8 @@ impl Node {
     fn new(gpus: u32) -> Self {
         let system = SystemFacts {
             driver_version: "580.95.05".to_owned(),
-            nvml_version: "13.580.95.05".to_owned(),
-            cuda_version: CudaVersion { major: 13, minor: 0 },
+            nvml_version: None,
+            cuda_version: Some(CudaVersion { major: 13, minor: 0 }),
         };
         let inventory =
             Inventory { system, gpus: (0..gpus).map(|n| (uuid(n), h100(n))).collect(), problems: vec![] };

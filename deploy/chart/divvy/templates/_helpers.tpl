@@ -33,6 +33,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- printf "%s%s" (trimSuffix "/" .Values.hostRoot) .Values.driverRoot | trimSuffix "/" | default "/" -}}
 {{- end -}}
 
+{{/* Of its own for each driver: two releases may be of different versions. */}}
+{{- define "divvy.hookDir" -}}
+{{- printf "%s/%s" .Values.hookDir .Values.driverName -}}
+{{- end -}}
+
 {{/* The domain of the other classes: `divvy.dev` of the driver `gpu.divvy.dev`; of any other name the name itself. */}}
 {{- define "divvy.classDomain" -}}
 {{- trimPrefix "gpu." .Values.driverName -}}

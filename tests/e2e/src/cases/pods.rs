@@ -28,6 +28,31 @@ pub(super) fn two_pods_two_gpus(env: &Env) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn user_namespace(env: &Env) -> Result<()> {
+    // The GPU can be opened, and the hook has run: its cache names the driver's library.
+    let script = "echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; ls -d /dev/nvidia[0-9]*; \
+                  cat /proc/self/uid_map; cat /dev/nvidia[0-9]* && echo opened; ls /dev/nvidiactl /dev/dri; \
+                  cat /etc/nvidia/nvidia-application-profiles-rc.d/*; \
+                  grep -c libcuda.so.1 /etc/ld.so.cache; echo that is all; exec sleep 1000";
+    let uid = Env::uid(&env.create(&claim("one", &product(SHARED)))?)?;
+    let pod = Pod::new("a").claim("one").container_running("main", &["one"], script).in_user_namespace();
+    env.create(&pod.build())?;
+    let minors = env.check("a", "main", &["one"])?;
+    let said = env.log("a", "main")?;
+    let map: Vec<&str> =
+        said.lines().find(|line| line.starts_with(' ')).unwrap_or_default().split_whitespace().collect();
+    ensure!(map.first() == Some(&"0") && map.get(1) != Some(&"0"), "its root is the node's: {said}");
+    ensure!(said.contains("opened\n/dev/nvidiactl\n"), "a node cannot be used: {said}");
+    ensure!(said.contains("\nrenderD"), "the GPU has no DRM node: {said}");
+    let mask = minors.iter().fold(0u64, |mask, minor| mask | 1 << minor);
+    ensure!(
+        said.contains(&format!("\"EGLVisibleDGPUDevices\", {mask:#x}]")),
+        "graphics looks at others: {said}"
+    );
+    ensure!(said.contains("\n1\nthat is all"), "the hook has not entered the libraries: {said}");
+    env.end("a", &uid)
+}
+
 pub(super) fn one_claim_two_pods(env: &Env) -> Result<()> {
     let uid = Env::uid(&env.create(&claim("shared", &product(SHARED)))?)?;
     for pod in ["a", "b"] {
@@ -86,10 +111,12 @@ pub(super) fn count_beyond_node(env: &Env) -> Result<()> {
 
 pub(super) fn selectors(env: &Env) -> Result<()> {
     let driver = names::DRIVER;
+    // NVML must tell the CUDA version without libcuda, which is in the driver root and not in the plugin's image.
     let l40s = format!(
         "device.attributes['{driver}'].productName.contains('L40S') \
          && device.capacity['{driver}'].memory.compareTo(quantity('40Gi')) > 0 \
-         && device.attributes['{driver}'].driverVersion.isGreaterThan(semver('500.0.0'))"
+         && device.attributes['{driver}'].driverVersion.isGreaterThan(semver('500.0.0')) \
+         && device.attributes['{driver}'].cudaDriverVersion.isGreaterThan(semver('12.0.0'))"
     );
     env.create(&claim("fits", &l40s))?;
     env.create(&Pod::new("a").claim("fits").build())?;

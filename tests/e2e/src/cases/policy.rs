@@ -258,6 +258,7 @@ pub(super) fn plugin_pod(env: &Env) -> Result<()> {
     writable.sort_unstable();
     let expected = [
         "/dev",
+        "/opt/divvy/gpu.divvy.dev",
         "/run/divvy",
         "/var/lib/kubelet/plugins/gpu.divvy.dev",
         "/var/lib/kubelet/plugins_registry",

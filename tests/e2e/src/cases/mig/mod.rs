@@ -16,7 +16,7 @@ use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
 use serde_json::{Value, json};
 
 pub(super) use faults::{foreign, killed, rebooted};
-pub(super) use pods::{ampere, each_profile, full_gpu, same_gpu, two_containers, whole_gpu};
+pub(super) use pods::{ampere, each_profile, full_gpu, same_gpu, two_containers, user_namespace, whole_gpu};
 pub(super) use sick::sick;
 
 use super::SHARED;

@@ -23,6 +23,16 @@ pub(in crate::cases) fn each_profile(env: &Env) -> Result<()> {
     Ok(())
 }
 
+pub(in crate::cases) fn user_namespace(env: &Env) -> Result<()> {
+    everything(env)?;
+    let gpu = h100(env, 3)?;
+    let spec = requests(&[partitions("part", &on(&[gpu], "1g.10gb"), 1)]);
+    let uid = Env::uid(&env.create(&claim_for("mapped", &spec))?)?;
+    env.create(&Pod::new("mapped").claim("mapped").in_user_namespace().build())?;
+    check(env, "mapped", "main", &[("mapped", "")])?;
+    end(env, "mapped", &uid)
+}
+
 pub(in crate::cases) fn full_gpu(env: &Env) -> Result<()> {
     everything(env)?;
     let gpu = h100(env, 1)?;

@@ -1,6 +1,7 @@
 //! The program on root file systems in temporary folders, good and hostile.
 
 mod common;
+mod cuda;
 
 use std::path::Path;
 
@@ -96,6 +97,8 @@ fn a_musl_image_gets_a_path_file_that_keeps_the_default_and_own_folders() {
 #[test]
 fn a_container_without_driver_files_is_left_alone() {
     let container = Container::new();
+    container.run(&cuda::COMPAT).ok();
+    container.run(&["update-application-profile"]).ok();
     container.run(&UPDATE).ok();
     container.run(&["disable-device-node-modification"]).ok();
     assert_eq!(container.names("/"), [""; 0]);
@@ -170,6 +173,71 @@ fn a_damaged_cache_is_replaced() {
     container.write("/etc/ld.so.cache", b"glibc-ld.so.cache1.1 and then nothing of use");
     container.run(&UPDATE).ok();
     assert!(fs_err::read(container.path("/etc/ld.so.cache")).unwrap().ends_with(b"divvy-cdi-hook"));
+}
+
+/// A cache whose entries share one long name, each of which would be written out again.
+fn inflating_cache(entries: u32, name: usize) -> Vec<u8> {
+    let strings = 48 + 24 * entries;
+    let mut cache = b"glibc-ld.so.cache1.1".to_vec();
+    cache.extend(entries.to_ne_bytes());
+    cache.extend([0; 24]);
+    for _ in 0..entries {
+        cache.extend([0u32.to_ne_bytes(), strings.to_ne_bytes(), strings.to_ne_bytes()].concat());
+        cache.extend([0; 12]);
+    }
+    cache.resize(cache.len() + name, b'x');
+    cache.push(0);
+    cache
+}
+
+#[test]
+fn a_cache_that_would_grow_beyond_bounds_is_replaced_and_costs_little_memory() {
+    const MEMORY_KIB: u32 = 128 << 10;
+    // A string of 2 MB; paths as long as they may be, too many to be written; more entries than any image has.
+    for (entries, name) in [(2000, 2 << 20), (40_000, 250), (500_000, 1)] {
+        let container = with_driver();
+        container.write("/etc/ld.so.cache", &inflating_cache(entries, name));
+        let hook = container.command_line(&UPDATE);
+        let out = sh(&format!("ulimit -v {MEMORY_KIB}; {hook}"));
+        assert!(out.success, "{entries} entries: {}", out.stderr);
+        let cache = fs_err::read(container.path("/etc/ld.so.cache")).unwrap();
+        assert!(cache.len() < 1 << 10, "{entries} entries: {} bytes", cache.len());
+        assert!(cache.windows(LIB.len()).any(|part| part == LIB.as_bytes()));
+    }
+}
+
+#[test]
+fn a_file_of_the_image_that_is_too_large_is_not_cut_off_but_refused() {
+    for file in ["/etc/ld.so.cache", "/etc/ld.so.conf"] {
+        let container = with_driver();
+        container.write(file, b"");
+        let made = fs_err::OpenOptions::new().write(true).open(container.path(file)).unwrap();
+        made.set_len((16 << 20) + 1).unwrap();
+        let message = container.run(&UPDATE).failed();
+        let expected = format!("divvy-cdi-hook: cannot read {file} in the container: larger than 16 MiB\n");
+        assert_eq!(message, expected);
+    }
+}
+
+#[test]
+fn a_folder_with_more_files_than_any_driver_has_is_refused() {
+    let container = with_driver();
+    for number in 0..17_000 {
+        container.link(&format!("{LIB}/lib{number}.so"), "libcuda.so.580.95.05");
+    }
+    let message = container.run(&UPDATE).failed();
+    assert_eq!(
+        message,
+        format!("divvy-cdi-hook: cannot list {LIB} in the container: more than 16384 files\n")
+    );
+}
+
+#[test]
+fn the_hosts_own_root_is_not_a_containers() {
+    let container = Container::new();
+    fs_err::write(container.bundle().join("config.json"), br#"{"root":{"path":"/"}}"#).unwrap();
+    let message = container.run(&UPDATE).failed();
+    assert_eq!(message, "divvy-cdi-hook: the container's root / is the host's own\n");
 }
 
 #[test]
