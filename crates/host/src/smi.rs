@@ -182,20 +182,6 @@ impl Smi {
     }
 }
 
-impl Smi {
-    /// Another program of this root, run inside it where this program can.
-    pub(crate) fn inside(&self, root: &Path, program: &Path) -> Command {
-        match &self.helper {
-            Some(helper) => {
-                let mut command = Command::new(helper);
-                command.arg(AS_OTHER).arg(root).arg(Path::new("/").join(program));
-                command
-            }
-            None => Command::new(root.join(program)),
-        }
-    }
-}
-
 /// Whether programs can run with this folder as their root and find GPUs there.
 fn is_whole(root: &Path) -> bool {
     root.join("dev/nvidiactl").exists() && LOADERS.iter().any(|loader| root.join(loader).exists())
@@ -263,6 +249,20 @@ fn read_list(text: &str) -> Option<TimeSlice> {
     let line = text.lines().find(|line| line.to_ascii_lowercase().contains("timeslice"))?;
     let mut words = line.split(|c: char| !c.is_ascii_alphanumeric());
     words.find_map(|word| TimeSlice::ALL.into_iter().find(|slice| slice.name().eq_ignore_ascii_case(word)))
+}
+
+impl Smi {
+    /// Another program of this root, run inside it where this program can.
+    pub(crate) fn inside(&self, root: &Path, program: &Path) -> Command {
+        match &self.helper {
+            Some(helper) => {
+                let mut command = Command::new(helper);
+                command.arg(AS_OTHER).arg(root).arg(Path::new("/").join(program));
+                command
+            }
+            None => Command::new(root.join(program)),
+        }
+    }
 }
 
 /// Exit code of a helper that did not get as far as the program.
