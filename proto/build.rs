@@ -4,10 +4,9 @@
 use std::path::PathBuf;
 use std::{env, error::Error};
 
-const PROTOCOLS: [&str; 7] = [
+const PROTOCOLS: [&str; 6] = [
     "registration",
     "dra_v1",
-    "dra_v1beta1",
     "dra_health_v1",
     "dra_health_v1alpha1",
     "podresources_v1",

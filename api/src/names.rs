@@ -62,6 +62,8 @@ pub mod attributes {
     pub const CUDA_DRIVER_VERSION: &str = "cudaDriverVersion";
     /// `HMM`, `ATS` or `None`.
     pub const ADDRESSING_MODE: &str = "addressingMode";
+    /// Whether NVLink-C2C to the processor is on (bool); on GPUs that NVML says it of.
+    pub const C2C_ENABLED: &str = "c2cEnabled";
     /// UUID of the card, on every device: for `matchAttribute` ("same card") and `distinctAttribute`.
     pub const GPU_UUID: &str = "gpuUUID";
     /// `exclusive`, `time-slicing`, `mps`.

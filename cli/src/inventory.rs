@@ -174,10 +174,9 @@ fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
 
 fn table(shown: &Shown) -> String {
     let system = &shown.system;
-    let mut out = format!(
-        "driver {}, CUDA {}, NVML {}\n\n",
-        system.driver_version, system.cuda_version, system.nvml_version
-    );
+    let cuda = system.cuda_version.map_or("-".to_owned(), |version| version.to_string());
+    let nvml = system.nvml_version.as_deref().unwrap_or("-");
+    let mut out = format!("driver {}, CUDA {cuda}, NVML {nvml}\n\n", system.driver_version);
     let mut table = Table::new(["GPU", "PRODUCT", "MEMORY", "SMS", "MIG", "PCI", "NUMA", "NVLINK", "UUID"]);
     for gpu in &shown.gpus {
         let facts = &gpu.facts;

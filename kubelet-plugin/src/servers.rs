@@ -1,6 +1,6 @@
 //! Servers: gRPC on the sockets, HTTP on the addresses of the config.
 
-use divvy_proto::dra::{v1, v1beta1};
+use divvy_proto::dra::v1;
 use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
 use divvy_telemetry::{HttpServer, ReadyHandle};
 use tokio::net::{TcpListener, UnixListener};
@@ -45,7 +45,6 @@ impl Grpc {
         let service = &shared.service;
         let router = Server::builder()
             .add_service(v1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())))
-            .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())))
             .add_service(v1_health::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
             .add_service(v1alpha1_health::dra_resource_health_server::DraResourceHealthServer::new(health));
         let driver = shared.config.driver_name.clone();

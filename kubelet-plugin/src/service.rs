@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::{Claim, ClaimRef, PreparedDevice, Refusal, Retry};
+use divvy_claims::{Claim, ClaimRef, Clash, PreparedDevice, Refusal, Retry, Why};
 use divvy_executor::{Call, Clock, Executor, PrepareCause, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
 use divvy_offer::{Claimant, ModeConflict};
@@ -172,7 +172,8 @@ impl Failure {
     fn conflict(&self) -> Option<Fact> {
         let Self::Prepare(error) = self else { return None };
         let PrepareCause::Refused(refusal) = &error.cause else { return None };
-        let Refusal::ModeConflict { claim, device, gpu, holder, held } = &**refusal else { return None };
+        let Refusal { claim, device: Some(device), gpu: Some(gpu), why } = &**refusal else { return None };
+        let Why::InUse { holder, held, clash: Clash::Mode } = why else { return None };
         let named = |claim: &ClaimRef| Claimant {
             uid: claim.uid.clone(),
             name: format!("{}/{}", claim.namespace, claim.name),

@@ -52,13 +52,20 @@ impl SmiSlices {
         let known = inventory.as_ref().and_then(|inventory| inventory.gpus.get(gpu));
         let product = known.map_or("a GPU that does not answer now", |gpu| gpu.facts.product_name.as_str());
         let text = text.lines().next().unwrap_or_default();
-        format!("{gpu} ({product}) has none that can be set: {text}")
+        format!("{gpu} ({product}) has no time slice that can be set: {text}")
     }
 }
 
 impl TimeSlices for SmiSlices {
     fn read(&self, gpu: &GpuUuid, until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
-        self.run(gpu, until, |driver, within| self.smi.time_slice(driver, gpu, within))
+        self.run(gpu, until, |driver, within| match self.smi.time_slice(driver, gpu, within) {
+            // What it was is not known then, and setting it says whether it can be set.
+            Err(error @ (SmiError::Refused { .. } | SmiError::Unclear { .. })) => {
+                tracing::warn!(%gpu, error = %crate::chain(&error), "the time slice cannot be read: taken for the default");
+                Ok(None)
+            }
+            answer => answer,
+        })
     }
 
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError> {

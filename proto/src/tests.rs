@@ -38,9 +38,6 @@ async fn service_paths_are_those_of_the_kubelet() {
     let mut v1 = dra::v1::dra_plugin_client::DraPluginClient::new(paths.clone());
     v1.node_prepare_resources(dra::v1::NodePrepareResourcesRequest::default()).await.unwrap_err();
     v1.node_unprepare_resources(dra::v1::NodeUnprepareResourcesRequest::default()).await.unwrap_err();
-    let mut beta = dra::v1beta1::dra_plugin_client::DraPluginClient::new(paths.clone());
-    beta.node_prepare_resources(dra::v1beta1::NodePrepareResourcesRequest::default()).await.unwrap_err();
-    beta.node_unprepare_resources(dra::v1beta1::NodeUnprepareResourcesRequest::default()).await.unwrap_err();
     let mut pods =
         podresources::v1::pod_resources_lister_client::PodResourcesListerClient::new(paths.clone());
     pods.list(podresources::v1::ListPodResourcesRequest {}).await.unwrap_err();
@@ -61,8 +58,6 @@ async fn service_paths_are_those_of_the_kubelet() {
             "/pluginregistration.Registration/NotifyRegistrationStatus",
             "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
             "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources",
-            "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
-            "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
             "/v1.PodResourcesLister/List",
             "/v1.PodResourcesLister/Get",
             "/v1.DRAResourceHealth/NodeWatchResources",
@@ -110,7 +105,7 @@ fn plugin_info_and_pod_resources_use_the_kubelets_field_numbers() {
         r#type: dra::PLUGIN_TYPE.into(),
         name: "gpu.divvy.dev".into(),
         endpoint: "/dra.sock".into(),
-        supported_versions: dra::SERVICES.map(String::from).to_vec(),
+        supported_versions: vec![dra::SERVICE.to_owned()],
     };
     assert_eq!(
         strings(&info.encode_to_vec()),
@@ -119,7 +114,6 @@ fn plugin_info_and_pod_resources_use_the_kubelets_field_numbers() {
             (2, "gpu.divvy.dev".into()),
             (3, "/dra.sock".into()),
             (4, "v1.DRAPlugin".into()),
-            (4, "v1beta1.DRAPlugin".into()),
         ]
     );
     let used = podresources::v1::ClaimResource {

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: builds the released programs and measures them. What is measured, and how, is in
+//! `cargo xtask bench`: builds the programs as they are shipped and measures them. What is measured, and how, is in
 //! `tests/bench`, a program of its own so that this one stays quick to build.
 
 use std::ffi::OsString;
@@ -32,11 +32,11 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     }
     cargo(
         root,
-        &["build", "--release", "--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"],
+        &["build", "--profile", "node", "--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"],
         &[],
     )?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
-    let built = target.join("release");
+    let built = target.join("node");
     let mut options: Vec<OsString> = vec!["--plugin".into(), built.join("divvy-kubelet-plugin").into()];
     options.extend(["--mock".into(), built.join("libnvidia_ml.so").into()]);
     options.extend(args.options.iter().cloned());

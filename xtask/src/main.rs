@@ -30,7 +30,7 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// All that CI runs: structure, licences, format, lints, tests, release build, demo, real Kubernetes
+    /// All that CI runs: structure, licences, format, lints, tests, demo, real Kubernetes
     Ci(ci::Args),
     /// Only the structure: pure crates, one-way dependencies, forgotten files, links
     Check,

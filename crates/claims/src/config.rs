@@ -4,7 +4,7 @@ use divvy_api::DeviceConfig;
 use divvy_model::DeviceKind;
 
 use crate::refusal::EntryAt;
-use crate::{Claim, ConfigEntry, ConfigSource, Refusal, base_request};
+use crate::{Claim, ConfigEntry, ConfigSource, Why, base_request};
 
 /// What a config is for. Devices have the same kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,12 +76,7 @@ fn in_order(configs: &[ConfigEntry]) -> Vec<(EntryAt, &ConfigEntry)> {
 /// The config of a result's request; the default of its kind when no entry applies. Entries of other drivers are
 /// not looked at, and entries of ours that name none of this request are not decoded: a subrequest that was not
 /// chosen may have a config this version cannot read.
-pub fn resolve(
-    claim: &Claim,
-    driver: &str,
-    request: &str,
-    device: &DeviceKind,
-) -> Result<DeviceConfig, Refusal> {
+pub fn resolve(claim: &Claim, driver: &str, request: &str, device: &DeviceKind) -> Result<DeviceConfig, Why> {
     let wanted = ConfigKind::of_device(device);
     let mut candidates = Vec::new();
     for (at, entry) in in_order(&claim.configs) {
@@ -89,20 +84,15 @@ pub fn resolve(
             continue;
         }
         if let Some(how) = applies(entry, request) {
-            let config = divvy_api::decode(&entry.parameters).map_err(|source| Refusal::BadConfig {
-                claim: claim.reference(),
-                at,
-                source,
-            })?;
+            let config =
+                divvy_api::decode(&entry.parameters).map_err(|source| Why::BadConfig { at, source })?;
             candidates.push((at, how, ConfigKind::of_config(&config), config));
         }
     }
     let kinds: Vec<_> = candidates.iter().map(|(at, how, kind, _)| (*at, *how, *kind)).collect();
-    let chosen = choose(&kinds, wanted).map_err(|(at, found)| Refusal::WrongConfigKind {
-        claim: claim.reference(),
+    let chosen = choose(&kinds, wanted).map_err(|(at, found)| Why::WrongConfigKind {
         at,
         request: request.to_owned(),
-        device: device.device_name(),
         found: found.name(),
         wanted: wanted.name(),
     })?;
@@ -221,12 +211,8 @@ mod tests {
             entry(ConfigSource::Claim, &[], "gpu.divvy.dev", typo),
         ]);
         let refusal = resolve(&c, "gpu.divvy.dev", "main", &GPU_0).unwrap_err();
-        assert_eq!(refusal.category(), "bad-config");
-        assert_eq!(
-            refusal.to_string(),
-            "config entry 0 of claim ns/train (UID c0ffee) for this driver cannot be used \
-             (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew)"
-        );
+        assert_eq!(refusal.kind().0, "bad-config");
+        assert_eq!(refusal.to_string(), "config entry 0 of the claim for this driver cannot be used");
         let cause = std::error::Error::source(&refusal).unwrap().to_string();
         assert!(cause.starts_with("unknown field \"sharing\""), "{cause}");
     }
@@ -243,8 +229,7 @@ mod tests {
         assert_eq!(found("other", &partition).unwrap(), DeviceConfig::Mig(divvy_api::MigConfig::default()));
         assert_eq!(
             found("main", &GPU_0).unwrap_err().to_string(),
-            "config entry 0 of claim ns/train (UID c0ffee) is a MigConfig, but request \"main\" got device gpu-0, which takes a GpuConfig \
-             (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew)"
+            "config entry 0 of the claim is a MigConfig, but request \"main\" got this device, which takes a GpuConfig"
         );
     }
 }

@@ -3,7 +3,7 @@
 
 mod compute_mode;
 mod conflicts;
-mod strangers;
+mod foreign_processes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,14 +16,15 @@ use divvy_model::{
 
 use crate::{
     AllocatedDevice, Claim, GpuState, Outcome, Phase, Plan, Prepared, Progress, Record, RecordedDevice,
-    Refusal, Step, Stored, resolve,
+    Refusal, Step, Stored, Why, resolve,
 };
 
+use self::compute_mode::computable;
 pub(crate) use self::conflicts::conflicts;
 use self::conflicts::may_share;
 pub use self::conflicts::{Clash, Holder, Holders};
-pub use self::strangers::ProcessOnGpu;
-use self::strangers::strangers;
+pub use self::foreign_processes::ProcessOnGpu;
+use self::foreign_processes::foreign_processes;
 use crate::rebuild::steps_on;
 
 /// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
@@ -79,7 +80,7 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
         None | Some(Stored::Absent) if has_instances(&claim.uid, seen) => return Decision::Rebuild,
         None | Some(Stored::Absent) => {}
         Some(Stored::Newer { version, .. }) => {
-            return Decision::Refuse(Refusal::RecordNewer { claim: claim.reference(), version: *version });
+            return Decision::Refuse(Why::RecordNewer { version: *version }.of(claim, None, None));
         }
         Some(Stored::Fine(record)) => {
             let same = record.is_of(&claim.allocation) && record.boot == *seen.boot;
@@ -92,22 +93,28 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     if claim.allocation.results.is_empty() && !undo_first {
         return Decision::Ready(Prepared::default());
     }
-    match resolve_devices(claim, seen).and_then(|devices| compute_mode::computable(claim, devices, seen)) {
-        Err(refusal) => Decision::Refuse(refusal),
-        Ok(devices) => match conflicts(claim, &devices, seen) {
-            Err(refusal) => Decision::Refuse(refusal),
-            Ok(Some(holders)) => Decision::Wait(holders),
-            Ok(None) => {
-                let taken_up_again = own.is_some_and(|own| own.fine().is_some()) && !undo_first;
-                let strangers =
-                    || strangers(claim, &devices, seen).filter(|_| !taken_up_again).map_or(Ok(()), Err);
-                match steps_for(claim, &devices, seen).and_then(|steps| strangers().map(|()| steps)) {
-                    Ok(steps) => Decision::Run(Plan { undo_first, devices, steps }),
-                    Err(refusal) => Decision::Refuse(refusal),
-                }
-            }
-        },
+    let taken_up_again = own.is_some_and(|own| own.fine().is_some()) && !undo_first;
+    decide_unprepared(claim, seen, undo_first, taken_up_again).unwrap_or_else(Decision::Refuse)
+}
+
+/// What is to be done for a claim that is not prepared.
+fn decide_unprepared(
+    claim: &Claim,
+    seen: &Snapshot<'_>,
+    undo_first: bool,
+    taken_up_again: bool,
+) -> Result<Decision, Refusal> {
+    let devices = resolve_devices(claim, seen)?;
+    computable(claim, &devices, seen)?;
+    if let Some(holders) = conflicts(claim, &devices, seen)? {
+        return Ok(Decision::Wait(holders));
     }
+    let steps = steps_for(claim, &devices, seen)?;
+    // The processes of a claim that is taken up again are its own.
+    if !taken_up_again {
+        foreign_processes(claim, &devices, seen)?;
+    }
+    Ok(Decision::Run(Plan { undo_first, devices, steps }))
 }
 
 fn has_instances(uid: &ClaimUid, seen: &Snapshot<'_>) -> bool {
@@ -127,61 +134,67 @@ fn can_be_revived(record: &Record) -> bool {
 pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<RecordedDevice>, Refusal> {
     let mut devices: Vec<RecordedDevice> = Vec::new();
     for result in &claim.allocation.results {
-        let device = || result.device.clone();
-        let kind = DeviceKind::parse(&result.device)
-            .map_err(|source| Refusal::UnknownDevice { claim: claim.reference(), source })?;
-        let config = resolve(claim, seen.driver, &result.request, &kind)?;
-        let uuid = seen.ordinals.gpu(kind.ordinal()).ok_or_else(|| match seen.inventory {
-            Some(_) => Refusal::UnknownOrdinal { claim: claim.reference(), device: device() },
-            // GPUs get their numbers when they are first seen: nobody can say yet that there is none.
-            None => Refusal::NoInventory,
-        })?;
-        let gpu = find(claim, &result.device, uuid, seen)?;
-        let hold = match (&kind, result.admin_access) {
-            (DeviceKind::Whole { .. } | DeviceKind::Admin { .. }, true) => HoldKind::Admin,
-            (DeviceKind::Admin { .. }, false) => {
-                return Err(Refusal::AdminOnly { claim: claim.reference(), device: device() });
-            }
-            (DeviceKind::Share { .. }, false) => HoldKind::Share,
-            (DeviceKind::Share { .. }, true) => {
-                return Err(Refusal::AdminShare { claim: claim.reference(), device: device() });
-            }
-            (DeviceKind::Whole { .. }, false) => HoldKind::Whole,
-            (DeviceKind::Partition(_), true) => {
-                return Err(Refusal::AdminPartition { claim: claim.reference(), device: device() });
-            }
-            (DeviceKind::Partition(name), false) => partition(claim, name, gpu)?,
-        };
-        let is_static = match &kind {
-            DeviceKind::Partition(name) => name.is_static || was_made_outside(result, uuid, hold, seen),
-            _ => false,
-        };
-        let same = |d: &RecordedDevice| {
-            let (a, b) = (&d.allocated, result);
-            (&a.pool, &a.device, &a.share_id) == (&b.pool, &b.device, &b.share_id) && hold == HoldKind::Share
-        };
-        let taken = devices.iter().find(|d| d.gpu == *uuid && (!may_share(d.kind, hold) || same(d)));
-        if let Some(taken) = taken {
-            let (claim, other) = (claim.reference(), taken.allocated.device.clone());
-            return Err(if other == result.device {
-                Refusal::AllocatedTwice { claim, device: other }
-            } else {
-                Refusal::Overlap { claim, device: device(), other, gpu: uuid.clone() }
-            });
-        }
-        // Admin access changes nothing, whatever its config says.
-        let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
-        let new = RecordedDevice {
-            allocated: result.clone(),
-            gpu: uuid.clone(),
-            kind: hold,
-            time_slice,
-            is_static,
-        };
-        one_time_slice(claim, &devices, &new)?;
-        devices.push(new);
+        let new = resolve_device(claim, result, seen).and_then(|new| beside(&devices, new));
+        devices.push(new.map_err(|why| {
+            let kind = DeviceKind::parse(&result.device).ok();
+            why.of(claim, Some(&result.device), kind.and_then(|kind| seen.ordinals.gpu(kind.ordinal())))
+        })?);
     }
     Ok(devices)
+}
+
+fn resolve_device(
+    claim: &Claim,
+    result: &AllocatedDevice,
+    seen: &Snapshot<'_>,
+) -> Result<RecordedDevice, Why> {
+    let kind = DeviceKind::parse(&result.device).map_err(Why::UnknownDevice)?;
+    let config = resolve(claim, seen.driver, &result.request, &kind)?;
+    // GPUs get their numbers when they are first seen: before that it is not known that there is none.
+    let unknown = if seen.inventory.is_some() { Why::UnknownOrdinal } else { Why::NoInventory };
+    let uuid = seen.ordinals.gpu(kind.ordinal()).ok_or(unknown)?;
+    let gpu = find(uuid, seen)?;
+    let hold = match (&kind, result.admin_access) {
+        (DeviceKind::Whole { .. } | DeviceKind::Admin { .. }, true) => HoldKind::Admin,
+        (DeviceKind::Admin { .. }, false) => return Err(Why::AdminOnly),
+        (DeviceKind::Share { .. }, false) => HoldKind::Share,
+        (DeviceKind::Share { .. }, true) => return Err(Why::AdminShare),
+        (DeviceKind::Whole { .. }, false) => HoldKind::Whole,
+        (DeviceKind::Partition(_), true) => return Err(Why::AdminPartition),
+        (DeviceKind::Partition(name), false) => partition(name, gpu)?,
+    };
+    let is_static = match &kind {
+        DeviceKind::Partition(name) => name.is_static || was_made_outside(result, uuid, hold, seen),
+        _ => false,
+    };
+    // Admin access changes nothing, whatever its config says.
+    let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
+    Ok(RecordedDevice { allocated: result.clone(), gpu: uuid.clone(), kind: hold, time_slice, is_static })
+}
+
+/// The device, unless it does not go with those that the claim has besides: a part of a GPU is given once, and a GPU has
+/// one time slice for all.
+fn beside(devices: &[RecordedDevice], new: RecordedDevice) -> Result<RecordedDevice, Why> {
+    let name = |d: &RecordedDevice| {
+        (d.allocated.pool.clone(), d.allocated.device.clone(), d.allocated.share_id.clone())
+    };
+    for other in devices.iter().filter(|d| d.gpu == new.gpu) {
+        let same_share = new.kind == HoldKind::Share && name(other) == name(&new);
+        if !may_share(other.kind, new.kind) || same_share {
+            let other = other.allocated.device.clone();
+            let twice = other == new.allocated.device;
+            return Err(if twice { Why::AllocatedTwice } else { Why::Overlap { other } });
+        }
+    }
+    for other in devices.iter().filter(|d| d.gpu == new.gpu) {
+        if let (Some(wanted), Some(other_wanted)) = (new.time_slice, other.time_slice)
+            && wanted != other_wanted
+        {
+            let other = other.allocated.device.clone();
+            return Err(Why::TwoTimeSlices { wanted, other, other_wanted });
+        }
+    }
+    Ok(new)
 }
 
 /// Until this release a partition that was made outside divvy was published under the name of one that is made on demand.
@@ -198,90 +211,67 @@ fn was_made_outside(result: &AllocatedDevice, gpu: &GpuUuid, hold: HoldKind, see
     })
 }
 
-/// A GPU has one time slice for all.
-fn one_time_slice(claim: &Claim, devices: &[RecordedDevice], new: &RecordedDevice) -> Result<(), Refusal> {
-    let Some(wanted) = new.time_slice else { return Ok(()) };
-    let asked = devices
-        .iter()
-        .filter(|d| d.gpu == new.gpu)
-        .find_map(|d| Some((d, d.time_slice.filter(|other| *other != wanted)?)));
-    let Some((other, other_wanted)) = asked else { return Ok(()) };
-    Err(Refusal::TwoTimeSlices {
-        claim: claim.reference(),
-        device: new.allocated.device.clone(),
-        wanted,
-        other: other.allocated.device.clone(),
-        other_wanted,
-        gpu: new.gpu.clone(),
-    })
-}
-
 /// The exact place of a partition: profile id and start are in its name, the size is the profile's.
-fn partition(claim: &Claim, name: &PartitionName, gpu: &Gpu) -> Result<HoldKind, Refusal> {
-    let names = || (claim.reference(), name.device_name(), gpu.facts.uuid.clone());
+fn partition(name: &PartitionName, gpu: &Gpu) -> Result<HoldKind, Why> {
     let Some(mig) = &gpu.mig else {
-        let (claim, device, gpu_uuid) = names();
         return Err(match gpu.facts.mig_mode {
-            MigMode::Unsupported => Refusal::NoSuchPartition { claim, device, gpu: gpu_uuid },
-            MigMode::Supported { .. } => Refusal::PartitionsUnknown { claim, device, gpu: gpu_uuid },
+            MigMode::Unsupported => Why::NoSuchPartition,
+            MigMode::Supported { .. } => Why::PartitionsUnknown,
         });
     };
-    let Some(placement) = mig.capabilities.placement(name.profile, name.start) else {
-        let (claim, device, gpu) = names();
-        return Err(Refusal::NoSuchPartition { claim, device, gpu });
-    };
+    let placement = mig.capabilities.placement(name.profile, name.start).ok_or(Why::NoSuchPartition)?;
     Ok(HoldKind::Partition { profile: name.profile, placement })
 }
 
 /// What is to be done for these devices, in order: MIG mode of their GPUs, their time slices, their partitions.
 fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
     let (mut modes, mut slices, mut makes) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    for wanted in devices {
-        let on = match wanted.kind {
-            HoldKind::Admin => continue,
-            HoldKind::Whole | HoldKind::Share => false,
-            HoldKind::Partition { .. } => true,
-        };
+    for wanted in devices.iter().filter(|device| device.kind.needs().is_some()) {
+        let gpu = &wanted.gpu;
+        let refused = |why: Why| why.about(claim, wanted);
+        modes.extend(mode_to_set(wanted, seen).map_err(refused)?.map(|on| (gpu, on)));
+        lives_if_static(wanted, seen).map_err(refused)?;
+        let slice = wanted.time_slice.filter(|to| !is_in_force(claim, gpu, *to, seen));
+        slices.extend(slice.map(|to| (gpu, to)));
         makes.extend(wanted.step());
-        if let Some(to) = wanted.time_slice.filter(|to| !is_in_force(claim, &wanted.gpu, *to, seen)) {
-            slices.insert(&wanted.gpu, to);
-        }
-        let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
-        let facts = &find(claim, device, gpu, seen)?.facts;
-        let mode = seen.modes.get(gpu).cloned().unwrap_or(Ok(facts.mig_mode)).map_err(|source| {
-            Refusal::GpuUnreadable {
-                claim: claim.reference(),
-                device: device.clone(),
-                gpu: gpu.clone(),
-                source,
-            }
-        })?;
-        if mode == MigMode::Unsupported {
-            continue;
-        }
-        let state = seen.gpus.get(gpu).and_then(|stored| stored.fine());
-        let ours = state.is_some_and(GpuState::turned_mig_on);
-        let may = state.is_some_and(|state| state.may_change_mode);
-        let may = ours || (may && facts.architecture.toggles_mig_without_reset());
-        // Who makes the instances sets the mode.
-        if may && !wanted.is_static {
-            if mode.is_on() != on || state.is_some_and(|state| state.disagrees_with_mig_mode(on)) {
-                modes.insert(gpu, on);
-            }
-        } else if mode.is_on() != on {
-            let (claim, device, gpu) = (claim.reference(), device.clone(), gpu.clone());
-            return Err(if on {
-                Refusal::MigModeOff { claim, device, gpu }
-            } else {
-                Refusal::MigModeOn { claim, device, gpu }
-            });
-        }
     }
-    let mut steps: Vec<_> =
-        modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect();
-    steps.extend(slices.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to }));
-    steps.extend(makes);
-    Ok(steps)
+    let modes = modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on });
+    let slices = slices.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to });
+    Ok(modes.chain(slices).chain(makes).collect())
+}
+
+/// The MIG mode that the device's GPU is to be brought to, if it is not so or our notes say otherwise.
+fn mode_to_set(wanted: &RecordedDevice, seen: &Snapshot<'_>) -> Result<Option<bool>, Why> {
+    let gpu = &wanted.gpu;
+    let facts = &find(gpu, seen)?.facts;
+    let mode = seen.modes.get(gpu).cloned().unwrap_or(Ok(facts.mig_mode)).map_err(Why::GpuUnreadable)?;
+    if mode == MigMode::Unsupported {
+        return Ok(None);
+    }
+    let on = matches!(wanted.kind, HoldKind::Partition { .. });
+    let state = seen.gpus.get(gpu).and_then(|stored| stored.fine());
+    let may = state.is_some_and(|state| {
+        let granted = state.may_change_mode && facts.architecture.toggles_mig_without_reset();
+        granted || state.turned_mig_on()
+    });
+    // The administrator who makes the instances sets the mode too.
+    if may && !wanted.is_static {
+        let noted_otherwise = state.is_some_and(|state| state.disagrees_with_mig_mode(on));
+        return Ok((mode.is_on() != on || noted_otherwise).then_some(on));
+    }
+    if mode.is_on() == on { Ok(None) } else { Err(Why::MigMode { on: mode.is_on() }) }
+}
+
+/// A partition that an administrator has made must live: this driver makes none in its place.
+fn lives_if_static(wanted: &RecordedDevice, seen: &Snapshot<'_>) -> Result<(), Why> {
+    if !wanted.is_static {
+        return Ok(());
+    }
+    match seen.living.get(&wanted.allocated.device) {
+        Some(Ok(Some(Outcome::Partition { .. }))) => Ok(()),
+        Some(Err(error)) => Err(Why::GpuUnreadable(error.clone())),
+        Some(Ok(_)) | None => Err(Why::NoStaticPartition),
+    }
 }
 
 /// Whether the GPU has this time slice already: we have set it in this boot, and another claim that asked for it has held
@@ -298,21 +288,13 @@ fn is_in_force(claim: &Claim, gpu: &GpuUuid, to: TimeSlice, seen: &Snapshot<'_>)
     set == Some(to) && others.any(|(_, stored)| stored.fine().is_some_and(asks))
 }
 
-fn find<'a>(
-    claim: &Claim,
-    device: &DeviceName,
-    uuid: &GpuUuid,
-    seen: &Snapshot<'a>,
-) -> Result<&'a Gpu, Refusal> {
-    let inventory = seen.inventory.ok_or(Refusal::NoInventory)?;
+fn find<'a>(uuid: &GpuUuid, seen: &Snapshot<'a>) -> Result<&'a Gpu, Why> {
+    let inventory = seen.inventory.ok_or(Why::NoInventory)?;
     if let Some(gpu) = inventory.gpus.get(uuid).filter(|gpu| gpu.facts.uuid == *uuid) {
         return Ok(gpu);
     }
-    let (claim, device, gpu) = (claim.reference(), device.clone(), uuid.clone());
-    Err(match inventory.problems.iter().find(|p| p.gpu == *uuid) {
-        Some(problem) => Refusal::GpuUnreadable { claim, device, gpu, source: problem.error.clone() },
-        None => Refusal::DeviceGone { claim, device, gpu },
-    })
+    let problem = inventory.problems.iter().find(|problem| problem.gpu == *uuid);
+    Err(problem.map_or(Why::DeviceGone, |problem| Why::GpuUnreadable(problem.error.clone())))
 }
 
 #[cfg(test)]

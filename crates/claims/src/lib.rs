@@ -37,6 +37,6 @@ pub use numbers::{decode_ordinals, encode_ordinals};
 pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, cdi_kind, claim_of_cdi_file};
 pub use rebuild::{accounts_for, rebuild};
 pub use record::{Leaving, MadePartition, Phase, Record, RecordedDevice, StepState};
-pub use refusal::{Refusal, Retry};
+pub use refusal::{EntryAt, Refusal, Retry, Why};
 pub use step::{Cause, InstanceId, Observed, Outcome, Progress, Step, StepError};
 pub use stored::{Head, Stored};

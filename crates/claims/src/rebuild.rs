@@ -10,7 +10,7 @@ use divvy_model::{ClaimUid, GpuUuid};
 use crate::decide::conflicts;
 use crate::{
     Claim, GpuState, Holder, Outcome, Phase, Progress, Record, Refusal, Snapshot, Step, StepState, Stored,
-    resolve_devices,
+    Why, resolve_devices,
 };
 
 type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
@@ -64,15 +64,7 @@ pub fn rebuild(claim: &Claim, seen: &Snapshot<'_>, owned: &[StepState]) -> Resul
         let living = match found {
             Some(Ok(Some(living @ Outcome::Partition { .. }))) => living,
             // It may live: not known yet.
-            Some(Err(source)) => {
-                let (claim, device) = (claim.reference(), device.allocated.device.clone());
-                return Err(Refusal::GpuUnreadable {
-                    claim,
-                    device,
-                    gpu: step.gpu().clone(),
-                    source: source.clone(),
-                });
-            }
+            Some(Err(error)) => return Err(Why::GpuUnreadable(error.clone()).about(claim, device)),
             Some(Ok(_)) | None => return Ok(None),
         };
         let progress = Progress::Done { outcome: living.clone() };

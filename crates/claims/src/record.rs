@@ -101,8 +101,9 @@ pub enum Phase {
     Leaving(Leaving),
 }
 
-/// The record of a claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The record of a claim: the body of its file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Record {
     /// UID.
     pub uid: ClaimUid,
@@ -113,16 +114,20 @@ pub struct Record {
     /// The boot in which the steps were carried out.
     pub boot: BootId,
     /// When the claim was allocated, as the API told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
     /// Its devices.
     pub devices: Vec<RecordedDevice>,
     /// Pods the claim was reserved for when it was prepared.
+    #[serde(default)]
     pub pods: Vec<PodRef>,
     /// When (time since that boot) the prepare that made it arrived: an unprepare that arrived earlier is not about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received: Option<Duration>,
     /// Where it is in its life.
     pub phase: Phase,
     /// Its hardware steps, in the order they are carried out.
+    #[serde(default)]
     pub steps: Vec<StepState>,
 }
 
@@ -191,63 +196,18 @@ impl Record {
     }
 }
 
-/// Version 3 of the body, and the versions before it, whose records have fields less and nothing else: since version 2
-/// there are partitions among the devices' kinds and steps that have begun, since version 3 shares, time slices and partitions of
-/// others; an
-/// older reader would call such a record corrupt rather than newer. Frozen once released: a change makes a version 4
-/// beside it, with its upgrade in [`VERSIONS`]. The claim's names are in the head.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RecordV3 {
-    uid: ClaimUid,
-    namespace: String,
-    name: String,
-    boot: BootId,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    allocated_at: Option<String>,
-    devices: Vec<RecordedDevice>,
-    #[serde(default)]
-    pods: Vec<PodRef>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    received: Option<Duration>,
-    phase: Phase,
-    #[serde(default)]
-    steps: Vec<StepState>,
-}
-
+/// Records of the versions before have fields less and nothing else: since version 2 there are partitions among the
+/// devices' kinds and steps that have begun, since version 3 shares, time slices and partitions of others; an older reader
+/// would call such a record corrupt rather than newer. A change makes a version 4, with a frozen copy of [`Record`] for
+/// these.
 const VERSIONS: Versions<Record> = Versions {
     current: 3,
-    encode: |r| {
-        serde_json::to_value(RecordV3 {
-            uid: r.uid.clone(),
-            namespace: r.namespace.clone(),
-            name: r.name.clone(),
-            boot: r.boot.clone(),
-            allocated_at: r.allocated_at.clone(),
-            devices: r.devices.clone(),
-            pods: r.pods.clone(),
-            received: r.received,
-            phase: r.phase.clone(),
-            steps: r.steps.clone(),
-        })
-    },
-    decode: &[(3, decode_v3), (2, decode_v3), (1, decode_v3)],
+    encode: |record| serde_json::to_value(record),
+    decode: &[(3, decode), (2, decode), (1, decode)],
 };
 
-fn decode_v3(text: &str) -> Result<Record, serde_json::Error> {
-    let v: RecordV3 = serde_json::from_str(text)?;
-    Ok(Record {
-        uid: v.uid,
-        namespace: v.namespace,
-        name: v.name,
-        boot: v.boot,
-        allocated_at: v.allocated_at,
-        devices: v.devices,
-        pods: v.pods,
-        received: v.received,
-        phase: v.phase,
-        steps: v.steps,
-    })
+fn decode(text: &str) -> Result<Record, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 #[cfg(test)]

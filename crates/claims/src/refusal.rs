@@ -1,25 +1,34 @@
-//! Why a claim is not served, in words for the person who wrote it. [`kind`] says whether trying again can help.
+//! Why a claim is not served, in words for the person who wrote it, and what to do about it.
 
-mod entry;
-mod kind;
+use std::borrow::Cow;
+use std::error::Error;
+use std::fmt;
 
 use divvy_api::ConfigError;
 use divvy_model::{ComputeMode, DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
 
-use crate::ClaimRef;
-
-pub(crate) use self::entry::EntryAt;
-pub use self::kind::Retry;
+use crate::{Claim, ClaimRef, Clash, ConfigSource, RecordedDevice};
 
 /// A claim that is not served.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// The device that cannot be given, where it is about one.
+    pub device: Option<DeviceName>,
+    /// The device's GPU, where that is known.
+    pub gpu: Option<GpuUuid>,
+    /// What is in the way.
+    pub why: Why,
+}
+
+/// What is in the way of a claim.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum Why {
     /// A config entry of ours that cannot be decoded.
-    #[error("config entry {} of {} {claim} for this driver cannot be used ({})", .at.index, .at.place(), .at.fix())]
+    #[error("config entry {} of {} for this driver cannot be used", .at.index, .at.place())]
     BadConfig {
-        /// The claim.
-        claim: ClaimRef,
         /// Which entry.
         at: EntryAt,
         /// What is wrong with it.
@@ -27,393 +36,328 @@ pub enum Refusal {
         source: ConfigError,
     },
     /// A config entry that names a request whose device is of another kind.
-    #[error(
-        "config entry {} of {} {claim} is a {found}, but request {request:?} got device {device}, which takes a {wanted} ({})",
-        .at.index, .at.place(), .at.fix()
-    )]
+    #[error("config entry {} of {} is a {found}, but request {request:?} got this device, which takes a {wanted}", .at.index, .at.place())]
     WrongConfigKind {
-        /// The claim.
-        claim: ClaimRef,
         /// Which entry.
         at: EntryAt,
         /// The request it names.
         request: String,
-        /// What the request got.
-        device: DeviceName,
         /// The entry's kind.
         found: &'static str,
         /// The device's.
         wanted: &'static str,
     },
     /// A device name that this version cannot read.
-    #[error(
-        "claim {claim} has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew)"
-    )]
-    UnknownDevice {
-        /// The claim.
-        claim: ClaimRef,
-        /// Its name.
-        #[source]
-        source: ParseDeviceNameError,
-    },
+    #[error("this driver publishes no such device")]
+    UnknownDevice(#[source] ParseDeviceNameError),
     /// A number that no GPU of this node has.
-    #[error(
-        "device {device} of claim {claim} is no GPU this node knows: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)"
-    )]
-    UnknownOrdinal {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-    },
+    #[error("no GPU of this node has this number: it was removed and forgotten")]
+    UnknownOrdinal,
     /// The GPU is known but not there.
-    #[error(
-        "device {device} of claim {claim} is gone: {gpu} does not answer on this node (delete the pod and the claim to be scheduled anew, or bring the GPU back)"
-    )]
-    DeviceGone {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-    },
+    #[error("its GPU is gone: it does not answer on this node")]
+    DeviceGone,
     /// The GPU is there but cannot be read.
-    #[error("device {device} of claim {claim}: {gpu} cannot be read")]
-    GpuUnreadable {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// What its driver said.
-        #[source]
-        source: GpuError,
-    },
+    #[error("its GPU cannot be read")]
+    GpuUnreadable(#[source] GpuError),
     /// There is no inventory yet.
-    #[error(
-        "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
-    )]
+    #[error("the NVIDIA driver of this node does not answer yet")]
     NoInventory,
-    /// A whole GPU was allocated, but its MIG mode is on.
-    #[error(
-        "device {device} of claim {claim} is a whole GPU, but MIG mode of {gpu} is on (turn it off with `nvidia-smi -i {gpu} -mig 0`, or delete the pod and the claim)"
-    )]
-    MigModeOn {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-    },
-    /// A partition of a GPU whose MIG mode is off, and is not ours to change.
-    #[error(
-        "device {device} of claim {claim} is a partition, but MIG mode of {gpu} is off (turn it on with `nvidia-smi -i {gpu} -mig 1`, or delete the pod and the claim)"
-    )]
-    MigModeOff {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
+    /// MIG mode is on where a whole GPU or a share was allocated, or off where a partition was, and is not ours to change.
+    #[error("{}", if *.on { "it is not a partition, but MIG mode of its GPU is on" } else { "it is a partition, but MIG mode of its GPU is off" })]
+    MigMode {
+        /// Whether it is on.
+        on: bool,
     },
     /// The GPU's compute mode keeps the container from it.
-    #[error(
-        "device {device} of claim {claim}: compute mode of {gpu} is {mode}, so its container would fail (set it back with `nvidia-smi -i {gpu} -c DEFAULT`; an MPS daemon or an administrator has changed it)"
-    )]
-    ComputeMode {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// What it is.
-        mode: ComputeMode,
-    },
+    #[error("compute mode of its GPU is {0}, so its container would fail")]
+    ComputeMode(ComputeMode),
     /// A partition that the GPU cannot have.
-    #[error(
-        "device {device} of claim {claim} is no partition that {gpu} can be cut into (delete the pod and the claim, so that they are scheduled anew)"
-    )]
-    NoSuchPartition {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-    },
-    /// The driver does not tell what the GPU can be cut into.
-    #[error(
-        "device {device} of claim {claim}: the NVIDIA driver does not tell what {gpu} can be cut into (before version 550 it does so only with MIG mode on: turn it on with `nvidia-smi -i {gpu} -mig 1`)"
-    )]
-    PartitionsUnknown {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-    },
+    #[error("its GPU cannot be cut into such a partition")]
+    NoSuchPartition,
+    /// The driver does not report what the GPU can be cut into.
+    #[error("the NVIDIA driver does not report what its GPU can be cut into")]
+    PartitionsUnknown,
     /// Admin access to a partition.
-    #[error(
-        "device {device} of claim {claim} is a partition, which admin access cannot have (ask for the whole GPU: it shows all its partitions)"
-    )]
-    AdminPartition {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-    },
+    #[error("it is a partition, which admin access cannot have")]
+    AdminPartition,
     /// Admin access to a share.
-    #[error(
-        "device {device} of claim {claim} is a share, which admin access cannot have (ask for the whole GPU: it shows what all its shares do)"
-    )]
-    AdminShare {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-    },
+    #[error("it is a share, which admin access cannot have")]
+    AdminShare,
     /// A device for admin access was allocated to a request without it.
-    #[error(
-        "device {device} of claim {claim} is for requests with adminAccess: true only, since nothing of it is held for anybody (ask for a GPU, a partition or a share)"
-    )]
-    AdminOnly {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-    },
+    #[error("it is for requests with adminAccess: true only, since it reserves nothing")]
+    AdminOnly,
     /// One claim got two devices that need the same part of a GPU.
-    #[error(
-        "claim {claim} has devices {other} and {device} allocated, which need the same part of {gpu} (this is a fault of the scheduler: delete the pod and the claim)"
-    )]
+    #[error("it needs the same part of its GPU as device {other}, which the claim has allocated too")]
     Overlap {
-        /// The claim.
-        claim: ClaimRef,
-        /// The second device.
-        device: DeviceName,
-        /// The first.
+        /// The device that came first.
         other: DeviceName,
-        /// Their GPU.
-        gpu: GpuUuid,
     },
     /// One claim got one exclusive device twice.
-    #[error(
-        "claim {claim} has device {device} allocated twice (this is a fault of the scheduler: delete the pod and the claim)"
-    )]
-    AllocatedTwice {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-    },
+    #[error("the claim has it allocated twice")]
+    AllocatedTwice,
     /// The GPU is fenced.
-    #[error(
-        "device {device} of claim {claim}: {gpu} is fenced, since an earlier change has an unknown outcome: {reason} (it is looked at again by itself; a reboot settles it)"
-    )]
-    Fenced {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// What is not known.
-        reason: String,
-    },
+    #[error("its GPU is fenced, since an earlier change has an unknown outcome: {0}")]
+    Fenced(String),
     /// The GPU's state was written by a later version.
-    #[error(
-        "device {device} of claim {claim}: the state of {gpu} was written by a later divvy (version {version}); it is left untouched (run that version again, or reboot and remove the file)"
-    )]
+    #[error("the state of its GPU was written by a later divvy (version {version}); it is left untouched")]
     GpuStateNewer {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
         /// Version of the file.
         version: u32,
     },
     /// The claim's own record was written by a later version.
-    #[error(
-        "the record of claim {claim} was written by a later divvy (version {version}); it is left untouched (run that version again, or delete the pod and the claim)"
-    )]
+    #[error("its record was written by a later divvy (version {version}); it is left untouched")]
     RecordNewer {
-        /// The claim.
-        claim: ClaimRef,
         /// Version of the file.
         version: u32,
     },
     /// Another claim, whose record was written by a later version, may hold the GPU.
-    #[error(
-        "device {device} of claim {claim}: {gpu} is held by {holder}, whose record was written by a later divvy (version {version}) (run that version again, or delete the pod and claim named last)"
-    )]
+    #[error("its GPU is held by {holder}, whose record was written by a later divvy (version {version})")]
     HeldByNewer {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// Who holds it.
+        /// Which claim holds it.
         holder: String,
         /// Version of the file.
         version: u32,
     },
-    /// The API has the device allocated to two claims.
-    #[error(
-        "device {device} of claim {claim} is held by claim {holder}, which has {held} allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)"
-    )]
-    HeldByLiveClaim {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Who holds it.
+    /// A claim that is in use holds what is wanted.
+    #[error("{}claim {holder}, which has {held} allocated and is in use{}", .clash.begin(), .clash.end())]
+    InUse {
+        /// The claim that holds it.
         holder: ClaimRef,
         /// The holder's device.
         held: DeviceName,
-    },
-    /// A claim that is in use holds the GPU in another mode.
-    #[error(
-        "device {device} of claim {claim} needs {gpu} for itself or in another mode than claim {holder} has it, which has {held} allocated and is in use (the scheduler must know better: it is too old or was changed; delete one of the two claims and its pod. The node now offers each GPU in one mode only)"
-    )]
-    ModeConflict {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// Who holds it.
-        holder: ClaimRef,
-        /// The holder's device.
-        held: DeviceName,
-    },
-    /// A claim that is in use has set another time slice on the GPU.
-    #[error(
-        "device {device} of claim {claim} asks for time slice {wanted}, but claim {holder}, which is in use, has set {found} on {gpu}, and a GPU has one for all (ask for {found} or for none in timeSlicing.interval, or wait until that claim is gone)"
-    )]
-    TimeSliceConflict {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// What it asks for.
-        wanted: TimeSlice,
-        /// Who has set another.
-        holder: ClaimRef,
-        /// Which.
-        found: TimeSlice,
+        /// Why the two do not go together.
+        clash: Clash,
     },
     /// A claim asks for two time slices of one GPU.
     #[error(
-        "claim {claim} asks for time slice {wanted} with device {device} and for {other_wanted} with device {other}, both on {gpu}, and a GPU has one for all (write the same timeSlicing.interval into both configs; a claim's spec is immutable, so make it anew)"
+        "the claim asks for time slice {wanted} with it and for {other_wanted} with device {other}, and a GPU has one for all"
     )]
     TwoTimeSlices {
-        /// The claim.
-        claim: ClaimRef,
-        /// The second device.
-        device: DeviceName,
-        /// What is asked for with it.
+        /// What is asked for with the device.
         wanted: TimeSlice,
-        /// The first.
+        /// The device that came first.
         other: DeviceName,
         /// What is asked for with that.
         other_wanted: TimeSlice,
-        /// Their GPU.
-        gpu: GpuUuid,
     },
-    /// A GPU without time slices that can be set.
+    /// Nothing lives at the place of a partition that an administrator was to make.
     #[error(
-        "device {device} of claim {claim} asks for time slice {wanted}, but {which} (leave timeSlicing out of the config: the GPU is shared all the same, in turns of a length that the driver chooses)"
+        "no MIG device lives at its place; the node's administrator makes those of this GPU (policy: static), and this driver makes none"
     )]
-    TimeSliceUnsupported {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// What it asks for.
-        wanted: TimeSlice,
-        /// Which GPU that is, and what was said about it.
-        which: String,
-    },
-    /// A partition that others were to have made does not live.
-    #[error(
-        "device {device} of claim {claim}: nothing lives at its place on {gpu}, whose MIG instances are made by the node's administrator (policy: static); this driver makes none there (make it again with nvidia-smi, or delete the pod and the claim)"
-    )]
-    NoStaticPartition {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-    },
+    NoStaticPartition,
     /// The hand-over took longer than a call may last.
-    #[error(
-        "device {device} of claim {claim} is still held by claim {holder}, which no longer has it allocated: {why} (it is handed over when its last container is gone)"
-    )]
+    #[error("it is still held by claim {holder}, which no longer has it allocated: {why}")]
     StillHeld {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Who holds it.
+        /// The claim that holds it.
         holder: ClaimRef,
         /// What the holder waits for.
         why: String,
     },
     /// Processes that no claim accounts for compute on the GPU.
-    #[error(
-        "device {device} of claim {claim}: {gpu} is used by process {processes}, which no claim of this driver accounts for (end it, or take the GPU from whoever gave it out: a GPU belongs to one driver)"
-    )]
-    Strangers {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// Process ids, and the pods they belong to where known.
-        processes: String,
-    },
+    #[error("its GPU is used by process {0}, which no claim of this driver accounts for")]
+    ForeignProcesses(String),
     /// Another driver of ours has given the GPU out.
-    #[error(
-        "device {device} of claim {claim}: {gpu} is held by {by} (a GPU belongs to one driver: let that one go, or give the two drivers different nodes)"
-    )]
-    OtherDriver {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
-        /// Who has it, and for whom.
-        by: String,
-    },
+    #[error("its GPU is held by {0}")]
+    OtherDriver(String),
     /// A record that cannot be read may hold the GPU, and the API could not say.
-    #[error(
-        "device {device} of claim {claim}: the record of claim UID {holder} cannot be read, and it may hold {gpu}: {reason} (it is rebuilt from the API server as soon as that answers)"
-    )]
+    #[error("the record of claim UID {holder} cannot be read, and it may hold its GPU: {reason}")]
     UnreadableHolder {
-        /// The claim.
-        claim: ClaimRef,
-        /// The device.
-        device: DeviceName,
-        /// Its GPU.
-        gpu: GpuUuid,
         /// UID of the record.
         holder: String,
         /// What is wrong with the record.
         reason: String,
     },
+}
+
+/// Whether trying again can help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// It can pass within seconds: tried again inside the same call.
+    Soon,
+    /// It can pass, but not by waiting in the call: the kubelet tries again.
+    Later,
+    /// Something has to be changed first.
+    Never,
+}
+
+/// Which config entry is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryAt {
+    /// Whether it stands in the DeviceClass or in the claim.
+    pub source: ConfigSource,
+    /// Its place among the entries of that source, of all drivers, from 0.
+    pub index: usize,
+}
+
+impl EntryAt {
+    fn place(self) -> &'static str {
+        match self.source {
+            ConfigSource::Class => "its DeviceClass",
+            ConfigSource::Claim => "the claim",
+        }
+    }
+
+    fn fix(self) -> &'static str {
+        match self.source {
+            ConfigSource::Class => {
+                "correct spec.config of the DeviceClass, then delete the claim: it holds a copy"
+            }
+            ConfigSource::Claim => {
+                "correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew"
+            }
+        }
+    }
+}
+
+impl Clash {
+    fn begin(self) -> Cow<'static, str> {
+        match self {
+            Self::Device => "it is held by ".into(),
+            Self::Mode => "it needs its GPU for itself or in another mode than ".into(),
+            Self::TimeSlice { wanted, found } => {
+                format!("it asks for time slice {wanted}, but {found} is set for ").into()
+            }
+        }
+    }
+
+    fn end(self) -> &'static str {
+        if let Self::TimeSlice { .. } = self { ", and a GPU has one for all" } else { "" }
+    }
+}
+
+const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled anew";
+const SCHEDULER: &str = "this is a fault of the scheduler: delete the pod and the claim";
+
+impl Why {
+    /// The refusal of a claim for what is in the way of one of its devices.
+    pub fn about(self, claim: &Claim, device: &RecordedDevice) -> Refusal {
+        self.of(claim, Some(&device.allocated.device), Some(&device.gpu))
+    }
+
+    /// The refusal of a claim.
+    pub fn of(self, claim: &Claim, device: Option<&DeviceName>, gpu: Option<&GpuUuid>) -> Refusal {
+        Refusal { claim: claim.reference(), device: device.cloned(), gpu: gpu.cloned(), why: self }
+    }
+
+    /// A short stable name, for metrics and conditions, and whether trying again can help.
+    pub(crate) fn kind(&self) -> (&'static str, Retry) {
+        use Retry::{Later, Never, Soon};
+        match self {
+            Self::BadConfig { .. } => ("bad-config", Never),
+            Self::WrongConfigKind { .. } => ("wrong-config-kind", Never),
+            Self::UnknownDevice(_) | Self::UnknownOrdinal | Self::NoSuchPartition => {
+                ("unknown-device", Never)
+            }
+            Self::DeviceGone => ("device-gone", Later),
+            Self::GpuUnreadable(error) => ("gpu-unreadable", if error.is_transient() { Soon } else { Later }),
+            Self::NoInventory => ("no-driver", Soon),
+            Self::MigMode { .. } => ("wrong-mode", Later),
+            Self::ComputeMode(_) => ("compute-mode", Later),
+            Self::PartitionsUnknown => ("partitions-unknown", Later),
+            Self::AdminPartition => ("admin-partition", Never),
+            Self::AdminShare => ("admin-share", Never),
+            Self::AdminOnly => ("admin-only", Never),
+            Self::AllocatedTwice | Self::Overlap { .. } => ("allocated-twice", Never),
+            Self::Fenced(_) => ("fenced", Soon),
+            Self::GpuStateNewer { .. } | Self::RecordNewer { .. } | Self::HeldByNewer { .. } => {
+                ("newer-state", Never)
+            }
+            Self::InUse { clash: Clash::Device, .. } => ("conflict", Never),
+            Self::InUse { clash: Clash::Mode, .. } => ("mode-conflict", Never),
+            Self::InUse { clash: Clash::TimeSlice { .. }, .. } => ("time-slice-conflict", Later),
+            Self::TwoTimeSlices { .. } => ("time-slice-conflict", Never),
+            Self::NoStaticPartition => ("no-static-partition", Later),
+            Self::StillHeld { .. } => ("held", Later),
+            Self::ForeignProcesses(_) => ("foreign-processes", Soon),
+            Self::OtherDriver(_) => ("other-driver", Soon),
+            Self::UnreadableHolder { .. } => ("unreadable-record", Later),
+        }
+    }
+
+    /// What to do about it; `gpu` is what commands name.
+    fn hint(&self, gpu: &str) -> Cow<'static, str> {
+        match self {
+            Self::BadConfig { at, .. } | Self::WrongConfigKind { at, .. } => at.fix().into(),
+            Self::UnknownDevice(_) | Self::UnknownOrdinal | Self::NoSuchPartition => RESCHEDULE.into(),
+            Self::DeviceGone => format!("{RESCHEDULE}, or bring the GPU back").into(),
+            Self::GpuUnreadable(_) | Self::NoInventory => {
+                "see the node plugin's log; nvidia-smi must work on the node".into()
+            }
+            Self::MigMode { on } => {
+                let (turn, to) = if *on { ("off", 0) } else { ("on", 1) };
+                format!("turn it {turn} with `nvidia-smi -i {gpu} -mig {to}`, or {RESCHEDULE}").into()
+            }
+            Self::ComputeMode(_) => format!(
+                "set it back with `nvidia-smi -i {gpu} -c DEFAULT`; an MPS daemon or an administrator has changed it"
+            )
+            .into(),
+            Self::PartitionsUnknown => format!(
+                "before version 550 it does so only with MIG mode on: turn it on with `nvidia-smi -i {gpu} -mig 1`"
+            )
+            .into(),
+            Self::AdminPartition => "ask for the whole GPU: it shows all its partitions".into(),
+            Self::AdminShare => "ask for the whole GPU: it shows what all its shares do".into(),
+            Self::AdminOnly => "ask for a GPU, a partition or a share".into(),
+            Self::AllocatedTwice | Self::Overlap { .. } => SCHEDULER.into(),
+            Self::Fenced(_) => "it is looked at again by itself; a reboot settles it".into(),
+            Self::GpuStateNewer { .. } => "run that version again, or reboot and remove the file".into(),
+            Self::RecordNewer { .. } => "run that version again, or delete the pod and the claim".into(),
+            Self::HeldByNewer { .. } => {
+                "run that version again, or delete the pod and claim named last".into()
+            }
+            Self::InUse { clash: Clash::Device, .. } => {
+                "the scheduler gave one GPU to both: delete one of the two claims and its pod".into()
+            }
+            Self::InUse { clash: Clash::Mode, .. } => {
+                "the scheduler must know better: it is too old or was changed; delete one of the two claims and its pod. The node now offers each GPU in one mode only".into()
+            }
+            Self::InUse { clash: Clash::TimeSlice { found, .. }, .. } => {
+                format!("ask for {found} or for none in timeSlicing.interval, or wait until that claim is gone").into()
+            }
+            Self::TwoTimeSlices { .. } => {
+                "write the same timeSlicing.interval into both configs; a claim's spec is immutable, so make it anew".into()
+            }
+            Self::NoStaticPartition => format!("make it again with nvidia-smi, or {RESCHEDULE}").into(),
+            Self::StillHeld { .. } => "it is handed over when its last container is gone".into(),
+            Self::ForeignProcesses(_) => {
+                "end it, or take the GPU from whatever gave it out: a GPU belongs to one driver".into()
+            }
+            Self::OtherDriver(_) => {
+                "a GPU belongs to one driver: let that one go, or give the two drivers different nodes".into()
+            }
+            Self::UnreadableHolder { .. } => {
+                "it is rebuilt from the API server as soon as that answers".into()
+            }
+        }
+    }
+}
+
+impl Refusal {
+    /// A short stable name, for metrics and conditions.
+    pub fn category(&self) -> &'static str {
+        self.why.kind().0
+    }
+
+    /// Whether trying again can help.
+    pub fn retry(&self) -> Retry {
+        self.why.kind().1
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { claim, device, gpu, why } = self;
+        match (device, gpu) {
+            (Some(device), Some(gpu)) => write!(f, "device {device} ({gpu}) of claim {claim}: ")?,
+            (Some(device), None) => write!(f, "device {device} of claim {claim}: ")?,
+            (None, _) => write!(f, "claim {claim}: ")?,
+        }
+        write!(f, "{why} ({})", why.hint(gpu.as_ref().map_or("<GPU>", GpuUuid::as_str)))
+    }
+}
+
+impl Error for Refusal {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.why.source()
+    }
 }

@@ -6,6 +6,8 @@ use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{GpuError, GpuUuid, MigUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
+use crate::Retry;
+
 /// One change of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "camelCase")]
@@ -165,25 +167,36 @@ pub struct Cause {
     /// What the driver said, if it was the driver.
     #[source]
     pub source: Option<GpuError>,
-    /// Whether it can pass by itself within seconds.
-    pub soon: bool,
+    /// Whether trying again can help.
+    pub retry: Retry,
 }
 
 impl Cause {
     /// A cause in words.
     pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), source: None, soon: false }
+        Self { what: what.into(), source: None, retry: Retry::Later }
     }
 
     /// A cause the driver gave.
     pub fn from_gpu(what: impl Into<String>, source: GpuError) -> Self {
-        Self { what: what.into(), soon: source.is_transient(), source: Some(source) }
+        let retry = if source.is_transient() { Retry::Soon } else { Retry::Later };
+        Self { what: what.into(), retry, source: Some(source) }
+    }
+
+    /// A cause that lasts: the hardware or its driver cannot do it.
+    pub fn unsupported(what: impl Into<String>) -> Self {
+        Self { what: what.into(), source: None, retry: Retry::Never }
     }
 
     /// The same cause, if it can pass by itself within seconds.
     #[must_use]
     pub fn passing(self) -> Self {
-        Self { soon: true, ..self }
+        Self { retry: Retry::Soon, ..self }
+    }
+
+    /// Whether it can pass by itself within seconds.
+    pub fn is_passing(&self) -> bool {
+        self.retry == Retry::Soon
     }
 }
 

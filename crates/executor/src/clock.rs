@@ -1,11 +1,8 @@
 //! Time as a seam, and how long a call may last.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-
-use rustix::event::{EventfdFlags, eventfd};
 
 /// A clock that all processes of a boot share, and the only way anything here waits.
 pub trait Clock: Send + Sync {
@@ -30,46 +27,24 @@ impl Clock for SystemClock {
     }
 }
 
-/// Tells a waiting call to stop. Steps that have begun are never cut short.
+/// Stops a waiting call. Steps that have begun are never cut short.
 #[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<Cancelled>);
-
-#[derive(Debug, Default)]
-struct Cancelled {
-    flag: AtomicBool,
-    /// Readable once cancelled; made by the first call that waits.
-    told: OnceLock<OwnedFd>,
-}
+pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// A call nobody has cancelled.
+    /// A call that is not cancelled.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Cancels.
     pub fn cancel(&self) {
-        self.0.flag.store(true, Ordering::SeqCst);
-        if let Some(told) = self.0.told.get() {
-            // Can only fail because it is full of such news.
-            let _ = rustix::io::write(told, &1_u64.to_ne_bytes());
-        }
+        self.0.store(true, Ordering::SeqCst);
     }
 
     /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
-        self.0.flag.load(Ordering::SeqCst)
-    }
-
-    /// Becomes readable when the call is cancelled; `None` if the process has no file descriptor left. Ask for it first
-    /// and then whether it is cancelled already.
-    pub(crate) fn told(&self) -> Option<BorrowedFd<'_>> {
-        if self.0.told.get().is_none()
-            && let Ok(fd) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        {
-            drop(self.0.told.set(fd));
-        }
-        self.0.told.get().map(AsFd::as_fd)
+        self.0.load(Ordering::SeqCst)
     }
 }
 
@@ -81,6 +56,13 @@ pub struct Call {
     pub received: Duration,
     /// When it must be answered.
     pub until: Duration,
-    /// Set when nobody waits for the answer any more.
+    /// Set when no caller waits for the answer any more.
     pub cancel: Cancel,
+}
+
+impl Call {
+    /// When the call gives up waiting for others.
+    pub(crate) fn give_up(&self, hand_over: Duration) -> Duration {
+        self.until.min(self.received + hand_over)
+    }
 }

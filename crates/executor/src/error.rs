@@ -158,29 +158,42 @@ pub struct PrepareError {
 }
 
 /// Why a claim could not be prepared.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum PrepareCause {
     /// It was decided not to.
+    #[error(transparent)]
     Refused(Box<Refusal>),
     /// Its locks could not be had.
-    Lock(LockError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// An unprepare of the claim came after this prepare.
+    #[error("it was unprepared while this call waited (nothing is left to do)")]
     Unprepared,
     /// No caller waits for the answer any more.
+    #[error("the call was cancelled")]
     Cancelled,
     /// It was deallocated while the call waited.
+    #[error("it was deallocated while this call waited (nothing is left to do)")]
     Deallocated,
     /// Whether it was allocated anew while the call waited is not known, and why.
+    #[error("it may have been allocated anew while this call waited, and the API server could not say: {0}")]
     NotAsked(String),
     /// Its record cannot be read or was lost, and was not made again in time, and why.
+    #[error("its record was lost and cannot be made again yet: {0}")]
     Lost(String),
     /// Its record or a GPU's state could not be used.
-    Store(StoreError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// Its CDI file could not be made.
-    Cdi(CdiError),
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
     /// What it was given before is gone, and could not be made anew in time.
+    #[error(
+        "its partitions are gone: they were removed, or the driver was loaded anew (they are made again when the claim is prepared)"
+    )]
     Gone,
     /// A step failed.
+    #[error("the step to {step} failed")]
     Step {
         /// The step.
         step: String,
@@ -188,9 +201,10 @@ pub enum PrepareCause {
         source: StepError,
     },
     /// It failed, and so did taking back what had been done; reconcile goes on with that.
+    #[error("{} (taking back what had been done failed too: {undo})", chain(first.as_ref()))]
     Undo {
         /// Why it failed.
-        first: Box<PrepareError>,
+        first: Box<PrepareCause>,
         /// What is left.
         undo: String,
     },
@@ -198,36 +212,9 @@ pub enum PrepareCause {
 
 impl fmt::Display for PrepareError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let claim = &self.claim;
         match &self.cause {
             PrepareCause::Refused(refusal) => refusal.fmt(f),
-            PrepareCause::Lock(_) | PrepareCause::Store(_) | PrepareCause::Cdi(_) => {
-                write!(f, "claim {claim} cannot be prepared")
-            }
-            PrepareCause::Unprepared => {
-                write!(f, "claim {claim} was unprepared while this call waited (nothing is left to do)")
-            }
-            PrepareCause::Cancelled => write!(f, "preparing claim {claim} was cancelled"),
-            PrepareCause::Deallocated => {
-                write!(f, "claim {claim} was deallocated while this call waited (nothing is left to do)")
-            }
-            PrepareCause::NotAsked(why) => write!(
-                f,
-                "claim {claim} may have been allocated anew while this call waited, and the API server could not say: {why}"
-            ),
-            PrepareCause::Lost(why) => {
-                write!(f, "the record of claim {claim} was lost and cannot be made again yet: {why}")
-            }
-            PrepareCause::Gone => write!(
-                f,
-                "the partitions of claim {claim} are gone: somebody removed them, or the driver was loaded anew (they are made again when the claim is prepared)"
-            ),
-            PrepareCause::Step { step, .. } => {
-                write!(f, "claim {claim} cannot be prepared: the step to {step} failed")
-            }
-            PrepareCause::Undo { first, undo } => {
-                write!(f, "{} (taking back what had been done failed too: {undo})", chain(first.as_ref()))
-            }
+            _ => write!(f, "claim {} cannot be prepared", self.claim),
         }
     }
 }
@@ -236,24 +223,8 @@ impl Error for PrepareError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.cause {
             PrepareCause::Refused(refusal) => refusal.source(),
-            PrepareCause::Lock(source) => Some(source),
-            PrepareCause::Store(source) => Some(source),
-            PrepareCause::Cdi(source) => Some(source),
-            PrepareCause::Step { source, .. } => Some(source),
-            PrepareCause::Unprepared
-            | PrepareCause::Cancelled
-            | PrepareCause::Deallocated
-            | PrepareCause::NotAsked(_)
-            | PrepareCause::Lost(_)
-            | PrepareCause::Gone
-            | PrepareCause::Undo { .. } => None,
+            cause => Some(cause),
         }
-    }
-}
-
-impl PrepareCause {
-    pub(crate) fn of(self, claim: ClaimRef) -> PrepareError {
-        PrepareError { claim, cause: self }
     }
 }
 
@@ -263,75 +234,65 @@ impl From<Refusal> for PrepareCause {
     }
 }
 
-impl From<LockError> for PrepareCause {
-    fn from(source: LockError) -> Self {
-        Self::Lock(source)
-    }
-}
-
-impl From<StoreError> for PrepareCause {
-    fn from(source: StoreError) -> Self {
-        Self::Store(source)
-    }
-}
-
-impl From<CdiError> for PrepareCause {
-    fn from(source: CdiError) -> Self {
-        Self::Cdi(source)
+impl PrepareCause {
+    fn category(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.category(),
+            Self::Lock(_) => "lock",
+            Self::Unprepared => "unprepared",
+            Self::Cancelled => "cancelled",
+            Self::Deallocated => "deallocated",
+            Self::NotAsked(_) => "api",
+            Self::Lost(_) => "unreadable-record",
+            Self::Store(_) => "store",
+            Self::Cdi(_) => "cdi",
+            Self::Gone => "gone",
+            Self::Step { source, .. } if source.cause().retry == Retry::Never => "unsupported",
+            Self::Step { .. } => "step",
+            Self::Undo { first, .. } => first.category(),
+        }
     }
 }
 
 impl PrepareError {
     /// A short stable name, for metrics and conditions.
     pub fn category(&self) -> &'static str {
-        match &self.cause {
-            PrepareCause::Refused(refusal) => refusal.category(),
-            PrepareCause::Lock(_) => "lock",
-            PrepareCause::Unprepared => "unprepared",
-            PrepareCause::Cancelled => "cancelled",
-            PrepareCause::Deallocated => "deallocated",
-            PrepareCause::NotAsked(_) => "api",
-            PrepareCause::Lost(_) => "unreadable-record",
-            PrepareCause::Store(_) => "store",
-            PrepareCause::Cdi(_) => "cdi",
-            PrepareCause::Gone => "gone",
-            PrepareCause::Step { .. } => "step",
-            PrepareCause::Undo { first, .. } => first.category(),
-        }
+        self.cause.category()
     }
 
-    /// Whether nothing but a change by somebody helps: worth a condition on the claim.
+    /// Whether something has to be changed before the claim can be prepared: worth a condition on the claim.
     pub fn is_permanent(&self) -> bool {
-        matches!(&self.cause, PrepareCause::Refused(refusal) if refusal.retry() == Retry::Never)
+        match &self.cause {
+            PrepareCause::Refused(refusal) => refusal.retry() == Retry::Never,
+            PrepareCause::Step { source, .. } => source.cause().retry == Retry::Never,
+            _ => false,
+        }
     }
 }
 
 /// A claim could not be unprepared. The kubelet tries again.
 #[derive(Debug, thiserror::Error)]
-pub enum UnprepareError {
+#[error("claim UID {claim} cannot be unprepared")]
+pub struct UnprepareError {
+    /// Which.
+    pub claim: ClaimUid,
+    /// Why.
+    #[source]
+    pub cause: UnprepareCause,
+}
+
+/// Why a claim could not be unprepared.
+#[derive(Debug, thiserror::Error)]
+pub enum UnprepareCause {
     /// Its locks could not be had.
-    #[error("claim UID {claim} cannot be unprepared")]
-    Lock {
-        /// The claim.
-        claim: ClaimUid,
-        /// Why.
-        #[source]
-        source: LockError,
-    },
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// Its record or a GPU's state could not be used.
-    #[error("claim UID {claim} cannot be unprepared")]
-    Store {
-        /// The claim.
-        claim: ClaimUid,
-        /// Why.
-        #[source]
-        source: StoreError,
-    },
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// Something still uses its devices, and its record could not be made to say so. It holds them all the same.
-    #[error("claim UID {claim} cannot be unprepared yet: {reason}")]
+    #[error("{reason}, and its record could not be made to say so")]
     CannotLinger {
-        /// The claim.
-        claim: ClaimUid,
         /// What is in the way.
         reason: String,
         /// Why it could not be written.
@@ -339,23 +300,17 @@ pub enum UnprepareError {
         source: StoreError,
     },
     /// Its CDI file could not be removed.
-    #[error("claim UID {claim} cannot be unprepared")]
-    Cdi {
-        /// The claim.
-        claim: ClaimUid,
-        /// Why.
-        #[source]
-        source: CdiError,
-    },
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
 }
 
 impl UnprepareError {
     /// A short stable name, for metrics.
     pub fn category(&self) -> &'static str {
-        match self {
-            Self::Lock { .. } => "lock",
-            Self::Store { .. } | Self::CannotLinger { .. } => "store",
-            Self::Cdi { .. } => "cdi",
+        match self.cause {
+            UnprepareCause::Lock(_) => "lock",
+            UnprepareCause::Store(_) | UnprepareCause::CannotLinger { .. } => "store",
+            UnprepareCause::Cdi(_) => "cdi",
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct Timing {
     pub hand_over: Duration,
     /// An unprepare waits this long for processes to leave before the claim lingers.
     pub process_wait: Duration,
-    /// How often a waiting call looks whether the records changed, where it cannot be told.
+    /// How often a call that has waited for long looks whether the records changed.
     pub poll: Duration,
     /// How often it looks at everything else.
     pub look_again: Duration,

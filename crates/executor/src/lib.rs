@@ -6,9 +6,9 @@
 //! processes on a GPU, the API ([`ClaimsApi`]), the inventory and the [`Clock`]. The kubelet plugin fills the seams and
 //! calls in; tests fill them with fakes that crash, lose what was not synced, and answer late.
 //!
-//! How a prepare reads: `prepare.rs` takes the locks and a snapshot and calls `decide`; `run.rs` carries a plan out and
-//! unwinds it; `release.rs` lets a claim go (unprepare, and whoever finishes a lingering claim); `reconcile.rs` does
-//! the rest of a claim's life, `lost.rs` where its record was lost. `state.rs` turns typed values into files of the [`Store`].
+//! How a prepare reads: `prepare.rs` takes the locks and a snapshot and calls `decide`; `run.rs` carries a plan out,
+//! `unwind.rs` takes it back; `unprepare.rs` lets a claim go and finishes those that linger; `reconcile.rs` does the rest
+//! of a claim's life, `lost.rs` where its record was lost. `state.rs` turns typed values into files of the [`Store`].
 
 #![expect(clippy::result_large_err, reason = "refusals are rare and made once; boxes would only hide them")]
 
@@ -27,7 +27,6 @@ mod owned;
 mod partitions;
 mod prepare;
 mod reconcile;
-
 mod report;
 mod restore;
 mod run;
@@ -38,13 +37,13 @@ mod time_slices;
 mod unprepare;
 mod unwind;
 mod waiting;
-mod watch;
 
 pub use cdi_dir::{CdiDir, FileCdiDir};
 pub use clock::{Call, Cancel, Clock, SystemClock};
 pub use divvy_claims::ProcessOnGpu;
 pub use error::{
-    CdiError, EditsError, LockError, PrepareCause, PrepareError, StoreError, UnprepareError, chain,
+    CdiError, EditsError, LockError, PrepareCause, PrepareError, StoreError, UnprepareCause, UnprepareError,
+    chain,
 };
 pub use executor::{Executor, ExecutorConfig, HeldDevice, Parts, Timing};
 pub use locks::{FileLocks, LockGuard, LockName, Locks};
@@ -59,4 +58,3 @@ pub use seams::{ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
 pub use time_slices::{TimeSliceError, TimeSlices};
 pub use unprepare::Unprepared;
-pub use watch::Watch;

@@ -12,7 +12,6 @@ use divvy_model::mig::{GpuInstanceProfileId, PartitionName, Placement};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Ordinals};
 
 use crate::prepare::gpus_of;
-use crate::state::Traced;
 use crate::unprepare::{BRIEFLY, nothing_is_known_to_run};
 use crate::{Event, Executor, LockError, StoreError, chain};
 
@@ -162,7 +161,7 @@ impl Executor {
     }
 
     pub(crate) fn unprepared_in_this_boot(&self, uid: &ClaimUid) -> Result<bool, StoreError> {
-        let tombstone = self.state.trace(Traced::Unprepare, uid)?;
+        let tombstone = self.state.tombstone(uid)?;
         Ok(tombstone.is_some_and(|tombstone| tombstone.boot == self.config.boot))
     }
 

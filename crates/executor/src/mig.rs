@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::{Cause, InstanceId, Observed, Outcome, Step, StepError};
+use divvy_claims::{Cause, InstanceId, Observed, Outcome, Retry, Step, StepError};
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, GpuInstance, GpuInstanceId, GpuInstanceProfileId, Partition,
     Placement,
@@ -58,10 +58,8 @@ impl MigSteps {
             ))),
             // It may have worked all the same.
             Ok(MigActivation::Active | MigActivation::Pending(_)) if now.is_err() => {
-                StepError::Unknown(Cause {
-                    soon: true,
-                    ..Cause::new(format!("MIG mode of {gpu} may be {to}, but cannot be read"))
-                })
+                let what = format!("MIG mode of {gpu} may be {to}, but cannot be read");
+                StepError::Unknown(Cause::new(what).passing())
             }
             Ok(MigActivation::Active | MigActivation::Pending(_)) => not_done(self.in_use(gpu, to, None)),
             Err(error) if error.code == GpuErrorCode::IN_USE => not_done(self.in_use(gpu, to, Some(error))),
@@ -106,7 +104,7 @@ impl MigSteps {
         } else {
             write!(what, "process {}", pids.join(", "))
         };
-        Cause { what, source, soon: true }
+        Cause { what, source, retry: Retry::Soon }
     }
 
     fn create(&self, wanted: &Partition, so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError> {

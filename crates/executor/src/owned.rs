@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use divvy_claims::{Claim, Plan, Record, Refusal, Stored};
+use divvy_claims::{Claim, Plan, Record, Refusal, Stored, Why};
 use divvy_model::GpuUuid;
 use fs_err as fs;
 
@@ -126,11 +126,10 @@ impl Executor {
                 Ok(()) => return None,
                 Err(NotOwned::By(other)) => other,
                 Err(NotOwned::Io(error)) => {
-                    format!("nobody knows whom, since the locks cannot be used: {error}")
+                    format!("an unknown driver: the locks cannot be used: {error}")
                 }
             };
-            let (claim, gpu) = (claim.reference(), device.gpu.clone());
-            Some(Refusal::OtherDriver { claim, device: device.allocated.device.clone(), gpu, by })
+            Some(Why::OtherDriver(by).about(claim, device))
         })
     }
 

@@ -6,53 +6,39 @@ use std::time::Duration;
 
 use divvy_claims::{Cause, Claim, Living, Outcome, Progress, Record, Step, StepError, accounts_for};
 use divvy_model::mig::{GpuInstance, PartitionName};
-use divvy_model::{DeviceName, GpuUuid, HoldKind, Inventory, MigMode, Ordinals, TimeSlice};
+use divvy_model::{DeviceName, GpuUuid, HoldKind, Inventory, MigMode, Ordinals};
 
+use crate::run::Failed;
 use crate::unprepare::BRIEFLY;
 use crate::{Executor, StoreError};
 
 /// GPU instances by GPU.
 pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
 
-/// Why MIG mode or time slice is not as it should be.
-pub(crate) enum ModeError {
-    Store(StoreError),
-    Step(StepError),
-    /// It has no time slice that can be set.
-    Unsupported {
-        /// What was asked for.
-        to: TimeSlice,
-        /// Which GPU that is.
-        which: String,
-    },
-}
-
 impl Executor {
     /// Brings MIG mode of a GPU to `on`. What it was is in the GPU's state before it changes. Under the GPU's lock.
-    pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool, until: Duration) -> Result<(), ModeError> {
+    pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool, until: Duration) -> Result<(), Failed> {
         let steps = &self.parts.steps;
-        let step_failed = |error| ModeError::Step(error);
-        let mode = steps.mig_mode(gpu).map_err(|source| {
-            step_failed(StepError::NotDone(Cause::from_gpu("MIG mode cannot be read", source)))
-        })?;
+        let mode = steps
+            .mig_mode(gpu)
+            .map_err(|source| StepError::NotDone(Cause::from_gpu("MIG mode cannot be read", source)))?;
         let current = match mode {
             MigMode::Supported { current, .. } => current,
             MigMode::Unsupported if !on => return Ok(()),
             MigMode::Unsupported => {
                 let cause = Cause::new(format!("{gpu} cannot be cut into partitions"));
-                return Err(step_failed(StepError::NotDone(cause)));
+                return Err(StepError::NotDone(cause).into());
             }
         };
-        let earlier =
-            self.note_settings(gpu, |state| state.note_mig_mode(current, on)).map_err(ModeError::Store)?;
+        let earlier = self.note_settings(gpu, |state| state.note_mig_mode(current, on))?;
         if current == on {
             return Ok(());
         }
         if let Err(error) = steps.apply(&Step::SetMigMode { gpu: gpu.clone(), on }, until, &mut |_| {}) {
             if matches!(error, StepError::NotDone(_)) {
-                self.put_settings_back(gpu, earlier).map_err(ModeError::Store)?;
+                self.put_settings_back(gpu, earlier)?;
             }
-            return Err(step_failed(error));
+            return Err(error.into());
         }
         self.parts.inventory.changed(gpu);
         Ok(())

@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Clash, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, ProcessOnGpu,
-    Record, Refusal, Retry, Snapshot, Stored,
+    Claim, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, ProcessOnGpu, Record, Refusal,
+    Retry, Snapshot, Stored, Why,
 };
-use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
+use divvy_model::{ClaimUid, DeviceKind, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
 use crate::run::Before;
-use crate::state::{Gpus, Records, Trace, Traced};
+use crate::state::{Gpus, Records};
 use crate::unprepare::{BRIEFLY, Release};
 use crate::unwind::Left;
-use crate::waiting::Waiting;
 use crate::{
     Call, Event, Executor, LockError, LockGuard, LockName, Lookup, PrepareCause, PrepareError, StoreError,
 };
@@ -73,14 +72,13 @@ impl Executor {
     /// Prepares a claim; the answer is what the kubelet is told. Blocks: everything that can pass within seconds is tried
     /// again inside the call. Calls for one claim may come at once; they take turns.
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
-        self.try_until_done(claim, call).map_err(|cause| cause.of(claim.reference()))
+        self.try_until_done(claim, call).map_err(|cause| PrepareError { claim: claim.reference(), cause })
     }
 
     fn try_until_done(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareCause> {
-        let give_up = call.until.min(call.received + self.config.timing.hand_over);
+        let give_up = call.give_up(self.config.timing.hand_over);
         let mut claim = Cow::Borrowed(claim);
         let mut asked = BTreeMap::new();
-        let mut waiting = Waiting::new(self, call, give_up);
         // What the claim has allocated was read just before the call.
         let mut is_fresh = true;
         loop {
@@ -109,12 +107,12 @@ impl Executor {
                         Some(Blocker::Claim(uid)) => drop(self.finish(&uid, until)),
                         Some(Blocker::Gpu(gpu)) => self.repair_gpu(&gpu, until),
                         // What the attempt itself wrote and took back is no reason to try again at once.
-                        None => seen = waiting.forget(),
+                        None => seen = self.state.records_stamp(),
                     }
                     why
                 }
             };
-            waiting.until_worth_another_look(begun, seen, why)?;
+            self.wait_for_change(call, begun, seen, why)?;
             is_fresh = false;
         }
     }
@@ -150,7 +148,7 @@ impl Executor {
 
     fn attempt(&self, claim: &Claim, call: &Call, is_fresh: bool) -> Result<Attempt, PrepareCause> {
         let _claim_lock = self.lock_claim(&claim.uid, call.until)?;
-        if let Some(tombstone) = self.state.trace(Traced::Unprepare, &claim.uid)?
+        if let Some(tombstone) = self.state.tombstone(&claim.uid)?
             && tombstone.boot == self.config.boot
             && tombstone.at >= call.received
         {
@@ -172,18 +170,15 @@ impl Executor {
             }
             Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
                 Ok(_) => {
-                    self.note_repeat(&claim.uid, call);
-                    self.note_pods(claim, own.fine());
+                    self.note_again(claim, own.fine(), call);
                     Ok(Attempt::Done(prepared))
                 }
                 Err(error) => again_if_transient(error.into()),
             },
             Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
             Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => {
-                let blocker = match &refusal {
-                    Refusal::Fenced { gpu, .. } => Some(self.blocker(&seen.gpus, gpu, &claim.uid)),
-                    _ => None,
-                };
+                let fenced = refusal.gpu.as_ref().filter(|_| matches!(refusal.why, Why::Fenced(_)));
+                let blocker = fenced.map(|gpu| self.blocker(&seen.gpus, gpu, &claim.uid));
                 Ok(Attempt::Again(refusal.into(), blocker))
             }
             Decision::Refuse(refusal) => Err(refusal.into()),
@@ -254,27 +249,22 @@ impl Executor {
         claims.find(|uid| uid != own).map_or_else(|| Blocker::Gpu(gpu.clone()), Blocker::Claim)
     }
 
-    /// Keeps unprepares that arrived before from undoing the claim: its record tells of its first prepare only. A full
-    /// disk must not keep a claim from its next pod.
-    fn note_repeat(&self, uid: &ClaimUid, call: &Call) {
-        let trace = Trace { boot: self.config.boot.clone(), at: call.received };
-        if let Err(error) = self.state.write_trace(Traced::RepeatedPrepare, uid, &trace) {
-            tracing::warn!(
-                claim.uid = %uid,
-                error = crate::chain(&error),
-                "prepared again without a trace: an unprepare of it that is still under way may come after"
-            );
+    /// A claim that is prepared already was asked for again: its record says when, which keeps unprepares that arrived
+    /// before from undoing it, and for which pods. A full disk must not keep a claim from its next pod.
+    fn note_again(&self, claim: &Claim, record: Option<&Record>, call: &Call) {
+        let Some(record) = record else { return };
+        let mut again = Record { received: record.received.max(Some(call.received)), ..record.clone() };
+        if !claim.pods.is_empty() {
+            again.pods.clone_from(&claim.pods);
         }
-    }
-
-    /// Other pods use the claim than those that the record tells. For people, and to know its processes: a full disk must
-    /// not keep a claim from them.
-    fn note_pods(&self, claim: &Claim, record: Option<&Record>) {
-        let is_news = |record: &&Record| !claim.pods.is_empty() && record.pods != claim.pods;
-        let Some(record) = record.filter(is_news) else { return };
-        let record = Record { pods: claim.pods.clone(), ..record.clone() };
-        if let Err(error) = self.state.write_record(&record) {
-            tracing::warn!(claim.uid = %claim.uid, error = crate::chain(&error), "its new pods are not on record");
+        if again != *record
+            && let Err(error) = self.state.write_record(&again)
+        {
+            tracing::warn!(
+                claim.uid = %claim.uid,
+                error = crate::chain(&error),
+                "prepared again, which is not on record: an unprepare of it that is still under way may come after"
+            );
         }
     }
 
@@ -293,22 +283,14 @@ impl Executor {
 
     /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.
     fn undo_first(&self, claim: &Claim, record: &Record) -> Result<Option<Refusal>, PrepareCause> {
-        let device = || record.devices.first().map(|d| (d.allocated.device.clone(), d.gpu.clone()));
-        let claim = claim.reference();
-        match self.release(record) {
-            Ok(Release::Released) => Ok(None),
-            Ok(Release::Blocked { why, .. }) => Ok(device().map(|(device, _)| Refusal::StillHeld {
-                claim,
-                device,
-                holder: record.reference(),
-                why,
-            })),
-            Err(Left::Steps { reason, .. }) => {
-                Ok(device().map(|(device, gpu)| Refusal::Fenced { claim, device, gpu, reason }))
-            }
-            Err(Left::Store(error)) => Err(error.into()),
-            Err(Left::Cdi(error)) => Err(error.into()),
-        }
+        let why = match self.release(record) {
+            Ok(Release::Released) => return Ok(None),
+            Ok(Release::Blocked { why, .. }) => Why::StillHeld { holder: record.reference(), why },
+            Err(Left::Steps { reason, .. }) => Why::Fenced(reason),
+            Err(Left::Store(error)) => return Err(error.into()),
+            Err(Left::Cdi(error)) => return Err(error.into()),
+        };
+        Ok(record.devices.first().map(|device| why.about(claim, device)))
     }
 
     /// Sees to it that holders who may go do go. No lock is held. An error if one of them will not; else the refusal
@@ -320,55 +302,30 @@ impl Executor {
         asked: &mut BTreeMap<ClaimUid, Duration>,
         until: Duration,
     ) -> Result<Refusal, Refusal> {
-        let mut why = None;
         // For all together: of a crowd of holders that others are at work on, none is waited for longer than of one.
         let at_work = self.parts.clock.now() + BRIEFLY;
         for holder in &wanted.holders {
-            let (uid, name) = match holder {
-                Holder::Record { claim, .. } => (&claim.uid, Some(claim)),
-                Holder::Unreadable { claim, .. } => (claim, None),
-            };
+            let (uid, name) = holder.claim();
             let now = self.parts.clock.now();
-            let ask = asked.get(uid).is_none_or(|last| now >= *last + ASK_AGAIN);
-            match holder {
-                Holder::Record { claim: holder, device, leaving, clash } => {
-                    if ask && leaving.is_none() {
-                        asked.insert(uid.clone(), now);
-                        if let Lookup::Found(found) = self.parts.claims.look_up(uid, name, until)
-                            && found.allocates(device)
-                        {
-                            return Err(in_use(claim, wanted, holder, device, *clash));
-                        }
-                    }
-                    // Only finishes what was unprepared or cut short; a live holder is left alone.
-                    drop(self.finish(uid, at_work));
-                    why.get_or_insert_with(|| Refusal::StillHeld {
-                        claim: claim.reference(),
-                        device: wanted.device.clone(),
-                        holder: holder.clone(),
-                        why: leaving.clone().unwrap_or_else(|| "it has not been unprepared yet".to_owned()),
-                    });
+            let is_leaving = matches!(holder, Holder::Record { leaving: Some(_), .. });
+            let mut found = Lookup::Unknown(String::new());
+            if !is_leaving && asked.get(uid).is_none_or(|last| now >= *last + ASK_AGAIN) {
+                asked.insert(uid.clone(), now);
+                found = self.parts.claims.look_up(uid, name, until);
+            }
+            match (holder, found) {
+                (_, Lookup::Found(found)) if holder.is_in_use(&found) => {
+                    return Err(holder.refusal(claim, wanted, true));
                 }
-                Holder::Unreadable { reason, .. } => {
-                    if ask {
-                        asked.insert(uid.clone(), now);
-                        match self.parts.claims.look_up(uid, name, until) {
-                            Lookup::Found(found) => drop(self.rebuild(uid, Some(&found))),
-                            Lookup::Gone => drop(self.rebuild(uid, None)),
-                            Lookup::Unknown(_) => {}
-                        }
-                    }
-                    why.get_or_insert_with(|| Refusal::UnreadableHolder {
-                        claim: claim.reference(),
-                        device: wanted.device.clone(),
-                        gpu: wanted.gpu.clone(),
-                        holder: uid.to_string(),
-                        reason: reason.clone(),
-                    });
-                }
+                // Only finishes what was unprepared or cut short; a live holder is left alone.
+                (Holder::Record { .. }, _) => drop(self.finish(uid, at_work)),
+                (Holder::Unreadable { .. }, Lookup::Found(found)) => drop(self.rebuild(uid, Some(&found))),
+                (Holder::Unreadable { .. }, Lookup::Gone) => drop(self.rebuild(uid, None)),
+                (Holder::Unreadable { .. }, Lookup::Unknown(_)) => {}
             }
         }
-        Ok(why.unwrap_or(Refusal::NoInventory))
+        let first = wanted.holders.first().map(|holder| holder.refusal(claim, wanted, false));
+        Ok(first.unwrap_or_else(|| Why::NoInventory.of(claim, None, None)))
     }
 
     pub(crate) fn lock_claim(&self, uid: &ClaimUid, until: Duration) -> Result<LockGuard, LockError> {
@@ -401,24 +358,11 @@ impl Executor {
     }
 }
 
-/// What a claim is told of a holder that is in use.
-fn in_use(claim: &Claim, wanted: &Holders, holder: &ClaimRef, held: &DeviceName, clash: Clash) -> Refusal {
-    let (claim, device, gpu) = (claim.reference(), wanted.device.clone(), wanted.gpu.clone());
-    let (holder, held) = (holder.clone(), held.clone());
-    match clash {
-        Clash::Device => Refusal::HeldByLiveClaim { claim, device, holder, held },
-        Clash::Mode => Refusal::ModeConflict { claim, device, gpu, holder, held },
-        Clash::TimeSlice { wanted, found } => {
-            Refusal::TimeSliceConflict { claim, device, gpu, wanted, holder, found }
-        }
-    }
-}
-
 /// Missing driver files or device nodes may be on their way; nothing has been left behind.
 fn again_if_transient(cause: PrepareCause) -> Result<Attempt, PrepareCause> {
     match &cause {
         PrepareCause::Cdi(source) if source.is_transient() => Ok(Attempt::Again(cause, None)),
-        PrepareCause::Step { source, .. } if source.cause().soon => Ok(Attempt::Again(cause, None)),
+        PrepareCause::Step { source, .. } if source.cause().is_passing() => Ok(Attempt::Again(cause, None)),
         _ => Err(cause),
     }
 }

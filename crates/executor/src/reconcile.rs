@@ -85,7 +85,7 @@ impl Executor {
         let now = self.parts.clock.now();
         let old = now.saturating_sub(self.config.timing.tombstones);
         let lock = |uid: &ClaimUid| self.parts.locks.acquire(&LockName::Claim(uid.clone()), now).ok();
-        let pruned = self.state.prune_traces(&self.config.boot, old, lock);
+        let pruned = self.state.prune_tombstones(&self.config.boot, old, lock);
         if let Err(error) = pruned.and_then(|()| self.state.prune_corrupt(CORRUPT_KEPT)) {
             report.push(Event::Failed { claim: None, error: chain(&error) });
         }

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored};
+use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored, Why};
 use divvy_model::ClaimUid;
 
 use crate::run::Before;
 use crate::state::Records;
 use crate::unprepare::{BRIEFLY, gpus_of_record};
-use crate::{Event, Executor, LockError, Lookup, PrepareCause, Report, chain};
+use crate::{Event, Executor, LockError, Lookup, PrepareCause, PrepareError, Report, chain};
 
 /// Which CDI files are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Executor {
             let reference = record.reference();
             return match self.execute_again(record, now + EXECUTE_AGAIN) {
                 Ok(()) => Some(Event::ExecutedAgain { claim: uid.clone() }),
-                Err(cause) => failed(chain(&cause.of(reference))),
+                Err(cause) => failed(chain(&PrepareError { claim: reference, cause })),
             };
         }
         if let Err(error) = self.own_instances(&record) {
@@ -155,7 +155,8 @@ impl Executor {
     fn execute_again(&self, mut record: Record, until: Duration) -> Result<(), PrepareCause> {
         if self.parts.inventory.inventory().is_none() {
             // The record stays as it is, and is carried out as soon as the driver answers.
-            return Err(Refusal::NoInventory.into());
+            let claim = record.reference();
+            return Err(Refusal { claim, device: None, gpu: None, why: Why::NoInventory }.into());
         }
         let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), until)?;
         let earlier = Before::OtherBoot(record.clone());

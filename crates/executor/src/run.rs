@@ -8,13 +8,11 @@
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Claim, InstanceId, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Refusal, Step,
-    StepError, StepState,
+    Cause, Claim, InstanceId, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Step, StepError,
+    StepState,
 };
-use divvy_model::GpuUuid;
 
-use crate::partitions::ModeError;
-use crate::{Call, Executor, PrepareCause, chain};
+use crate::{Call, Executor, PrepareCause, StoreError, chain};
 
 /// What was on disk of a claim before it is prepared: what a failure must leave.
 pub(crate) enum Before {
@@ -23,6 +21,34 @@ pub(crate) enum Before {
     Lingering(Record),
     /// Its record is of another boot, and goes on holding its GPUs.
     OtherBoot(Record),
+}
+
+/// Why a step was not carried out.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    Step(StepError),
+    Store(StoreError),
+}
+
+impl From<StepError> for Failed {
+    fn from(error: StepError) -> Self {
+        Self::Step(error)
+    }
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Failed {
+    fn cause(self, step: &Step) -> PrepareCause {
+        match self {
+            Self::Step(source) => PrepareCause::Step { step: step.to_string(), source },
+            Self::Store(error) => error.into(),
+        }
+    }
 }
 
 fn progress(record: &mut Record, progress: Progress) {
@@ -88,63 +114,32 @@ impl Executor {
     ) -> Result<Record, PrepareCause> {
         for step in steps {
             let done = match &step {
-                Step::SetMigMode { gpu, on } => {
-                    Self::set_mode(&record, &step, self.set_mig_mode(gpu, *on, until))
-                }
-                Step::SetTimeSlice { gpu, to } => {
-                    Self::set_mode(&record, &step, self.set_time_slice(gpu, *to, until))
-                }
-                Step::UsePartition { gpu, .. } => self.use_partition(&mut record, &step, gpu),
+                // Steps of the GPU's and not of the claim's: the GPU's state says what was done.
+                Step::SetMigMode { gpu, on } => self.set_mig_mode(gpu, *on, until),
+                Step::SetTimeSlice { gpu, to } => self.set_time_slice(gpu, *to, until),
+                Step::UsePartition { .. } => self.use_partition(&mut record, &step),
                 Step::CreatePartition { .. } => self.create_partition(&mut record, &step, until),
             };
             if let Err(error) = done {
-                return Err(self.take_back(record, error, before));
+                return Err(self.take_back(record, error.cause(&step), before));
             }
         }
         Ok(record)
     }
 
-    /// A step of the GPU's and not of the claim's: the GPU's state says what was done.
-    fn set_mode(record: &Record, step: &Step, done: Result<(), ModeError>) -> Result<(), PrepareCause> {
-        let claim = record.reference();
-        match done {
-            Ok(()) => Ok(()),
-            Err(ModeError::Store(error)) => Err(error.into()),
-            Err(ModeError::Step(error)) => Err(failed(step, error)),
-            Err(ModeError::Unsupported { to: wanted, which }) => {
-                let asks = record.devices.iter().find(|d| d.time_slice.is_some() && d.gpu == *step.gpu());
-                let device = asks.map(|d| d.allocated.device.clone()).ok_or_else(|| unsupported(step))?;
-                Err(Refusal::TimeSliceUnsupported { claim, device, wanted, which }.into())
-            }
-        }
-    }
-
-    fn use_partition(&self, record: &mut Record, step: &Step, gpu: &GpuUuid) -> Result<(), PrepareCause> {
-        let claim = record.reference();
+    fn use_partition(&self, record: &mut Record, step: &Step) -> Result<(), Failed> {
         record.phase = Phase::Preparing;
-        match self.find_static(step) {
-            Ok(Some(outcome)) => {
-                record.steps.push(StepState { step: step.clone(), progress: Progress::Done { outcome } });
-                Ok(())
-            }
-            Ok(None) => {
-                let of_step = record.devices.iter().find(|d| d.step().as_ref() == Some(step));
-                let device = of_step.map(|d| d.allocated.device.clone()).ok_or_else(|| unsupported(step))?;
-                Err(Refusal::NoStaticPartition { claim, device, gpu: gpu.clone() }.into())
-            }
-            Err(error) => Err(failed(step, error)),
-        }
+        let outcome = self.find_static(step)?.ok_or_else(|| {
+            StepError::NotDone(Cause::new("nothing lives there any more, and this driver makes none"))
+        })?;
+        record.steps.push(StepState { step: step.clone(), progress: Progress::Done { outcome } });
+        Ok(())
     }
 
     /// Makes a partition. That it is about to be made stands in the GPU's file and in the record before it begins.
-    fn create_partition(
-        &self,
-        record: &mut Record,
-        step: &Step,
-        until: Duration,
-    ) -> Result<(), PrepareCause> {
+    fn create_partition(&self, record: &mut Record, step: &Step, until: Duration) -> Result<(), Failed> {
         record.phase = Phase::Preparing;
-        let before = self.parts.steps.before(step).map_err(|error| failed(step, error))?;
+        let before = self.parts.steps.before(step)?;
         let intended =
             StepState { step: step.clone(), progress: Progress::Intended { before: before.clone() } };
         self.own_instance(record, &intended)?;
@@ -153,7 +148,7 @@ impl Executor {
             progress(record, Progress::Undone);
             return Err(error.into());
         }
-        let made = self.apply(record, step, &before, until).map_err(|error| failed(step, error))?;
+        let made = self.apply(record, step, &before, until)?;
         // On record with the next write: the intent of the next step, or completion. If this one fails, the intent that is
         // on disk says enough to find the instance again.
         progress(record, Progress::Done { outcome: made });
@@ -199,13 +194,4 @@ impl Executor {
         }
         Err(error)
     }
-}
-
-fn failed(step: &Step, source: StepError) -> PrepareCause {
-    PrepareCause::Step { step: step.to_string(), source }
-}
-
-/// A step that no device of the record asks for: a fault of the plan.
-fn unsupported(step: &Step) -> PrepareCause {
-    failed(step, StepError::NotDone(Cause::new("no device of the claim asks for it")))
 }

@@ -26,40 +26,13 @@ type Parsed<K, T> = Mutex<BTreeMap<K, (Stamp, Arc<Stored<T>>)>>;
 const ORDINALS: &str = "ordinals.json";
 const NUMBERS: &str = "the file of GPU numbers";
 
-/// When a call for a claim arrived, for calls that overtake each other on their way through two plugin instances. The
-/// newest unprepare (a *tombstone*): a prepare that arrived before must not bring the claim back. The newest prepare
-/// that found its claim prepared: an unprepare that arrived before must not undo it. Not synced: after a loss of power
-/// there is no call left that could come late.
+/// When the newest unprepare of a claim arrived: a prepare that arrived before, at the other plugin instance, must not
+/// bring the claim back. Not synced: after a loss of power there is no call left that could come late.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Trace {
+pub(crate) struct Tombstone {
     pub(crate) boot: BootId,
     /// Time since boot.
     pub(crate) at: Duration,
-}
-
-/// Whose trace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Traced {
-    Unprepare,
-    RepeatedPrepare,
-}
-
-impl Traced {
-    const ALL: [Self; 2] = [Self::Unprepare, Self::RepeatedPrepare];
-
-    fn folder(self) -> Folder {
-        match self {
-            Self::Unprepare => Folder::Tombstones,
-            Self::RepeatedPrepare => Folder::Repeats,
-        }
-    }
-
-    fn of(self, uid: &ClaimUid) -> String {
-        match self {
-            Self::Unprepare => format!("the tombstone of claim UID {uid}"),
-            Self::RepeatedPrepare => format!("the trace of a repeated prepare of claim UID {uid}"),
-        }
-    }
 }
 
 pub(crate) struct State {
@@ -80,6 +53,10 @@ fn cannot(action: &'static str, what: impl Into<String>) -> impl FnOnce(std::io:
 
 fn record_of(uid: &ClaimUid) -> String {
     format!("the record of claim UID {uid}")
+}
+
+fn tombstone_of(uid: &ClaimUid) -> String {
+    format!("the tombstone of claim UID {uid}")
 }
 
 fn state_of(gpu: &GpuUuid) -> String {
@@ -224,49 +201,46 @@ impl State {
         written.map_err(cannot("written", format!("a copy of {}", state_of(gpu))))
     }
 
-    /// The newest such call for a claim. A trace that cannot be read was of another time: it never lasts.
-    pub(crate) fn trace(&self, of: Traced, uid: &ClaimUid) -> Result<Option<Trace>, StoreError> {
-        let read = self.store.read(of.folder(), &file_of(uid));
-        let bytes = read.map_err(cannot("read", of.of(uid)))?;
+    /// A tombstone that cannot be read was of another time: none lasts.
+    pub(crate) fn tombstone(&self, uid: &ClaimUid) -> Result<Option<Tombstone>, StoreError> {
+        let read = self.store.read(Folder::Tombstones, &file_of(uid));
+        let bytes = read.map_err(cannot("read", tombstone_of(uid)))?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
-    pub(crate) fn write_trace(&self, of: Traced, uid: &ClaimUid, trace: &Trace) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec(trace).unwrap_or_default();
+    pub(crate) fn write_tombstone(&self, uid: &ClaimUid, tombstone: &Tombstone) -> Result<(), StoreError> {
+        let bytes = serde_json::to_vec(tombstone).unwrap_or_default();
         self.store
-            .write(of.folder(), &file_of(uid), &bytes, Durability::Lazy)
-            .map_err(cannot("written", of.of(uid)))
+            .write(Folder::Tombstones, &file_of(uid), &bytes, Durability::Lazy)
+            .map_err(cannot("written", tombstone_of(uid)))
     }
 
-    /// Removes traces of another boot, and those made before `before`. `lock` takes a claim's lock if it is free; the
-    /// traces of a claim that is being worked on are left for the next time.
-    pub(crate) fn prune_traces(
+    /// Removes tombstones of another boot, and those made before `before`. `lock` takes a claim's lock if it is free; that
+    /// of a claim that is being worked on is left for the next time.
+    pub(crate) fn prune_tombstones(
         &self,
         boot: &BootId,
         before: Duration,
         lock: impl Fn(&ClaimUid) -> Option<LockGuard>,
     ) -> Result<(), StoreError> {
-        for of in Traced::ALL {
-            let listed = self.store.list(of.folder()).map_err(cannot("read", "a folder of traces"))?;
-            for entry in listed {
-                let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
-                    continue;
-                };
-                let is_old = || {
-                    let trace = self.trace(of, &uid)?;
-                    Ok::<_, StoreError>(trace.is_none_or(|t| t.boot != *boot || t.at < before))
-                };
-                if !is_old()? {
-                    continue;
-                }
-                // A newer one may have been written meanwhile.
-                if let Some(_lock) = lock(&uid)
-                    && is_old()?
-                {
-                    self.store
-                        .remove(of.folder(), &entry.name, Durability::Lazy)
-                        .map_err(cannot("removed", of.of(&uid)))?;
-                }
+        let listed =
+            self.store.list(Folder::Tombstones).map_err(cannot("read", "the folder of tombstones"))?;
+        for entry in listed {
+            let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
+                continue;
+            };
+            let is_old = || {
+                let tombstone = self.tombstone(&uid)?;
+                Ok::<_, StoreError>(tombstone.is_none_or(|t| t.boot != *boot || t.at < before))
+            };
+            // Under the lock once more: a newer one may have been written meanwhile.
+            if is_old()?
+                && let Some(_lock) = lock(&uid)
+                && is_old()?
+            {
+                self.store
+                    .remove(Folder::Tombstones, &entry.name, Durability::Lazy)
+                    .map_err(cannot("removed", tombstone_of(&uid)))?;
             }
         }
         Ok(())

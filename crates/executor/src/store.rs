@@ -6,8 +6,6 @@ use std::io;
 
 pub use files::FileStore;
 
-use crate::Watch;
-
 /// The folders of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Folder {
@@ -15,10 +13,8 @@ pub enum Folder {
     Claims,
     /// GPU states, `<uuid>.json`.
     Gpus,
-    /// Traces of recent unprepares, `<uid>.json`.
+    /// When claims were last unprepared, `<uid>.json`.
     Tombstones,
-    /// Traces of recent prepares that found their claim prepared already, `<uid>.json`.
-    Repeats,
     /// What concerns the node: ordinals.
     Node,
     /// Files that could not be read, kept for people.
@@ -27,8 +23,7 @@ pub enum Folder {
 
 impl Folder {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Claims, Self::Gpus, Self::Tombstones, Self::Repeats, Self::Node, Self::Corrupt];
+    pub const ALL: [Self; 5] = [Self::Claims, Self::Gpus, Self::Tombstones, Self::Node, Self::Corrupt];
 
     /// The folder's name below the plugin's.
     pub fn name(self) -> &'static str {
@@ -36,7 +31,6 @@ impl Folder {
             Self::Claims => "claims",
             Self::Gpus => "gpus",
             Self::Tombstones => "tombstones",
-            Self::Repeats => "repeats",
             Self::Node => "node",
             Self::Corrupt => "corrupt",
         }
@@ -74,12 +68,6 @@ pub trait Store: Send + Sync {
     fn list(&self, folder: Folder) -> io::Result<Vec<Entry>>;
     /// Changes when a file of the folder comes or goes; perhaps not for two changes within a few milliseconds.
     fn stamp(&self, folder: Folder) -> io::Result<Stamp>;
-    /// Watches a folder; `None` where that cannot be had (the node's inotify instances are used up): then
-    /// [`Store::stamp`] is looked at now and then.
-    fn watch(&self, folder: Folder) -> Option<Box<dyn Watch>> {
-        let _ = folder;
-        None
-    }
     /// One file's stamp; `None` if there is no such file.
     fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>>;
     /// A file's content; `None` if there is none.

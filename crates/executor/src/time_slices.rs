@@ -7,7 +7,7 @@ use std::time::Duration;
 use divvy_claims::{Cause, GpuState, Record, Step, StepError, Stored, goal};
 use divvy_model::{GpuUuid, TimeSlice};
 
-use crate::partitions::ModeError;
+use crate::run::Failed;
 use crate::{Event, Executor, Report, StoreError, chain};
 
 /// Why a time slice could not be read or set.
@@ -22,6 +22,18 @@ pub enum TimeSliceError {
     /// It did not work.
     #[error(transparent)]
     Failed(#[from] StepError),
+}
+
+impl From<TimeSliceError> for StepError {
+    fn from(error: TimeSliceError) -> Self {
+        match error {
+            TimeSliceError::Unsupported(which) => Self::NotDone(Cause::unsupported(format!(
+                "{which} (leave timeSlicing out of the config: the GPU is shared all the same, in turns of a length that the driver chooses)"
+            ))),
+            TimeSliceError::NoDriver => Self::NotDone(Cause::new("no NVIDIA driver is loaded").passing()),
+            TimeSliceError::Failed(error) => error,
+        }
+    }
 }
 
 /// Reads and sets time slices; filled by the kubelet plugin with `nvidia-smi`, since NVML cannot.
@@ -47,43 +59,29 @@ enum Settled {
 
 impl Executor {
     /// Brings the time slice of a GPU to `to`. What it was is in the GPU's state before it changes. Under the GPU's lock.
-    pub(crate) fn set_time_slice(
-        &self,
-        gpu: &GpuUuid,
-        to: TimeSlice,
-        until: Duration,
-    ) -> Result<(), ModeError> {
+    pub(crate) fn set_time_slice(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), Failed> {
         let boot = &self.config.boot;
-        let earlier = self.gpu_state(gpu).map_err(ModeError::Store)?;
-        let step_failed = |error| match error {
-            TimeSliceError::Unsupported(which) => ModeError::Unsupported { to, which },
-            TimeSliceError::NoDriver => {
-                ModeError::Step(StepError::NotDone(Cause::new("no NVIDIA driver is loaded").passing()))
-            }
-            TimeSliceError::Failed(error) => ModeError::Step(error),
-        };
-        // Who asks for what such a GPU does anyway is served.
-        let ignored = |error: &TimeSliceError| {
+        // What such a GPU does anyway is served.
+        let is_ignored = |error: &TimeSliceError| {
             to == TimeSlice::Default && matches!(error, TimeSliceError::Unsupported(_))
         };
         let slices = &self.parts.time_slices;
-        let was = match earlier.time_slice_before(boot) {
+        let was = match self.gpu_state(gpu)?.time_slice_before(boot) {
             Some(_) => None,
             None => match slices.read(gpu, until) {
                 Ok(was) => was,
-                Err(error) if ignored(&error) => return Ok(()),
-                Err(error) => return Err(step_failed(error)),
+                Err(error) if is_ignored(&error) => return Ok(()),
+                Err(error) => return Err(StepError::from(error).into()),
             },
         };
         let was = was.unwrap_or(TimeSlice::Default);
-        let noted = self.note_settings(gpu, |state| state.note_time_slice(was, to, boot));
-        let before = noted.map_err(ModeError::Store)?;
+        let before = self.note_settings(gpu, |state| state.note_time_slice(was, to, boot))?;
         match slices.set(gpu, to, until) {
             Ok(()) => Ok(()),
-            Err(TimeSliceError::Failed(error @ StepError::Unknown(_))) => Err(ModeError::Step(error)),
+            Err(TimeSliceError::Failed(error @ StepError::Unknown(_))) => Err(error.into()),
             Err(error) => {
-                self.put_settings_back(gpu, before).map_err(ModeError::Store)?;
-                if ignored(&error) { Ok(()) } else { Err(step_failed(error)) }
+                self.put_settings_back(gpu, before)?;
+                if is_ignored(&error) { Ok(()) } else { Err(StepError::from(error).into()) }
             }
         }
     }

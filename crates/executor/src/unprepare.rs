@@ -6,9 +6,9 @@ use std::time::Duration;
 use divvy_claims::{Leaving, Phase, Record, Stored};
 use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, HoldKind};
 
-use crate::state::{Trace, Traced};
+use crate::state::Tombstone;
 use crate::unwind::Left;
-use crate::{Call, Event, Executor, LockError, Lookup, StoreError, UnprepareError};
+use crate::{Call, Event, Executor, LockError, Lookup, StoreError, UnprepareCause, UnprepareError};
 
 /// How an unprepare ended. All of these are a success towards the kubelet: an error would leave the pod terminating.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,27 +49,29 @@ const PROCESS_PAUSE: Duration = Duration::from_millis(100);
 impl Executor {
     /// Unprepares a claim. Waits for a prepare of it that is at work; one that only waits gives up by itself.
     pub fn unprepare(&self, uid: &ClaimUid, call: &Call) -> Result<Unprepared, UnprepareError> {
-        let stored = |source| UnprepareError::Store { claim: uid.clone(), source };
-        let locked = |source| UnprepareError::Lock { claim: uid.clone(), source };
+        self.release_until_done(uid, call).map_err(|cause| UnprepareError { claim: uid.clone(), cause })
+    }
+
+    fn release_until_done(&self, uid: &ClaimUid, call: &Call) -> Result<Unprepared, UnprepareCause> {
         let wait_until = call.until.min(call.received + self.config.timing.process_wait);
         let mut waited = false;
         // The claim lingers, and that could not be written: its record still says that it is prepared.
         let mut unwritten = None;
         loop {
             let outcome = {
-                let _claim_lock = self.lock_claim(uid, call.until).map_err(locked)?;
+                let _claim_lock = self.lock_claim(uid, call.until)?;
                 if !waited {
                     self.bury(uid, call);
                 }
-                let record = self.state.record(uid).map_err(stored)?;
+                let record = self.state.record(uid)?;
                 if Self::is_prepared(&record) {
                     let taken_up_again = waited && unwritten.is_none();
-                    if taken_up_again || self.came_later(&record, call).map_err(stored)? {
+                    if taken_up_again || record.fine().is_some_and(|record| self.came_later(record, call)) {
                         return Ok(Unprepared::PreparedAgain);
                     }
                 }
                 match record {
-                    Stored::Absent if !self.instances_of(uid).map_err(stored)?.is_empty() => {
+                    Stored::Absent if !self.instances_of(uid)?.is_empty() => {
                         match self.rebuild_locked(uid, None, call.until) {
                             Some(Event::Failed { error, .. }) => {
                                 Ok(Release::Blocked { why: error, soon: true })
@@ -79,17 +81,14 @@ impl Executor {
                         }
                     }
                     Stored::Absent => {
-                        self.remove_cdi(uid)
-                            .map_err(|source| UnprepareError::Cdi { claim: uid.clone(), source })?;
+                        self.remove_cdi(uid)?;
                         return Ok(if waited { Unprepared::Done } else { Unprepared::NothingThere });
                     }
                     Stored::Newer { version, .. } => return Ok(Unprepared::LeftToNewer { version }),
                     Stored::Corrupt { reason } => Err(reason),
                     Stored::Fine(record) => {
-                        let _gpu_locks =
-                            self.lock_gpus(&gpus_of_record(&record), call.until).map_err(locked)?;
-                        let (release, problem) =
-                            self.release_or_linger(record).map_err(|left| failed(uid, left))?;
+                        let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), call.until)?;
+                        let (release, problem) = self.release_or_linger(record)?;
                         unwritten = problem;
                         Ok(release)
                     }
@@ -112,7 +111,7 @@ impl Executor {
             if !soon || self.parts.clock.now() >= wait_until || call.cancel.is_cancelled() {
                 return match unwritten {
                     None => Ok(Unprepared::Lingering(reason)),
-                    Some(source) => Err(UnprepareError::CannotLinger { claim: uid.clone(), reason, source }),
+                    Some(source) => Err(UnprepareCause::CannotLinger { reason, source }),
                 };
             }
             self.parts.clock.sleep(PROCESS_PAUSE);
@@ -122,13 +121,13 @@ impl Executor {
     /// Keeps prepares that arrived before from bringing the claim back. Letting go must not fail for want of it: on a
     /// full disk nothing can be written, but everything can be removed.
     fn bury(&self, uid: &ClaimUid, call: &Call) {
-        let known = self.state.trace(Traced::Unprepare, uid).ok().flatten();
+        let known = self.state.tombstone(uid).ok().flatten();
         // A later unprepare, of the other instance, had the lock first.
         if known.is_some_and(|known| known.boot == self.config.boot && known.at >= call.received) {
             return;
         }
-        let tombstone = Trace { boot: self.config.boot.clone(), at: call.received };
-        if let Err(error) = self.state.write_trace(Traced::Unprepare, uid, &tombstone) {
+        let tombstone = Tombstone { boot: self.config.boot.clone(), at: call.received };
+        if let Err(error) = self.state.write_tombstone(uid, &tombstone) {
             tracing::warn!(
                 claim.uid = %uid,
                 error = crate::chain(&error),
@@ -139,14 +138,8 @@ impl Executor {
 
     /// Whether a prepare that arrived after this unprepare, at the other plugin instance, has had the lock first: it made
     /// the record, or found it ready.
-    fn came_later(&self, record: &Stored<Record>, call: &Call) -> Result<bool, StoreError> {
-        let Some(record) = record.fine() else { return Ok(false) };
-        let made_later =
-            record.boot == self.config.boot && record.received.is_some_and(|at| at > call.received);
-        let repeat = self.state.trace(Traced::RepeatedPrepare, &record.uid)?;
-        let repeated_later =
-            repeat.is_some_and(|repeat| repeat.boot == self.config.boot && repeat.at > call.received);
-        Ok(made_later || repeated_later)
+    fn came_later(&self, record: &Record, call: &Call) -> bool {
+        record.boot == self.config.boot && record.received.is_some_and(|at| at > call.received)
     }
 
     fn read_again_from_api(&self, uid: &ClaimUid, until: Duration) -> Option<Event> {
@@ -160,7 +153,7 @@ impl Executor {
     /// Lets go if nothing is in the way; else makes the record say that the claim lingers, and why. What kept that from
     /// being written comes back beside: whoever answers for the claim must not say that it is done with then, since
     /// nobody would come back to a claim whose record says that it is prepared.
-    fn release_or_linger(&self, record: Record) -> Result<(Release, Option<StoreError>), Left> {
+    fn release_or_linger(&self, record: Record) -> Result<(Release, Option<StoreError>), UnprepareCause> {
         match self.release(&record) {
             Ok(Release::Blocked { why, soon }) => {
                 self.remove_cdi(&record.uid)?;
@@ -172,8 +165,10 @@ impl Executor {
                 }
                 Ok((Release::Blocked { why, soon }, problem))
             }
+            Ok(Release::Released) => Ok((Release::Released, None)),
             Err(Left::Steps { reason: why, soon }) => Ok((Release::Blocked { why, soon }, None)),
-            other => other.map(|release| (release, None)),
+            Err(Left::Store(error)) => Err(error.into()),
+            Err(Left::Cdi(error)) => Err(error.into()),
         }
     }
 
@@ -269,7 +264,7 @@ impl Executor {
             Ok((Release::Released, _)) => Some(Event::Released { claim: uid.clone() }),
             // Here the record says already that it is not prepared; only the reason may be an old one.
             Ok((Release::Blocked { why, .. }, _)) => Some(Event::Kept { claim: uid.clone(), why }),
-            Err(left) => failed(left.to_string()),
+            Err(error) => failed(crate::chain(&error)),
         }
     }
 }
@@ -294,20 +289,4 @@ pub(crate) fn nothing_is_known_to_run(error: &GpuError) -> bool {
         GpuErrorCode::NOT_FOUND,
     ]
     .contains(&error.code)
-}
-
-fn failed(uid: &ClaimUid, left: Left) -> UnprepareError {
-    match left {
-        Left::Store(source) => UnprepareError::Store { claim: uid.clone(), source },
-        Left::Cdi(source) => UnprepareError::Cdi { claim: uid.clone(), source },
-        // Turned into `Blocked` before it gets here; kept total rather than panicking.
-        Left::Steps { reason, .. } => UnprepareError::Store {
-            claim: uid.clone(),
-            source: StoreError {
-                what: reason,
-                action: "undone",
-                source: std::io::Error::other("a step is stuck"),
-            },
-        },
-    }
 }

@@ -56,7 +56,6 @@ impl Executor {
     /// Undoes what a failed prepare made, in the same call, and leaves what was there before it; reports both errors if
     /// that fails too.
     pub(crate) fn take_back(&self, record: Record, first: PrepareCause, before: &Before) -> PrepareCause {
-        let claim = record.reference();
         let done = match before {
             Before::Nothing => self.unwind(record),
             Before::OtherBoot(earlier) if !record.steps.is_empty() => self.unwind_to(record, earlier),
@@ -68,7 +67,7 @@ impl Executor {
         };
         match done {
             Ok(()) => first,
-            Err(left) => PrepareCause::Undo { first: Box::new(first.of(claim)), undo: left.to_string() },
+            Err(left) => PrepareCause::Undo { first: Box::new(first), undo: left.to_string() },
         }
     }
 
@@ -163,7 +162,7 @@ impl Executor {
             steps.undo(step, outcome).map_err(|error| Stuck {
                 reason: format!("undoing the step to {step} failed: {}", chain(&error)),
                 certain: matches!(error, StepError::NotDone(_)),
-                soon: matches!(error, StepError::Unknown(_)) || error.cause().soon,
+                soon: matches!(error, StepError::Unknown(_)) || error.cause().is_passing(),
             })?;
             state.progress = Progress::Undone;
         }

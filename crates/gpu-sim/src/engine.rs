@@ -96,7 +96,7 @@ impl Engine {
             events_sent: 0,
         };
         for (profile, count) in spec.groups() {
-            let baseboard = match profile.nvlink {
+            let baseboard = match profile.make.nvlink {
                 NvLinkPort::Sxm { links } if count == 4 => {
                     Some(NvLinkShape::Mesh { board: engine.next_board(), links_per_peer: links / 3 })
                 }
@@ -305,7 +305,7 @@ impl Engine {
 fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
     SystemFacts {
         driver_version: driver.to_owned(),
-        nvml_version: format!("{}.{driver}", cuda.major),
-        cuda_version: cuda,
+        nvml_version: Some(format!("{}.{driver}", cuda.major)),
+        cuda_version: Some(cuda),
     }
 }

@@ -4,6 +4,7 @@
 //! implements [`divvy_model::GpuDriver`] on it; a clone is the same node. `divvy demo` and the tests use
 //! [`SimNode`]; `divvy-nvml-mock` puts NVML's C ABI over an engine kept in a file.
 
+mod catalogue;
 mod engine;
 mod fault;
 mod health;
@@ -18,11 +19,12 @@ mod mig_tests;
 #[cfg(test)]
 mod tests;
 
+pub use catalogue::{profile, profiles};
 pub use engine::{Engine, SimGpu};
 pub use fault::{After, Begin, Fault, FaultEffect, FaultId};
 pub use health::SimEvent;
 pub use mig::{MigLatency, SimInstance};
 pub use mig_tables::{MIG_BOARDS, compute_profiles, mig_capabilities};
 pub use node::SimNode;
-pub use profile::{NvLinkShape, Profile, profile, profiles};
+pub use profile::{Make, NvLinkShape, Profile};
 pub use spec::{MAX_GPUS, SimSpec, SpecError};

@@ -1,179 +1,194 @@
-//! What the boards we simulate can be cut into, as NVML says it. Values from `hardware.md` 1.3 and 1.4.
+//! What the boards we simulate can be cut into, as NVML says it. Placements: `hardware.md` 1.3.
 
 use divvy_model::mig::{
     ComputeInstanceProfile, ComputeInstanceProfileId, ComputeInstanceProfileIndex, Engines,
     GpuInstanceProfile, GpuInstanceProfileId, GpuInstanceProfileIndex, MigCapabilities, Placement,
 };
 
-/// A profile: memory in MiB, multiprocessors, engines (copy, decoders, encoders, JPEG, OFA) and how many at most;
-/// what it is on every board of the family is in [`Shape`].
-struct Row(u32, u64, u32, [u32; 5], u32);
-
-/// A profile wherever it appears: id, enum index, compute slices, size of a placement, starts.
-struct Shape {
-    id: u32,
-    index: u32,
-    slices: u32,
-    size: u32,
-    starts: &'static [u32],
-}
-
-const fn shape(id: u32, index: u32, slices: u32, size: u32, starts: &'static [u32]) -> Shape {
-    Shape { id, index, slices, size, starts }
-}
+/// A profile wherever it appears: id, enum index, compute slices, size of a placement, starts, how many at most, and
+/// which of the board's sizes of memory and of multiprocessors it has.
+struct Shape(u32, u32, u32, u32, &'static [u32], u32, usize, usize);
 
 /// Seven compute and eight memory slices: A100 and every large board since. The last memory slice is out of reach
 /// of the smallest profile.
 const SEVEN: [Shape; 7] = [
-    shape(19, 0, 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
-    shape(20, 7, 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
-    shape(15, 9, 1, 2, &[0, 2, 4, 6]),
-    shape(14, 1, 2, 2, &[0, 2, 4]),
-    shape(9, 2, 3, 4, &[0, 4]),
-    shape(5, 3, 4, 4, &[0]),
-    shape(0, 4, 7, 8, &[0]),
+    Shape(19, 0, 1, 1, &[0, 1, 2, 3, 4, 5, 6], 7, 0, 0),
+    Shape(20, 7, 1, 1, &[0, 1, 2, 3, 4, 5, 6], 1, 0, 0),
+    Shape(15, 9, 1, 2, &[0, 2, 4, 6], 4, 1, 1),
+    Shape(14, 1, 2, 2, &[0, 2, 4], 3, 1, 2),
+    Shape(9, 2, 3, 4, &[0, 4], 2, 2, 3),
+    Shape(5, 3, 4, 4, &[0], 1, 2, 4),
+    Shape(0, 4, 7, 8, &[0], 1, 3, 5),
 ];
 
 /// A30: four and four.
 const FOUR: [Shape; 5] = [
-    shape(14, 0, 1, 1, &[0, 1, 2, 3]),
-    shape(21, 7, 1, 1, &[0, 1, 2, 3]),
-    shape(5, 1, 2, 2, &[0, 2]),
-    shape(6, 8, 2, 2, &[0, 2]),
-    shape(0, 3, 4, 4, &[0]),
+    Shape(14, 0, 1, 1, &[0, 1, 2, 3], 4, 0, 0),
+    Shape(21, 7, 1, 1, &[0, 1, 2, 3], 1, 0, 0),
+    Shape(5, 1, 2, 2, &[0, 2], 2, 1, 1),
+    Shape(6, 8, 2, 2, &[0, 2], 1, 1, 1),
+    Shape(0, 3, 4, 4, &[0], 1, 2, 2),
 ];
 
 /// RTX PRO 6000: four compute slices over twelve units of memory.
 const TWELVE: [Shape; 11] = [
-    shape(14, 0, 1, 3, &[0, 3, 6, 9]),
-    shape(21, 7, 1, 3, &[0, 3, 6, 9]),
-    shape(47, 0xa, 1, 3, &[0, 3, 6, 9]),
-    shape(65, 0xf, 1, 3, &[0, 3, 6, 9]),
-    shape(67, 0xd, 1, 3, &[0, 3, 6, 9]),
-    shape(5, 1, 2, 6, &[0, 6]),
-    shape(35, 0xb, 2, 6, &[0, 6]),
-    shape(64, 0x10, 2, 6, &[0, 6]),
-    shape(66, 0xe, 2, 6, &[0, 6]),
-    shape(0, 3, 4, 12, &[0]),
-    shape(32, 0xc, 4, 12, &[0]),
+    Shape(14, 0, 1, 3, &[0, 3, 6, 9], 4, 0, 0),
+    Shape(21, 7, 1, 3, &[0, 3, 6, 9], 1, 0, 0),
+    Shape(47, 0xa, 1, 3, &[0, 3, 6, 9], 4, 0, 0),
+    Shape(65, 0xf, 1, 3, &[0, 3, 6, 9], 1, 0, 0),
+    Shape(67, 0xd, 1, 3, &[0, 3, 6, 9], 4, 0, 0),
+    Shape(5, 1, 2, 6, &[0, 6], 2, 1, 1),
+    Shape(35, 0xb, 2, 6, &[0, 6], 2, 1, 1),
+    Shape(64, 0x10, 2, 6, &[0, 6], 1, 1, 1),
+    Shape(66, 0xe, 2, 6, &[0, 6], 2, 1, 1),
+    Shape(0, 3, 4, 12, &[0], 1, 2, 2),
+    Shape(32, 0xc, 4, 12, &[0], 1, 2, 2),
 ];
 
-const A100_40: [Row; 7] = [
-    Row(19, 4864, 14, [1, 0, 0, 0, 0], 7),
-    Row(20, 4864, 14, [1, 1, 0, 1, 1], 1),
-    Row(15, 9856, 14, [1, 1, 0, 0, 0], 4),
-    Row(14, 9856, 28, [2, 1, 0, 0, 0], 3),
-    Row(9, 19968, 42, [3, 2, 0, 0, 0], 2),
-    Row(5, 19968, 56, [4, 2, 0, 0, 0], 1),
-    Row(0, 40192, 98, [7, 5, 0, 1, 1], 1),
-];
-const A100_80: [Row; 7] = [
-    Row(19, 9728, 14, [1, 0, 0, 0, 0], 7),
-    Row(20, 9728, 14, [1, 1, 0, 1, 1], 1),
-    Row(15, 19968, 14, [1, 1, 0, 0, 0], 4),
-    Row(14, 19968, 28, [2, 1, 0, 0, 0], 3),
-    Row(9, 40192, 42, [3, 2, 0, 0, 0], 2),
-    Row(5, 40192, 56, [4, 2, 0, 0, 0], 1),
-    Row(0, 80896, 98, [7, 5, 0, 1, 1], 1),
-];
-const A30: [Row; 5] = [
-    Row(14, 5939, 14, [1, 0, 0, 0, 0], 4),
-    Row(21, 5939, 14, [1, 1, 0, 1, 1], 1),
-    Row(5, 11968, 28, [2, 2, 0, 0, 0], 2),
-    Row(6, 11968, 28, [2, 2, 0, 1, 1], 1),
-    Row(0, 24064, 56, [4, 4, 0, 1, 1], 1),
-];
-const H100: [Row; 7] = hopper([9984, 20096, 40448, 81152], [16, 26, 32, 60, 64, 132]);
-const H100_PCIE: [Row; 7] = hopper([9984, 20096, 40448, 81152], [14, 14, 30, 46, 62, 114]);
-const H100_NVL: [Row; 7] = hopper([11008, 22144, 47488, 95360], [16, 26, 32, 60, 64, 132]);
-const H200: [Row; 7] = hopper([16384, 33024, 71168, 143_104], [16, 26, 32, 60, 64, 132]);
-/// Memory and multiprocessors of the profiles from 3g on are inferred, as are their media engines.
-const B200: [Row; 7] = [
-    Row(19, 22528, 18, [2, 1, 0, 1, 0], 7),
-    Row(20, 22528, 18, [2, 1, 0, 1, 1], 1),
-    Row(15, 45312, 30, [2, 1, 0, 1, 0], 4),
-    Row(14, 45312, 36, [4, 2, 0, 2, 0], 3),
-    Row(9, 91136, 70, [6, 3, 0, 3, 0], 2),
-    Row(5, 91136, 72, [8, 4, 0, 4, 0], 1),
-    Row(0, 182_656, 148, [16, 7, 0, 7, 1], 1),
-];
-const RTX_PRO_6000: [Row; 11] = [
-    Row(14, 24192, 46, [1, 1, 1, 1, 0], 4),
-    Row(21, 24192, 46, [1, 1, 1, 1, 1], 1),
-    Row(47, 24192, 46, [1, 1, 1, 1, 0], 4),
-    Row(65, 24192, 46, [1, 4, 4, 4, 1], 1),
-    Row(67, 24192, 46, [1, 0, 0, 0, 0], 4),
-    Row(5, 48512, 94, [2, 2, 2, 2, 0], 2),
-    Row(35, 48512, 94, [2, 2, 2, 2, 0], 2),
-    Row(64, 48512, 94, [2, 4, 4, 4, 1], 1),
-    Row(66, 48512, 94, [2, 0, 0, 0, 0], 2),
-    Row(0, 97280, 188, [4, 4, 4, 4, 1], 1),
-    Row(32, 97280, 188, [4, 4, 4, 4, 1], 1),
+/// RTX PRO 5000: two compute slices. Which profiles there are, and how many of each, is the MIG guide's. Ids and sizes
+/// are inferred: an id says the part of the GPU and the variant (0 the whole, 5 a half), as A30 and RTX PRO 6000 have it.
+const TWO: [Shape; 7] = [
+    Shape(5, 0, 1, 3, &[0, 3], 2, 0, 0),
+    Shape(6, 7, 1, 3, &[0, 3], 1, 0, 0),
+    Shape(35, 0xa, 1, 3, &[0, 3], 2, 0, 0),
+    Shape(64, 0xf, 1, 3, &[0, 3], 1, 0, 0),
+    Shape(66, 0xd, 1, 3, &[0, 3], 2, 0, 0),
+    Shape(0, 1, 2, 6, &[0], 1, 1, 1),
+    Shape(32, 0xb, 2, 6, &[0], 1, 1, 1),
 ];
 
-/// Hopper boards differ in memory (1g, 1g with double memory and 2g, 3g and 4g, 7g) and in multiprocessors.
-const fn hopper(mib: [u64; 4], sm: [u32; 6]) -> [Row; 7] {
-    let ([one, two, four, eight], [sm1, sm1x, sm2, sm3, sm4, sm7]) = (mib, sm);
-    [
-        Row(19, one, sm1, [1, 1, 0, 1, 0], 7),
-        Row(20, one, sm1, [1, 1, 0, 1, 1], 1),
-        Row(15, two, sm1x, [1, 1, 0, 1, 0], 4),
-        Row(14, two, sm2, [2, 2, 0, 2, 0], 3),
-        Row(9, four, sm3, [3, 3, 0, 3, 0], 2),
-        Row(5, four, sm4, [4, 4, 0, 4, 0], 1),
-        Row(0, eight, sm7, [8, 7, 0, 7, 1], 1),
-    ]
-}
+/// Copy engines, decoders, encoders, JPEG and OFA engines of each profile, in the order of its shapes.
+type EngineRows = &'static [[u32; 5]];
 
-/// Boards there is a table for; a superset of the boards with [`crate::profile`]s that do MIG.
-pub const MIG_BOARDS: [&str; 11] = [
-    "a100-40",
-    "a100-80",
-    "a100-pcie-40",
-    "a100-pcie-80",
-    "a30",
-    "b200",
-    "h100",
-    "h100-nvl",
-    "h100-pcie",
-    "h200",
-    "rtx-pro-6000",
+const AMPERE: EngineRows = &[
+    [1, 0, 0, 0, 0],
+    [1, 1, 0, 1, 1],
+    [1, 1, 0, 0, 0],
+    [2, 1, 0, 0, 0],
+    [3, 2, 0, 0, 0],
+    [4, 2, 0, 0, 0],
+    [7, 5, 0, 1, 1],
+];
+const GA100_HALF: EngineRows =
+    &[[1, 0, 0, 0, 0], [1, 1, 0, 1, 1], [2, 2, 0, 0, 0], [2, 2, 0, 1, 1], [4, 4, 0, 1, 1]];
+const HOPPER: EngineRows = &[
+    [1, 1, 0, 1, 0],
+    [1, 1, 0, 1, 1],
+    [1, 1, 0, 1, 0],
+    [2, 2, 0, 2, 0],
+    [3, 3, 0, 3, 0],
+    [4, 4, 0, 4, 0],
+    [8, 7, 0, 7, 1],
+];
+/// Media engines from 3g on are inferred.
+const BLACKWELL: EngineRows = &[
+    [2, 1, 0, 1, 0],
+    [2, 1, 0, 1, 1],
+    [2, 1, 0, 1, 0],
+    [4, 2, 0, 2, 0],
+    [6, 3, 0, 3, 0],
+    [8, 4, 0, 4, 0],
+    [16, 7, 0, 7, 1],
+];
+const GB202: EngineRows = &[
+    [1, 1, 1, 1, 0],
+    [1, 1, 1, 1, 1],
+    [1, 1, 1, 1, 0],
+    [1, 4, 4, 4, 1],
+    [1, 0, 0, 0, 0],
+    [2, 2, 2, 2, 0],
+    [2, 2, 2, 2, 0],
+    [2, 4, 4, 4, 1],
+    [2, 0, 0, 0, 0],
+    [4, 4, 4, 4, 1],
+    [4, 4, 4, 4, 1],
+];
+/// Inferred from the three decoders and encoders of the datasheet.
+const GB202_HALF: EngineRows = &[
+    [1, 1, 1, 1, 0],
+    [1, 1, 1, 1, 1],
+    [1, 1, 1, 1, 0],
+    [1, 3, 3, 3, 1],
+    [1, 0, 0, 0, 0],
+    [2, 3, 3, 3, 1],
+    [2, 3, 3, 3, 1],
 ];
 
-/// What a board can be cut into, by the key of its [`crate::profile`].
+/// Board, its shapes and engines, MiB and multiprocessors of its sizes, ascending.
+struct Table(&'static str, &'static [Shape], EngineRows, &'static [u64], &'static [u32]);
+
+const GH100: &[u32] = &[16, 26, 32, 60, 64, 132];
+const A100: &[u32] = &[14, 14, 28, 42, 56, 98];
+const PRO_6000: Table = Table("rtx-pro-6000", &TWELVE, GB202, &[24192, 48512, 97280], &[46, 94, 188]);
+
+/// As `nvidia-smi mig -lgip` prints them, from the place named (MP: mig-parted); what is inferred is marked, memory
+/// so that the driver's formula gives the published name. The memory depends on the driver: B200 also had 20.5 GiB.
+#[rustfmt::skip]
+const TABLES: [Table; 21] = [
+    Table("a100-40",      &SEVEN, AMPERE, &[4864, 9856, 19968, 40192], A100),
+    Table("a100-80",      &SEVEN, AMPERE, &[9728, 19968, 40192, 80896], A100),
+    Table("a100-pcie-40", &SEVEN, AMPERE, &[4864, 9856, 19968, 40192], A100),
+    Table("a100-pcie-80", &SEVEN, AMPERE, &[9728, 19968, 40192, 80896], A100),
+    Table("a30",          &FOUR, GA100_HALF, &[5939, 11968, 24064], &[14, 28, 56]), // MIG guide
+    // MP#166; from 3g on inferred.
+    Table("b200",         &SEVEN, BLACKWELL, &[22528, 45312, 91136, 182_656], &[18, 30, 36, 70, 72, 148]),
+    // Names: GPU Operator 25.10. All figures inferred from the names and from B200.
+    Table("b300",         &SEVEN, BLACKWELL, &[33792, 67840, 136_704, 273_920], &[18, 30, 36, 70, 72, 148]),
+    // MP#227; from 3g on inferred.
+    Table("gb200",        &SEVEN, BLACKWELL, &[22528, 46592, 94208, 188_416], &[18, 32, 38, 70, 76, 152]),
+    // Names: DGX Station's MIG playbook (R59x; R61x has others). All figures inferred from the names and from GB200.
+    Table("gb300",        &SEVEN, BLACKWELL, &[34816, 70144, 141_312, 283_136], &[18, 32, 38, 70, 76, 152]),
+    // A GH200 480GB of CU Anschutz, R545; 3g and 2g also in sgawe11/RAG-on-GH200-with-MIG.
+    Table("gh200-96",     &SEVEN, HOPPER, &[11264, 23552, 47616, 95232], GH100),
+    // MP#139; memory from 3g on inferred.
+    Table("gh200-144",    &SEVEN, HOPPER, &[17920, 36096, 72704, 145_920], GH100),
+    Table("h100",         &SEVEN, HOPPER, &[9984, 20096, 40448, 81152], GH100),
+    Table("h100-nvl",     &SEVEN, HOPPER, &[11008, 22144, 47488, 95360], GH100), // MP#101
+    Table("h100-pcie",    &SEVEN, HOPPER, &[9984, 20096, 40448, 81152], &[14, 14, 30, 46, 62, 114]),
+    // Names: MIG guide. Memory inferred from GH200 with the same total; multiprocessors inferred from H100, as 78 is to 132.
+    Table("h20",          &SEVEN, HOPPER, &[11264, 23552, 47616, 95232], &[8, 14, 18, 34, 36, 78]),
+    Table("h200",         &SEVEN, HOPPER, &[16384, 33024, 71168, 143_104], GH100), // MP#120
+    Table("h200-nvl",     &SEVEN, HOPPER, &[16384, 33024, 71168, 143_104], GH100), // names: MP#146; figures inferred from H200
+    // All figures inferred from RTX PRO 6000.
+    Table("rtx-pro-5000", &TWO, GB202_HALF, &[24192, 48384], &[54, 110]),
+    PRO_6000, // container-engine-accelerators#564; cubecos#312 has 23.12 GiB for 1g
+    // The MIG guide has one table for the three.
+    Table("rtx-pro-6000-maxq", PRO_6000.1, PRO_6000.2, PRO_6000.3, PRO_6000.4),
+    Table("rtx-pro-6000-ws",   PRO_6000.1, PRO_6000.2, PRO_6000.3, PRO_6000.4),
+];
+
+/// The boards that do MIG.
+#[expect(clippy::indexing_slicing, reason = "worked out by the compiler, which checks it")]
+pub const MIG_BOARDS: [&str; TABLES.len()] = {
+    let mut boards = [""; TABLES.len()];
+    let mut at = 0;
+    while at < TABLES.len() {
+        boards[at] = TABLES[at].0;
+        at += 1;
+    }
+    boards
+};
+
+/// What a board can be cut into, by the key of its [`crate::profile()`].
 pub fn mig_capabilities(board: &str) -> Option<MigCapabilities> {
-    let (total_mib, shapes, rows): (u64, &[Shape], &[Row]) = match board {
-        "a100-40" | "a100-pcie-40" => (40960, &SEVEN, &A100_40),
-        "a100-80" | "a100-pcie-80" => (81920, &SEVEN, &A100_80),
-        "a30" => (24576, &FOUR, &A30),
-        "b200" => (183_359, &SEVEN, &B200),
-        "h100" => (81559, &SEVEN, &H100),
-        "h100-nvl" => (95830, &SEVEN, &H100_NVL),
-        "h100-pcie" => (81559, &SEVEN, &H100_PCIE),
-        "h200" => (143_771, &SEVEN, &H200),
-        "rtx-pro-6000" => (97887, &TWELVE, &RTX_PRO_6000),
-        _ => return None,
-    };
-    let profile = |row: &Row| {
-        let Row(id, memory_mib, multiprocessors, [copy, decoders, encoders, jpeg, ofa], max_instances) = *row;
-        let shape = shapes.iter().find(|shape| shape.id == id)?;
+    let Table(_, shapes, engines, mib, multiprocessors) = TABLES.iter().find(|table| table.0 == board)?;
+    let profile = |(shape, engines): (&Shape, &[u32; 5])| {
+        let Shape(id, index, slices, size, starts, max_instances, memory, sm) = *shape;
+        let [copy, decoders, encoders, jpeg, ofa] = *engines;
         Some(GpuInstanceProfile {
             id: GpuInstanceProfileId(id),
-            index: GpuInstanceProfileIndex(shape.index),
-            slices: shape.slices,
-            memory_mib,
-            multiprocessors,
+            index: GpuInstanceProfileIndex(index),
+            slices,
+            memory_mib: *mib.get(memory)?,
+            multiprocessors: *multiprocessors.get(sm)?,
             engines: Engines { copy, decoders, encoders, jpeg, ofa },
             max_instances,
-            placements: shape
-                .starts
-                .iter()
-                .map(|start| Placement { start: *start, size: shape.size })
-                .collect(),
+            placements: starts.iter().map(|start| Placement { start: *start, size }).collect(),
             driver_name: None,
         })
     };
-    Some(MigCapabilities::new(total_mib << 20, rows.iter().filter_map(profile)))
+    let profiles = shapes.iter().zip(*engines).filter_map(profile);
+    Some(MigCapabilities::new(crate::profile(board)?.memory_bytes?, profiles))
 }
 
 /// The compute-instance profiles of a GPU instance: each number of slices that the driver offers in one, the
@@ -212,6 +227,14 @@ mod tests {
             ("h100-pcie", "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
             ("h100-nvl", "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
             ("h200", "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+            ("gh200-96", "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+            ("gh200-144", "1g.18gb 1g.18gb+me 1g.36gb 2g.36gb 3g.72gb 4g.72gb 7g.144gb"),
+            ("h20", "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+            ("h200-nvl", "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+            ("b300", "1g.34gb 1g.34gb+me 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb"),
+            ("gb200", "1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb"),
+            ("gb300", "1g.35gb 1g.35gb+me 1g.70gb 2g.70gb 3g.139gb 4g.139gb 7g.278gb"),
+            ("rtx-pro-5000", "1g.24gb 1g.24gb+me 1g.24gb+me.all 1g.24gb-me 1g.24gb+gfx 2g.48gb 2g.48gb+gfx"),
             ("b200", "1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
             (
                 "rtx-pro-6000",
@@ -228,21 +251,22 @@ mod tests {
 
     #[test]
     fn every_board_that_does_mig_has_a_table_that_fits_its_facts() {
-        for board in profiles().iter().filter(|board| board.mig) {
-            let caps = mig_capabilities(board.key).unwrap_or_else(|| panic!("{}", board.key));
-            assert_eq!(caps.memory_bytes, board.memory_bytes, "{}", board.key);
-            assert!(
-                caps.profiles().iter().all(|p| p.multiprocessors <= board.multiprocessors),
-                "{}",
-                board.key
-            );
+        let able = profiles().iter().filter(|board| board.make.mig);
+        assert_eq!(able.clone().map(|board| board.key).collect::<Vec<_>>(), MIG_BOARDS);
+        for board in able {
+            let caps = mig_capabilities(board.key).unwrap();
+            let fits = |p: &GpuInstanceProfile| {
+                p.multiprocessors <= board.multiprocessors && Some(p.memory_bytes()) < board.memory_bytes
+            };
+            assert!(caps.profiles().iter().all(fits), "{}", board.key);
+            let placements = match caps.memory_slices() {
+                8 => 25,
+                4 => 13,
+                6 => 12,
+                _ => 30,
+            };
+            assert_eq!(caps.placements().count(), placements, "{}", board.key);
         }
-        let counts = MIG_BOARDS.map(|board| {
-            let caps = mig_capabilities(board).unwrap();
-            (caps.memory_slices(), caps.placements().count())
-        });
-        let (seven, four, twelve) = ((8, 25), (4, 13), (12, 30));
-        assert_eq!(counts, [seven, seven, seven, seven, four, seven, seven, seven, seven, seven, twelve]);
         assert_eq!(mig_capabilities("l4"), None);
     }
 

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::profile::{Profile, profile, profiles};
+use crate::catalogue::{profile, profiles};
+use crate::profile::Profile;
 
 /// The most GPUs on a simulated node: more than any real server has.
 pub const MAX_GPUS: usize = 16;

@@ -49,8 +49,9 @@ fn a_spec_reads_back_and_a_bad_one_says_what_is_known() {
     let error = |text: &str| text.parse::<SimSpec>().unwrap_err().to_string();
     assert_eq!(
         error("h1000x2"),
-        "simulated GPU model \"h1000\" is not known; known models: a100-40, a100-80, a100-pcie-40, a100-pcie-80, \
-         a30, b200, h100, h100-nvl, h100-pcie, h200, l4, l40s, rtx-pro-6000, t4; write MODELxCOUNT, such as h100x2 or a100-40x4,l4x2"
+        "simulated GPU model \"h1000\" is not known; known models: a10, a100-40, a100-80, a100-pcie-40, \
+         a100-pcie-80, a30, b200, b300, gb10, gb200, gb300, gh200-96, gh200-144, h100, h100-nvl, h100-pcie, h20, h200, \
+         h200-nvl, l20, l4, l40, l40s, rtx-pro-5000, rtx-pro-6000, rtx-pro-6000-maxq, rtx-pro-6000-ws, t4, v100, v100-16; write MODELxCOUNT, such as h100x2 or a100-40x4,l4x2"
     );
     assert_eq!(
         error("h100x0"),
@@ -61,6 +62,47 @@ fn a_spec_reads_back_and_a_bad_one_says_what_is_known() {
     for bad in ["", "h100x", "h100x-1", ",", "x2", "h100x2,"] {
         assert!(bad.parse::<SimSpec>().is_err(), "{bad}");
     }
+}
+
+#[test]
+fn gpus_beside_arm_processors_have_a_pci_segment_each_and_coherent_memory() {
+    let places = |spec: &str| -> Vec<String> {
+        let node = node(spec);
+        let gpus = node.engine().gpus().to_vec();
+        gpus.iter()
+            .map(|g| {
+                let HostTopology { numa_node, pcie_root } = &g.topology;
+                format!("{} {} {}", g.facts.pci_address, numa_node.unwrap(), pcie_root.as_deref().unwrap())
+            })
+            .collect()
+    };
+    assert_eq!(places("gh200-96x2"), ["0009:01:00.0 0 pci0009:00", "0019:01:00.0 1 pci0019:00"]);
+    assert_eq!(
+        places("gb200x4"),
+        [
+            "0008:01:00.0 0 pci0008:00",
+            "0009:01:00.0 0 pci0009:00",
+            "0018:01:00.0 1 pci0018:00",
+            "0019:01:00.0 1 pci0019:00",
+        ]
+    );
+    assert_eq!(places("gb10"), ["000f:01:00.0 0 pci000f:00"]);
+    let facts = |spec: &str| node(spec).engine().gpus()[0].facts.clone();
+    for (board, mode, c2c) in [
+        ("gh200-144", "ATS", Some(true)),
+        ("gb300", "ATS", Some(true)),
+        ("gb10", "ATS", Some(true)),
+        ("h100", "HMM", Some(false)),
+        ("l40", "HMM", None),
+        ("v100", "None", None),
+    ] {
+        let facts = facts(board);
+        assert_eq!((facts.addressing_mode.as_deref(), facts.c2c), (Some(mode), c2c), "{board}");
+    }
+    let spark = facts("gb10");
+    assert_eq!((spark.memory_bytes, spark.mig_mode), (None, MigMode::Unsupported));
+    let rack = node("gb200x4").engine();
+    assert_eq!(rack.facts_of(&rack.gpus()[3]).nvlinks, [NvLinkPeer::Switch; 18], "not a mesh of four");
 }
 
 #[test]
@@ -76,7 +118,7 @@ fn an_h100_says_what_the_real_one_says() {
             "product_name": "NVIDIA H100 80GB HBM3", "brand": 14, "architecture": "Hopper",
             "compute_capability": {"major": 9, "minor": 0}, "memory_bytes": 85_520_809_984_u64,
             "multiprocessors": 132, "pci_address": "0000:8a:00.0", "pci_device_id": 0x2330_10de,
-            "mig_mode": {"Supported": {"current": false, "pending": false}}, "compute_mode": "Default", "addressing_mode": "HMM",
+            "mig_mode": {"Supported": {"current": false, "pending": false}}, "compute_mode": "Default", "addressing_mode": "HMM", "c2c": false,
             "module_id": 5, "nvlinks": vec!["Switch"; 18], "fabric": null,
         })
     );
@@ -246,7 +288,7 @@ fn the_whole_state_survives_as_text_and_any_fact_can_be_changed() {
     assert_eq!(back, node.engine());
     let again = SimNode::from_engine(back);
     assert_eq!(again.facts(&a).unwrap().architecture, Architecture::Unknown(11));
-    assert_eq!(again.system().unwrap().nvml_version, "12.535.161.08");
+    assert_eq!(again.system().unwrap().nvml_version.as_deref(), Some("12.535.161.08"));
     again.end_process(7);
     assert_eq!(again.processes(&a).unwrap(), []);
 }

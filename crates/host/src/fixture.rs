@@ -74,8 +74,9 @@ const SMI: &str = r#"if [ "$1 $2" = "compute-policy -i" ]; then
     kept=$(dirname "$0")/../../run/nvidia-timeslices
     case "$4" in
     --list) echo "| 0 Timeslice $(sed "s/0/Default/;s/1/Short/;s/2/Medium/;s/3/Long/" "$kept/$3" 2>/dev/null || echo Default) |" ;;
-    --set-timeslice=[0-3])
-        mkdir -p "$kept" && echo "${4#*=}" >"$kept/$3.$$" && mv "$kept/$3.$$" "$kept/$3" || exit 255 ;;
+    --set-timeslice)
+        case "$5" in [0-3]) ;; *) exit 2 ;; esac
+        mkdir -p "$kept" && echo "$5" >"$kept/$3.$$" && mv "$kept/$3.$$" "$kept/$3" || exit 255 ;;
     *) exit 2 ;;
     esac
     exit

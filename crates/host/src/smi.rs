@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use divvy_model::{GpuUuid, TimeSlice};
 
-use crate::driver::Driver;
+use crate::driver::{Driver, DriverRoot};
 
 /// Pause between two looks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(5);
@@ -126,8 +126,10 @@ impl Smi {
         to: TimeSlice,
         within: Duration,
     ) -> Result<(), SmiError> {
-        let set = format!("--set-timeslice={}", to.number());
-        self.run(driver, &["compute-policy", "-i", gpu.as_str(), &set], within).map(drop)
+        // In two words, as NVIDIA's DRA driver does.
+        let number = to.number().to_string();
+        let args = ["compute-policy", "-i", gpu.as_str(), "--set-timeslice", &number];
+        self.run(driver, &args, within).map(drop)
     }
 
     fn run(&self, driver: &Driver, args: &[&str], within: Duration) -> Result<String, SmiError> {
@@ -172,7 +174,9 @@ impl Smi {
         if root == here {
             return Ok(by_way_of(here, program));
         }
-        if let (Some(_), Ok(inside), true) = (&self.helper, program.strip_prefix(&root), is_whole(&root)) {
+        if let (Some(_), Ok(inside), true) =
+            (&self.helper, program.strip_prefix(&root), is_whole(&driver.root))
+        {
             return Ok(by_way_of(&root, &here.join(inside)));
         }
         let folders = std::env::join_paths(driver.library_dirs.iter().map(|dir| driver.root.see(dir)));
@@ -182,9 +186,25 @@ impl Smi {
     }
 }
 
-/// Whether programs can run with this folder as their root and find GPUs there.
-fn is_whole(root: &Path) -> bool {
-    root.join("dev/nvidiactl").exists() && LOADERS.iter().any(|loader| root.join(loader).exists())
+impl Smi {
+    /// Another program of this root, run inside it where this program can.
+    pub(crate) fn inside(&self, root: &Path, program: &Path) -> Command {
+        match &self.helper {
+            Some(helper) => {
+                let mut command = Command::new(helper);
+                command.arg(AS_OTHER).arg(root).arg(Path::new("/").join(program));
+                command
+            }
+            None => Command::new(root.join(program)),
+        }
+    }
+}
+
+/// Whether programs can run with this folder as their root and find GPUs there. Links lead where they do in that root: what
+/// they lead to in ours is there on a developer's machine, and not in an image.
+fn is_whole(root: &DriverRoot) -> bool {
+    let has = |path: &str| root.resolve(Path::new(path)).is_ok_and(|found| found.is_some());
+    has("dev/nvidiactl") && LOADERS.iter().any(|loader| has(loader))
 }
 
 /// A program that is just being installed is waited for.
@@ -249,20 +269,6 @@ fn read_list(text: &str) -> Option<TimeSlice> {
     let line = text.lines().find(|line| line.to_ascii_lowercase().contains("timeslice"))?;
     let mut words = line.split(|c: char| !c.is_ascii_alphanumeric());
     words.find_map(|word| TimeSlice::ALL.into_iter().find(|slice| slice.name().eq_ignore_ascii_case(word)))
-}
-
-impl Smi {
-    /// Another program of this root, run inside it where this program can.
-    pub(crate) fn inside(&self, root: &Path, program: &Path) -> Command {
-        match &self.helper {
-            Some(helper) => {
-                let mut command = Command::new(helper);
-                command.arg(AS_OTHER).arg(root).arg(Path::new("/").join(program));
-                command
-            }
-            None => Command::new(root.join(program)),
-        }
-    }
 }
 
 /// Exit code of a helper that did not get as far as the program.

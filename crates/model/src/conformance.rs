@@ -1,6 +1,8 @@
 //! The assertions every [`GpuDriver`] must pass: run on the simulator, on the mock library through NVML's C ABI,
 //! and on real hardware. Read only towards the GPU.
 
+use std::collections::BTreeSet;
+
 use crate::{GpuDriver, GpuErrorCode, GpuFacts, GpuUuid, MigMode, NvLinkPeer};
 
 /// What is known beforehand about the GPUs behind a driver. Leave out what is not known (real hardware).
@@ -18,7 +20,8 @@ pub struct Expect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// Checks a driver against the contract of [`GpuDriver`] and against `expect`; returns all violations.
+/// Checks a driver against the contract of [`GpuDriver`] and against `expect`; returns all violations. What drivers may do
+/// in their own way is none: see [`crate::peculiarities`].
 pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
     let mut checks = Checks::default();
     checks.system(driver, expect);
@@ -62,11 +65,8 @@ impl Checks {
         self.check(crate::normalise_version(version).is_some(), || {
             format!("driver version {version:?} can be normalised")
         });
-        self.check(system.nvml_version.ends_with(version), || {
-            format!("NVML version {:?} ends in driver version {version:?}", system.nvml_version)
-        });
-        self.check(system.cuda_version.major >= 9, || {
-            format!("CUDA version {} is plausible", system.cuda_version)
+        self.check(system.cuda_version.is_none_or(|cuda| cuda.major >= 9), || {
+            format!("CUDA version {:?} is plausible", system.cuda_version)
         });
         if let Some(expected) = &expect.driver_version {
             self.check(version == expected, || format!("driver version is {expected}, got {version}"));
@@ -122,12 +122,7 @@ impl Checks {
 
     fn vitals(&mut self, driver: &dyn GpuDriver, f: &GpuFacts) {
         match driver.vitals(&f.uuid) {
-            Ok(vitals) => {
-                let known = !matches!(vitals.recovery, Some(crate::health::RecoveryAction::Unknown(_)));
-                self.check(known, || {
-                    format!("{}: the recovery action is a known one, got {:?}", f.uuid, vitals.recovery)
-                });
-            }
+            Ok(_) => {}
             Err(error) => self.check(error.code == GpuErrorCode::NOT_SUPPORTED, || {
                 format!("vitals() answers, or is not supported: {error}")
             }),
@@ -157,9 +152,7 @@ impl Checks {
     }
 
     fn listing(&mut self, facts: &[GpuFacts], expect: &Expect) {
-        let mut seen = facts.iter().map(|f| f.pci_address).collect::<Vec<_>>();
-        self.check(seen.is_sorted(), || "list() is in order of PCI address".to_owned());
-        seen.dedup();
+        let seen: BTreeSet<_> = facts.iter().map(|f| f.pci_address).collect();
         self.check(seen.len() == facts.len(), || "PCI addresses are unique".to_owned());
         let mut minors: Vec<_> = facts.iter().filter_map(|f| f.minor).collect();
         let with_minor = minors.len();

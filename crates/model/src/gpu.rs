@@ -11,13 +11,13 @@ use crate::{GpuUuid, PciAddress};
 pub struct SystemFacts {
     /// Driver version as NVML writes it, such as `580.95.05`. See [`crate::normalise_version`].
     pub driver_version: String,
-    /// NVML's own version, such as `13.580.95.05`.
-    pub nvml_version: String,
-    /// Newest CUDA version the driver supports.
-    pub cuda_version: CudaVersion,
+    /// NVML's own version, such as `13.580.95.05`; `None` if it does not say.
+    pub nvml_version: Option<String>,
+    /// Newest CUDA version the driver supports; `None` if it does not say.
+    pub cuda_version: Option<CudaVersion>,
 }
 
-/// A CUDA version (`nvmlSystemGetCudaDriverVersion_v2`: 12040 is 12.4).
+/// A CUDA version (`nvmlSystemGetCudaDriverVersion`: 12040 is 12.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CudaVersion {
     /// Major version.
@@ -272,7 +272,8 @@ pub struct GpuFacts {
     pub compute_capability: ComputeCapability,
     /// Total memory in bytes; `None` where NVML says NOT_SUPPORTED (coherent integrated GPUs).
     pub memory_bytes: Option<u64>,
-    /// Streaming multiprocessors of the whole GPU; `None` if unknown.
+    /// Streaming multiprocessors of the whole GPU; `None` if unknown. NVML does not count them while MIG mode is on: an
+    /// inventory has what it knew before then, or those of the largest profile.
     pub multiprocessors: Option<u32>,
     /// PCI address.
     pub pci_address: PciAddress,
@@ -285,6 +286,9 @@ pub struct GpuFacts {
     pub compute_mode: Option<ComputeMode>,
     /// `HMM`, `ATS` or `None`; `None` (the Option) if NVML has nothing to say.
     pub addressing_mode: Option<String>,
+    /// Whether NVLink-C2C to the processor is on (`nvmlDeviceGetC2cModeInfoV`); `None` if NVML does not say.
+    #[serde(default)]
+    pub c2c: Option<bool>,
     /// Module number on a baseboard (`nvmlDeviceGetModuleId`).
     pub module_id: Option<u32>,
     /// Active NVLinks, sorted; several links to one peer appear once each.

@@ -17,6 +17,7 @@ pub mod mig;
 mod mig_conformance;
 mod mode;
 mod ordinals;
+mod peculiarities;
 mod version;
 
 pub use conformance::{Expect, Violation, conformance};
@@ -32,4 +33,5 @@ pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
 pub use mig_conformance::mig_conformance;
 pub use mode::{Hold, HoldKind, Mode, TimeSlice};
 pub use ordinals::Ordinals;
+pub use peculiarities::peculiarities;
 pub use version::normalise_version;

@@ -10,6 +10,7 @@ use divvy_gpu_sim::{After, Begin, Engine, FaultId, SimEvent, SimGpu};
 use divvy_model::mig::{ComputeInstance, ComputeInstanceId, GpuInstanceId};
 use divvy_model::{GpuError, GpuErrorCode, GpuOp, GpuUuid, MigUuid};
 
+use crate::generations::Generation;
 use crate::state::MockState;
 
 /// How often a hanging call looks whether it may go on.
@@ -32,13 +33,18 @@ struct Session {
     state: Option<Arc<MockState>>,
     /// The handle of a thing is its place here plus one: the same for the life of the process.
     handles: Vec<Thing>,
-    /// By number: who is in it, and from which event on, in order of number.
+    /// By number.
     event_sets: BTreeMap<u64, EventSet>,
     sets_made: u64,
 }
 
-/// Who is in an event set, and the number of the next event to be told of each.
-type EventSet = BTreeMap<GpuUuid, u64>;
+/// An event set: undefined after a registration that failed, fit only to be freed.
+#[derive(Default)]
+struct EventSet {
+    /// Who is in it, and the number of the next event to be told of each.
+    members: BTreeMap<GpuUuid, u64>,
+    is_undefined: bool,
+}
 
 /// What a handle stands for, whether or not it is there. Handles of one kind do for no other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +94,11 @@ pub(crate) fn engine() -> Result<Arc<Engine>, GpuErrorCode> {
     let engine = read(&state()?)?;
     engine.init().map_err(|e| e.code)?;
     Ok(engine)
+}
+
+/// The driver that the library is of.
+pub(crate) fn generation(engine: &Engine) -> Generation {
+    Generation::of(&engine.system.driver_version)
 }
 
 /// The engine, after the faults of an operation that is on no GPU.
@@ -211,7 +222,7 @@ pub(crate) fn make_event_set() -> Result<usize, GpuErrorCode> {
     let mut session = session();
     session.sets_made += 1;
     let number = session.sets_made;
-    session.event_sets.insert(number, EventSet::new());
+    session.event_sets.insert(number, EventSet::default());
     drop(session);
     Ok(handle_to(Thing::EventSet(number)))
 }
@@ -230,14 +241,13 @@ pub(crate) fn free_event_set(handle: usize) -> Result<(), GpuErrorCode> {
 
 /// Events of a GPU are recorded in the set from now on.
 pub(crate) fn register_events(gpu: &GpuUuid, set: usize) -> Result<(), GpuErrorCode> {
-    meeting_faults(&state()?, GpuOp::Events, Some(gpu), || {
-        let next = engine()?.events_sent();
-        let number = event_set(set)?;
-        let mut session = session();
-        let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
-        set.entry(gpu.clone()).or_insert(next);
-        Ok(())
-    })
+    let number = event_set(set)?;
+    let next = meeting_faults(&state()?, GpuOp::Events, Some(gpu), || Ok(engine()?.events_sent()));
+    let mut session = session();
+    let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    set.is_undefined |= next == Err(GpuErrorCode::UNKNOWN);
+    set.members.entry(gpu.clone()).or_insert(next?);
+    Ok(())
 }
 
 /// The next event of a set, or `TIMEOUT`.
@@ -249,9 +259,14 @@ pub(crate) fn wait_event(set: usize, at_most: Duration) -> Result<SimEvent, GpuE
             let engine = engine()?;
             let mut session = session();
             let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
-            let recorded = |event: &&SimEvent| set.get(&event.gpu).is_some_and(|next| event.number >= *next);
+            if set.is_undefined {
+                return Err(GpuErrorCode::UNKNOWN);
+            }
+            let members = &mut set.members;
+            let recorded =
+                |event: &&SimEvent| members.get(&event.gpu).is_some_and(|next| event.number >= *next);
             if let Some(event) = engine.events_from(0).find(recorded).cloned() {
-                set.insert(event.gpu.clone(), event.number + 1);
+                members.insert(event.gpu.clone(), event.number + 1);
                 return Ok(event);
             }
             drop(session);
@@ -331,14 +346,20 @@ fn open_state() -> Result<MockState, String> {
 /// `<library>.json`, the library being the file that this code is mapped from.
 fn own_path() -> Option<PathBuf> {
     let here = own_path as *const () as usize;
-    let maps = fs_err::read_to_string("/proc/self/maps").ok()?;
-    let library = maps.lines().find_map(|line| {
-        let (range, rest) = line.split_once(' ')?;
-        let (from, to) = range.split_once('-')?;
+    let holds_us = |line: &str| {
+        let (from, to) = line.split_once(' ')?.0.split_once('-')?;
         let range = usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?;
-        range.contains(&here).then(|| rest.find('/').and_then(|at| rest.get(at..))).flatten()
-    })?;
+        Some(range.contains(&here))
+    };
+    let library = mapped_file(|line| holds_us(line).unwrap_or_default())?;
     Some(PathBuf::from(format!("{library}.json")))
+}
+
+/// The file of the first mapping of this process whose line in `/proc/self/maps` fits.
+pub(crate) fn mapped_file(fits: impl Fn(&str) -> bool) -> Option<String> {
+    let maps = fs_err::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| fits(line))?;
+    line.find('/').and_then(|at| line.get(at..)).map(str::to_owned)
 }
 
 #[expect(clippy::print_stderr, reason = "a library whose ABI has only numbers for errors has no other way")]

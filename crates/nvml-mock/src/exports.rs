@@ -10,7 +10,7 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
     match op {
         GpuOp::Init => &["nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"],
         GpuOp::System => {
-            &["nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion", "nvmlSystemGetCudaDriverVersion_v2"]
+            &["nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion", "nvmlSystemGetCudaDriverVersion"]
         }
         GpuOp::List => &["nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"],
         GpuOp::Facts => &[
@@ -27,6 +27,7 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlDeviceGetNumGpuCores",
             "nvmlDeviceGetModuleId",
             "nvmlDeviceGetAddressingMode",
+            "nvmlDeviceGetC2cModeInfoV",
             "nvmlDeviceGetNvLinkState",
             "nvmlDeviceGetNvLinkRemoteDeviceType",
             "nvmlDeviceGetNvLinkRemotePciInfo_v2",
@@ -42,6 +43,7 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlDeviceGetFieldValues",
             "nvmlDeviceGetGpuInstanceProfileInfo",
             "nvmlDeviceGetGpuInstanceProfileInfoV",
+            // For the first profile this one meets faults, too.
             "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
         ],
         GpuOp::SetMigMode => &["nvmlDeviceSetMigMode"],
@@ -74,8 +76,11 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
     }
 }
 
-/// Exported for other users of NVML; no operation of ours needs them.
+/// Exported for other users of NVML, or for what an older driver lacks; no operation of ours needs them.
 pub const ALSO: &[&str] = &[
+    "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2",
     "nvmlDeviceGetHandleByPciBusId_v2",
     "nvmlDeviceGetIndex",
     "nvmlDeviceGetGpuInstanceRemainingCapacity",

@@ -10,7 +10,9 @@
 mod abi;
 mod bridge;
 mod exports;
+mod generations;
 mod state;
 
 pub use exports::{ALSO, symbols};
+pub use generations::{GENERATIONS, Generation};
 pub use state::{MockState, StateError};

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use divvy_model::{Expect, GpuDriver, HostTopology, conformance};
+use divvy_model::{Expect, GpuDriver, HostTopology, conformance, peculiarities};
 use divvy_nvml::{NvmlDriver, Session, SessionConfig, read_inventory};
 use serde_json::{Value, json};
 
@@ -35,6 +35,7 @@ fn report(driver: &dyn GpuDriver) -> Value {
         .collect();
     json!({
         "violations": violations,
+        "peculiarities": peculiarities(driver),
         "system": inventory.system,
         "gpus": gpus,
         "problems": inventory.problems.iter().map(|p| p.error.to_string()).collect::<Vec<_>>(),

@@ -17,7 +17,7 @@ use divvy_model::{
     MigMode, SystemFacts,
 };
 
-use crate::ffi::{Failure, Handle, Library, optional};
+use crate::ffi::{Failure, Handle, Library, ends_session};
 use crate::health::Watch;
 use crate::{facts, health, mig};
 
@@ -138,11 +138,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl GpuDriver for NvmlDriver {
     fn system(&self) -> Result<SystemFacts, GpuError> {
-        let fail = |f| error(GpuOp::System, None, f);
+        let (library, fail) = (&self.library, |f| error(GpuOp::System, None, f));
+        let nvml = library.optional(None, "version of NVML", library.nvml_version());
+        let cuda = library.optional(None, "version of CUDA", library.cuda_version());
         Ok(SystemFacts {
-            driver_version: self.library.driver_version().map_err(fail)?,
-            nvml_version: self.library.nvml_version().map_err(fail)?,
-            cuda_version: CudaVersion::from_nvml(self.library.cuda_version().map_err(fail)?),
+            driver_version: library.driver_version().map_err(fail)?,
+            nvml_version: nvml.map_err(fail)?,
+            cuda_version: cuda.map_err(fail)?.map(CudaVersion::from_nvml),
         })
     }
 
@@ -153,7 +155,7 @@ impl GpuDriver for NvmlDriver {
         for index in 0..count {
             match self.uuid_at(index) {
                 Ok(uuid) => uuids.push(uuid),
-                Err(f) if concerns_all(f.code) => return Err(fail(f)),
+                Err(f) if concerns_all(GpuOp::List, f.code) => return Err(fail(f)),
                 // One bad GPU does not hide the others.
                 Err(f) => self.note_left_out(index, &f),
             }
@@ -176,7 +178,11 @@ impl GpuDriver for NvmlDriver {
         let handle = self.handle(GpuOp::Processes, gpu)?;
         let fail = |f| error(GpuOp::Processes, Some(gpu), f);
         let compute = self.library.compute_processes(handle).map_err(fail)?;
-        let mps = optional(self.library.mps_processes(handle)).map_err(fail)?.unwrap_or_default();
+        let mps = match self.library.mps_processes(handle) {
+            Err(failure) if failure.means_absent() => Vec::new(),
+            // Somebody may compute by way of MPS: not knowing is no empty list.
+            answer => answer.map_err(fail)?,
+        };
         let all: BTreeSet<GpuProcess> = compute
             .into_iter()
             .chain(mps)
@@ -204,7 +210,10 @@ impl GpuDriver for NvmlDriver {
         if watch.is_due() {
             let listed = self.list()?.into_iter();
             let handles = listed.filter_map(|uuid| Some((self.handle(GpuOp::Events, &uuid).ok()?, uuid)));
-            watch.join(&self.library, handles);
+            if let Err(failure) = watch.join(&self.library, handles) {
+                kept.take().into_iter().for_each(|broken| broken.end(&self.library));
+                return Err(fail(failure));
+            }
         }
         watch.wait(&self.library, at_most).map_err(fail)
     }
@@ -281,16 +290,10 @@ impl GpuDriver for NvmlDriver {
     }
 }
 
-/// Whether a code says something about NVML as a whole and not about one GPU.
-pub(crate) fn concerns_all(code: GpuErrorCode) -> bool {
-    matches!(
-        code,
-        GpuErrorCode::UNINITIALIZED
-            | GpuErrorCode::DRIVER_NOT_LOADED
-            | GpuErrorCode::LIBRARY_NOT_FOUND
-            | GpuErrorCode::FUNCTION_NOT_FOUND
-            | GpuErrorCode::LIB_RM_VERSION_MISMATCH
-    )
+/// Whether a code says something about NVML as a whole and not about one GPU. `LIBRARY_NOT_FOUND` does so only where NVML
+/// is opened ([`GpuOp::Init`]): some calls need other libraries, and mean those.
+pub(crate) fn concerns_all(op: GpuOp, code: GpuErrorCode) -> bool {
+    op == GpuOp::Init || code == GpuErrorCode::FUNCTION_NOT_FOUND || ends_session(code)
 }
 
 impl fmt::Debug for NvmlDriver {

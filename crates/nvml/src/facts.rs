@@ -6,7 +6,7 @@ use divvy_model::{
     MigMode, NvLinkPeer, PciAddress,
 };
 
-use crate::ffi::{Fabric, Failure, Handle, Library, Pci, optional};
+use crate::ffi::{Fabric, Failure, Handle, Library, Pci};
 
 /// One more than the highest link number any NVML knows (`NVML_NVLINK_MAX_LINKS`: 18 before NVML 13, 36 since).
 const LINKS: u32 = 36;
@@ -20,25 +20,38 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         code: GpuErrorCode::UNKNOWN,
         detail: Some(format!("NVML's PCI address {:?} cannot be read", pci.bus_id)),
     })?;
-    let cores = optional(library.cores(handle))?;
+    let asked = Asked { library, gpu: handle };
+    let cores = asked.optional("cores", Library::cores)?;
     Ok(GpuFacts {
         uuid: uuid.clone(),
-        minor: optional(library.minor(handle))?,
+        minor: asked.optional("minor number", Library::minor)?,
         product_name,
-        brand: Brand(optional(library.brand(handle))?.unwrap_or(0)),
-        architecture: Architecture::from_nvml(optional(library.architecture(handle))?.unwrap_or(u32::MAX)),
+        brand: Brand(asked.optional("brand", Library::brand)?.unwrap_or(0)),
+        architecture: Architecture::from_nvml(
+            asked.optional("architecture", Library::architecture)?.unwrap_or(u32::MAX),
+        ),
         compute_capability,
         memory_bytes: memory(library, handle)?,
         multiprocessors: cores.and_then(|cores| multiprocessors(cores, compute_capability)),
         pci_address,
         pci_device_id: pci.device_id,
         mig_mode: mig_mode(library, handle)?,
-        compute_mode: optional(library.compute_mode(handle))?.and_then(ComputeMode::from_nvml),
-        addressing_mode: optional(library.addressing_mode(handle))?.and_then(addressing_mode),
-        module_id: optional(library.module_id(handle))?,
-        nvlinks: nvlinks(library, handle)?,
-        fabric: fabric(library, handle)?,
+        compute_mode: asked.optional("compute mode", Library::compute_mode)?.and_then(ComputeMode::from_nvml),
+        addressing_mode: asked
+            .optional("addressing mode", Library::addressing_mode)?
+            .and_then(addressing_mode),
+        c2c: asked.optional("NVLink-C2C", Library::c2c_enabled)?,
+        module_id: asked.optional("module id", Library::module_id)?,
+        nvlinks: asked.nvlinks()?,
+        fabric: asked.fabric()?,
     })
+}
+
+/// A GPU, and whom to ask about it.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    library: &'a Library,
+    gpu: Handle,
 }
 
 pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Failure> {
@@ -53,23 +66,12 @@ pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Fai
 
 /// Version 2 counts the memory the driver reserves; where an older driver lacks it, version 1.
 pub(crate) fn memory(library: &Library, handle: Handle) -> Result<Option<u64>, Failure> {
-    let bytes = match optional(library.memory_v2(handle))? {
+    let asked = Asked { library, gpu: handle };
+    let bytes = match asked.optional("memory", Library::memory_v2)? {
         Some(bytes) => Some(bytes),
-        None => optional(library.memory_v1(handle))?,
+        None => asked.optional("memory, in the first version", Library::memory_v1)?,
     };
     Ok(bytes.filter(|b| *b > 0))
-}
-
-/// The struct of version 3, else 2, else the first call.
-fn fabric(library: &Library, handle: Handle) -> Result<Option<FabricFacts>, Failure> {
-    let mut info = optional(library.fabric_v3(handle))?;
-    if info.is_none() {
-        info = optional(library.fabric_v2(handle))?;
-    }
-    if info.is_none() {
-        info = optional(library.fabric_v1(handle))?;
-    }
-    Ok(info.and_then(attached))
 }
 
 /// Membership counts once registration is complete and successful, in a cluster that has a name.
@@ -85,34 +87,59 @@ fn attached(fabric: Fabric) -> Option<FabricFacts> {
     Some(FabricFacts { cluster_uuid, clique_id: fabric.clique_id })
 }
 
-fn nvlinks(library: &Library, handle: Handle) -> Result<Vec<NvLinkPeer>, Failure> {
-    let mut peers = Vec::new();
-    for link in 0..LINKS {
-        match library.nvlink_is_active(handle, link) {
-            Ok(true) => peers.push(peer(library, handle, link)?),
-            Ok(false) => {}
-            // No links with this number and above.
-            Err(f) if f.code == GpuErrorCode::INVALID_ARGUMENT => break,
-            Err(f) if f.means_absent() => {}
-            Err(f) => return Err(f),
-        }
+impl Asked<'_> {
+    fn optional<T>(
+        self,
+        question: &'static str,
+        ask: impl FnOnce(&Library, Handle) -> Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        self.library.optional(Some(self.gpu), question, ask(self.library, self.gpu))
     }
-    peers.sort_unstable();
-    Ok(peers)
-}
 
-fn peer(library: &Library, handle: Handle, link: u32) -> Result<NvLinkPeer, Failure> {
-    const GPU: u32 = 0;
-    const SWITCH: u32 = 2;
-    const UNKNOWN: u32 = 0xff;
-    Ok(match optional(library.nvlink_remote_type(handle, link))?.unwrap_or(UNKNOWN) {
-        SWITCH => NvLinkPeer::Switch,
-        GPU => match optional(library.nvlink_remote_pci(handle, link))?.as_ref().and_then(address) {
-            Some(address) => NvLinkPeer::Gpu(address),
-            None => NvLinkPeer::Other(GPU),
-        },
-        other => NvLinkPeer::Other(other),
-    })
+    /// The struct of version 3, else 2, else the first call.
+    fn fabric(self) -> Result<Option<FabricFacts>, Failure> {
+        let mut info = self.optional("fabric", Library::fabric_v3)?;
+        if info.is_none() {
+            info = self.optional("fabric, in version 2", Library::fabric_v2)?;
+        }
+        if info.is_none() {
+            info = self.optional("fabric, in the first version", Library::fabric_v1)?;
+        }
+        Ok(info.and_then(attached))
+    }
+
+    fn nvlinks(self) -> Result<Vec<NvLinkPeer>, Failure> {
+        let mut peers = Vec::new();
+        for link in 0..LINKS {
+            let active = self.library.nvlink_is_active(self.gpu, link);
+            // No links with this number and above.
+            if active.as_ref().is_err_and(|f| f.code == GpuErrorCode::INVALID_ARGUMENT) {
+                break;
+            }
+            if self.optional("NVLink", |_, _| active)? == Some(true) {
+                peers.push(self.peer(link)?);
+            }
+        }
+        peers.sort_unstable();
+        Ok(peers)
+    }
+
+    fn peer(self, link: u32) -> Result<NvLinkPeer, Failure> {
+        const GPU: u32 = 0;
+        const SWITCH: u32 = 2;
+        const UNKNOWN: u32 = 0xff;
+        let kind =
+            self.optional("NVLink's other end", |library, gpu| library.nvlink_remote_type(gpu, link))?;
+        Ok(match kind.unwrap_or(UNKNOWN) {
+            SWITCH => NvLinkPeer::Switch,
+            GPU => {
+                let pci =
+                    self.optional("NVLink's peer", |library, gpu| library.nvlink_remote_pci(gpu, link))?;
+                pci.as_ref().and_then(address).map_or(NvLinkPeer::Other(GPU), NvLinkPeer::Gpu)
+            }
+            other => NvLinkPeer::Other(other),
+        })
+    }
 }
 
 fn address(pci: &Pci) -> Option<PciAddress> {

@@ -2,15 +2,17 @@
 //! kept. A symbol the library does not have (an older driver) is `FUNCTION_NOT_FOUND` with its name, never a panic:
 //! only the fallible fields of the loaded library are used, not the methods of the same name.
 
+use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr, c_char};
 use std::mem::{ManuallyDrop, size_of};
+use std::sync::{Mutex, PoisonError};
 
 use divvy_model::GpuErrorCode;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
-    nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlMemory_t, nvmlMemory_v2_t,
+    nvmlPciInfo_t, nvmlReturn_t,
 };
 
 /// A call that did not succeed.
@@ -26,7 +28,7 @@ impl Failure {
         Self { code, detail: None }
     }
 
-    /// The library answers, but has nothing to say about this: an optional fact is left out.
+    /// An answer that libraries and boards give when they have nothing to say.
     pub(crate) fn means_absent(&self) -> bool {
         const DEPRECATED: GpuErrorCode = GpuErrorCode(26);
         matches!(
@@ -43,15 +45,19 @@ impl Failure {
                 | DEPRECATED
         )
     }
+
+    /// No other question about the GPU would be answered: it is lost, or the session is over.
+    pub(crate) fn is_final(&self) -> bool {
+        self.code == GpuErrorCode::GPU_IS_LOST || ends_session(self.code)
+    }
 }
 
-/// `None` where NVML has nothing to say.
-pub(crate) fn optional<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(failure) if failure.means_absent() => Ok(None),
-        Err(failure) => Err(failure),
-    }
+/// Codes that say that NVML has to be opened again.
+pub(crate) fn ends_session(code: GpuErrorCode) -> bool {
+    matches!(
+        code,
+        GpuErrorCode::UNINITIALIZED | GpuErrorCode::DRIVER_NOT_LOADED | GpuErrorCode::LIB_RM_VERSION_MISMATCH
+    )
 }
 
 /// A GPU's handle; valid while the library is initialised.
@@ -84,6 +90,8 @@ pub(crate) struct Pci {
 pub(crate) struct Library {
     // Dropping `Nvml` panics when the library has no `nvmlShutdown`; see `Drop` below.
     nvml: ManuallyDrop<Nvml>,
+    /// Questions to which an odd code was the answer, with GPU and code: each is logged once.
+    odd: Mutex<BTreeSet<(&'static str, Option<usize>, u32)>>,
 }
 
 impl Drop for Library {
@@ -112,6 +120,7 @@ macro_rules! call {
 mod health;
 mod links;
 mod mig;
+mod processes;
 
 pub(crate) use health::{EventData, EventSet};
 pub(crate) use links::Fabric;
@@ -150,7 +159,7 @@ impl Library {
     /// Loads the library and initialises it (`nvmlInit_v2`).
     pub(crate) fn open(path: &OsStr) -> Result<Self, Failure> {
         match Nvml::builder().lib_path(path).init() {
-            Ok(nvml) => Ok(Self { nvml: ManuallyDrop::new(nvml) }),
+            Ok(nvml) => Ok(Self { nvml: ManuallyDrop::new(nvml), odd: Mutex::default() }),
             Err(NvmlError::LibloadingError(error)) => {
                 Err(Failure { code: GpuErrorCode::LIBRARY_NOT_FOUND, detail: Some(error.to_string()) })
             }
@@ -158,6 +167,29 @@ impl Library {
             // The code again: the wrapper's enum has names only for some.
             Err(NvmlError::UnexpectedVariant(code)) => Err(Failure::code(GpuErrorCode(code))),
             Err(other) => Err(Failure::code(GpuErrorCode(other.into()))),
+        }
+    }
+
+    /// The answer to a question that the GPU is usable without: `None` where there is none. Only a failure that is final
+    /// remains one; any other odd code costs this fact, and is logged.
+    pub(crate) fn optional<T>(
+        &self,
+        gpu: Option<Handle>,
+        question: &'static str,
+        answer: Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        match answer {
+            Ok(value) => Ok(Some(value)),
+            Err(failure) if failure.is_final() => Err(failure),
+            Err(failure) => {
+                let key = (question, gpu.map(|gpu| gpu.0.addr()), failure.code.0);
+                let is_new = || self.odd.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+                if !failure.means_absent() && is_new() {
+                    let gpu = gpu.and_then(|gpu| self.uuid(gpu).ok());
+                    tracing::warn!(gpu, question, code = %failure.code, "NVML does not answer as it should: left out");
+                }
+                Ok(None)
+            }
         }
     }
 
@@ -173,9 +205,10 @@ impl Library {
         Ok(text(&buffer))
     }
 
+    /// The first version of the call: the second asks libcuda, which the loader does not find in the plugin's image.
     pub(crate) fn cuda_version(&self) -> Result<u32, Failure> {
         let mut version = 0;
-        call!(self.nvmlSystemGetCudaDriverVersion_v2(&raw mut version))?;
+        call!(self.nvmlSystemGetCudaDriverVersion(&raw mut version))?;
         Ok(u32::try_from(version).unwrap_or(0))
     }
 
@@ -287,38 +320,11 @@ impl Library {
         Ok(mode.value)
     }
 
-    /// Process ids with GPU instance ids (`u32::MAX` = none).
-    pub(crate) fn compute_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
-        processes(|count, infos| call!(self.nvmlDeviceGetComputeRunningProcesses_v3(gpu.0, count, infos)))
+    pub(crate) fn c2c_enabled(&self, gpu: Handle) -> Result<bool, Failure> {
+        let mut info = nvmlC2cModeInfo_v1_t { isC2cEnabled: 0 };
+        call!(self.nvmlDeviceGetC2cModeInfoV(gpu.0, &raw mut info))?;
+        Ok(info.isC2cEnabled != 0)
     }
-
-    /// As [`Library::compute_processes`], for clients of MPS.
-    pub(crate) fn mps_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
-        processes(|count, infos| call!(self.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu.0, count, infos)))
-    }
-}
-
-/// Asks with room for more and more processes until all fit: more may start between two calls.
-fn processes(
-    call: impl Fn(*mut u32, *mut nvmlProcessInfo_t) -> Result<(), Failure>,
-) -> Result<Vec<(u32, u32)>, Failure> {
-    let none = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
-    let mut room: u32 = 32;
-    for _ in 0..8 {
-        let mut infos = vec![none; room as usize];
-        let mut count = room;
-        match call(&raw mut count, infos.as_mut_ptr()) {
-            Ok(()) => {
-                infos.truncate(count as usize);
-                return Ok(infos.iter().map(|i| (i.pid, i.gpuInstanceId)).collect());
-            }
-            Err(failure) if failure.code == GpuErrorCode::INSUFFICIENT_SIZE => {
-                room = count.max(room).saturating_mul(2).min(1 << 16);
-            }
-            Err(failure) => return Err(failure),
-        }
-    }
-    Err(Failure::code(GpuErrorCode::INSUFFICIENT_SIZE))
 }
 
 fn no_pci() -> nvmlPciInfo_t {

@@ -10,7 +10,7 @@ use divvy_model::health::{GpuEvent, GpuEventKind, GpuEvents, GpuVitals, Recovery
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
 use divvy_model::{GpuErrorCode, GpuUuid};
 
-use crate::ffi::{EventData, EventSet, Failure, Handle, Library, optional};
+use crate::ffi::{EventData, EventSet, Failure, Handle, Library};
 
 const DOUBLE_BIT_ECC: u64 = 0x2;
 const XID_CRITICAL: u64 = 0x8;
@@ -25,14 +25,34 @@ const WANTED: u64 = DOUBLE_BIT_ECC | XID_CRITICAL | RETIREMENT_FAILURE | GPU_UNA
 const AT_ONCE: usize = 64;
 
 pub(crate) fn vitals(library: &Library, gpu: Handle) -> Result<GpuVitals, Failure> {
-    let recovery = optional(library.recovery_action(gpu))?.map(RecoveryAction::from_nvml);
-    let remap = match optional(library.remapped_rows(gpu))? {
-        Some((pending, failed)) => Some(RowRemap { pending, failed }),
-        None => {
-            optional(library.retired_pages_pending(gpu))?.map(|pending| RowRemap { pending, failed: false })
+    let recovery = library.recovery_action(gpu);
+    let remap = remap(library, gpu);
+    let ecc = library.uncorrected_ecc(gpu);
+    // One odd answer says nothing of the GPU; a GPU that gives no other does not answer.
+    if let (Err(odd), Err(remap), Err(ecc)) = (&recovery, &remap, &ecc)
+        && ![odd, remap, ecc].iter().any(|failure| failure.means_absent())
+    {
+        return Err(odd.clone());
+    }
+    Ok(GpuVitals {
+        recovery: library.optional(Some(gpu), "recovery action", recovery)?.map(RecoveryAction::from_nvml),
+        remap: library.optional(Some(gpu), "remapped memory", remap)?,
+        uncorrected_ecc: library.optional(Some(gpu), "ECC errors", ecc)?,
+    })
+}
+
+/// Rows from Ampere on, pages before. An Ampere GPU that does not tell its rows (MIG instances live) has no pages either,
+/// whatever it says of them.
+fn remap(library: &Library, gpu: Handle) -> Result<RowRemap, Failure> {
+    const AMPERE: u32 = 7;
+    match library.remapped_rows(gpu) {
+        Ok((pending, failed)) => Ok(RowRemap { pending, failed }),
+        Err(failure) if failure.means_absent() && library.architecture(gpu).is_ok_and(|a| a < AMPERE) => {
+            let pending = library.retired_pages_pending(gpu)?;
+            Ok(RowRemap { pending, failed: false })
         }
-    };
-    Ok(GpuVitals { recovery, remap, uncorrected_ecc: optional(library.uncorrected_ecc(gpu))? })
+        Err(failure) => Err(failure),
+    }
 }
 
 /// An event set and who is in it.
@@ -54,9 +74,7 @@ impl Watch {
     }
 
     pub(crate) fn end(self, library: &Library) {
-        if let Err(failure) = library.free_event_set(self.set) {
-            tracing::warn!(code = %failure.code, "an NVML event set was not freed");
-        }
+        free(library, self.set);
     }
 
     /// Whether it is time to look for GPUs that are not registered.
@@ -65,8 +83,13 @@ impl Watch {
     }
 
     /// Registers GPUs that are not yet. One that refuses is remembered and does not disturb the others; it is tried again,
-    /// unless it has no events at all: one that is lost may come back.
-    pub(crate) fn join(&mut self, library: &Library, gpus: impl IntoIterator<Item = (Handle, GpuUuid)>) {
+    /// unless it has no events at all: one that is lost may come back. A failure means that the set is worth nothing any
+    /// more.
+    pub(crate) fn join(
+        &mut self,
+        library: &Library,
+        gpus: impl IntoIterator<Item = (Handle, GpuUuid)>,
+    ) -> Result<(), Failure> {
         self.joined = Some(Instant::now());
         for (gpu, uuid) in gpus {
             let before = self.refused.get(&uuid).copied();
@@ -75,10 +98,11 @@ impl Watch {
             }
             let registered = library.supported_events(gpu).and_then(|kinds| match kinds & WANTED {
                 0 => Err(Failure::code(GpuErrorCode::NOT_SUPPORTED)),
-                kinds => library.register_events(gpu, kinds, &self.set),
+                kinds => try_out(library, gpu, kinds).map(|()| kinds),
             });
             match registered {
-                Ok(()) => {
+                Ok(kinds) => {
+                    library.register_events(gpu, kinds, &self.set)?;
                     self.refused.remove(&uuid);
                     self.registered.insert(uuid, gpu);
                 }
@@ -90,6 +114,7 @@ impl Watch {
                 }
             }
         }
+        Ok(())
     }
 
     pub(crate) fn wait(&self, library: &Library, at_most: Duration) -> Result<GpuEvents, Failure> {
@@ -119,6 +144,20 @@ impl Watch {
             gpu_instance: inside(data.gpu_instance).map(GpuInstanceId),
             compute_instance: inside(data.compute_instance).map(ComputeInstanceId),
         }
+    }
+}
+
+/// Registers events in a set of their own: a registration that fails may leave its set undefined, fit only to be freed.
+fn try_out(library: &Library, gpu: Handle, kinds: u64) -> Result<(), Failure> {
+    let set = library.make_event_set()?;
+    let registered = library.register_events(gpu, kinds, &set);
+    free(library, set);
+    registered
+}
+
+fn free(library: &Library, set: EventSet) {
+    if let Err(failure) = library.free_event_set(set) {
+        tracing::warn!(code = %failure.code, "an NVML event set was not freed");
     }
 }
 

@@ -27,17 +27,21 @@ pub fn read_inventory_after(
     before: Option<&Inventory>,
 ) -> Result<Inventory, GpuError> {
     let system = driver.system()?;
-    let before = before.filter(|before| before.system == system);
+    let before = before.filter(|before| before.system.driver_version == system.driver_version);
     let mut inventory = Inventory { system, gpus: BTreeMap::new(), problems: Vec::new() };
     for uuid in driver.list()? {
         match driver.facts(&uuid) {
-            Ok(facts) => {
+            Ok(mut facts) => {
                 let topology = topology(facts.pci_address);
-                let known = before.and_then(|before| before.gpus.get(&uuid)?.mig.as_ref());
-                let mig = mig_of(driver, &facts, known)?;
+                let known = before.and_then(|before| before.gpus.get(&uuid));
+                let mig = mig_of(driver, &facts, known.and_then(|known| known.mig.as_ref()))?;
+                if facts.multiprocessors.is_none() && facts.mig_mode.is_on() {
+                    let known = known.and_then(|known| known.facts.multiprocessors);
+                    facts.multiprocessors = known.or_else(|| mig.as_ref().and_then(most_multiprocessors));
+                }
                 inventory.gpus.insert(uuid, Gpu { facts, topology, mig });
             }
-            Err(error) if concerns_all(error.code) => return Err(error),
+            Err(error) if concerns_all(error.op, error.code) => return Err(error),
             Err(error) if error.code == GpuErrorCode::NOT_FOUND => {}
             Err(error) => inventory.problems.push(GpuProblem { gpu: uuid, error }),
         }
@@ -76,10 +80,18 @@ fn mig_of(
     Ok(Some(mig))
 }
 
+/// Those of the largest profile. NVML does not count cores while MIG mode is on, and where nothing was read before that
+/// this is the nearest: the same as the whole GPU's on most boards, less on A100 (98 of 108).
+fn most_multiprocessors(mig: &GpuMig) -> Option<u32> {
+    mig.capabilities.profiles().iter().map(|profile| profile.multiprocessors).max()
+}
+
 fn told<T>(answer: Result<T, GpuError>) -> Result<Option<T>, GpuError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        Err(error) if concerns_all(error.code) && error.code != GpuErrorCode::FUNCTION_NOT_FOUND => {
+        Err(error)
+            if concerns_all(error.op, error.code) && error.code != GpuErrorCode::FUNCTION_NOT_FOUND =>
+        {
             Err(error)
         }
         Err(error) => {

@@ -16,7 +16,11 @@ mod wait;
 mod workers;
 
 #[cfg(test)]
+mod driver_tests;
+#[cfg(test)]
 mod health_tests;
+#[cfg(test)]
+mod matrix_tests;
 #[cfg(test)]
 mod mig_tests;
 #[cfg(test)]

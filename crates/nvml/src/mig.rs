@@ -10,7 +10,7 @@ use divvy_model::mig::{
 use divvy_model::{GpuErrorCode, IdError, MigActivation, MigMode, MigUuid};
 
 use crate::facts;
-use crate::ffi::{ComputeInstanceHandle, Failure, GpuInstanceHandle, Handle, Library, optional};
+use crate::ffi::{ComputeInstanceHandle, Failure, GpuInstanceHandle, Handle, Library};
 
 /// Far above the highest number of a profile that any NVML knows, for a library that never says that there are no
 /// more.
@@ -39,7 +39,8 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
         code: GpuErrorCode::NOT_SUPPORTED,
         detail: detail.map(str::to_owned),
     };
-    let by_itself = optional(library.tells_profiles_without_mig(gpu))?;
+    let by_itself =
+        library.optional(Some(gpu), "MIG without MIG mode", library.tells_profiles_without_mig(gpu))?;
     match facts::mig_mode(library, gpu)? {
         MigMode::Unsupported => return Err(not_supported(None)),
         MigMode::Supported { current: false, .. } if by_itself != Some(true) && !is_recent(library)? => {
@@ -48,8 +49,13 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
         MigMode::Supported { .. } => {}
     }
     let mut profiles = Vec::new();
+    let mut untold = None;
     for (index, info) in by_index(|index| library.gpu_instance_profile(gpu, index))? {
         let id = GpuInstanceProfileId(info.id);
+        let placements = library.placements(gpu, id);
+        if let Err(failure) = &placements {
+            untold.get_or_insert(failure.clone());
+        }
         profiles.push(GpuInstanceProfile {
             id,
             index: GpuInstanceProfileIndex(index),
@@ -58,14 +64,16 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
             multiprocessors: info.multiprocessors,
             engines: info.engines,
             max_instances: info.instances,
-            // Some profiles have none on some boards.
-            placements: none_if_unsupported(library.placements(gpu, id))?.unwrap_or_default(),
+            // Some profiles have none on some boards. Where it cannot be told only this profile cannot be placed.
+            placements: library
+                .optional(Some(gpu), "placements of a MIG profile", placements)?
+                .unwrap_or_default(),
             driver_name: info.name.filter(|name| !name.is_empty()),
         });
     }
     let capabilities = MigCapabilities::new(facts::memory(library, gpu)?.unwrap_or(0), profiles);
     if capabilities.profiles().is_empty() {
-        return Err(not_supported(Some("NVML tells no MIG profile")));
+        return Err(untold.unwrap_or_else(|| not_supported(Some("NVML tells no MIG profile"))));
     }
     Ok(capabilities)
 }
@@ -74,13 +82,6 @@ fn is_recent(library: &Library) -> Result<bool, Failure> {
     let version = library.driver_version()?;
     let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
     Ok(major.is_some_and(|major| major >= QUERY_WITHOUT_MIG))
-}
-
-fn none_if_unsupported<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
-    match result {
-        Err(failure) if failure.code == GpuErrorCode::NOT_SUPPORTED => Ok(None),
-        other => other.map(Some),
-    }
 }
 
 pub(crate) fn set_mode(library: &Library, gpu: Handle, on: bool) -> Result<MigActivation, Failure> {

@@ -47,6 +47,7 @@ fn facts_that_a_board_has_or_lacks_come_through() {
             let h100 = &mut e.gpu(&uuids[0]).unwrap().facts;
             h100.architecture = Architecture::from_nvml(11);
             h100.addressing_mode = Some("ATS".to_owned());
+            h100.c2c = Some(true);
             h100.compute_mode = Some(ComputeMode::ExclusiveProcess);
             h100.mig_mode = MigMode::Supported { current: true, pending: false };
             h100.fabric = Some(FabricFacts {
@@ -57,11 +58,16 @@ fn facts_that_a_board_has_or_lacks_come_through() {
             l4.minor = None;
             l4.memory_bytes = None;
             l4.addressing_mode = None;
+            l4.c2c = Some(false);
             l4.compute_mode = None;
             l4.multiprocessors = None;
             l4.pci_address.domain = 0x0001_0000;
         })
         .unwrap();
+    let driver = library.open();
+    assert_eq!(driver.facts(&uuids[0]).unwrap().multiprocessors, None, "NVML counts no cores in MIG mode");
+    let off = MigMode::Supported { current: false, pending: false };
+    library.state.edit(|e| e.gpu(&uuids[0]).unwrap().facts.mig_mode = off).unwrap();
     assert_same_facts(&library);
 }
 
@@ -71,6 +77,7 @@ fn an_old_drivers_library_still_gives_what_it_has() {
         "h100x2",
         &[
             "nvmlDeviceGetAddressingMode",
+            "nvmlDeviceGetC2cModeInfoV",
             "nvmlDeviceGetModuleId",
             "nvmlDeviceGetComputeMode",
             "nvmlDeviceGetMemoryInfo_v2",
@@ -84,7 +91,13 @@ fn an_old_drivers_library_still_gives_what_it_has() {
     let fabric =
         FabricFacts { cluster_uuid: "0f0e0d0c-0b0a-0908-0706-050403020100".to_owned(), clique_id: 1 };
     let uuids = library.uuids();
-    library.state.edit(|e| e.gpu(&uuids[0]).unwrap().facts.fabric = Some(fabric)).unwrap();
+    library
+        .state
+        .edit(|e| {
+            let facts = &mut e.gpu(&uuids[0]).unwrap().facts;
+            (facts.fabric, facts.c2c) = (Some(fabric), Some(true));
+        })
+        .unwrap();
     let engine = library.state.read().unwrap();
     let full = engine.facts_of(&engine.gpus()[0]);
     let driver = library.open();
@@ -92,6 +105,7 @@ fn an_old_drivers_library_still_gives_what_it_has() {
         driver.facts(&uuids[0]).unwrap(),
         GpuFacts {
             addressing_mode: None,
+            c2c: None,
             module_id: None,
             compute_mode: None,
             architecture: Architecture::Unknown(u32::MAX),
@@ -176,7 +190,12 @@ fn each_fault_meets_its_operation_once_a_call() {
             // The first wait registers every GPU, each of which could meet the fault.
             driver.wait_events(Duration::ZERO).unwrap();
         }
-        library.state.edit(|e| e.set_fault(Fault::fail(GpuErrorCode::UNKNOWN).of(op).times(1))).unwrap();
+        // What can be left out is an error only where everything else would be, too.
+        let code = match op {
+            GpuOp::MigCapabilities | GpuOp::Vitals => GpuErrorCode::GPU_IS_LOST,
+            _ => GpuErrorCode::UNKNOWN,
+        };
+        library.state.edit(|e| e.set_fault(Fault::fail(code).of(op).times(1))).unwrap();
         let failed = (0..2).map(|_| match op {
             GpuOp::Init => NvmlDriver::open(Some(&library.path())).is_err(),
             GpuOp::System => driver.system().is_err(),

@@ -37,14 +37,18 @@ pub(crate) fn device(
 pub(crate) fn describe(to: &mut Builder<'_>, gpu: &Gpu, system: &SystemFacts) {
     let facts = &gpu.facts;
     let compute = facts.compute_capability;
-    let CudaVersion { major, minor } = system.cuda_version;
     to.string(attr::PRODUCT_NAME, Some(&facts.product_name));
     to.string(attr::BRAND, facts.brand.name());
     to.string(attr::ARCHITECTURE, facts.architecture.name());
     to.version(attr::CUDA_COMPUTE_CAPABILITY, &format!("{}.{}", compute.major, compute.minor));
     to.version(attr::DRIVER_VERSION, &system.driver_version);
-    to.version(attr::CUDA_DRIVER_VERSION, &format!("{major}.{minor}"));
+    if let Some(CudaVersion { major, minor }) = system.cuda_version {
+        to.version(attr::CUDA_DRIVER_VERSION, &format!("{major}.{minor}"));
+    }
     to.string(attr::ADDRESSING_MODE, facts.addressing_mode.as_deref());
+    if let Some(on) = facts.c2c {
+        to.put(attr::C2C_ENABLED, AttributeValue::Bool(on));
+    }
     if facts.pci_address.is_standard() {
         to.string(attr::PCI_BUS_ID, Some(&facts.pci_address.to_string()));
     } else {

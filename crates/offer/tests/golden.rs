@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
-use divvy_gpu_sim::{Engine, mig_capabilities};
+use divvy_gpu_sim::{Engine, mig_capabilities, profiles};
 use divvy_model::Ordinals;
 use divvy_offer::{
     Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, Input, KubeVersion, Modes, Partitioning,
@@ -93,26 +93,57 @@ fn amounts(counters: &BTreeMap<String, Amount>) -> String {
     text.join(", ")
 }
 
-fn check(file: &str, pool: &Pool) {
+fn check(file: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(file);
-    let text = as_text(pool);
     if std::env::var_os("UPDATE_FIXTURES").is_some() {
-        fs_err::write(&path, &text).unwrap();
+        fs_err::write(&path, text).unwrap();
     }
     assert_eq!(fs_err::read_to_string(&path).unwrap(), text, "{file}");
 }
 
 #[test]
 fn an_h100_that_may_become_everything() {
-    check("pool-h100-everything.txt", &everything("h100x1", KubeVersion::new(1, 37, 1)));
+    check("pool-h100-everything.txt", &as_text(&everything("h100x1", KubeVersion::new(1, 37, 1))));
 }
 
 #[test]
 fn two_l4_as_wholes_and_in_shares() {
-    check("pool-l4-shares.txt", &everything("l4x2", KubeVersion::new(1, 37, 1)));
+    check("pool-l4-shares.txt", &as_text(&everything("l4x2", KubeVersion::new(1, 37, 1))));
 }
 
 #[test]
 fn an_old_scheduler_gets_one_mode_of_each_gpu() {
-    check("pool-h100-1.36.1.txt", &everything("h100x2", KubeVersion::new(1, 36, 1)));
+    check("pool-h100-1.36.1.txt", &as_text(&everything("h100x2", KubeVersion::new(1, 36, 1))));
+}
+
+/// What one GPU of each board is offered as: its attributes, and each kind of device once, with how many there are.
+#[test]
+fn every_board_that_may_become_everything() {
+    let mut text = String::new();
+    for board in profiles() {
+        let pool = everything(board.key, KubeVersion::new(1, 37, 1));
+        writeln!(text, "{}: {} devices in {} slices", board.key, pool.devices().count(), pool.slices.len())
+            .unwrap();
+        let whole = pool.devices().find(|device| device.name.to_string() == "gpu-0").unwrap();
+        let said = ["productName", "architecture", "cudaComputeCapability", "addressingMode", "c2cEnabled"];
+        let said = said.into_iter().filter_map(|name| match whole.attributes.get(name)? {
+            AttributeValue::String(text) | AttributeValue::Version(text) => Some(text.clone()),
+            AttributeValue::Bool(on) => Some(format!("{name} {on}")),
+            AttributeValue::Int(_) => None,
+        });
+        writeln!(text, "  {}", said.collect::<Vec<_>>().join(", ")).unwrap();
+        let mut kinds: Vec<(String, usize)> = Vec::new();
+        for device in pool.devices() {
+            let kind = line(device).replacen(&device.name.to_string(), "", 1);
+            let kind = kind.split("; takes").next().unwrap().trim_start_matches(": ").to_owned();
+            match kinds.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((kind, 1)),
+            }
+        }
+        for (kind, count) in kinds {
+            writeln!(text, "  {count} x {kind}").unwrap();
+        }
+    }
+    check("boards.txt", &text);
 }

@@ -66,6 +66,7 @@ prop_compose! {
             mig_mode,
             compute_mode: None,
             addressing_mode,
+            c2c: None,
             module_id: None,
             nvlinks,
             fabric: fabric.map(|(cluster_uuid, clique_id)| FabricFacts { cluster_uuid, clique_id }),
@@ -128,8 +129,8 @@ prop_compose! {
         }).collect();
         let system = SystemFacts {
             driver_version,
-            nvml_version: String::new(),
-            cuda_version: CudaVersion { major, minor },
+            nvml_version: None,
+            cuda_version: Some(CudaVersion { major, minor }),
         };
         let features = ServerFeatures::default();
         World {

@@ -99,10 +99,10 @@ impl Registration for Registrar {
             r#type: dra::PLUGIN_TYPE.to_owned(),
             name: self.driver.clone(),
             endpoint: self.endpoint.clone(),
-            supported_versions: dra::SERVICES
+            supported_versions: [dra::SERVICE]
                 .iter()
                 .chain(&health::SERVICES)
-                .map(|name| (*name).to_owned())
+                .map(ToString::to_string)
                 .collect(),
         }))
     }

@@ -54,7 +54,7 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
     assert_eq!(
         node.prepare(&strange).await.unwrap_err(),
         format!(
-            "claim default/strange (UID {}) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew): device name \"gpu-0-mps\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
+            "device gpu-0-mps of claim default/strange (UID {}): this driver publishes no such device (delete the pod and the claim, so that they are scheduled anew): device name \"gpu-0-mps\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
             strange.uid
         )
     );
@@ -62,7 +62,7 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
     assert_eq!(
         node.prepare(&absent).await.unwrap_err(),
         format!(
-            "device gpu-7 of claim default/absent (UID {}) is no GPU this node knows: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)",
+            "device gpu-7 of claim default/absent (UID {}): no GPU of this node has this number: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)",
             absent.uid
         )
     );
@@ -102,7 +102,8 @@ async fn an_unknown_field_in_a_config_fails_its_claim_only_and_says_where_it_sta
     assert_eq!(
         answers.remove(&bad.uid).unwrap().unwrap_err(),
         format!(
-            "config entry 0 of claim default/bad (UID {}) for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\")",
+            "device gpu-0 ({}) of claim default/bad (UID {}): config entry 0 of the claim for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\")",
+            node.sim.uuids()[0],
             bad.uid
         )
     );
@@ -161,7 +162,10 @@ async fn without_nvml_the_plugin_registers_says_why_it_publishes_nothing_and_cat
     assert_eq!(node.unprepare(&old).await, Ok(()), "unprepare is served without a driver");
     assert_eq!(
         node.prepare(&old).await.unwrap_err(),
-        "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+        format!(
+            "device gpu-0 of claim default/{} (UID {}): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)",
+            old.name, old.uid
+        )
     );
     node.sim.clear_faults();
     plugin.wait_ready().await;

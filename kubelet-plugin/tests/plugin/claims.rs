@@ -119,17 +119,6 @@ async fn admin_access_to_a_gpu_in_use_disturbs_nobody_and_is_not_in_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_older_kubelet_is_served_in_its_own_version() {
-    let node =
-        Node::with("h100x1", |config| KubeletConfig { services: vec!["v1beta1.DRAPlugin".into()], ..config });
-    let plugin = node.start().await;
-    let claim = node.claim("c", &["gpu-0"]);
-    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-0")]));
-    assert_eq!(node.unprepare(&claim).await, Ok(()));
-    plugin.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unprepare_that_meets_a_waiting_prepare_ends_it_and_nothing_is_left() {
     let node = Node::new("h100x1");
     let plugin = node.start().await;

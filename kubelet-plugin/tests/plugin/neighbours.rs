@@ -240,7 +240,7 @@ async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_
     assert_eq!(
         node.prepare(&claim).await.unwrap_err(),
         format!(
-            "device gpu-0 of claim default/c (UID {}): {uuid} is used by process 4711, which no claim of this driver accounts for (end it, or take the GPU from whoever gave it out: a GPU belongs to one driver)",
+            "device gpu-0 ({uuid}) of claim default/c (UID {}): its GPU is used by process 4711, which no claim of this driver accounts for (end it, or take the GPU from whatever gave it out: a GPU belongs to one driver)",
             claim.uid
         )
     );

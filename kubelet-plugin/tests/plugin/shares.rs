@@ -78,7 +78,10 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
 
     let other = shares(&node, "other", &["s-3"], Some("Short"));
     let refused = node.prepare(&other).await.unwrap_err();
-    assert!(refused.contains("asks for time slice Short, but claim default/first"), "{refused}");
+    assert!(
+        refused.contains("asks for time slice Short, but Long is set for claim default/first"),
+        "{refused}"
+    );
     let second = shares(&node, "second", &["s-4"], None);
     node.prepare(&second).await.unwrap();
     let whole = node.claim("whole", &["gpu-0"]);
@@ -131,14 +134,27 @@ async fn a_card_without_time_slices_is_named() {
     let refused = node.prepare(&claim).await.unwrap_err();
     let gpu = node.sim.uuids().remove(0);
     assert!(
-        refused.contains(&format!(
-            "asks for time slice Long, but {gpu} (NVIDIA H100 80GB HBM3) has none that can be set"
-        )),
+        refused.contains(&format!("{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set")),
         "{refused}"
     );
     assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
     let anyway = shares(&node, "d", &["t"], Some("Default"));
     node.prepare(&anyway).await.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_time_slice_that_cannot_be_read_is_set_and_taken_for_the_default_afterwards() {
+    let node = Node::new("h100x1");
+    let host = node.dir.path().join("host");
+    let said = host.join("said");
+    let script = format!("[ $4 = --list ] && exit 2\necho $4 $5 >>{}", said.display());
+    fs_err::write(host.join("usr/bin/nvidia-smi"), format!("#!/bin/sh\n{script}\n")).unwrap();
+    let plugin = node.start().await;
+    let claim = shares(&node, "c", &["s"], Some("Long"));
+    node.prepare(&claim).await.unwrap();
+    node.unprepare(&claim).await.unwrap();
+    assert_eq!(fs_err::read_to_string(&said).unwrap(), "--set-timeslice 3\n--set-timeslice 0\n");
     plugin.stop().await;
 }
 

@@ -30,8 +30,10 @@ async fn a_claim_that_can_never_be_served_shows_it_in_an_event_and_a_condition_u
     assert_eq!(
         message,
         format!(
-            "device gpu-0 of claim default/second (UID {}) is held by claim default/first (UID {}), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
-            second.uid, first.uid
+            "device gpu-0 ({}) of claim default/second (UID {}): it is held by claim default/first (UID {}), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
+            node.sim.uuids()[0],
+            second.uid,
+            first.uid
         )
     );
     let refused = ("False".to_owned(), "Conflict".to_owned(), message.clone());

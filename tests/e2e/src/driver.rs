@@ -167,7 +167,7 @@ impl<'a> Driver<'a> {
         if !link.exists() {
             ensure!(
                 self.programs.cli.exists(),
-                "{} is not there (cargo build --release -p divvy)",
+                "{} is not there (cargo build -p divvy)",
                 self.programs.cli.display()
             );
             fs_err::create_dir_all(&folder)?;

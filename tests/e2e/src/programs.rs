@@ -8,6 +8,9 @@ use anyhow::{Result, ensure};
 
 use crate::process::{output, run};
 
+/// The profile of what nodes run; cargo's folder for it has the same name.
+const NODE: &str = "node";
+
 /// Built programs. What an image or a node gets is a copy of these.
 #[derive(Debug, Clone)]
 pub struct Programs {
@@ -22,15 +25,17 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Builds them as they are released (`--release`).
+    /// Builds them: what nodes run as it is shipped (`--profile node`), the tools as tests do.
     pub fn build() -> Result<Self> {
         let target =
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
         let is_static = static_target();
-        cargo(&["--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock", "--package", "divvy"])?;
-        cargo(&["--package", "divvy-cdi-hook", "--target", &is_static])?;
-        let (own, hooks) = (target.join("release"), target.join(is_static).join("release"));
-        Self::at(&own, hooks.join("divvy-cdi-hook"))
+        let node = ["--profile", NODE];
+        cargo(&node, &["--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"])?;
+        cargo(&node, &["--package", "divvy-cdi-hook", "--target", &is_static])?;
+        cargo(&[], &["--package", "divvy"])?;
+        let hook = target.join(is_static).join(NODE).join("divvy-cdi-hook");
+        Self::at(&target.join(NODE), hook, target.join("debug/divvy"))
     }
 
     /// Those of an older commit of this checkout's repository, built once and kept by its number. The mock library is the
@@ -46,17 +51,20 @@ impl Programs {
             output(&mut git(&["archive", "--output", &archive, full.trim()]))?;
             tar::Archive::new(fs_err::File::open(&archive)?).unpack(&sources)?;
             let target = kept.join("target");
+            // Older commits shipped what cargo calls release.
+            let has_profile = fs_err::read_to_string(sources.join("Cargo.toml"))?.contains("[profile.node]");
+            let profile = if has_profile { NODE } else { "release" };
             let build = |args: &[&str]| {
                 let mut cargo = Command::new("cargo");
-                cargo.args(["build", "--release", "--locked"]).args(args).current_dir(&sources);
+                cargo.args(["build", "--locked", "--profile", profile]).args(args).current_dir(&sources);
                 run(cargo.env("CARGO_TARGET_DIR", &target))
             };
             build(&["--package", "divvy-kubelet-plugin"])?;
             build(&["--package", "divvy-cdi-hook", "--target", &static_target()])?;
-            let program = target.join(static_target()).join("release/divvy-cdi-hook");
+            let program = target.join(static_target()).join(profile).join("divvy-cdi-hook");
             fs_err::copy(program, &hook)?;
             // Last: it says that all is there.
-            fs_err::copy(target.join("release/divvy-kubelet-plugin"), &plugin)?;
+            fs_err::copy(target.join(profile).join("divvy-kubelet-plugin"), &plugin)?;
             fs_err::remove_dir_all(target)?;
             fs_err::remove_dir_all(sources)?;
             fs_err::remove_file(archive)?;
@@ -66,15 +74,15 @@ impl Programs {
 
     /// Those in one folder.
     pub fn in_folder(folder: &Path) -> Result<Self> {
-        Self::at(folder, folder.join("divvy-cdi-hook"))
+        Self::at(folder, folder.join("divvy-cdi-hook"), folder.join("divvy"))
     }
 
-    fn at(folder: &Path, hook: PathBuf) -> Result<Self> {
+    fn at(folder: &Path, hook: PathBuf, cli: PathBuf) -> Result<Self> {
         let (plugin, mock) = (folder.join("divvy-kubelet-plugin"), folder.join("libnvidia_ml.so"));
         for file in [&plugin, &hook, &mock] {
             ensure!(file.exists(), "{} is not there", file.display());
         }
-        Ok(Self { plugin, hook, mock, cli: folder.join("divvy") })
+        Ok(Self { plugin, hook, mock, cli })
     }
 }
 
@@ -93,6 +101,7 @@ pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn cargo(args: &[&str]) -> Result<()> {
-    run(Command::new("cargo").args(["build", "--release", "--locked"]).args(args).current_dir(workspace()))
+fn cargo(profile: &[&str], packages: &[&str]) -> Result<()> {
+    let mut cargo = Command::new("cargo");
+    run(cargo.args(["build", "--locked"]).args(profile).args(packages).current_dir(workspace()))
 }

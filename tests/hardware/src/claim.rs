@@ -20,6 +20,8 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::smi::see;
+
 const NODE: &str = "this-machine";
 const DRIVER: &str = "gpu.divvy.dev";
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -36,15 +38,24 @@ pub(crate) struct Prepared {
     runtime: Runtime,
 }
 
-/// Prepares a claim of one whole GPU.
-pub(crate) fn prepared(args: &crate::Args, library: &Path, uuid: &GpuUuid) -> Result<Prepared> {
+/// What is to be claimed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Want<'a> {
+    /// The whole GPU.
+    Whole(&'a GpuUuid),
+    /// A partition of it: the first that is published. MIG mode may be changed for that.
+    Partition(&'a GpuUuid),
+}
+
+/// Prepares a claim of one device.
+pub(crate) fn prepared(args: &crate::Args, library: &Path, want: Want<'_>) -> Result<Prepared> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let folder = tempfile::Builder::new().prefix("divvy-hardware-").tempdir()?;
     let guard = runtime.enter();
     let api = FakeApi::new();
     api.put(&mk_node(NODE))?;
     let kubelet = FakeKubelet::start(KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone()))?;
-    let config = config(args, &kubelet, folder.path())?;
+    let config = config(args, want, &kubelet, folder.path())?;
     let stop = CancellationToken::new();
     let library = library.to_owned();
     let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&library)));
@@ -58,7 +69,7 @@ pub(crate) fn prepared(args: &crate::Args, library: &Path, uuid: &GpuUuid) -> Re
     let plugin = runtime.spawn(divvy_kubelet_plugin::run(config, deps, stop.clone()));
     let published = runtime.block_on(async {
         kubelet.wait_registered(DRIVER, PATIENCE).await.context("the plugin did not register")?;
-        let device = api.wait_for(|seen| device_of(&seen.list(), uuid), PATIENCE);
+        let device = api.wait_for(|seen| device_of(&seen.list(), want), PATIENCE);
         device.await.context("the GPU was not published")
     })?;
     let (pool, device) = published;
@@ -78,7 +89,7 @@ pub(crate) fn prepared(args: &crate::Args, library: &Path, uuid: &GpuUuid) -> Re
     Ok(Prepared { cdi, claim, kubelet, plugin, stop, folder, runtime })
 }
 
-fn config(args: &crate::Args, kubelet: &FakeKubelet, folder: &Path) -> Result<Config> {
+fn config(args: &crate::Args, want: Want<'_>, kubelet: &FakeKubelet, folder: &Path) -> Result<Config> {
     let kubelet = kubelet.config();
     let mut flags = vec!["plugin".to_owned(), "--http".to_owned(), String::new()];
     for (flag, value) in [
@@ -90,26 +101,36 @@ fn config(args: &crate::Args, kubelet: &FakeKubelet, folder: &Path) -> Result<Co
     ] {
         flags.extend([flag.to_owned(), value.display().to_string()]);
     }
-    flags.extend(["--host-root".to_owned(), args.host_root.display().to_string()]);
-    for (flag, value) in [("--driver-root", &args.driver_root), ("--device-nodes", &args.device_nodes)] {
-        flags.extend(value.iter().flat_map(|value| [flag.to_owned(), value.display().to_string()]));
+    let mut flag = |name: &str, value: &Path| flags.extend([name.to_owned(), value.display().to_string()]);
+    flag("--host-root", &args.host_root);
+    if let Some(root) = &args.driver_root {
+        flag("--driver-root", &see(&args.prefix, root));
+        flag("--host-driver-root", root);
+    }
+    for (name, value) in [("--device-nodes", &args.device_nodes), ("--hook-path", &args.hook)] {
+        if let Some(value) = value {
+            flag(name, value);
+        }
+    }
+    if let Want::Partition(_) = want {
+        flags.extend(["--offer", "everything", "--mode-lock", "on"].map(str::to_owned));
     }
     Ok(Config::try_from(divvy_kubelet_plugin::Args::try_parse_from(flags)?)?)
 }
 
-/// Pool and name of the whole GPU.
-fn device_of(slices: &[ResourceSlice], uuid: &GpuUuid) -> Option<(String, String)> {
+/// Pool and name of the device.
+fn device_of(slices: &[ResourceSlice], want: Want<'_>) -> Option<(String, String)> {
+    let wanted = match want {
+        Want::Whole(gpu) => [("type", "gpu"), ("uuid", gpu.as_str())],
+        Want::Partition(gpu) => [("type", "mig"), ("parentUUID", gpu.as_str())],
+    };
     slices.iter().find_map(|slice| {
-        let is_it = |name: &str, value: &str, device: &k8s_openapi::api::resource::v1::Device| {
-            let attribute = device.attributes.as_ref().and_then(|all| all.get(name));
-            attribute.and_then(|a| a.string.as_deref()) == Some(value)
-        };
-        let device = slice
-            .spec
-            .devices
-            .iter()
-            .flatten()
-            .find(|device| is_it("uuid", uuid.as_str(), device) && is_it("type", "gpu", device))?;
+        let device = slice.spec.devices.iter().flatten().find(|device| {
+            wanted.iter().all(|(name, value)| {
+                let attribute = device.attributes.as_ref().and_then(|all| all.get(*name));
+                attribute.and_then(|a| a.string.as_deref()) == Some(value)
+            })
+        })?;
         Some((slice.spec.pool.name.clone(), device.name.clone()))
     })
 }

@@ -2,10 +2,12 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
+use std::path::PathBuf;
 use std::ptr;
 
 use anyhow::{Context, Result, ensure};
 use libloading::Library;
+use serde::{Deserialize, Serialize};
 
 /// Adds one to each number. PTX is compiled by the driver, for whatever GPU there is.
 const PTX: &CStr = c"
@@ -38,23 +40,32 @@ done:
 const THREADS: u32 = 256;
 const NUMBERS: u32 = 1 << 20;
 
-/// What the program saw.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What CUDA says of the first GPU that it sees, and of how many there are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// How many GPUs CUDA counts.
     pub(crate) count: i32,
-    name: String,
+    pub(crate) name: String,
+    /// As NVML writes it.
+    pub(crate) uuid: String,
+    pub(crate) bus_id: String,
+    pub(crate) multiprocessors: u32,
+    pub(crate) memory_bytes: u64,
+    /// Major and minor.
+    pub(crate) capability: (u32, u32),
+    /// The file that was loaded.
+    pub(crate) library: Option<PathBuf>,
 }
 
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "CUDA sees {} GPU, {}, and a kernel from PTX added one to {NUMBERS} numbers in its memory",
-            self.count, self.name
-        )
+        write!(f, "a kernel from PTX added one to {NUMBERS} numbers in the memory of {}", self.name)
     }
 }
+
+/// Attributes of `cuDeviceGetAttribute`.
+const MULTIPROCESSORS: c_int = 16;
+const CAPABILITY: [c_int; 2] = [75, 76];
 
 type Code = c_int;
 
@@ -70,22 +81,74 @@ macro_rules! call {
     }};
 }
 
-/// Runs the program on the first GPU.
-pub(crate) fn check() -> Result<Seen> {
-    // SAFETY: NVIDIA's library; its initialisers are what every CUDA program runs.
-    let cuda = unsafe { Library::new("libcuda.so.1") }.context("libcuda.so.1 cannot be loaded")?;
-    let (mut count, mut device, mut name) = (0, 0, [0 as c_char; 256]);
-    call!(cuda, b"cuInit", (c_uint), (0));
-    call!(cuda, b"cuDeviceGetCount", (*mut c_int), (&raw mut count));
-    call!(cuda, b"cuDeviceGet", (*mut c_int, c_int), (&raw mut device, 0));
-    let room = c_int::try_from(name.len())?;
-    call!(cuda, b"cuDeviceGetName", (*mut c_char, c_int, c_int), (name.as_mut_ptr(), room, device));
-    let name = name.map(c_char::cast_unsigned);
-    let name = CStr::from_bytes_until_nul(&name)?.to_string_lossy().into_owned();
+/// Whether the loader finds libcuda by itself.
+pub(crate) fn can_be_loaded() -> bool {
+    // SAFETY: as in [`check`].
+    unsafe { Library::new("libcuda.so.1") }.is_ok()
+}
 
-    let (mut context, mut module, mut kernel) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+/// Runs the program; `held` is called while its context is on the GPU.
+pub(crate) fn check(held: impl FnOnce(&Seen) -> Result<()>) -> Result<()> {
+    // SAFETY: the driver's library; its initialisers are those of every CUDA program.
+    let cuda = unsafe { Library::new("libcuda.so.1") }.context("libcuda.so.1 cannot be loaded")?;
+    let mut device = 0;
+    call!(cuda, b"cuInit", (c_uint), (0));
+    call!(cuda, b"cuDeviceGet", (*mut c_int, c_int), (&raw mut device, 0));
+    let seen = look(&cuda, device)?;
+    let mut context = ptr::null_mut();
     call!(cuda, b"cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), (&raw mut context, device));
     call!(cuda, b"cuCtxSetCurrent", (*mut c_void), (context));
+    run_kernel(&cuda)?;
+    held(&seen)?;
+    call!(cuda, b"cuDevicePrimaryCtxRelease_v2", (c_int), (device));
+    Ok(())
+}
+
+fn look(cuda: &Library, device: c_int) -> Result<Seen> {
+    let (mut count, mut uuid, mut memory) = (0, [0_u8; 16], 0_usize);
+    let (mut name, mut bus_id) = ([0 as c_char; 256], [0 as c_char; 32]);
+    call!(cuda, b"cuDeviceGetCount", (*mut c_int), (&raw mut count));
+    let room = c_int::try_from(name.len())?;
+    call!(cuda, b"cuDeviceGetName", (*mut c_char, c_int, c_int), (name.as_mut_ptr(), room, device));
+    call!(cuda, b"cuDeviceGetUuid", (*mut [u8; 16], c_int), (&raw mut uuid, device));
+    let room = c_int::try_from(bus_id.len())?;
+    call!(cuda, b"cuDeviceGetPCIBusId", (*mut c_char, c_int, c_int), (bus_id.as_mut_ptr(), room, device));
+    call!(cuda, b"cuDeviceTotalMem_v2", (*mut usize, c_int), (&raw mut memory, device));
+    let attribute = |which: c_int| -> Result<u32> {
+        let mut value = 0;
+        call!(cuda, b"cuDeviceGetAttribute", (*mut c_int, c_int, c_int), (&raw mut value, which, device));
+        Ok(u32::try_from(value)?)
+    };
+    let [major, minor] = CAPABILITY;
+    let maps = fs_err::read_to_string("/proc/self/maps").unwrap_or_default();
+    Ok(Seen {
+        count,
+        name: text(&name)?,
+        uuid: uuid_text(&uuid),
+        bus_id: text(&bus_id)?,
+        multiprocessors: attribute(MULTIPROCESSORS)?,
+        memory_bytes: memory.try_into()?,
+        capability: (attribute(major)?, attribute(minor)?),
+        library: crate::compare::libcuda(&maps),
+    })
+}
+
+fn text(chars: &[c_char]) -> Result<String> {
+    let bytes: Vec<u8> = chars.iter().map(|c| c.cast_unsigned()).collect();
+    Ok(CStr::from_bytes_until_nul(&bytes)?.to_string_lossy().into_owned())
+}
+
+/// `GPU-` and the bytes in groups.
+fn uuid_text(bytes: &[u8; 16]) -> String {
+    let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex.concat();
+    let groups = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)]
+        .map(|(from, to)| hex.get(from..to).unwrap_or_default());
+    format!("GPU-{}", groups.join("-"))
+}
+
+fn run_kernel(cuda: &Library) -> Result<()> {
+    let (mut module, mut kernel) = (ptr::null_mut(), ptr::null_mut());
     let text = PTX.as_ptr().cast::<c_void>();
     call!(cuda, b"cuModuleLoadData", (*mut *mut c_void, *const c_void), (&raw mut module, text));
     call!(
@@ -122,7 +185,15 @@ pub(crate) fn check() -> Result<Seen> {
     call!(cuda, b"cuCtxSynchronize", (), ());
     call!(cuda, b"cuMemcpyDtoH_v2", (*mut c_void, u64, usize), (numbers.as_mut_ptr().cast(), memory, size));
     call!(cuda, b"cuMemFree_v2", (u64), (memory));
-    call!(cuda, b"cuDevicePrimaryCtxRelease_v2", (c_int), (device));
     ensure!(numbers.iter().copied().eq(1..=NUMBERS), "the kernel did not do its work");
-    Ok(Seen { count, name })
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_uuid_is_written_as_nvml_writes_it() {
+        let bytes = [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0, 1, 2, 3, 4, 5, 6, 7, 8];
+        assert_eq!(super::uuid_text(&bytes), "GPU-12345678-9abc-def0-0102-030405060708");
+    }
 }

@@ -3,28 +3,26 @@
 use divvy_model::{ComputeMode, HoldKind};
 
 use super::Snapshot;
-use crate::{Claim, RecordedDevice, Refusal};
+use crate::{Claim, RecordedDevice, Refusal, Why};
 
-/// The devices, unless the compute mode of a GPU keeps processes from one: `PROHIBITED` all, `EXCLUSIVE_PROCESS` (which
-/// an MPS daemon leaves behind) all but one, so that a share would run and fail the others. An unknown mode refuses
-/// nothing, and neither does admin access.
+/// The compute mode of a GPU keeps processes from it: `PROHIBITED` all, `EXCLUSIVE_PROCESS` (which an MPS daemon leaves
+/// behind) all but one, so that a share would run and fail the others. An unknown mode refuses nothing, and neither does
+/// admin access.
 pub(super) fn computable(
     claim: &Claim,
-    devices: Vec<RecordedDevice>,
+    devices: &[RecordedDevice],
     seen: &Snapshot<'_>,
-) -> Result<Vec<RecordedDevice>, Refusal> {
-    for device in &devices {
+) -> Result<(), Refusal> {
+    for device in devices.iter().filter(|device| device.kind.needs().is_some()) {
         let mode = seen.inventory.and_then(|i| i.gpus.get(&device.gpu)?.facts.compute_mode);
-        let (Some(mode), true) = (mode, device.kind.needs().is_some()) else { continue };
         let refused = match mode {
-            ComputeMode::Default => false,
-            ComputeMode::ExclusiveProcess => device.kind == HoldKind::Share,
-            ComputeMode::Prohibited => true,
+            None | Some(ComputeMode::Default) => false,
+            Some(ComputeMode::ExclusiveProcess) => device.kind == HoldKind::Share,
+            Some(ComputeMode::Prohibited) => true,
         };
-        if refused {
-            let (claim, gpu) = (claim.reference(), device.gpu.clone());
-            return Err(Refusal::ComputeMode { claim, device: device.allocated.device.clone(), gpu, mode });
+        if let (Some(mode), true) = (mode, refused) {
+            return Err(Why::ComputeMode(mode).about(claim, device));
         }
     }
-    Ok(devices)
+    Ok(())
 }

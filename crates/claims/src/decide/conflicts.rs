@@ -1,9 +1,11 @@
 //! Who is in the way of a claim: holds of other claims, and GPUs whose state is not known.
 
+use std::sync::Arc;
+
 use divvy_model::{ClaimUid, DeviceName, GpuUuid, Hold, HoldKind, TimeSlice};
 
 use super::Snapshot;
-use crate::{Claim, ClaimRef, Phase, RecordedDevice, Refusal, Stored};
+use crate::{Claim, ClaimRef, Phase, RecordedDevice, Refusal, Stored, Why};
 
 /// Why a holder is in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,73 +57,102 @@ pub struct Holders {
     pub holders: Vec<Holder>,
 }
 
-/// Who is in the way of these devices. Admin access is in nobody's way, and nobody in its.
+impl Holder {
+    /// UID of the claim, and its names where its record can be read.
+    pub fn claim(&self) -> (&ClaimUid, Option<&ClaimRef>) {
+        match self {
+            Self::Record { claim, .. } => (&claim.uid, Some(claim)),
+            Self::Unreadable { claim, .. } => (claim, None),
+        }
+    }
+
+    /// Whether its claim, as the API has it now, has the device allocated: then nothing but its end helps.
+    pub fn is_in_use(&self, found: &Claim) -> bool {
+        matches!(self, Self::Record { device, .. } if found.allocates(device))
+    }
+
+    /// What a claim is refused for that this holder is in the way of.
+    pub fn refusal(&self, claim: &Claim, wanted: &Holders, in_use: bool) -> Refusal {
+        let why = match self {
+            Self::Record { claim: holder, device, clash, .. } if in_use => {
+                Why::InUse { holder: holder.clone(), held: device.clone(), clash: *clash }
+            }
+            Self::Record { claim: holder, leaving, .. } => Why::StillHeld {
+                holder: holder.clone(),
+                why: leaving.clone().unwrap_or_else(|| "it has not been unprepared yet".to_owned()),
+            },
+            Self::Unreadable { claim: holder, reason } => {
+                Why::UnreadableHolder { holder: holder.to_string(), reason: reason.clone() }
+            }
+        };
+        why.of(claim, Some(&wanted.device), Some(&wanted.gpu))
+    }
+}
+
+/// Which claims are in the way of these devices. Admin access and other claims are not in each other's way.
 pub(crate) fn conflicts(
     claim: &Claim,
     devices: &[RecordedDevice],
     seen: &Snapshot<'_>,
 ) -> Result<Option<Holders>, Refusal> {
-    for wanted in devices.iter().filter(|d| d.kind.needs().is_some()) {
-        let (device, gpu) = (&wanted.allocated.device, &wanted.gpu);
-        let names = || (claim.reference(), device.clone(), gpu.clone());
-        match seen.gpus.get(gpu).map(std::sync::Arc::as_ref) {
-            None | Some(Stored::Absent) => {}
-            // What was done to the GPU is not known until its file is made again.
-            Some(Stored::Corrupt { reason }) => {
-                let (claim, device, gpu) = names();
-                let reason = format!("its state file cannot be read, and is made again: {reason}");
-                return Err(Refusal::Fenced { claim, device, gpu, reason });
-            }
-            Some(Stored::Newer { version, .. }) => {
-                let (claim, device, gpu) = names();
-                return Err(Refusal::GpuStateNewer { claim, device, gpu, version: *version });
-            }
-            Some(Stored::Fine(state)) => {
-                // A reboot settles what a fence was for.
-                let mut others = state.fences.iter().filter(|fence| fence.claim.as_ref() != Some(&claim.uid));
-                if let Some(fence) = others.find(|fence| fence.boot == *seen.boot) {
-                    let (claim, device, gpu) = names();
-                    return Err(Refusal::Fenced { claim, device, gpu, reason: fence.reason.clone() });
-                }
-            }
-        }
-        let mut holders = Vec::new();
-        for (uid, stored) in seen.records.iter().filter(|(uid, _)| **uid != claim.uid) {
-            match stored.as_ref() {
-                Stored::Absent => {}
-                Stored::Corrupt { reason } => {
-                    holders.push(Holder::Unreadable { claim: uid.clone(), reason: reason.clone() });
-                }
-                Stored::Newer { version, head } => {
-                    if head.gpus.contains(gpu) {
-                        let (claim, device, gpu) = names();
-                        let holder = match &head.claim {
-                            Some(reference) => format!("claim {reference}"),
-                            None => format!("claim UID {uid}"),
-                        };
-                        return Err(Refusal::HeldByNewer { claim, device, gpu, holder, version: *version });
-                    }
-                }
-                Stored::Fine(record) => {
-                    let clashing = record.holds().find_map(|hold| Some((clash(&hold, wanted)?, hold.device)));
-                    holders.extend(clashing.map(|(clash, device)| Holder::Record {
-                        claim: record.reference(),
-                        device,
-                        leaving: match &record.phase {
-                            Phase::Leaving(leaving) => Some(leaving.reason.clone()),
-                            Phase::Preparing | Phase::Prepared => None,
-                        },
-                        clash,
-                    }));
-                }
-            }
-        }
+    for wanted in devices.iter().filter(|device| device.kind.needs().is_some()) {
+        let found =
+            not_fenced(&claim.uid, &wanted.gpu, seen).and_then(|()| holders(&claim.uid, wanted, seen));
+        let holders = found.map_err(|why| why.about(claim, wanted))?;
         if !holders.is_empty() {
-            let (_, device, gpu) = names();
+            let (device, gpu) = (wanted.allocated.device.clone(), wanted.gpu.clone());
             return Ok(Some(Holders { device, gpu, holders }));
         }
     }
     Ok(None)
+}
+
+/// A GPU is fenced while the outcome of a step of another claim is not known, or its own file cannot be used.
+fn not_fenced(own: &ClaimUid, gpu: &GpuUuid, seen: &Snapshot<'_>) -> Result<(), Why> {
+    match seen.gpus.get(gpu).map(Arc::as_ref) {
+        None | Some(Stored::Absent) => Ok(()),
+        // What was done to the GPU is not known until its file is made again.
+        Some(Stored::Corrupt { reason }) => {
+            Err(Why::Fenced(format!("its state file cannot be read, and is made again: {reason}")))
+        }
+        Some(Stored::Newer { version, .. }) => Err(Why::GpuStateNewer { version: *version }),
+        Some(Stored::Fine(state)) => {
+            // A reboot settles what a fence was for.
+            let now = state.fences.iter().filter(|fence| fence.boot == *seen.boot);
+            let mut others = now.filter(|fence| fence.claim.as_ref() != Some(own));
+            others.next().map_or(Ok(()), |fence| Err(Why::Fenced(fence.reason.clone())))
+        }
+    }
+}
+
+fn holders(own: &ClaimUid, wanted: &RecordedDevice, seen: &Snapshot<'_>) -> Result<Vec<Holder>, Why> {
+    let mut holders = Vec::new();
+    for (uid, stored) in seen.records.iter().filter(|(uid, _)| *uid != own) {
+        match stored.as_ref() {
+            Stored::Corrupt { reason } => {
+                holders.push(Holder::Unreadable { claim: uid.clone(), reason: reason.clone() });
+            }
+            Stored::Newer { version, head } if head.gpus.contains(&wanted.gpu) => {
+                let named = head.claim.as_ref().map(|reference| format!("claim {reference}"));
+                let holder = named.unwrap_or_else(|| format!("claim UID {uid}"));
+                return Err(Why::HeldByNewer { holder, version: *version });
+            }
+            Stored::Absent | Stored::Newer { .. } => {}
+            Stored::Fine(record) => {
+                let clashing = record.holds().find_map(|hold| Some((clash(&hold, wanted)?, hold.device)));
+                holders.extend(clashing.map(|(clash, device)| Holder::Record {
+                    claim: record.reference(),
+                    device,
+                    leaving: match &record.phase {
+                        Phase::Leaving(leaving) => Some(leaving.reason.clone()),
+                        Phase::Preparing | Phase::Prepared => None,
+                    },
+                    clash,
+                }));
+            }
+        }
+    }
+    Ok(holders)
 }
 
 /// Whether a hold is in the way of a device, and why.

@@ -122,7 +122,7 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
         (
             "newer-state",
             format!(
-                "device gpu-0 of claim ns/claim-b (UID b): {} is held by claim UID x, whose record was written by a later divvy (version 2) (run that version again, or delete the pod and claim named last)",
+                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is held by claim UID x, whose record was written by a later divvy (version 2) (run that version again, or delete the pod and claim named last)",
                 gpu(0)
             )
         )
@@ -130,11 +130,66 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
     world.records.insert("b".parse().unwrap(), newer(vec![gpu(1)]));
     assert_eq!(
         world.refusal(&c).1,
-        "the record of claim ns/claim-b (UID b) was written by a later divvy (version 2); it is left untouched (run that version again, or delete the pod and the claim)"
+        "claim ns/claim-b (UID b): its record was written by a later divvy (version 2); it is left untouched (run that version again, or delete the pod and the claim)"
     );
     world.records =
         BTreeMap::from([("b".parse().unwrap(), Arc::new(Stored::Corrupt { reason: String::new() }))]);
     assert!(matches!(world.decide(&c), Decision::Rebuild), "the claim's own unreadable record is made again");
+}
+
+#[test]
+fn a_holder_that_has_its_device_allocated_is_in_use_and_each_clash_has_its_words() {
+    let mut world = World::new();
+    let first = claim("a", vec![result("main", "gpu-0")]);
+    let record = world.record(&first, Phase::Prepared);
+    world.keep(record);
+    let second = claim("b", vec![result("main", "gpu-0")]);
+    let Decision::Wait(holders) = world.decide(&second) else { panic!("nothing is waited for") };
+    let [holder] = &holders.holders[..] else { panic!("{holders:?}") };
+    assert!(holder.is_in_use(&first));
+    assert!(!holder.is_in_use(&claim("a", vec![result("main", "gpu-1")])), "allocated anew elsewhere");
+    let kind = |in_use| holder.refusal(&second, &holders, in_use).why.kind();
+    assert_eq!(kind(true), ("conflict", Retry::Never));
+    assert_eq!(kind(false), ("held", Retry::Later));
+    let Holder::Record { claim: of, device, .. } = holder.clone() else { panic!("{holder:?}") };
+    let (wanted, found) = (TimeSlice::Short, TimeSlice::Long);
+    let clashes = [
+        (
+            Clash::Mode,
+            "mode-conflict",
+            "it needs its GPU for itself or in another mode than claim ns/claim-a",
+        ),
+        (
+            Clash::TimeSlice { wanted, found },
+            "time-slice-conflict",
+            "it asks for time slice Short, but Long is set for claim ns/claim-a",
+        ),
+    ];
+    for (clash, category, words) in clashes {
+        let other = Holder::Record { claim: of.clone(), device: device.clone(), leaving: None, clash };
+        let refusal = other.refusal(&second, &holders, true);
+        assert_eq!(refusal.category(), category);
+        assert!(refusal.to_string().contains(words), "{refusal}");
+    }
+    let unreadable = Holder::Unreadable { claim: "x".parse().unwrap(), reason: String::new() };
+    assert!(!unreadable.is_in_use(&first));
+}
+
+#[test]
+fn a_claim_without_a_record_for_which_an_instance_was_made_in_this_boot_is_made_again() {
+    let mut world = World::new();
+    let c = claim("a", vec![result("main", "gpu-0")]);
+    let mut note = |claim: &str, boot: &str| {
+        let step = Step::CreatePartition { gpu: gpu(0), profile: 19, start: 0, size: 1 };
+        let state = StepState { step, progress: Progress::Intended { before: Vec::new() } };
+        let (claim, boot) = (claim.parse().unwrap(), boot.parse().unwrap());
+        let instances = vec![crate::OwnedInstance { claim, boot, state }];
+        world.gpus.insert(gpu(0), Arc::new(Stored::Fine(GpuState { instances, ..GpuState::default() })));
+        world.decide(&c)
+    };
+    assert!(matches!(note("a", "boot-1"), Decision::Rebuild));
+    assert!(!matches!(note("b", "boot-1"), Decision::Rebuild), "of another claim");
+    assert!(!matches!(note("a", "boot-0"), Decision::Rebuild), "a reboot has removed it");
 }
 
 #[test]
@@ -146,27 +201,33 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "device-gone",
             format!(
-                "device gpu-3 of claim ns/claim-a (UID a) is gone: {} does not answer on this node (delete the pod and the claim to be scheduled anew, or bring the GPU back)",
+                "device gpu-3 ({}) of claim ns/claim-a (UID a): its GPU is gone: it does not answer on this node (delete the pod and the claim, so that they are scheduled anew, or bring the GPU back)",
                 gpu(3)
             )
         )
     );
     assert_eq!(
         refused("gpu-4"),
-        ("gpu-unreadable", format!("device gpu-4 of claim ns/claim-a (UID a): {} cannot be read", gpu(4)))
+        (
+            "gpu-unreadable",
+            format!(
+                "device gpu-4 ({}) of claim ns/claim-a (UID a): its GPU cannot be read (see the node plugin's log; nvidia-smi must work on the node)",
+                gpu(4)
+            )
+        )
     );
     assert_eq!(
         refused("gpu-9"),
         (
             "unknown-device",
-            "device gpu-9 of claim ns/claim-a (UID a) is no GPU this node knows: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+            "device gpu-9 of claim ns/claim-a (UID a): no GPU of this node has this number: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)".to_owned()
         )
     );
     assert_eq!(
         refused("nic-0"),
         (
             "unknown-device",
-            "claim ns/claim-a (UID a) has an allocated device that this driver does not know (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+            "device nic-0 of claim ns/claim-a (UID a): this driver publishes no such device (delete the pod and the claim, so that they are scheduled anew)".to_owned()
         )
     );
     assert_eq!(
@@ -174,7 +235,7 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "wrong-mode",
             format!(
-                "device gpu-2 of claim ns/claim-a (UID a) is a whole GPU, but MIG mode of {0} is on (turn it off with `nvidia-smi -i {0} -mig 0`, or delete the pod and the claim)",
+                "device gpu-2 ({0}) of claim ns/claim-a (UID a): it is not a partition, but MIG mode of its GPU is on (turn it off with `nvidia-smi -i {0} -mig 0`, or delete the pod and the claim, so that they are scheduled anew)",
                 gpu(2)
             )
         )
@@ -183,7 +244,10 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         world.refusal(&claim("a", vec![result("one", "gpu-0"), result("two", "gpu-0")])),
         (
             "allocated-twice",
-            "claim ns/claim-a (UID a) has device gpu-0 allocated twice (this is a fault of the scheduler: delete the pod and the claim)".to_owned()
+            format!(
+                "device gpu-0 ({}) of claim ns/claim-a (UID a): the claim has it allocated twice (this is a fault of the scheduler: delete the pod and the claim)",
+                gpu(0)
+            )
         )
     );
     plan(world.decide(&claim("a", vec![result("one", "gpu-0"), admin(result("two", "gpu-0"))])));
@@ -207,7 +271,7 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
         (
             "fenced",
             format!(
-                "device gpu-0 of claim ns/claim-b (UID b): {} is fenced, since an earlier change has an unknown outcome: a call hangs (it is looked at again by itself; a reboot settles it)",
+                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is fenced, since an earlier change has an unknown outcome: a call hangs (it is looked at again by itself; a reboot settles it)",
                 gpu(0)
             )
         )
@@ -245,7 +309,10 @@ fn without_an_inventory_nothing_is_known_to_be_gone() {
             assert_eq!(refusal.retry(), crate::Retry::Soon);
             assert_eq!(
                 refusal.to_string(),
-                "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+                format!(
+                    "device gpu-3 ({}) of claim ns/claim-a (UID a): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)",
+                    gpu(3)
+                )
             );
         }
         other => panic!("{other:?}"),

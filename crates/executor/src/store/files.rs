@@ -9,8 +9,6 @@ use std::time::{Duration, SystemTime};
 use fs_err as fs;
 
 use super::{Durability, Entry, Folder, Stamp, Store};
-use crate::Watch;
-use crate::watch::FolderWatch;
 
 /// Suffix of files that are being written; a crash may leave some.
 const TEMP: &str = ".tmp";
@@ -124,13 +122,6 @@ impl Store for FileStore {
 
     fn stamp(&self, folder: Folder) -> io::Result<Stamp> {
         fs::metadata(self.dir(folder)).map(|meta| stamp_of(&meta))
-    }
-
-    fn watch(&self, folder: Folder) -> Option<Box<dyn Watch>> {
-        let watch = FolderWatch::new(&self.dir(folder)).inspect_err(
-            |error| tracing::debug!(folder = folder.name(), %error, "cannot be watched: looked at now and then"),
-        );
-        Some(Box::new(watch.ok()?))
     }
 
     fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>> {

@@ -21,7 +21,7 @@ fn a_result_for_a_device_that_is_gone_is_refused_by_name() {
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-1 of claim ns/a (UID uid-a) is gone: {gone} does not answer on this node (delete the pod and the claim to be scheduled anew, or bring the GPU back)"
+            "device gpu-1 ({gone}) of claim ns/a (UID uid-a): its GPU is gone: it does not answer on this node (delete the pod and the claim, so that they are scheduled anew, or bring the GPU back)"
         )
     );
 }
@@ -39,19 +39,23 @@ fn an_unknown_field_in_the_config_is_refused_with_entry_field_and_fix() {
     let error = world.prepare(&world.start(), &a).unwrap_err();
     assert!(error.is_permanent());
     let text = chain(&error);
-    let expected = "config entry 0 of claim ns/a (UID uid-a) for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"sharing\"";
-    assert!(text.starts_with(expected), "{text}");
+    let expected = "config entry 0 of the claim for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"sharing\"";
+    let of = format!("device gpu-0 ({}) of claim ns/a (UID uid-a): ", world.gpu(0));
+    assert!(text.starts_with(&(of + expected)), "{text}");
 }
 
 #[test]
 fn without_a_driver_a_prepare_waits_for_it_and_then_says_so() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
+    let gpu = world.gpu(0);
     let inventory = world.lock().inventory.take();
     let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
     assert_eq!(
         chain(&error),
-        "the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+        format!(
+            "device gpu-0 ({gpu}) of claim ns/a (UID uid-a): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+        )
     );
     let machine = world.clone();
     world.later(Duration::from_secs(5), move || machine.lock().inventory = inventory);
@@ -147,7 +151,7 @@ fn an_unreadable_record_that_nobody_can_explain_is_named_and_does_not_stop_unpre
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-0 of claim ns/a (UID uid-a): the record of claim UID uid-x cannot be read, and it may hold {}: the file is empty (it is rebuilt from the API server as soon as that answers)",
+            "device gpu-0 ({}) of claim ns/a (UID uid-a): the record of claim UID uid-x cannot be read, and it may hold its GPU: the file is empty (it is rebuilt from the API server as soon as that answers)",
             world.gpu(0)
         )
     );
@@ -173,13 +177,13 @@ fn a_record_of_a_later_version_keeps_its_gpus_and_is_left_untouched() {
     assert_eq!(
         chain(&world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err()),
         format!(
-            "device gpu-0 of claim ns/b (UID uid-b): {} is held by claim ns/a (UID uid-a), whose record was written by a later divvy (version 99) (run that version again, or delete the pod and claim named last)",
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): its GPU is held by claim ns/a (UID uid-a), whose record was written by a later divvy (version 99) (run that version again, or delete the pod and claim named last)",
             world.gpu(0)
         )
     );
     assert_eq!(
         chain(&world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err()),
-        "the record of claim ns/a (UID uid-a) was written by a later divvy (version 99); it is left untouched (run that version again, or delete the pod and the claim)"
+        "claim ns/a (UID uid-a): its record was written by a later divvy (version 99); it is left untouched (run that version again, or delete the pod and the claim)"
     );
     world.prepare(&executor, &claim("b", &[1], "t2")).unwrap();
     let a = "uid-a".parse().unwrap();

@@ -20,8 +20,7 @@ fn process(pid: u32, pod: &str) -> ProcessOnGpu {
 }
 
 #[test]
-fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_same_answer_and_syncs_nothing()
-{
+fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_same_answer_and_notes_when() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     let a = claim("a", &[1], "t1");
@@ -39,7 +38,7 @@ fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_sa
     assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
     assert_eq!(world.prepare(&world.start(), &a).unwrap(), answer, "after a restart");
     assert_eq!(final_state(&world), first);
-    assert_eq!(world.lock().syncs - synced, 1);
+    assert_eq!(world.lock().syncs - synced, 3, "when it was asked for again");
     let synced = world.lock().syncs;
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
     assert_eq!(world.lock().syncs - synced, 1, "the record's removal");
@@ -133,7 +132,10 @@ fn a_live_holder_keeps_its_gpu_and_one_that_does_not_leave_is_named_after_forty_
     assert!(error.is_permanent());
     assert_eq!(
         chain(&error),
-        "device gpu-0 of claim ns/b (UID uid-b) is held by claim ns/a (UID uid-a), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)"
+        format!(
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is held by claim ns/a (UID uid-a), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
+            world.gpu(0)
+        )
     );
     world.lock().api.clear();
     let began = world.lock().now;
@@ -141,7 +143,10 @@ fn a_live_holder_keeps_its_gpu_and_one_that_does_not_leave_is_named_after_forty_
     assert!(!error.is_permanent());
     assert_eq!(
         chain(&error),
-        "device gpu-0 of claim ns/b (UID uid-b) is still held by claim ns/a (UID uid-a), which no longer has it allocated: it has not been unprepared yet (it is handed over when its last container is gone)"
+        format!(
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is still held by claim ns/a (UID uid-a), which no longer has it allocated: it has not been unprepared yet (it is handed over when its last container is gone)",
+            world.gpu(0)
+        )
     );
     let took = world.lock().now.saturating_sub(began);
     assert!((secs(40)..secs(41)).contains(&took), "{took:?}");
@@ -237,7 +242,7 @@ fn a_prepare_that_arrived_before_an_unprepare_does_not_bring_the_claim_back_and_
     let error = executor.prepare(&a, &late).unwrap_err();
     assert_eq!(
         chain(&error),
-        "claim ns/a (UID uid-a) was unprepared while this call waited (nothing is left to do)"
+        "claim ns/a (UID uid-a) cannot be prepared: it was unprepared while this call waited (nothing is left to do)"
     );
     assert_eq!(final_state(&world).records.len(), 0);
     world.prepare(&executor, &a).unwrap();
@@ -252,7 +257,7 @@ fn a_cancelled_prepare_stops_waiting() {
     let cancel = call.cancel.clone();
     world.later(secs(1), move || cancel.cancel());
     let error = executor.prepare(&claim("b", &[0], "t2"), &call).unwrap_err();
-    assert_eq!(chain(&error), "preparing claim ns/b (UID uid-b) was cancelled");
+    assert_eq!(chain(&error), "claim ns/b (UID uid-b) cannot be prepared: the call was cancelled");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn a_claim_that_must_linger_on_a_full_disk_is_answered_with_an_error_goes_on_hol
     assert_eq!(
         chain(&error),
         format!(
-            "claim UID uid-a cannot be unprepared yet: process 7 still uses {gpu}: the record of claim UID uid-a cannot be written (the node's disk is full: free some space): no storage space"
+            "claim UID uid-a cannot be unprepared: process 7 still uses {gpu}, and its record could not be made to say so: the record of claim UID uid-a cannot be written (the node's disk is full: free some space): no storage space"
         )
     );
     let took = world.lock().now.saturating_sub(began);
@@ -266,19 +266,11 @@ fn an_unprepare_that_came_before_a_prepare_at_the_other_instance_that_found_its_
     world.prepare(&executor, &a).unwrap();
     // Arrives, and gets the lock only after a prepare for the claim's next pod.
     let early = executor.begin(secs(45));
-    let synced = world.lock().syncs;
     world.prepare(&other_instance, &a).unwrap();
-    assert_eq!(world.lock().syncs, synced, "a trace, and no record");
     let whole = final_state(&world);
     assert_eq!(executor.unprepare(&a.uid, &early).unwrap(), Unprepared::PreparedAgain);
     assert_eq!(final_state(&world), whole);
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
-
-    world.prepare(&executor, &a).unwrap();
-    world.prepare(&executor, &a).unwrap();
-    world.pass(secs(600));
-    executor.reconcile(&world.view());
-    assert_eq!(world.lock().files(Folder::Repeats).len(), 0, "no call lasts as long as that");
 }
 
 #[test]

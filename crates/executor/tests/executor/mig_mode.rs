@@ -152,7 +152,7 @@ fn nothing_is_begun_on_a_gpu_while_an_earlier_call_has_not_come_back() {
     let make = Step::CreatePartition { gpu: gpu.clone(), profile: 9, start: 4, size: 4 };
     for step in [&mode, &make] {
         let error = steps.apply(step, until, &mut |_| {}).unwrap_err();
-        assert!(matches!(error, StepError::NotDone(_)) && error.cause().soon, "{error:?}");
+        assert!(matches!(error, StepError::NotDone(_)) && error.cause().is_passing(), "{error:?}");
     }
     assert!(steps.before(&make).is_err());
     assert_eq!(steps.probe(&make, &[]), Observed::InFlight);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_proto::dra::{v1, v1beta1};
+use divvy_proto::dra::v1;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
@@ -30,25 +30,15 @@ impl ClaimRef {
 pub type Prepared = BTreeMap<String, Result<Vec<v1::Device>, String>>;
 
 impl FakeKubelet {
-    /// Calls NodePrepareResources of a driver, in the version that it was registered with, and checks that exactly
-    /// the claims asked for are answered. Answers in v1beta1 are returned as v1.
+    /// Calls NodePrepareResources of a driver, and checks that exactly the claims asked for are answered.
     pub async fn prepare(&self, driver: &str, claims: &[ClaimRef]) -> Result<Prepared, KubeletError> {
         const METHOD: &str = "NodePrepareResources";
-        let (plugin, channel) = self.channel(driver)?;
-        let answer = if plugin.service == "v1.DRAPlugin" {
-            let claims = claims.iter().map(claim).collect();
-            let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
-            let request = self.request(v1::NodePrepareResourcesRequest { claims });
-            let answer = self.within(driver, METHOD, client.node_prepare_resources(request)).await?.claims;
-            answer.into_iter().map(|(uid, one)| (uid, outcome(one.devices, one.error))).collect()
-        } else {
-            let claims = claims.iter().map(beta_claim).collect();
-            let mut client = v1beta1::dra_plugin_client::DraPluginClient::new(channel);
-            let request = self.request(v1beta1::NodePrepareResourcesRequest { claims });
-            let answer = self.within(driver, METHOD, client.node_prepare_resources(request)).await?.claims;
-            let devices = |list: Vec<v1beta1::Device>| list.into_iter().map(device).collect();
-            answer.into_iter().map(|(uid, one)| (uid, outcome(devices(one.devices), one.error))).collect()
-        };
+        let (_, channel) = self.channel(driver)?;
+        let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
+        let request =
+            self.request(v1::NodePrepareResourcesRequest { claims: claims.iter().map(claim).collect() });
+        let answer = self.within(driver, METHOD, client.node_prepare_resources(request)).await?.claims;
+        let answer = answer.into_iter().map(|(uid, one)| (uid, outcome(one.devices, one.error))).collect();
         check(driver, METHOD, claims, answer)
     }
 
@@ -59,20 +49,12 @@ impl FakeKubelet {
         claims: &[ClaimRef],
     ) -> Result<BTreeMap<String, Result<(), String>>, KubeletError> {
         const METHOD: &str = "NodeUnprepareResources";
-        let (plugin, channel) = self.channel(driver)?;
-        let answer = if plugin.service == "v1.DRAPlugin" {
-            let claims = claims.iter().map(claim).collect();
-            let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
-            let request = self.request(v1::NodeUnprepareResourcesRequest { claims });
-            let answer = self.within(driver, METHOD, client.node_unprepare_resources(request)).await?.claims;
-            answer.into_iter().map(|(uid, one)| (uid, outcome((), one.error))).collect()
-        } else {
-            let claims = claims.iter().map(beta_claim).collect();
-            let mut client = v1beta1::dra_plugin_client::DraPluginClient::new(channel);
-            let request = self.request(v1beta1::NodeUnprepareResourcesRequest { claims });
-            let answer = self.within(driver, METHOD, client.node_unprepare_resources(request)).await?.claims;
-            answer.into_iter().map(|(uid, one)| (uid, outcome((), one.error))).collect()
-        };
+        let (_, channel) = self.channel(driver)?;
+        let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
+        let request =
+            self.request(v1::NodeUnprepareResourcesRequest { claims: claims.iter().map(claim).collect() });
+        let answer = self.within(driver, METHOD, client.node_unprepare_resources(request)).await?.claims;
+        let answer = answer.into_iter().map(|(uid, one)| (uid, outcome((), one.error))).collect();
         check(driver, METHOD, claims, answer)
     }
 
@@ -120,15 +102,6 @@ impl FakeKubelet {
 
 fn claim(claim: &ClaimRef) -> v1::Claim {
     v1::Claim { namespace: claim.namespace.clone(), uid: claim.uid.clone(), name: claim.name.clone() }
-}
-
-fn beta_claim(claim: &ClaimRef) -> v1beta1::Claim {
-    v1beta1::Claim { namespace: claim.namespace.clone(), uid: claim.uid.clone(), name: claim.name.clone() }
-}
-
-fn device(device: v1beta1::Device) -> v1::Device {
-    let v1beta1::Device { request_names, pool_name, device_name, cdi_device_ids } = device;
-    v1::Device { request_names, pool_name, device_name, cdi_device_ids, share_id: None }
 }
 
 fn outcome<T>(value: T, error: String) -> Result<T, String> {

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use divvy_proto::dra::SERVICES;
+use divvy_proto::dra::SERVICE;
 use divvy_proto::podresources::v1::PodResources;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -43,7 +43,7 @@ pub struct KubeletConfig {
     pub node: String,
     /// The API server: pods and claims are read there, and slices wiped.
     pub api: FakeApi,
-    /// The DRA services it knows; a kubelet before 1.34 knows only `v1beta1.DRAPlugin`.
+    /// The DRA services it knows; one before 1.34 does not know `v1.DRAPlugin`.
     pub services: Vec<String>,
     /// How long a driver may be without a connected plugin before its slices go; 30 s in the real kubelet.
     pub wipe_after: Duration,
@@ -58,7 +58,7 @@ impl KubeletConfig {
             root: root.into(),
             node: node.into(),
             api,
-            services: SERVICES.map(String::from).to_vec(),
+            services: vec![SERVICE.to_owned()],
             wipe_after: Duration::from_secs(30),
             deadline: Duration::from_secs(45),
         }

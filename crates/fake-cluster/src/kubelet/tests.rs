@@ -7,7 +7,6 @@ use divvy_proto::dra::v1::{
     Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
-use divvy_proto::dra::v1beta1;
 use divvy_proto::podresources::v1::ListPodResourcesRequest;
 use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_proto::registration::registration_server::{Registration, RegistrationServer};
@@ -101,27 +100,6 @@ impl DraPlugin for Stub {
     }
 }
 
-#[tonic::async_trait]
-impl v1beta1::dra_plugin_server::DraPlugin for Stub {
-    async fn node_prepare_resources(
-        &self,
-        request: Request<v1beta1::NodePrepareResourcesRequest>,
-    ) -> Result<Response<v1beta1::NodePrepareResourcesResponse>, Status> {
-        let answered = request.into_inner().claims.into_iter().map(|claim| {
-            let device = v1beta1::Device { device_name: "old".into(), ..v1beta1::Device::default() };
-            (claim.uid, v1beta1::NodePrepareResourceResponse { devices: vec![device], error: String::new() })
-        });
-        Ok(Response::new(v1beta1::NodePrepareResourcesResponse { claims: answered.collect() }))
-    }
-
-    async fn node_unprepare_resources(
-        &self,
-        _: Request<v1beta1::NodeUnprepareResourcesRequest>,
-    ) -> Result<Response<v1beta1::NodeUnprepareResourcesResponse>, Status> {
-        Err(Status::internal("broken"))
-    }
-}
-
 /// A kubelet in a temporary folder, its API server, and a plugin in a runtime of its own: connections are tasks that
 /// outlive their server, and only end with the runtime, as they do with a process.
 struct Node {
@@ -148,7 +126,7 @@ impl Node {
             r#type: "DRAPlugin".into(),
             name: DRIVER.into(),
             endpoint: endpoint.to_string_lossy().into_owned(),
-            supported_versions: SERVICES.map(String::from).to_vec(),
+            supported_versions: vec![SERVICE.to_owned()],
         };
         let stub = Stub { info, ..Stub::default() };
         Self { folder, api, kubelet, stub, plugin: None }
@@ -181,9 +159,8 @@ impl Node {
         let (dra, registration) = (listen(&endpoint), listen(&socket));
         drop(entered);
         runtime.spawn(async move {
-            let beta = v1beta1::dra_plugin_server::DraPluginServer::new(stub.clone());
             let service = DraPluginServer::new(stub.clone());
-            let dra = Server::builder().add_service(service).add_service(beta).serve_with_incoming(dra);
+            let dra = Server::builder().add_service(service).serve_with_incoming(dra);
             let service = RegistrationServer::new(stub);
             let registration = Server::builder().add_service(service).serve_with_incoming(registration);
             tokio::try_join!(dra, registration).unwrap();
@@ -260,18 +237,6 @@ async fn prepare_returns_each_claims_answer_and_refuses_incomplete_ones() {
     assert!(node.stub.prepared.lock().unwrap().is_empty());
     let nobody = node.kubelet.prepare("other", &claims).await.unwrap_err();
     assert_eq!(nobody.to_string(), "no plugin of driver other is registered");
-}
-
-#[tokio::test]
-async fn an_old_kubelet_speaks_v1beta1_and_reports_failed_calls() {
-    let mut node = Node::with(|config| config.services = vec!["v1beta1.DRAPlugin".into()]);
-    node.serve("gpu.divvy.dev@reg.sock");
-    assert_eq!(node.kubelet.wait_registered(DRIVER, SOON).await.unwrap().service, "v1beta1.DRAPlugin");
-    let claims = [ClaimRef::new("ns", "c", "u1")];
-    let answers = node.kubelet.prepare(DRIVER, &claims).await.unwrap();
-    assert_eq!(answers["u1"].as_ref().unwrap()[0].device_name, "old");
-    let failed = node.kubelet.unprepare(DRIVER, &claims).await.unwrap_err();
-    assert_eq!(failed.to_string(), "NodeUnprepareResources of driver gpu.divvy.dev failed: broken");
 }
 
 #[tokio::test]

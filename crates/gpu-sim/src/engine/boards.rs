@@ -37,7 +37,7 @@ impl Engine {
         #[expect(clippy::expect_used, reason = "the form is fixed; tested")]
         let uuid: GpuUuid =
             format!("GPU-12345678-1234-1234-{node:04x}-12345678{serial:04x}").parse().expect("a GPU UUID");
-        let numa = pci_address.domain * 2 + u32::from(pci_address.bus >= 0x80);
+        let make = &profile.make;
         let taken = |pick: fn(&SimGpu) -> Option<u32>| -> BTreeSet<u32> {
             self.gpus.iter().filter_map(pick).collect()
         };
@@ -47,24 +47,25 @@ impl Engine {
                 uuid: uuid.clone(),
                 minor: Some(lowest_free(0, &taken(|g| g.facts.minor))),
                 product_name: profile.product_name.to_owned(),
-                brand: profile.brand,
-                architecture: profile.architecture,
-                compute_capability: profile.compute_capability,
-                memory_bytes: Some(profile.memory_bytes),
+                brand: make.brand,
+                architecture: make.architecture,
+                compute_capability: make.compute_capability,
+                memory_bytes: profile.memory_bytes,
                 multiprocessors: Some(profile.multiprocessors),
                 pci_address,
                 pci_device_id: profile.pci_device_id,
                 mig_mode: profile.mig_mode(),
                 compute_mode: Some(ComputeMode::Default),
-                // HMM comes with the open kernel module's Ampere and later support.
-                addressing_mode: Some(
-                    if profile.compute_capability.major >= 8 { "HMM" } else { "None" }.to_owned(),
-                ),
-                module_id: profile.is_sxm().then(|| lowest_free(1, &taken(|g| g.facts.module_id))),
+                addressing_mode: Some(make.addressing_mode.to_owned()),
+                c2c: make.c2c,
+                module_id: profile.has_module_id().then(|| lowest_free(1, &taken(|g| g.facts.module_id))),
                 nvlinks: Vec::new(),
                 fabric: None,
             },
-            topology: HostTopology { numa_node: Some(numa), pcie_root: Some(profile.pcie_root(pci_address)) },
+            topology: HostTopology {
+                numa_node: Some(make.chassis.numa_node(pci_address)),
+                pcie_root: Some(make.chassis.pcie_root(pci_address)),
+            },
             nvlink: baseboard.unwrap_or_else(|| self.connect(profile)),
             lost: false,
             processes: BTreeSet::new(),
@@ -76,21 +77,19 @@ impl Engine {
         uuid
     }
 
-    /// The first slot of the board's chassis that is free; beyond eight, the same slots of another PCI segment.
+    /// The first slot of the board's chassis that is free.
     fn free_slot(&self, profile: &Profile) -> PciAddress {
         let taken: BTreeSet<_> = self.gpus.iter().map(|g| g.facts.pci_address).collect();
-        let slot = |domain, bus: u8| PciAddress { domain, bus, device: 0, function: 0 };
-        (0..=u32::MAX)
-            .flat_map(|domain| profile.chassis.buses.iter().map(move |bus| slot(domain, *bus)))
-            .find(|address| !taken.contains(address))
-            .unwrap_or_else(|| slot(u32::MAX, 0))
+        let free = profile.make.chassis.slots().find(|address| !taken.contains(address));
+        free.unwrap_or(PciAddress { domain: u32::MAX, bus: 0, device: 0, function: 0 })
     }
 
     /// The NVLink shape of a GPU that joins the ones already there.
     fn connect(&self, profile: &Profile) -> NvLinkShape {
         let same_model = || self.gpus.iter().filter(|g| g.model == profile.key).map(|g| g.nvlink);
-        match profile.nvlink {
+        match profile.make.nvlink {
             NvLinkPort::None => NvLinkShape::None,
+            NvLinkPort::Rack { links } => NvLinkShape::Switch { links },
             NvLinkPort::Sxm { links } => {
                 // A GPU put back on a four-GPU baseboard that has a free place.
                 let free = same_model().find(|shape| {

@@ -38,7 +38,7 @@ fn it_is_run_with_the_gpus_uuid_and_the_drivers_libraries() {
     let libraries = dir.path().join("usr/lib/x86_64-linux-gnu");
     let text = fs_err::read_to_string(&said).unwrap();
     let (args, path) = text.trim().split_once("; ").unwrap();
-    assert_eq!(args, format!("compute-policy -i {} --set-timeslice=3", gpu()));
+    assert_eq!(args, format!("compute-policy -i {} --set-timeslice 3", gpu()));
     assert_eq!(std::env::split_paths(path).next().unwrap(), libraries);
 }
 
@@ -126,8 +126,12 @@ fn a_whole_root_is_entered_and_one_with_the_drivers_files_only_is_not() {
     let program = dir.path().join("usr/bin/nvidia-smi");
     let as_it_is = ["run-as-other", "/", &program.to_string_lossy()].map(str::to_owned);
     assert_eq!(command(&smi), ("/usr/bin/divvy".into(), as_it_is.to_vec()));
-    fs_err::create_dir_all(dir.path().join("lib64")).unwrap();
-    fs_err::write(dir.path().join("lib64/ld-linux-x86-64.so.2"), "").unwrap();
+    for folder in ["lib64", "lib/glibc"] {
+        fs_err::create_dir_all(dir.path().join(folder)).unwrap();
+    }
+    // An absolute link, as some distributions have: it leads somewhere in that root only.
+    fs_err::write(dir.path().join("lib/glibc/ld.so"), "").unwrap();
+    fs_err::os::unix::fs::symlink("/lib/glibc/ld.so", dir.path().join("lib64/ld-linux-x86-64.so.2")).unwrap();
     let inside = ["run-as-other", &dir.path().to_string_lossy(), "/usr/bin/nvidia-smi"].map(str::to_owned);
     assert_eq!(command(&smi), ("/usr/bin/divvy".into(), inside.to_vec()));
     assert_eq!(command(&Smi::default()), (program.into(), vec![]), "nobody to enter it");

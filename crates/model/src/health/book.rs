@@ -2,7 +2,7 @@
 //!
 //! Sick at once, well with patience: an ailment is over after [`HealthRules::good_polls`] polls in a row without it
 //! and [`HealthRules::recover_after`] since it was seen last. An Xid is seen once; it is over when the driver says
-//! so often enough that no recovery action is due. A driver that cannot say (before R560 or so) leaves it until the
+//! so often enough that no recovery action is due. A driver that cannot say (before R565) leaves it until the
 //! GPU was away and is back, as it is after a reset.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Ailment, GpuEvent, GpuEventKind, GpuVitals, RecoveryAction, XidClass};
+use super::{Ailment, GpuEvent, GpuEventKind, GpuVitals, XidClass};
 use crate::mig::GpuInstanceId;
 use crate::{GpuErrorCode, GpuUuid};
 
@@ -171,9 +171,12 @@ impl HealthBook {
         }
         let gpu = self.gpus.entry(uuid.clone()).or_default();
         match answer {
-            Ok(vitals) => {
+            Ok(mut vitals) => {
                 self.removed.remove(uuid);
-                let present = present(&vitals, gpu.vitals.as_ref());
+                let known = gpu.vitals.as_ref().and_then(|known| known.uncorrected_ecc);
+                let present = present(&vitals, known);
+                // One poll that does not tell it does not make the next increase old news.
+                vitals.uncorrected_ecc = vitals.uncorrected_ecc.or(known);
                 gpu.bad_polls = 0;
                 gpu.vitals = Some(vitals);
                 for ailment in &present {
@@ -181,9 +184,10 @@ impl HealthBook {
                         changes.add(None, *ailment, false);
                     }
                 }
-                let fit = vitals.recovery == Some(RecoveryAction::Nothing) || gpu.was_away;
+                let fit = vitals.recovery.is_some_and(|action| !action.concerns_gpu()) || gpu.was_away;
                 let over = good_poll(&mut gpu.ailments, rules, now, |a| {
-                    !present.contains(&a) && (fit || !a.is_of_a_moment())
+                    let told = vitals.remap.is_some() || !a.is_of_memory();
+                    !present.contains(&a) && told && (fit || !a.is_of_a_moment())
                 });
                 for ailment in over {
                     changes.add(None, ailment, true);
@@ -266,9 +270,9 @@ impl Changes<'_> {
 }
 
 /// What the vitals say is wrong.
-fn present(now: &GpuVitals, before: Option<&GpuVitals>) -> BTreeSet<Ailment> {
+fn present(now: &GpuVitals, ecc_before: Option<u64>) -> BTreeSet<Ailment> {
     let mut present = BTreeSet::new();
-    if let Some(action) = now.recovery.filter(|action| *action != RecoveryAction::Nothing) {
+    if let Some(action) = now.recovery.filter(|action| action.concerns_gpu()) {
         present.insert(Ailment::Recovery(action));
     }
     if let Some(remap) = now.remap {
@@ -280,7 +284,7 @@ fn present(now: &GpuVitals, before: Option<&GpuVitals>) -> BTreeSet<Ailment> {
         }
     }
     // What was counted before we came is old news.
-    if let (Some(now), Some(before)) = (now.uncorrected_ecc, before.and_then(|b| b.uncorrected_ecc))
+    if let (Some(now), Some(before)) = (now.uncorrected_ecc, ecc_before)
         && now > before
     {
         present.insert(Ailment::Ecc);

@@ -75,6 +75,8 @@ pub enum RecoveryAction {
     DrainPeers,
     /// Let everything on the GPU end, then reset it.
     DrainAndReset,
+    /// Recover the IMEX domain, of which the GPU is a member: memory that nodes share over NVLink. The GPU itself is fit.
+    RecoverImexDomain,
     /// One that we don't know.
     Unknown(u32),
 }
@@ -88,8 +90,14 @@ impl RecoveryAction {
             2 => Self::Reboot,
             3 => Self::DrainPeers,
             4 => Self::DrainAndReset,
+            5 => Self::RecoverImexDomain,
             other => Self::Unknown(other),
         }
+    }
+
+    /// Whether something has to be done about the GPU itself.
+    pub fn concerns_gpu(self) -> bool {
+        !matches!(self, Self::Nothing | Self::RecoverImexDomain)
     }
 
     /// A short stable name: the value of the taint.
@@ -100,6 +108,7 @@ impl RecoveryAction {
             Self::Reboot => "reboot",
             Self::DrainPeers => "drain-peers",
             Self::DrainAndReset => "drain-and-reset",
+            Self::RecoverImexDomain => "recover-imex-domain",
             Self::Unknown(_) => "unknown",
         }
     }
@@ -175,6 +184,11 @@ impl Ailment {
                 "let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node"
             }
         }
+    }
+
+    /// Told by the replacement of memory, which a GPU does not tell while MIG instances live: no answer is not the end of it.
+    pub(crate) fn is_of_memory(self) -> bool {
+        matches!(self, Self::RemapFailed | Self::RemapPending)
     }
 
     /// Told by an event and not by a state that can be read: whether it is over has to be concluded.

@@ -124,7 +124,7 @@ fn a_recovery_action_lasts_as_long_as_the_driver_says() {
         (2, RecoveryAction::Reboot),
         (3, RecoveryAction::DrainPeers),
         (4, RecoveryAction::DrainAndReset),
-        (5, RecoveryAction::Unknown(5)),
+        (6, RecoveryAction::Unknown(6)),
     ] {
         let mut book = HealthBook::default();
         assert_eq!(well_at(&mut book, 0, vitals(Some(raw))), None);
@@ -243,4 +243,36 @@ fn what_events_have_told_goes_on_in_a_book_of_a_later_process_until_the_gpu_was_
     latest.remember(at(0), later.remembered());
     assert!(well_at(&mut latest, 0, vitals(None)).is_some());
     assert_eq!(latest.remembered(), std::collections::BTreeMap::new());
+}
+
+#[test]
+fn bad_memory_is_not_over_because_the_gpu_does_not_tell_it() {
+    let mut book = HealthBook::default();
+    let remap = |remap| GpuVitals { remap, ..vitals(Some(0)) };
+    let bad = remap(Some(RowRemap { pending: true, failed: true }));
+    book.poll(&HealthRules::default(), at(0), &gpu(), Ok(bad));
+    assert_eq!(well_at(&mut book, 30, remap(None)), None, "as while MIG instances live");
+    assert_eq!(sick(&book), [Ailment::RemapFailed, Ailment::RemapPending]);
+    assert!(well_at(&mut book, 1000, remap(Some(RowRemap::default()))).is_some());
+}
+
+#[test]
+fn an_imex_domain_that_needs_help_makes_no_gpu_sick_and_lets_it_recover() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(vitals(Some(5))));
+    assert_eq!(sick(&book), []);
+    book.poll(&rules, at(1), &gpu(), Ok(vitals(Some(1))));
+    book.event(&rules, at(2), &event(GpuEventKind::Xid(95), None));
+    assert!(well_at(&mut book, 30, vitals(Some(5))).is_some());
+}
+
+#[test]
+fn ecc_errors_that_came_while_a_poll_did_not_tell_them_count() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    for count in [Some(1), None, Some(2)] {
+        book.poll(&rules, at(0), &gpu(), Ok(GpuVitals { uncorrected_ecc: count, ..vitals(None) }));
+    }
+    assert_eq!(sick(&book), [Ailment::Ecc]);
 }

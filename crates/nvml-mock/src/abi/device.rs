@@ -5,11 +5,11 @@ use std::ffi::{c_char, c_int, c_uint};
 use divvy_gpu_sim::{Engine, SimGpu};
 use divvy_model::{GpuErrorCode, GpuOp, MigMode};
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
-    nvmlProcessInfo_t, nvmlReturn_t, nvmlValue_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t,
+    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlReturn_t, nvmlValue_t,
 };
 
-use super::{Answer, code, gpu, pci_info, put, put_text, struct_version, version_of};
+use super::{code, gpu, pci_info, put, put_text, struct_version, version_of};
 use crate::bridge::{self, Thing};
 
 #[unsafe(no_mangle)]
@@ -135,6 +135,7 @@ unsafe extern "C" fn nvmlDeviceGetNumGpuCores(device: nvmlDevice_t, cores: *mut 
     unsafe {
         put(cores, || {
             gpu(device, |g| match g.cores() {
+                _ if g.facts.mig_mode.is_on() => Err(GpuErrorCode::NOT_SUPPORTED),
                 0 => Err(GpuErrorCode::NOT_SUPPORTED),
                 cores => Ok(cores),
             })
@@ -172,6 +173,20 @@ unsafe extern "C" fn nvmlDeviceGetModuleId(device: nvmlDevice_t, module: *mut c_
     unsafe { put(module, || gpu(device, |g| g.facts.module_id.ok_or(GpuErrorCode::NOT_SUPPORTED))) }
 }
 
+/// Without a version, despite its name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetC2cModeInfoV(
+    device: nvmlDevice_t,
+    info: *mut nvmlC2cModeInfo_v1_t,
+) -> nvmlReturn_t {
+    let ask = || {
+        let on = gpu(device, |g| g.facts.c2c.ok_or(GpuErrorCode::NOT_SUPPORTED))?;
+        Ok(nvmlC2cModeInfo_v1_t { isC2cEnabled: on.into() })
+    };
+    // SAFETY: see `abi`.
+    unsafe { put(info, ask) }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetAddressingMode(
     device: nvmlDevice_t,
@@ -198,66 +213,6 @@ unsafe extern "C" fn nvmlDeviceGetAddressingMode(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
-    device: nvmlDevice_t,
-    count: *mut c_uint,
-    infos: *mut nvmlProcessInfo_t,
-) -> nvmlReturn_t {
-    let ask = bridge::gpu_for(GpuOp::Processes, device.addr(), |_, g| {
-        Ok(g.processes.iter().map(|p| (p.pid, p.gpu_instance)).collect::<Vec<_>>())
-    });
-    // SAFETY: see `abi`.
-    unsafe { put_processes(count, infos, ask) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
-    device: nvmlDevice_t,
-    count: *mut c_uint,
-    infos: *mut nvmlProcessInfo_t,
-) -> nvmlReturn_t {
-    // SAFETY: see `abi`.
-    unsafe { put_processes(count, infos, gpu(device, |_| Ok(Vec::new()))) }
-}
-
-/// # Safety
-/// `count` is null or valid; `infos` is null or valid for `*count` processes.
-unsafe fn put_processes(
-    count: *mut c_uint,
-    infos: *mut nvmlProcessInfo_t,
-    answer: Answer<Vec<(u32, Option<u32>)>>,
-) -> nvmlReturn_t {
-    const NOT_AVAILABLE: u64 = u64::MAX;
-    if count.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
-    }
-    code(answer.and_then(|processes| {
-        // SAFETY: valid by this function's contract.
-        let room = unsafe { count.read() } as usize;
-        let needed = c_uint::try_from(processes.len()).map_err(|_| GpuErrorCode::UNKNOWN)?;
-        // SAFETY: as above.
-        unsafe { count.write(needed) };
-        if processes.len() > room {
-            return Err(GpuErrorCode::INSUFFICIENT_SIZE);
-        }
-        if infos.is_null() && !processes.is_empty() {
-            return Err(GpuErrorCode::INVALID_ARGUMENT);
-        }
-        for (at, (pid, gpu_instance)) in processes.into_iter().enumerate() {
-            let info = nvmlProcessInfo_t {
-                pid,
-                usedGpuMemory: NOT_AVAILABLE,
-                gpuInstanceId: gpu_instance.unwrap_or(u32::MAX),
-                computeInstanceId: if gpu_instance.is_some() { 0 } else { u32::MAX },
-            };
-            // SAFETY: `at` is below `room`, for which `infos` is valid by this function's contract.
-            unsafe { infos.add(at).write(info) };
-        }
-        Ok(())
-    }))
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetFieldValues(
     device: nvmlDevice_t,
     count: c_int,
@@ -281,7 +236,7 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
                 MIG_QUERY_WITHOUT_MIG if engine.tells_profiles_without_mig() => {
                     Ok(u32::from(g.facts.mig_mode != MigMode::Unsupported))
                 }
-                RECOVERY_ACTION => {
+                RECOVERY_ACTION if bridge::generation(engine).tells_recovery() => {
                     g.vitals.recovery.map(super::health::raw_action).ok_or(GpuErrorCode::NOT_SUPPORTED)
                 }
                 _ => Err(GpuErrorCode::NOT_SUPPORTED),

@@ -3,6 +3,7 @@
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::Duration;
 
+use divvy_gpu_sim::{Engine, SimGpu};
 use divvy_model::health::{GpuEventKind, RecoveryAction};
 use divvy_model::{Architecture, GpuErrorCode};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlReturn_t};
@@ -15,8 +16,12 @@ const XID_CRITICAL: c_ulonglong = 0x8;
 const RETIREMENT_FAILURE: c_ulonglong = 0x800;
 const RECOVERY_ACTION: c_ulonglong = 0x8000;
 /// What the simulated GPUs can send, and some that nobody simulates.
-const SUPPORTED: c_ulonglong =
-    0x1 | DOUBLE_BIT_ECC | XID_CRITICAL | 0x10 | RETIREMENT_FAILURE | RECOVERY_ACTION;
+fn supported(engine: &Engine) -> c_ulonglong {
+    let generation = bridge::generation(engine);
+    let retirement = if generation.tells_retirement() { RETIREMENT_FAILURE } else { 0 };
+    let recovery = if generation.tells_recovery() { RECOVERY_ACTION } else { 0 };
+    0x1 | DOUBLE_BIT_ECC | XID_CRITICAL | 0x10 | retirement | recovery
+}
 
 pub(super) fn raw_action(action: RecoveryAction) -> c_uint {
     match action {
@@ -25,8 +30,14 @@ pub(super) fn raw_action(action: RecoveryAction) -> c_uint {
         RecoveryAction::Reboot => 2,
         RecoveryAction::DrainPeers => 3,
         RecoveryAction::DrainAndReset => 4,
+        RecoveryAction::RecoverImexDomain => 5,
         RecoveryAction::Unknown(raw) => raw,
     }
+}
+
+/// Before Ampere bad memory was replaced by pages.
+fn retires_pages(gpu: &SimGpu) -> bool {
+    matches!(gpu.facts.architecture, Architecture::Turing | Architecture::Volta)
 }
 
 #[unsafe(no_mangle)]
@@ -38,8 +49,8 @@ unsafe extern "C" fn nvmlDeviceGetRemappedRows(
     failed: *mut c_uint,
 ) -> nvmlReturn_t {
     let remap = gpu(device, |g| {
-        let old = matches!(g.facts.architecture, Architecture::Turing | Architecture::Volta);
-        g.vitals.remap.filter(|_| !old).ok_or(GpuErrorCode::NOT_SUPPORTED)
+        let tells = !retires_pages(g) && g.instances.is_empty();
+        g.vitals.remap.filter(|_| tells).ok_or(GpuErrorCode::NOT_SUPPORTED)
     });
     let remap = match remap {
         Ok(remap) => remap,
@@ -66,7 +77,13 @@ unsafe extern "C" fn nvmlDeviceGetRetiredPagesPendingStatus(
     device: nvmlDevice_t,
     pending: *mut c_uint,
 ) -> nvmlReturn_t {
-    let ask = || gpu(device, |g| Ok(g.vitals.remap.ok_or(GpuErrorCode::NOT_SUPPORTED)?.pending.into()));
+    // Boards with rows say NOT_SUPPORTED; here that no page is pending, which no reader of theirs may take for an answer.
+    let ask = || {
+        gpu(device, |g| match g.vitals.remap {
+            Some(remap) => Ok((remap.pending && retires_pages(g)).into()),
+            None => Err(GpuErrorCode::NOT_SUPPORTED),
+        })
+    };
     // SAFETY: see `abi`.
     unsafe { put(pending, ask) }
 }
@@ -112,7 +129,7 @@ unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(
     kinds: *mut c_ulonglong,
 ) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(kinds, || gpu(device, |_| Ok(SUPPORTED))) }
+    unsafe { put(kinds, || bridge::gpu(device.addr(), |engine, _| Ok(supported(engine)))) }
 }
 
 #[unsafe(no_mangle)]
@@ -123,9 +140,8 @@ extern "C" fn nvmlDeviceRegisterEvents(
 ) -> nvmlReturn_t {
     let register = || {
         let uuid = bridge::uuid_of(device.addr())?;
-        gpu(device, |_| Ok(()))?;
         // As the real one: nothing is registered if one kind cannot be.
-        if kinds & !SUPPORTED != 0 {
+        if kinds & !bridge::gpu(device.addr(), |engine, _| Ok(supported(engine)))? != 0 {
             return Err(GpuErrorCode::NOT_SUPPORTED);
         }
         bridge::register_events(&uuid, set.addr())

@@ -11,14 +11,9 @@ use nvml_wrapper_sys::bindings::{
 use super::{Answer, gpu, pci_info, put, struct_version, version_of};
 use crate::bridge;
 
-/// Highest number of links NVML 13 knows.
-const MAX_LINKS: c_uint = 36;
-
 fn link(device: nvmlDevice_t, link: c_uint) -> Answer<Option<NvLinkPeer>> {
-    if link >= MAX_LINKS {
-        return Err(GpuErrorCode::INVALID_ARGUMENT);
-    }
     bridge::gpu(device.addr(), |engine, gpu| match engine.facts_of(gpu).nvlinks.as_slice() {
+        _ if link >= bridge::generation(engine).links() => Err(GpuErrorCode::INVALID_ARGUMENT),
         [] => Err(GpuErrorCode::NOT_SUPPORTED),
         peers => Ok(peers.get(link as usize).copied()),
     })
@@ -90,10 +85,12 @@ unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
     info: *mut nvmlGpuFabricInfo_v3_t,
 ) -> nvmlReturn_t {
     let v2 = struct_version::<nvmlGpuFabricInfo_v2_t>(2);
+    let v3 = struct_version::<nvmlGpuFabricInfo_v3_t>(3);
+    let knows_v3 = bridge::engine().is_ok_and(|engine| bridge::generation(&engine).has_fabric_v3());
     // SAFETY: see `abi`; a versioned struct has at least its version, and is as large as that says.
     unsafe {
         match version_of(info.cast()) {
-            Ok(asked) if asked == struct_version::<nvmlGpuFabricInfo_v3_t>(3) => put(info, || fabric(device)),
+            Ok(asked) if asked == v3 && knows_v3 => put(info, || fabric(device)),
             Ok(asked) if asked == v2 => put(info.cast::<nvmlGpuFabricInfo_v2_t>(), || {
                 fabric(device).map(|f| nvmlGpuFabricInfo_v2_t {
                     version: v2,

@@ -14,8 +14,6 @@ use nvml_wrapper_sys::bindings::{
 use super::{Answer, chars, code, put, struct_version, version_of};
 use crate::bridge::{self, Thing, handle_to, uuid_of};
 
-/// One more than the highest profile number that the library of the simulated driver knows.
-const GPU_INSTANCE_PROFILES: c_uint = 0x12;
 /// `NVML_GPU_INSTANCE_PROFILE_CAPS_GFX`.
 const CAPS_GFX: c_uint = 2;
 
@@ -82,10 +80,10 @@ unsafe extern "C" fn nvmlDeviceSetMigMode(
 /// The profile with an index: `INVALID_ARGUMENT` for an index that no board has, `NOT_SUPPORTED` for one that this
 /// board has not.
 fn profile(device: nvmlDevice_t, index: c_uint) -> Answer<GpuInstanceProfile> {
-    if index >= GPU_INSTANCE_PROFILES {
+    let gpu = uuid_of(device.addr())?;
+    if index >= bridge::generation(&*bridge::engine()?).gpu_instance_profiles() {
         return Err(GpuErrorCode::INVALID_ARGUMENT);
     }
-    let gpu = uuid_of(device.addr())?;
     let all = bridge::ask(None, &gpu, |e| e.mig_capabilities(&gpu))?;
     let found = all.profiles().iter().find(|p| p.index.0 == index);
     found.cloned().ok_or(GpuErrorCode::NOT_SUPPORTED)
@@ -131,6 +129,7 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
 ) -> nvmlReturn_t {
     let v2 = struct_version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
     let v3 = struct_version::<nvmlGpuInstanceProfileInfo_v3_t>(3);
+    let knows_v3 = bridge::engine().is_ok_and(|engine| bridge::generation(&engine).has_profile_v3());
     let ask_v2 = || {
         profile(device, index).map(|p| {
             profile_info!(
@@ -163,7 +162,9 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
     unsafe {
         match version_of(info.cast()) {
             Ok(asked) if asked == v2 => put(info, ask_v2),
-            Ok(asked) if asked == v3 => put(info.cast::<nvmlGpuInstanceProfileInfo_v3_t>(), ask_v3),
+            Ok(asked) if asked == v3 && knows_v3 => {
+                put(info.cast::<nvmlGpuInstanceProfileInfo_v3_t>(), ask_v3)
+            }
             Ok(_) => GpuErrorCode::ARGUMENT_VERSION_MISMATCH.0,
             Err(code) => code.0,
         }
@@ -180,6 +181,9 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     let ask = || {
         let gpu = uuid_of(device.addr())?;
         let all = bridge::ask(None, &gpu, |e| e.mig_capabilities(&gpu))?;
+        if placements.is_null() && all.profiles().first().is_some_and(|first| first.id.0 == profile) {
+            bridge::ask(Some(GpuOp::MigCapabilities), &gpu, |_| Ok(()))?;
+        }
         let found = all.profile(GpuInstanceProfileId(profile)).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
         let places = found.placements.iter();
         Ok(places.map(|at| nvmlGpuInstancePlacement_t { start: at.start, size: at.size }).collect())

@@ -10,6 +10,7 @@ mod health;
 mod links;
 mod mig;
 mod mig_devices;
+mod processes;
 mod system;
 
 use std::ffi::{CString, c_char, c_uint};

@@ -69,18 +69,33 @@ unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put_text(version, length, || Ok(bridge::engine()?.system.nvml_version.clone())) }
+    unsafe {
+        put_text(version, length, || {
+            bridge::engine()?.system.nvml_version.clone().ok_or(GpuErrorCode::NOT_SUPPORTED)
+        })
+    }
+}
+
+fn cuda_version() -> Answer<c_int> {
+    let cuda = bridge::engine()?.system.cuda_version.ok_or(GpuErrorCode::NOT_SUPPORTED)?;
+    (cuda.major * 1000 + cuda.minor * 10).try_into().map_err(|_| GpuErrorCode::UNKNOWN)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe {
-        put(version, || {
-            let cuda = bridge::engine()?.system.cuda_version;
-            (cuda.major * 1000 + cuda.minor * 10).try_into().map_err(|_| GpuErrorCode::UNKNOWN)
-        })
-    }
+    unsafe { put(version, cuda_version) }
+}
+
+/// Asks libcuda, which a process has only if its loader finds it: the plugin's image has none.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> nvmlReturn_t {
+    let ask = || match bridge::mapped_file(|line| line.contains("/libcuda.so")) {
+        Some(_) => cuda_version(),
+        None => Err(GpuErrorCode::LIBRARY_NOT_FOUND),
+    };
+    // SAFETY: see `abi`.
+    unsafe { put(version, ask) }
 }
 
 #[unsafe(no_mangle)]

@@ -88,7 +88,7 @@ impl Library {
         Ok(kinds)
     }
 
-    /// A failure leaves the set as it was.
+    /// A failure may leave the set undefined: it is to be freed.
     pub(crate) fn register_events(&self, gpu: Handle, kinds: u64, set: &EventSet) -> Result<(), Failure> {
         call!(self.nvmlDeviceRegisterEvents(gpu.0, kinds, set.0))
     }

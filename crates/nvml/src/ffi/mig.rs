@@ -99,7 +99,7 @@ impl Library {
         let v3 = || self.gpu_instance_profile_v3(gpu, index);
         let v2 = || self.gpu_instance_profile_v2(gpu, index);
         let or_older = |failure: Failure, older: &dyn Fn() -> Result<ProfileInfo, Failure>| {
-            if failure.means_absent() { older() } else { Err(failure) }
+            if failure.is_final() { Err(failure) } else { older() }
         };
         v3().or_else(|f| or_older(f, &v2))
             .or_else(|f| or_older(f, &|| self.gpu_instance_profile_v1(gpu, index)))

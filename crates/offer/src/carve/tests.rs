@@ -33,6 +33,7 @@ fn h100(n: u32) -> Gpu {
             mig_mode: MigMode::Supported { current: false, pending: false },
             compute_mode: None,
             addressing_mode: Some("HMM".to_owned()),
+            c2c: Some(false),
             module_id: None,
             nvlinks: vec![NvLinkPeer::Switch],
             fabric: None,
@@ -55,8 +56,8 @@ impl Node {
     fn new(gpus: u32) -> Self {
         let system = SystemFacts {
             driver_version: "580.95.05".to_owned(),
-            nvml_version: "13.580.95.05".to_owned(),
-            cuda_version: CudaVersion { major: 13, minor: 0 },
+            nvml_version: None,
+            cuda_version: Some(CudaVersion { major: 13, minor: 0 }),
         };
         let inventory =
             Inventory { system, gpus: (0..gpus).map(|n| (uuid(n), h100(n))).collect(), problems: vec![] };
@@ -118,6 +119,7 @@ fn a_whole_gpu_has_the_attributes_of_nvidias_driver_and_ours() {
         ("addressingMode", string("HMM")),
         ("architecture", string("Hopper")),
         ("brand", string("Nvidia")),
+        ("c2cEnabled", AttributeValue::Bool(false)),
         ("cudaComputeCapability", version("9.0.0")),
         ("cudaDriverVersion", version("13.0.0")),
         ("driverVersion", version("580.95.5")),
@@ -155,6 +157,7 @@ fn what_is_unknown_is_left_out_and_what_is_over_a_limit_is_noted() {
     gpu.facts.memory_bytes = None;
     gpu.facts.nvlinks.clear();
     gpu.facts.addressing_mode = None;
+    gpu.facts.c2c = None;
     gpu.facts.pci_address.domain = 0x10000;
     let carved = node.carve(None);
     let device = carved.pool.devices().next().unwrap();

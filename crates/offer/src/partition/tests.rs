@@ -170,6 +170,7 @@ fn a_partition_says_what_nvidias_driver_says_and_what_it_takes() {
         ("addressingMode", string("HMM")),
         ("architecture", string("Hopper")),
         ("brand", string("Nvidia")),
+        ("c2cEnabled", AttributeValue::Bool(false)),
         ("cudaComputeCapability", version("9.0.0")),
         ("cudaDriverVersion", version("13.0.0")),
         ("driverVersion", version("580.95.5")),

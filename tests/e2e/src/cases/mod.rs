@@ -41,7 +41,7 @@ pub const ALL: &[Case] = &[
     together("one_pod_uses_two_claims", pods::two_claims_one_pod),
     together("one_claim_gets_two_gpus", pods::count_two),
     together("more_gpus_than_the_node_has_stay_pending", pods::count_beyond_node),
-    together("cel_selects_by_product_memory_and_driver_version", pods::selectors),
+    together("cel_selects_by_product_memory_and_versions", pods::selectors),
     together("a_deployment_gets_its_gpus_from_a_template", pods::deployment),
     together("deleting_a_pod_frees_its_gpu", pods::deletion_frees),
     together("an_unknown_field_in_a_config_is_told_to_the_user", pods::unknown_field),

@@ -111,10 +111,12 @@ pub(super) fn count_beyond_node(env: &Env) -> Result<()> {
 
 pub(super) fn selectors(env: &Env) -> Result<()> {
     let driver = names::DRIVER;
+    // NVML must tell the CUDA version without libcuda, which is in the driver root and not in the plugin's image.
     let l40s = format!(
         "device.attributes['{driver}'].productName.contains('L40S') \
          && device.capacity['{driver}'].memory.compareTo(quantity('40Gi')) > 0 \
-         && device.attributes['{driver}'].driverVersion.isGreaterThan(semver('500.0.0'))"
+         && device.attributes['{driver}'].driverVersion.isGreaterThan(semver('500.0.0')) \
+         && device.attributes['{driver}'].cudaDriverVersion.isGreaterThan(semver('12.0.0'))"
     );
     env.create(&claim("fits", &l40s))?;
     env.create(&Pod::new("a").claim("fits").build())?;

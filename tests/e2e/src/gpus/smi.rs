@@ -26,7 +26,8 @@ case "$4" in
     [ -e "$kept/$3" ] && read -r slice <"$kept/$3"
     case "$slice" in 0) slice=Default ;; 1) slice=Short ;; 2) slice=Medium ;; 3) slice=Long ;; esac
     echo "| 0 Timeslice $slice |" ;;
---set-timeslice=[0-3]) echo "${4#*=}" >"$kept/$3" ;;
+--set-timeslice)
+    case "$5" in [0-3]) echo "$5" >"$kept/$3" ;; *) exit 2 ;; esac ;;
 *) exit 2 ;;
 esac
 "#;

@@ -37,6 +37,6 @@ fn a_compute_mode_refuses_what_it_would_fail_and_names_the_command_that_mends_it
     world.inventory.gpus.get_mut(&gpu(0)).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
     assert_eq!(
         world.refusal(&claims[1]).1,
-        "device gpu-0-ts of claim ns/claim-s (UID s): compute mode of GPU-12345678-1234-1234-1234-123456780000 is EXCLUSIVE_PROCESS, so its container would fail (set it back with `nvidia-smi -i GPU-12345678-1234-1234-1234-123456780000 -c DEFAULT`; an MPS daemon or an administrator has changed it)"
+        "device gpu-0-ts (GPU-12345678-1234-1234-1234-123456780000) of claim ns/claim-s (UID s): compute mode of its GPU is EXCLUSIVE_PROCESS, so its container would fail (set it back with `nvidia-smi -i GPU-12345678-1234-1234-1234-123456780000 -c DEFAULT`; an MPS daemon or an administrator has changed it)"
     );
 }

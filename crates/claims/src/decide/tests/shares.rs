@@ -102,8 +102,8 @@ fn two_time_slices_of_one_gpu_in_one_claim_are_refused() {
         (
             "time-slice-conflict",
             format!(
-                "claim ns/claim-a (UID a) asks for time slice Short with device gpu-0-ts and for Long with device gpu-0-ts, \
-                 both on {}, and a GPU has one for all (write the same timeSlicing.interval into both configs; a claim's \
+                "device gpu-0-ts ({}) of claim ns/claim-a (UID a): the claim asks for time slice Short with it and for Long \
+                 with device gpu-0-ts, and a GPU has one for all (write the same timeSlicing.interval into both configs; a claim's \
                  spec is immutable, so make it anew)",
                 gpu(0)
             )
@@ -121,6 +121,19 @@ fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_ma
         assert_eq!(planned.steps, std::slice::from_ref(&found), "its MIG mode stays");
         assert!(planned.devices[0].is_static);
     };
+    assert_eq!(world.refusal(&part).0, "no-static-partition", "this driver makes none");
+    let lives = |uuid: &str| {
+        let (gi, ci) = (crate::InstanceId(7), crate::InstanceId(0));
+        Outcome::Partition { gi, ci, uuid: uuid.parse().unwrap() }
+    };
+    let at = || DeviceName::clone(&part.allocation.results[0].device);
+    world.living.insert(at(), Ok(Some(Outcome::GpuInstance { gi: crate::InstanceId(7) })));
+    assert_eq!(world.refusal(&part).0, "no-static-partition", "half of one");
+    let error =
+        GpuError::on_gpu(divvy_model::GpuOp::GpuInstances, divvy_model::GpuErrorCode::TIMEOUT, &gpu(2));
+    world.living.insert(at(), Err(error));
+    assert_eq!(world.refusal(&part).0, "gpu-unreadable");
+    world.living.insert(at(), Ok(Some(lives("MIG-0"))));
     check(&world, &part);
     let off = claim("a", vec![result("main", "gpu-0-mig-static-1g10gb-19-4")]);
     assert_eq!(world.refusal(&off).0, "wrong-mode");
@@ -130,10 +143,6 @@ fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_ma
     let device = "gpu-2-mig-1g10gb-19-4";
     let plain = claim("a", vec![result("main", device)]);
     assert!(!plan(world.decide(&plain)).devices[0].is_static, "nothing lives there");
-    let lives = |uuid: &str| {
-        let (gi, ci) = (crate::InstanceId(7), crate::InstanceId(0));
-        Outcome::Partition { gi, ci, uuid: uuid.parse().unwrap() }
-    };
     world.living.insert(device.parse().unwrap(), Ok(Some(lives("MIG-1"))));
     check(&world, &plain);
     let mut theirs = GpuState::default();
@@ -173,9 +182,11 @@ fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gp
         world.refusal(&claim("m", vec![result("main", "gpu-0-admin")])),
         (
             "admin-only",
-            "device gpu-0-admin of claim ns/claim-m (UID m) is for requests with adminAccess: true only, since nothing of \
-             it is held for anybody (ask for a GPU, a partition or a share)"
-                .to_owned()
+            format!(
+                "device gpu-0-admin ({}) of claim ns/claim-m (UID m): it is for requests with adminAccess: true only, since \
+                 it reserves nothing (ask for a GPU, a partition or a share)",
+                gpu(0)
+            )
         )
     );
     assert_eq!(world.refusal(&claim("m", vec![admin(share("main", "gpu-0-ts", "s2"))])).0, "admin-share");

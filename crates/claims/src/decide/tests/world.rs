@@ -30,6 +30,7 @@ fn facts(n: u32, mig: bool) -> Gpu {
         mig_mode: MigMode::Supported { current: mig, pending: mig },
         compute_mode: None,
         addressing_mode: None,
+        c2c: None,
         module_id: None,
         nvlinks: Vec::new(),
         fabric: None,
@@ -78,8 +79,8 @@ impl World {
     pub(super) fn new() -> Self {
         let system = SystemFacts {
             driver_version: "580.95.05".to_owned(),
-            nvml_version: "13.580.95.05".to_owned(),
-            cuda_version: CudaVersion { major: 13, minor: 0 },
+            nvml_version: None,
+            cuda_version: Some(CudaVersion { major: 13, minor: 0 }),
         };
         let gpus = [(gpu(0), facts(0, false)), (gpu(1), facts(1, false)), (gpu(2), facts(2, true))].into();
         let error = GpuError::on_gpu(GpuOp::Facts, GpuErrorCode::GPU_IS_LOST, &gpu(4));

@@ -179,8 +179,8 @@ impl Machine {
         match folder {
             Folder::Claims => self.needs_for_record(name, new),
             Folder::Gpus => self.needs(&LockName::Gpu(stem.parse().unwrap()), "a GPU's file is changed"),
-            Folder::Tombstones | Folder::Repeats => {
-                self.needs(&LockName::Claim(stem.parse().unwrap()), "a trace is changed");
+            Folder::Tombstones => {
+                self.needs(&LockName::Claim(stem.parse().unwrap()), "a tombstone is changed");
             }
             Folder::Node => self.needs(&LockName::Ordinals, "numbers are changed"),
             Folder::Corrupt => {}

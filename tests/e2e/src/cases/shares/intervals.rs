@@ -47,14 +47,14 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     let long = create(env, "long", &wanted, ("ShareConfig", "Long"), &["main"])?;
     check(env, "long", "main", "long")?;
     is(TimeSlice::Long)?;
-    let call = format!("compute-policy -i {gpu} --set-timeslice={}", TimeSlice::Long.number());
+    let call = format!("compute-policy -i {gpu} --set-timeslice {}", TimeSlice::Long.number());
     ensure!(gpus.smi_calls(gpu)?.contains(&call), "nvidia-smi was called as {:?}", gpus.smi_calls(gpu)?);
 
     // A GPU has one interval: whoever wants another is told who has set it.
     let short = create(env, "short", &wanted, ("ShareConfig", "Short"), &["main"])?;
     wait_for("event of the pod that names the interval and its holder", PATIENCE, || {
         let told = env.messages("short");
-        let words = ["asks for time slice Short", "/long", "has set Long"];
+        let words = ["asks for time slice Short", "/long", "Long is set for"];
         Ok(told.into_iter().find(|text| words.iter().all(|word| text.contains(word))))
     })
     .with_context(|| format!("the pod is told {:?}", env.messages("short")))?;

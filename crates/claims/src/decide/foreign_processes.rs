@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use divvy_model::{GpuUuid, HoldKind};
 
 use super::Snapshot;
-use crate::{Claim, Record, RecordedDevice, Refusal};
+use crate::{Claim, Record, RecordedDevice, Refusal, Why};
 
 /// A process on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,24 +19,27 @@ pub struct ProcessOnGpu {
     pub pod: Option<String>,
 }
 
-/// The refusal that names the processes in the way of these devices, if there are any. A GPU whose processes cannot be
-/// listed counts as free.
-pub(super) fn strangers(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Option<Refusal> {
-    let wanted = devices.iter().filter(|device| device.kind.needs().is_some());
-    wanted.into_iter().find_map(|device| {
-        let found = seen.processes.get(&device.gpu).filter(|found| !found.is_empty())?;
+/// Refuses devices whose GPU has processes that no claim accounts for. A GPU whose processes cannot be listed counts as
+/// free.
+pub(super) fn foreign_processes(
+    claim: &Claim,
+    devices: &[RecordedDevice],
+    seen: &Snapshot<'_>,
+) -> Result<(), Refusal> {
+    for device in devices.iter().filter(|device| device.kind.needs().is_some()) {
+        let Some(found) = seen.processes.get(&device.gpu) else { continue };
         let held = |record: &Record| {
             record.uid != claim.uid
                 && record.holds().any(|hold| hold.gpu == device.gpu && hold.kind.needs().is_some())
         };
-        if records(seen).any(held) {
-            return None;
+        if found.is_empty() || records(seen).any(held) {
+            continue;
         }
         let known = pods(claim, &device.gpu, seen);
         // In another partition: what overlaps that was not to be had, and the rest is not concerned.
         let elsewhere =
             |p: &ProcessOnGpu| p.gpu_instance.is_some() && matches!(device.kind, HoldKind::Partition { .. });
-        let strangers: Vec<String> = found
+        let foreign: Vec<String> = found
             .iter()
             .filter(|p| !elsewhere(p) && !p.pod.as_deref().is_some_and(|pod| known.contains(pod)))
             .map(|p| match &p.pod {
@@ -44,13 +47,11 @@ pub(super) fn strangers(claim: &Claim, devices: &[RecordedDevice], seen: &Snapsh
                 None => p.pid.to_string(),
             })
             .collect();
-        (!strangers.is_empty()).then(|| Refusal::Strangers {
-            claim: claim.reference(),
-            device: device.allocated.device.clone(),
-            gpu: device.gpu.clone(),
-            processes: strangers.join(", "),
-        })
-    })
+        if !foreign.is_empty() {
+            return Err(Why::ForeignProcesses(foreign.join(", ")).about(claim, device));
+        }
+    }
+    Ok(())
 }
 
 /// UIDs of the claim's own pods, and of pods whose claim has a device on this very GPU (admin access).

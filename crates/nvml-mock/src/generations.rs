@@ -1,0 +1,110 @@
+//! What drivers of each generation have: the library behaves as that of the driver whose version the state has.
+//!
+//! From the change log of NVIDIA's NVML reference (R510 to R615) and nvml.h of CUDA 12.0, 12.4, 13.0 and 13.3; R535's lists
+//! of processes from go-nvml#75 and nvitop#79 and #89. What a test loads also has to lack the functions
+//! ([`Generation::lacks`]): here they are there in every library.
+
+use divvy_model::CudaVersion;
+
+/// One driver of each generation, and of R535 one of each kind.
+pub const GENERATIONS: &[Generation] = &[
+    Generation::new(525, 147, "525.147.05", (12, 0)),
+    Generation::new(535, 54, "535.54.03", (12, 2)),
+    Generation::new(535, 98, "535.98", (12, 2)),
+    Generation::new(535, 161, "535.161.08", (12, 2)),
+    Generation::new(550, 163, "550.163.01", (12, 4)),
+    Generation::new(560, 35, "560.35.03", (12, 6)),
+    Generation::new(570, 172, "570.172.08", (12, 8)),
+    Generation::new(580, 95, "580.95.05", (13, 0)),
+    Generation::new(595, 71, "595.71.05", (13, 2)),
+    // The numbers after the first are made up.
+    Generation::new(610, 10, "610.10.01", (13, 3)),
+];
+
+/// Functions by the first generation that has them.
+const SINCE: &[(u32, &str)] = &[
+    (535, "nvmlDeviceGetModuleId"),
+    (550, "nvmlDeviceGetGpuFabricInfoV"),
+    (580, "nvmlDeviceGetAddressingMode"),
+];
+
+/// What 535.98 took back before 535.104 had it again.
+const NOT_IN_535_98: [&str; 2] =
+    ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"];
+
+/// A driver, by the first two numbers of its version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generation {
+    major: u32,
+    minor: u32,
+    /// A version of it.
+    pub version: &'static str,
+    /// The CUDA version it comes with.
+    pub cuda: CudaVersion,
+}
+
+impl Generation {
+    const fn new(major: u32, minor: u32, version: &'static str, (cuda, minor_cuda): (u32, u32)) -> Self {
+        Self { major, minor, version, cuda: CudaVersion { major: cuda, minor: minor_cuda } }
+    }
+
+    /// The last generation that is not newer than a version; the oldest for one that cannot be read.
+    pub(crate) fn of(version: &str) -> Self {
+        let mut numbers = version.split('.').map(|part| part.parse::<u32>().ok());
+        let asked = (numbers.next().flatten(), numbers.next().flatten());
+        let found = GENERATIONS.iter().take_while(|g| (Some(g.major), Some(g.minor)) <= asked);
+        let oldest = Self::new(0, 0, "", (0, 0));
+        found.last().copied().unwrap_or(oldest)
+    }
+
+    /// The release branch, such as 535.
+    pub fn branch(self) -> u32 {
+        self.major
+    }
+
+    /// Functions that its library does not have.
+    pub fn lacks(self) -> Vec<&'static str> {
+        let later = SINCE.iter().filter(|(since, _)| self.major < *since).map(|(_, name)| *name);
+        let taken = (self.major, self.minor) == (535, 98);
+        later.chain(NOT_IN_535_98.into_iter().filter(|_| taken)).collect()
+    }
+
+    /// Whether lists of processes of version 3 have the longer entries.
+    pub(crate) fn has_long_processes(self) -> bool {
+        self.major == 535 && self.minor < 98
+    }
+
+    /// Whether version 3 of the structs of MIG profiles is known.
+    pub(crate) fn has_profile_v3(self) -> bool {
+        self.major >= 545
+    }
+
+    /// One more than the highest number of a profile of GPU instances: graphics came with R570, all or no media with R575.
+    pub(crate) fn gpu_instance_profiles(self) -> u32 {
+        match self.major {
+            ..570 => 0x0a,
+            570..575 => 0x0d,
+            575.. => 0x12,
+        }
+    }
+
+    /// Whether version 3 of the struct of the fabric is known.
+    pub(crate) fn has_fabric_v3(self) -> bool {
+        self.major >= 580
+    }
+
+    /// Whether a recovery action is told, and that it became another.
+    pub(crate) fn tells_recovery(self) -> bool {
+        self.major >= 565
+    }
+
+    /// Whether an event tells that memory could not be replaced.
+    pub(crate) fn tells_retirement(self) -> bool {
+        self.major >= 560
+    }
+
+    /// One more than the highest number of an NVLink.
+    pub(crate) fn links(self) -> u32 {
+        if self.major >= 590 { 36 } else { 18 }
+    }
+}

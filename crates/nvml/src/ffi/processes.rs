@@ -1,0 +1,88 @@
+//! Lists of processes. NVML's `_v3` functions changed the size of their entries without a new name, so the list is read as
+//! words and has room for the longest.
+
+use divvy_model::GpuErrorCode;
+
+use super::{Failure, Handle, Library, check, missing};
+
+/// Words of the longest entry of any version.
+const ROOM: usize = 5;
+/// Words of an entry: process id, memory, the ids of the instances.
+const SHORT: usize = 3;
+/// The same, and the memory protected by confidential computing.
+const LONG: usize = 4;
+
+impl Library {
+    /// Process ids with GPU instance ids (`u32::MAX` = none).
+    pub(crate) fn compute_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
+        let newest = processes(self.process_words(), |count, list| {
+            call!(self.nvmlDeviceGetComputeRunningProcesses_v3(gpu.0, count, list.cast()))
+        });
+        or_without(newest, || {
+            processes(SHORT, |count, list| {
+                call!(self.nvmlDeviceGetComputeRunningProcesses_v2(gpu.0, count, list.cast()))
+            })
+        })
+    }
+
+    /// As [`Library::compute_processes`], for clients of MPS.
+    pub(crate) fn mps_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
+        let newest = processes(self.process_words(), |count, list| {
+            call!(self.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu.0, count, list.cast()))
+        });
+        or_without(newest, || {
+            processes(SHORT, |count, list| {
+                call!(self.nvmlDeviceGetMPSComputeRunningProcesses_v2(gpu.0, count, list.cast()))
+            })
+        })
+    }
+
+    /// Words of the entries that the `_v3` functions write: four in the first drivers of R535 (go-nvml#75, nvitop#79).
+    fn process_words(&self) -> usize {
+        let version = self.driver_version().unwrap_or_default();
+        let mut numbers = version.split('.').map(|part| part.parse::<u32>().ok());
+        match (numbers.next().flatten(), numbers.next().flatten()) {
+            (Some(535), Some(minor)) if minor < 98 => LONG,
+            _ => SHORT,
+        }
+    }
+}
+
+/// The older call where the library lacks the newer one (before R510, and 535.98).
+fn or_without<T>(
+    newer: Result<T, Failure>,
+    older: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    match newer {
+        Err(failure) if failure.code == GpuErrorCode::FUNCTION_NOT_FOUND => older(),
+        answer => answer,
+    }
+}
+
+/// Asks with room for more and more processes until all fit: more may start between two calls.
+fn processes(
+    words: usize,
+    call: impl Fn(*mut u32, *mut u64) -> Result<(), Failure>,
+) -> Result<Vec<(u32, u32)>, Failure> {
+    let first_half = |word: u64| {
+        let [a, b, c, d, ..] = word.to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d])
+    };
+    let mut room: u32 = 32;
+    for _ in 0..8 {
+        let mut list = vec![0; room as usize * ROOM];
+        let mut count = room;
+        match call(&raw mut count, list.as_mut_ptr()) {
+            Ok(()) => {
+                let entries = list.chunks_exact(words).take(count.min(room) as usize);
+                let ids = |entry: &[u64]| Some((first_half(*entry.first()?), first_half(*entry.get(2)?)));
+                return Ok(entries.filter_map(ids).collect());
+            }
+            Err(failure) if failure.code == GpuErrorCode::INSUFFICIENT_SIZE => {
+                room = count.max(room).saturating_mul(2).min(1 << 16);
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(Failure::code(GpuErrorCode::INSUFFICIENT_SIZE))
+}

@@ -1,0 +1,236 @@
+//! What is tried, what came of each, and the exit status that says so.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use serde::Serialize;
+
+use Check::{
+    AsTheImage, Claim, Conformance, Cuda, CudaAgrees, Hook, Inventory, Isolation, LetGo, Libcuda, MigMode,
+    NvidiaSmi, PartitionClaim, Partitions, Processes, ProfileNames, Sysfs, TimeSlice, TimeSliceIsRead,
+};
+
+/// Everything that this program tries, in this order. The names are part of its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Check {
+    /// It runs in a root like that of the plugin's image, with the host below a prefix.
+    AsTheImage,
+    /// Every GPU can be read.
+    Inventory,
+    /// The driver keeps the contract of the simulator.
+    Conformance,
+    /// The names that divvy works out for MIG profiles are the driver's own.
+    ProfileNames,
+    /// `nvidia-smi -q -x` says the same.
+    NvidiaSmi,
+    /// sysfs and /proc/driver/nvidia say the same.
+    Sysfs,
+    /// What `nvidia-smi compute-policy --list` says is understood.
+    TimeSliceIsRead,
+    /// The node plugin prepares a claim of a whole GPU.
+    Claim,
+    /// The claim's hooks run on a root without any file of the driver.
+    Hook,
+    /// libcuda is loaded from where the claim put it.
+    Libcuda,
+    /// A kernel from PTX runs.
+    Cuda,
+    /// CUDA says the same of the GPU as NVML.
+    CudaAgrees,
+    /// No other GPU can be reached.
+    Isolation,
+    /// NVML lists the process, under its id.
+    Processes,
+    /// The claim is let go, and nothing is left.
+    LetGo,
+    /// MIG mode is switched on, and off again.
+    MigMode,
+    /// One partition of each profile is made and destroyed.
+    Partitions,
+    /// The node plugin prepares a claim of a partition, and a kernel runs in it.
+    PartitionClaim,
+    /// Every time slice can be set, and the one that was found is set again.
+    TimeSlice,
+}
+
+const ALL: [Check; 19] = [
+    AsTheImage,
+    Inventory,
+    Conformance,
+    ProfileNames,
+    NvidiaSmi,
+    Sysfs,
+    TimeSliceIsRead,
+    Claim,
+    Hook,
+    Libcuda,
+    Cuda,
+    CudaAgrees,
+    Isolation,
+    Processes,
+    LetGo,
+    MigMode,
+    Partitions,
+    PartitionClaim,
+    TimeSlice,
+];
+
+/// Exit status: there is no GPU, or no driver, on this machine.
+const NO_GPU: u8 = 3;
+
+/// Checks that change the GPU.
+pub(crate) const CHANGES: [Check; 4] = [MigMode, Partitions, PartitionClaim, TimeSlice];
+
+impl Check {
+    /// As it is in JSON.
+    fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default()
+    }
+}
+
+/// What came of a check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome", content = "detail")]
+pub(crate) enum Outcome {
+    /// It is so: what was seen.
+    Ok(String),
+    /// It is not so.
+    Failed(String),
+    /// It could not be tried here.
+    NotTried(String),
+}
+
+impl Outcome {
+    /// Fine if nothing is wrong.
+    pub(crate) fn of(problems: &[String], fine: impl Into<String>) -> Self {
+        if problems.is_empty() { Self::Ok(fine.into()) } else { Self::Failed(problems.join("; ")) }
+    }
+}
+
+impl From<anyhow::Result<Outcome>> for Outcome {
+    fn from(result: anyhow::Result<Outcome>) -> Self {
+        result.unwrap_or_else(|error| Self::Failed(format!("{error:#}")))
+    }
+}
+
+/// One line of the list.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    check: Check,
+    #[serde(flatten)]
+    outcome: &'a Outcome,
+}
+
+/// What came of the checks so far. Each is printed when it is known.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    outcomes: BTreeMap<Check, Outcome>,
+    json: bool,
+}
+
+impl Report {
+    /// As text, or as a JSON object per check.
+    pub(crate) fn new(json: bool) -> Self {
+        Self { outcomes: BTreeMap::new(), json }
+    }
+
+    /// Notes what came of a check. A failure stays.
+    pub(crate) fn note(&mut self, check: Check, outcome: impl Into<Outcome>) {
+        if self.outcomes.contains_key(&check) {
+            return;
+        }
+        let outcome = outcome.into();
+        self.print(check, &outcome);
+        self.outcomes.insert(check, outcome);
+    }
+
+    fn print(&self, check: Check, outcome: &Outcome) {
+        let json = |value: &Line<'_>| serde_json::to_string(value).unwrap_or_default();
+        let line = match outcome {
+            _ if self.json => json(&Line { check, outcome }),
+            Outcome::Ok(text) => format!("ok         {}: {text}", check.name()),
+            Outcome::Failed(text) => format!("FAILED     {}: {text}", check.name()),
+            Outcome::NotTried(text) => format!("NOT TRIED  {}: {text}", check.name()),
+        };
+        // With a closed stdout there is still the exit status.
+        let _written = writeln!(std::io::stdout(), "{line}");
+    }
+
+    /// Whether nothing has failed so far.
+    pub(crate) fn is_well(&self) -> bool {
+        !self.outcomes.values().any(|outcome| matches!(outcome, Outcome::Failed(_)))
+    }
+
+    /// Notes for `checks` that they were not tried, where nothing else is known.
+    pub(crate) fn not_tried(&mut self, checks: &[Check], why: &str) {
+        for check in checks {
+            self.note(*check, Outcome::NotTried(why.to_owned()));
+        }
+    }
+
+    /// The whole list, in order; what was not come to is not tried.
+    pub(crate) fn finish(mut self) -> u8 {
+        self.not_tried(&ALL, "an earlier check ended the run");
+        self.exit_status()
+    }
+
+    /// The list where there is nothing to look at.
+    pub(crate) fn no_gpu(mut self, why: &str) -> u8 {
+        if self.json {
+            self.not_tried(&ALL, why);
+        } else {
+            let _written = writeln!(std::io::stdout(), "{why}");
+        }
+        NO_GPU
+    }
+
+    fn exit_status(&self) -> u8 {
+        let all_tried = !self.outcomes.values().any(|outcome| matches!(outcome, Outcome::NotTried(_)));
+        match (self.is_well(), all_tried) {
+            (false, _) => 1,
+            (true, false) => 4,
+            (true, true) => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(outcomes: &[(Check, Outcome)]) -> u8 {
+        let mut report = Report::new(true);
+        for (check, outcome) in outcomes {
+            report.note(*check, outcome.clone());
+        }
+        report.finish()
+    }
+
+    #[test]
+    fn the_exit_status_says_whether_all_was_tried_and_well() {
+        let fine = || Outcome::Ok("seen".to_owned());
+        let mut all: Vec<_> = ALL.map(|check| (check, fine())).into();
+        assert_eq!(status(&all), 0);
+        assert_eq!(status(&all[1..]), 4, "one was not come to");
+        all[18].1 = Outcome::NotTried("no rights".to_owned());
+        assert_eq!(status(&all), 4);
+        all[3].1 = Outcome::Failed("a name".to_owned());
+        assert_eq!(status(&all), 1, "a failure counts for more");
+        let twice = [(Cuda, Outcome::Failed("no".to_owned())), (Cuda, fine())];
+        assert_eq!(status(&twice), 1, "a failure stays");
+    }
+
+    #[test]
+    fn each_check_is_in_the_list_once_under_a_name_of_its_own() {
+        let mut names: Vec<_> = ALL.iter().map(|check| check.name()).collect();
+        assert_eq!(names[0], "as-the-image");
+        assert!(ALL.is_sorted() && CHANGES.iter().all(|check| ALL.contains(check)));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ALL.len());
+        let line = Line { check: Cuda, outcome: &Outcome::NotTried("busy".to_owned()) };
+        let json = r#"{"check":"cuda","outcome":"not-tried","detail":"busy"}"#;
+        assert_eq!(serde_json::to_string(&line).unwrap(), json);
+    }
+}
