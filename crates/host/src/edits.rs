@@ -2,7 +2,7 @@
 
 use crate::files::{DriverFile, DriverFiles, LIBRARY_DIR};
 use crate::mig::MigNodes;
-use crate::nodes::{ControlNodes, DeviceNode, GpuNodes};
+use crate::nodes::{ControlNodes, DRM_LINKS, DeviceNode, GpuNodes};
 
 /// Changes to a container, in the shape and order of CDI's `containerEdits`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub fn driver_edits(files: &DriverFiles, control: &ControlNodes, delivery: &Libr
 pub fn gpu_edits(nodes: &GpuNodes) -> Edits {
     let mut edits = Edits::default();
     add_nodes(&mut edits, std::slice::from_ref(&nodes.main));
-    add_nodes(&mut edits, &nodes.drm);
+    add_drm(&mut edits, nodes);
     edits
 }
 
@@ -94,9 +94,19 @@ pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes, graphics: bool) -> 
     let nodes = [&gpu.main, &partition.gpu_instance, &partition.compute_instance].map(DeviceNode::clone);
     add_nodes(&mut edits, &nodes);
     if graphics {
-        add_nodes(&mut edits, &gpu.drm);
+        add_drm(&mut edits, gpu);
     }
     edits
+}
+
+/// DRM nodes, and the links to them by PCI address: the folder as a whole, since a mount cannot be a link. Those of other
+/// GPUs lead nowhere in the container.
+fn add_drm(edits: &mut Edits, gpu: &GpuNodes) {
+    add_nodes(edits, &gpu.drm);
+    if gpu.has_links {
+        let links = DriverFile { host: DRM_LINKS.to_owned(), container: DRM_LINKS.to_owned() };
+        edits.mounts.push(mount(&links, &READ_ONLY));
+    }
 }
 
 fn add_nodes(edits: &mut Edits, nodes: &[DeviceNode]) {

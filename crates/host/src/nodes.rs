@@ -254,7 +254,12 @@ pub struct GpuNodes {
     pub main: DeviceNode,
     /// `/dev/dri/card*` and `/dev/dri/renderD*`.
     pub drm: Vec<DeviceNode>,
+    /// Whether the host has `/dev/dri/by-path`.
+    pub has_links: bool,
 }
+
+/// udev's links to DRM nodes by PCI address.
+pub(crate) const DRM_LINKS: &str = "/dev/dri/by-path";
 
 /// The nodes of the GPU with this minor number (which need not be its index) at this address.
 pub fn gpu_nodes(
@@ -285,7 +290,8 @@ pub fn gpu_nodes(
             there.push(DeviceNode { path, info });
         }
     }
-    Ok(GpuNodes { main: DeviceNode { path, info }, drm: there })
+    let has_links = !there.is_empty() && host.see(Path::new(DRM_LINKS)).is_dir();
+    Ok(GpuNodes { main: DeviceNode { path, info }, drm: there, has_links })
 }
 
 /// The rights that the module gives to the nodes it makes.

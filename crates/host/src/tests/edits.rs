@@ -114,3 +114,14 @@ fn a_gpus_edits_are_its_nodes_alone() {
     assert_eq!(gpu_edits(&nodes), expected);
     assert_eq!(expected.device_nodes.len(), 3);
 }
+
+#[test]
+fn links_to_drm_nodes_come_with_the_nodes_where_the_host_has_them() {
+    let (made, dir) = host(&two_gpus());
+    fs_err::create_dir_all(dir.path().join("dev/dri/by-path")).unwrap();
+    let mut nodes = gpu_nodes(&made.host, &made.nodes, 0, pci("0000:07:00.0")).unwrap();
+    assert_eq!(gpu_edits(&nodes).mounts, [mount("/dev/dri/by-path", "/dev/dri/by-path", RO)]);
+    let none = DeviceNodes::Given(std::collections::BTreeMap::new());
+    nodes = gpu_nodes(&made.host, &none, 0, pci("0000:07:00.0")).unwrap();
+    assert_eq!(gpu_edits(&nodes).mounts, [], "a folder of links that lead nowhere");
+}

@@ -108,7 +108,7 @@ fn nodes_follow_the_minor_number_and_bring_the_drm_nodes_of_the_address() {
     let (fixture, _dir) = host(&two_gpus());
     let nodes = gpu_nodes(&fixture.host, &fixture.nodes, 3, pci("0000:87:00.0")).unwrap();
     let drm = vec![node("/dev/dri/card1", 226, 1), node("/dev/dri/renderD129", 226, 129)];
-    assert_eq!(nodes, GpuNodes { main: node("/dev/nvidia3", 195, 3), drm });
+    assert_eq!(nodes, GpuNodes { main: node("/dev/nvidia3", 195, 3), drm, has_links: false });
 }
 
 #[test]
