@@ -19,7 +19,7 @@ use crate::{
     Refusal, Step, Stored, Why, resolve,
 };
 
-use self::compute_mode::computable;
+use self::compute_mode::compute_mode_to_set;
 pub(crate) use self::conflicts::conflicts;
 use self::conflicts::may_share;
 pub use self::conflicts::{Clash, Holder, Holders};
@@ -105,7 +105,6 @@ fn decide_unprepared(
     taken_up_again: bool,
 ) -> Result<Decision, Refusal> {
     let devices = resolve_devices(claim, seen)?;
-    computable(claim, &devices, seen)?;
     if let Some(holders) = conflicts(claim, &devices, seen)? {
         return Ok(Decision::Wait(holders));
     }
@@ -223,21 +222,25 @@ fn partition(name: &PartitionName, gpu: &Gpu) -> Result<HoldKind, Why> {
     Ok(HoldKind::Partition { profile: name.profile, placement })
 }
 
-/// What is to be done for these devices, in order: MIG mode of their GPUs, their time slices, their partitions.
+/// What is to be done for these devices, in order: MIG mode of their GPUs, their compute mode, their time slices,
+/// their partitions.
 fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
-    let (mut modes, mut slices, mut makes) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let (mut modes, mut computes) = (BTreeMap::new(), BTreeMap::new());
+    let (mut slices, mut makes) = (BTreeMap::new(), Vec::new());
     for wanted in devices.iter().filter(|device| device.kind.needs().is_some()) {
         let gpu = &wanted.gpu;
         let refused = |why: Why| why.about(claim, wanted);
         modes.extend(mode_to_set(wanted, seen).map_err(refused)?.map(|on| (gpu, on)));
         lives_if_static(wanted, seen).map_err(refused)?;
+        computes.extend(compute_mode_to_set(wanted, seen).map_err(refused)?.map(|to| (gpu, to)));
         let slice = wanted.time_slice.filter(|to| !is_in_force(claim, gpu, *to, seen));
         slices.extend(slice.map(|to| (gpu, to)));
         makes.extend(wanted.step());
     }
     let modes = modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on });
+    let computes = computes.into_iter().map(|(gpu, to)| Step::SetComputeMode { gpu: gpu.clone(), to });
     let slices = slices.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to });
-    Ok(modes.chain(slices).chain(makes).collect())
+    Ok(modes.chain(computes).chain(slices).chain(makes).collect())
 }
 
 /// The MIG mode that the device's GPU is to be brought to, if it is not so or our notes say otherwise.

@@ -1,6 +1,6 @@
 //! What belongs to a GPU and to no claim: what we changed on it, what it was before, and whether it is fenced.
 
-use divvy_model::{BootId, ClaimUid, Hold, HoldKind, TimeSlice};
+use divvy_model::{BootId, ClaimUid, ComputeMode, Hold, HoldKind, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 use crate::StepState;
@@ -63,6 +63,17 @@ pub struct GpuState {
     pub may_change_mode: bool,
     /// GPU instances that we have made.
     pub instances: Vec<OwnedInstance>,
+    /// The compute mode that was found before we set another, and comes back when no share needs ours any more.
+    pub compute_mode_found: Option<FoundComputeMode>,
+}
+
+/// A compute mode as it was found. Like the one that we set, it does not outlast a boot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundComputeMode {
+    /// What it was.
+    pub mode: ComputeMode,
+    /// In which boot.
+    pub boot: BootId,
 }
 
 /// What a GPU should be, derived from its live holds and from nothing else. Letting go is recomputing this without
@@ -114,6 +125,8 @@ struct GpuStateV2 {
     may_change_mode: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     instances: Vec<OwnedInstance>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    compute_mode_found: Option<FoundComputeMode>,
 }
 
 /// Newest first; adding a version breaks the fixture test until there is a fixture for it.
@@ -128,6 +141,7 @@ const VERSIONS: Versions<GpuState> = Versions {
             more_fences: fences.collect(),
             may_change_mode: s.may_change_mode,
             instances: s.instances.clone(),
+            compute_mode_found: s.compute_mode_found.clone(),
         })
     },
     decode: &[(2, decode_v2), (1, decode_v2)],
@@ -135,9 +149,14 @@ const VERSIONS: Versions<GpuState> = Versions {
 
 fn decode_v2(text: &str) -> Result<GpuState, serde_json::Error> {
     let v: GpuStateV2 = serde_json::from_str(text)?;
-    let fences = v.fence.into_iter().chain(v.more_fences).collect();
-    let (may_change_mode, instances) = (v.may_change_mode, v.instances);
-    Ok(GpuState { baseline: v.baseline, applied: v.applied, fences, may_change_mode, instances })
+    Ok(GpuState {
+        baseline: v.baseline,
+        applied: v.applied,
+        fences: v.fence.into_iter().chain(v.more_fences).collect(),
+        may_change_mode: v.may_change_mode,
+        instances: v.instances,
+        compute_mode_found: v.compute_mode_found,
+    })
 }
 
 fn mig_mode(settings: &[Setting]) -> Option<bool> {
@@ -217,6 +236,13 @@ impl GpuState {
     pub fn forget_time_slice(&mut self) {
         for settings in [&mut self.baseline, &mut self.applied] {
             settings.retain(|setting| !matches!(setting, Setting::TimeSlice { .. }));
+        }
+    }
+
+    /// Notes the compute mode that is about to be changed, unless what was found before is noted in this boot.
+    pub fn note_compute_mode(&mut self, mode: ComputeMode, boot: &BootId) {
+        if self.compute_mode_found.as_ref().is_none_or(|found| found.boot != *boot) {
+            self.compute_mode_found = Some(FoundComputeMode { mode, boot: boot.clone() });
         }
     }
 

@@ -31,7 +31,7 @@ pub use divvy_model::TimeSlice;
 
 pub use config::{ConfigKind, resolve};
 pub use decide::{Clash, Decision, Holder, Holders, Living, ProcessOnGpu, Snapshot, decide, resolve_devices};
-pub use gpu_state::{Fence, Goal, GpuState, OwnedInstance, Setting, goal};
+pub use gpu_state::{Fence, FoundComputeMode, Goal, GpuState, OwnedInstance, Setting, goal};
 pub use granted::share_env;
 pub use numbers::{decode_ordinals, encode_ordinals};
 pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, cdi_kind, claim_of_cdi_file};

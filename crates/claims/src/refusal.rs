@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 
 use divvy_api::ConfigError;
-use divvy_model::{ComputeMode, DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
+use divvy_model::{DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
 
 use crate::{Claim, ClaimRef, Clash, ConfigSource, RecordedDevice};
 
@@ -68,9 +68,9 @@ pub enum Why {
         /// Whether it is on.
         on: bool,
     },
-    /// The GPU's compute mode keeps the container from it.
-    #[error("compute mode of its GPU is {0}, so its container would fail")]
-    ComputeMode(ComputeMode),
+    /// The GPU's compute mode keeps every container from it.
+    #[error("compute mode of its GPU is PROHIBITED, so its container would fail")]
+    ComputeProhibited,
     /// A partition that the GPU cannot have.
     #[error("its GPU cannot be cut into such a partition")]
     NoSuchPartition,
@@ -252,7 +252,7 @@ impl Why {
             Self::GpuUnreadable(error) => ("gpu-unreadable", if error.is_transient() { Soon } else { Later }),
             Self::NoInventory => ("no-driver", Soon),
             Self::MigMode { .. } => ("wrong-mode", Later),
-            Self::ComputeMode(_) => ("compute-mode", Later),
+            Self::ComputeProhibited => ("compute-mode", Later),
             Self::PartitionsUnknown => ("partitions-unknown", Later),
             Self::AdminPartition => ("admin-partition", Never),
             Self::AdminShare => ("admin-share", Never),
@@ -287,10 +287,9 @@ impl Why {
                 let (turn, to) = if *on { ("off", 0) } else { ("on", 1) };
                 format!("turn it {turn} with `nvidia-smi -i {gpu} -mig {to}`, or {RESCHEDULE}").into()
             }
-            Self::ComputeMode(_) => format!(
-                "set it back with `nvidia-smi -i {gpu} -c DEFAULT`; an MPS daemon or an administrator has changed it"
-            )
-            .into(),
+            Self::ComputeProhibited => {
+                format!("set it back with `nvidia-smi -i {gpu} -c DEFAULT`; an administrator has changed it").into()
+            }
             Self::PartitionsUnknown => format!(
                 "before version 550 it does so only with MIG mode on: turn it on with `nvidia-smi -i {gpu} -mig 1`"
             )

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use divvy_model::mig::{GpuInstanceProfileId, Placement};
-use divvy_model::{GpuError, GpuUuid, MigUuid, TimeSlice};
+use divvy_model::{ComputeMode, GpuError, GpuUuid, MigUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 use crate::Retry;
@@ -27,6 +27,13 @@ pub enum Step {
         gpu: GpuUuid,
         /// How long each context runs in turn.
         to: TimeSlice,
+    },
+    /// Bring the GPU's compute mode to this. The GPU's, as MIG mode is.
+    SetComputeMode {
+        /// Of which GPU.
+        gpu: GpuUuid,
+        /// Who may compute on it.
+        to: ComputeMode,
     },
     /// Find the partition that lives at an exact place and that others have made. Never undone: it stays theirs.
     UsePartition {
@@ -73,6 +80,7 @@ impl Step {
         match self {
             Self::SetMigMode { gpu, .. }
             | Self::SetTimeSlice { gpu, .. }
+            | Self::SetComputeMode { gpu, .. }
             | Self::UsePartition { gpu, .. }
             | Self::CreatePartition { gpu, .. } => gpu,
         }
@@ -86,6 +94,7 @@ impl fmt::Display for Step {
                 write!(f, "turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
             }
             Self::SetTimeSlice { gpu, to } => write!(f, "set the time slice of {gpu} to {to}"),
+            Self::SetComputeMode { gpu, to } => write!(f, "set compute mode of {gpu} to {to}"),
             Self::UsePartition { gpu, profile, start, size } => {
                 write!(f, "find the partition of profile {profile} at {start}+{size} on {gpu}")
             }

@@ -14,6 +14,7 @@
 
 mod cdi_dir;
 mod clock;
+mod compute_mode;
 mod document;
 mod error;
 mod executor;

@@ -16,7 +16,7 @@ use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, MigActivation, Mig
 
 use crate::Steps;
 
-/// Carries out [`Step::SetMigMode`] and [`Step::CreatePartition`]. Give it a driver whose calls have deadlines.
+/// Carries out [`Step::SetMigMode`], [`Step::SetComputeMode`] and [`Step::CreatePartition`]. Give it a driver whose calls have deadlines.
 pub struct MigSteps {
     gpus: Arc<dyn GpuDriver>,
 }
@@ -284,7 +284,7 @@ fn wanted(step: &Step) -> Option<Partition> {
             profile: GpuInstanceProfileId(*profile),
             placement: Placement { start: *start, size: *size },
         }),
-        Step::SetMigMode { .. } | Step::SetTimeSlice { .. } => None,
+        Step::SetMigMode { .. } | Step::SetTimeSlice { .. } | Step::SetComputeMode { .. } => None,
     }
 }
 
@@ -306,6 +306,14 @@ impl Steps for MigSteps {
         self.in_flight(step.gpu())?;
         match (step, wanted(step).filter(|_| step.is_owned())) {
             (Step::SetMigMode { gpu, on }, _) => self.set_mode(gpu, *on),
+            (Step::SetComputeMode { gpu, to }, _) => {
+                let set = self.gpus.set_compute_mode(gpu, *to).map(|()| Outcome::Nothing);
+                set.map_err(|error| {
+                    let certain = nothing_happened(error.code);
+                    let cause = Cause::from_gpu("the driver refused", error);
+                    if certain { not_done(cause) } else { StepError::Unknown(cause) }
+                })
+            }
             (_, Some(wanted)) => self.create(&wanted, so_far),
             (_, None) => Ok(Outcome::Nothing),
         }

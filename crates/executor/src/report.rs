@@ -61,8 +61,8 @@ pub enum Event {
         /// Which.
         gpu: GpuUuid,
     },
-    /// A GPU has the time slice back that it had before claims asked for another.
-    TimeSliceGivenBack {
+    /// A GPU has the time slice or compute mode back that it had before claims needed another.
+    SettingsGivenBack {
         /// Which.
         gpu: GpuUuid,
     },

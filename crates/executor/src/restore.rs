@@ -64,7 +64,7 @@ impl Executor {
                 Stored::Fine(_) | Stored::Absent => {}
             }
         }
-        self.settle_time_slices(refresh == Refresh::All, &mut report);
+        self.settle_all_settings(refresh == Refresh::All, &mut report);
         report
     }
 
@@ -162,6 +162,7 @@ impl Executor {
         let earlier = Before::OtherBoot(record.clone());
         let mut steps = self.modes_of(&record)?;
         // The devices say what is needed; the steps of a prepare that was never finished may say less.
+        steps.extend(self.compute_modes_of(&record));
         steps.extend(Self::time_slices_of(&record));
         steps.extend(record.devices.iter().filter_map(RecordedDevice::step));
         let others = std::mem::take(&mut record.steps).into_iter().map(|s| s.step);

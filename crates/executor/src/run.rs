@@ -117,6 +117,7 @@ impl Executor {
                 // Steps of the GPU's and not of the claim's: the GPU's state says what was done.
                 Step::SetMigMode { gpu, on } => self.set_mig_mode(gpu, *on, until),
                 Step::SetTimeSlice { gpu, to } => self.set_time_slice(gpu, *to, until),
+                Step::SetComputeMode { gpu, to } => self.set_compute_mode(gpu, *to, until),
                 Step::UsePartition { .. } => self.use_partition(&mut record, &step),
                 Step::CreatePartition { .. } => self.create_partition(&mut record, &step, until),
             };

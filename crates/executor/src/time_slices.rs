@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{Cause, GpuState, Record, Step, StepError, Stored, goal};
-use divvy_model::{GpuUuid, TimeSlice};
+use divvy_model::{GpuUuid, Hold, TimeSlice};
 
 use crate::run::Failed;
 use crate::{Event, Executor, Report, StoreError, chain};
@@ -49,14 +49,6 @@ const BRIEFLY: Duration = Duration::from_millis(100);
 /// How long setting a time slice may take where no call's deadline is shorter.
 const SET_WITHIN: Duration = Duration::from_secs(10);
 
-/// How a settled GPU was found.
-enum Settled {
-    /// Nothing of ours is on it, or somebody holds it who asked.
-    AsItShouldBe,
-    /// It was given back.
-    GivenBack,
-}
-
 impl Executor {
     /// Brings the time slice of a GPU to `to`. What it was is in the GPU's state before it changes. Under the GPU's lock.
     pub(crate) fn set_time_slice(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), Failed> {
@@ -95,63 +87,72 @@ impl Executor {
 
     /// Gives back the time slices that nobody asks for any more, of GPUs that a record has just let go. A failure is no
     /// reason to hold anything: reconcile tries again. Under the GPUs' locks.
-    pub(crate) fn settle_time_slices_of(&self, gpus: &BTreeSet<GpuUuid>) {
+    pub(crate) fn settle_settings_of(&self, gpus: &BTreeSet<GpuUuid>) {
         for gpu in gpus {
             let until = self.parts.clock.now() + SET_WITHIN;
-            if let Err(error) = self.settle_time_slice(gpu, until, false) {
-                tracing::warn!(%gpu, error, "the time slice is not back at what it was before; tried again later");
+            if let Err(error) = self.settle_settings(gpu, until, false) {
+                tracing::warn!(%gpu, error, "the GPU is not set as it was before; tried again later");
             }
         }
     }
 
     /// The same for all GPUs, as far as nobody is at work on them. `again`: those that holders ask for are set once more,
     /// since the driver may have been loaded anew.
-    pub(crate) fn settle_time_slices(&self, again: bool, report: &mut Report) {
+    pub(crate) fn settle_all_settings(&self, again: bool, report: &mut Report) {
         let states = match self.state.gpus() {
             Ok(states) => states,
             Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
         };
         for (gpu, stored) in states {
-            if stored.fine().is_none_or(|state| !state.has_time_slice()) {
+            let is_set = |state: &GpuState| state.has_time_slice() || state.compute_mode_found.is_some();
+            if !stored.fine().is_some_and(is_set) {
                 continue;
             }
             let now = self.parts.clock.now();
             let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), now + BRIEFLY) else { continue };
-            match self.settle_time_slice(&gpu, now + SET_WITHIN, again) {
-                Ok(Settled::AsItShouldBe) => {}
-                Ok(Settled::GivenBack) => report.push(Event::TimeSliceGivenBack { gpu }),
+            match self.settle_settings(&gpu, now + SET_WITHIN, again) {
+                Ok(false) => {}
+                Ok(true) => report.push(Event::SettingsGivenBack { gpu }),
                 Err(error) => report.push(Event::Failed { claim: None, error }),
             }
         }
     }
 
-    fn settle_time_slice(&self, gpu: &GpuUuid, until: Duration, again: bool) -> Result<Settled, String> {
+    /// Whether something was given back.
+    fn settle_settings(&self, gpu: &GpuUuid, until: Duration, again: bool) -> Result<bool, String> {
+        let slice = self.settle_time_slice(gpu, until, again)?;
+        Ok(self.settle_compute_mode(gpu, until)? || slice)
+    }
+
+    /// What is held of a GPU, and whether a record that cannot be read may hold it too.
+    pub(crate) fn holds_on(&self, gpu: &GpuUuid) -> Result<(Vec<Hold>, bool), StoreError> {
+        let records = self.state.records()?;
+        let unknown = records.values().any(|stored| match stored.as_ref() {
+            Stored::Corrupt { .. } => true,
+            Stored::Newer { head, .. } => head.gpus.contains(gpu),
+            Stored::Absent | Stored::Fine(_) => false,
+        });
+        let fine = records.values().filter_map(|stored| stored.fine());
+        let holds = fine.flat_map(Record::holds).filter(|hold| hold.gpu == *gpu).collect();
+        Ok((holds, unknown))
+    }
+
+    fn settle_time_slice(&self, gpu: &GpuUuid, until: Duration, again: bool) -> Result<bool, String> {
         let boot = &self.config.boot;
         let said = |error: StoreError| chain(&error);
         let state = self.gpu_state(gpu).map_err(said)?;
         if !state.has_time_slice() {
-            return Ok(Settled::AsItShouldBe);
+            return Ok(false);
         }
         if state.time_slice(boot).is_some() {
-            let records = self.state.records().map_err(said)?;
-            // Who cannot be read may have asked.
-            let unknown = records.values().any(|stored| match stored.as_ref() {
-                Stored::Corrupt { .. } => true,
-                Stored::Newer { head, .. } => head.gpus.contains(gpu),
-                Stored::Absent | Stored::Fine(_) => false,
-            });
-            let holds: Vec<_> = records
-                .values()
-                .filter_map(|stored| stored.fine())
-                .flat_map(Record::holds)
-                .filter(|hold| hold.gpu == *gpu)
-                .collect();
+            let (holds, unknown) = self.holds_on(gpu).map_err(said)?;
             let wanted = goal(&holds).time_slice();
             if let Some(wanted) = wanted.filter(|_| again) {
                 self.parts.time_slices.set(gpu, wanted, until).map_err(|e| cannot(gpu, &e))?;
             }
+            // A record that cannot be read may be of a claim that asked.
             if unknown || wanted.is_some() {
-                return Ok(Settled::AsItShouldBe);
+                return Ok(false);
             }
             let before = state.time_slice_before(boot).unwrap_or(TimeSlice::Default);
             match self.parts.time_slices.set(gpu, before, until) {
@@ -160,7 +161,7 @@ impl Executor {
             }
         }
         self.change_gpu(gpu, GpuState::forget_time_slice).map_err(said)?;
-        Ok(Settled::GivenBack)
+        Ok(true)
     }
 }
 

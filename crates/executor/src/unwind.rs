@@ -133,7 +133,7 @@ impl Executor {
             Some(earlier) => self.state.put_back(earlier)?,
             None => self.state.remove_record(&record.uid)?,
         }
-        self.settle_time_slices_of(&record.gpus());
+        self.settle_settings_of(&record.gpus());
         self.leave_gpus(&record.gpus());
         Ok(())
     }

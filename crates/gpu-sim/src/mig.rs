@@ -210,6 +210,16 @@ impl Engine {
         self.change(GpuOp::SetMigMode, gpu, |g| g.set_mode(on))
     }
 
+    /// See [`divvy_model::GpuDriver::set_compute_mode`]. One process at a time is nothing for a GPU in MIG mode.
+    pub fn set_compute_mode(&mut self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        self.change(GpuOp::SetComputeMode, gpu, |g| {
+            let in_mig = g.facts.mig_mode.is_on() && to == ComputeMode::ExclusiveProcess;
+            let mode = g.facts.compute_mode.as_mut().filter(|_| !in_mig);
+            *mode.ok_or(GpuErrorCode::NOT_SUPPORTED)? = to;
+            Ok(())
+        })
+    }
+
     /// What `nvidia-smi --gpu-reset` does: a pending MIG mode takes effect, instances are gone, and so is what a reset
     /// cures. Refused while somebody
     /// uses the GPU.

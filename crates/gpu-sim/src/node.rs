@@ -12,8 +12,8 @@ use divvy_model::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    GpuDriver, GpuError, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology, Inventory, MigActivation,
-    MigMode, PciAddress, SystemFacts,
+    ComputeMode, GpuDriver, GpuError, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology, Inventory,
+    MigActivation, MigMode, PciAddress, SystemFacts,
 };
 
 use crate::engine::{Engine, SimGpu};
@@ -288,6 +288,9 @@ impl GpuDriver for SimNode {
     }
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         self.call(GpuOp::SetMigMode, Some(gpu), |e| e.set_mig_mode(gpu, on))
+    }
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        self.call(GpuOp::SetComputeMode, Some(gpu), |e| e.set_compute_mode(gpu, to))
     }
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         self.call(GpuOp::GpuInstances, Some(gpu), |e| e.gpu_instances(gpu))

@@ -10,7 +10,9 @@ use crate::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
-use crate::{GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts};
+use crate::{
+    ComputeMode, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
+};
 
 /// Marks changes of GPUs that are under way for other processes, so that these know what may still happen.
 pub trait CallMarks: Send + Sync {
@@ -86,6 +88,12 @@ pub trait GpuDriver: Send + Sync {
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         let _ = on;
         cannot(GpuOp::SetMigMode, gpu)
+    }
+
+    /// Sets who may compute on the GPU, until the driver is unloaded.
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        let _ = to;
+        cannot(GpuOp::SetComputeMode, gpu)
     }
 
     /// GPU instances that live now, by id. `NOT_SUPPORTED` while MIG mode is off.
@@ -195,6 +203,9 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     }
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         (**self).set_mig_mode(gpu, on)
+    }
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        (**self).set_compute_mode(gpu, to)
     }
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         (**self).gpu_instances(gpu)

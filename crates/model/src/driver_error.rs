@@ -26,6 +26,8 @@ pub enum GpuOp {
     MigCapabilities,
     /// `nvmlDeviceSetMigMode`.
     SetMigMode,
+    /// `nvmlDeviceSetComputeMode`.
+    SetComputeMode,
     /// `nvmlDeviceGetGpuInstances`.
     GpuInstances,
     /// `nvmlDeviceCreateGpuInstanceWithPlacement`.
@@ -48,7 +50,7 @@ pub enum GpuOp {
 
 impl GpuOp {
     /// Every operation.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Init,
         Self::System,
         Self::List,
@@ -57,6 +59,7 @@ impl GpuOp {
         Self::Processes,
         Self::MigCapabilities,
         Self::SetMigMode,
+        Self::SetComputeMode,
         Self::GpuInstances,
         Self::CreateGpuInstance,
         Self::DestroyGpuInstance,
@@ -72,6 +75,7 @@ impl GpuOp {
     pub fn changes_gpu(self) -> bool {
         match self {
             Self::SetMigMode
+            | Self::SetComputeMode
             | Self::CreateGpuInstance
             | Self::DestroyGpuInstance
             | Self::CreateComputeInstance
@@ -102,6 +106,7 @@ impl GpuOp {
             Self::Processes => "processes",
             Self::MigCapabilities => "mig_capabilities",
             Self::SetMigMode => "set_mig_mode",
+            Self::SetComputeMode => "set_compute_mode",
             Self::GpuInstances => "gpu_instances",
             Self::CreateGpuInstance => "create_gpu_instance",
             Self::DestroyGpuInstance => "destroy_gpu_instance",

@@ -47,6 +47,7 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
         ],
         GpuOp::SetMigMode => &["nvmlDeviceSetMigMode"],
+        GpuOp::SetComputeMode => &["nvmlDeviceSetComputeMode"],
         // Only for the first profile.
         GpuOp::GpuInstances => &["nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo"],
         GpuOp::CreateGpuInstance => &["nvmlDeviceCreateGpuInstanceWithPlacement"],

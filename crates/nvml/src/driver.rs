@@ -13,8 +13,8 @@ use divvy_model::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation,
-    MigMode, SystemFacts,
+    ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid,
+    MigActivation, MigMode, SystemFacts,
 };
 
 use crate::ffi::{Failure, Handle, Library, ends_session};
@@ -228,6 +228,10 @@ impl GpuDriver for NvmlDriver {
         lock(&self.handles).remove(gpu);
         self.rebound.store(true, Ordering::Relaxed);
         result
+    }
+
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        self.on(GpuOp::SetComputeMode, gpu, |library, handle| library.set_compute_mode(handle, to.to_nvml()))
     }
 
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {

@@ -255,6 +255,10 @@ impl Library {
         Ok(mode)
     }
 
+    pub(crate) fn set_compute_mode(&self, gpu: Handle, to: u32) -> Result<(), Failure> {
+        call!(self.nvmlDeviceSetComputeMode(gpu.0, to))
+    }
+
     pub(crate) fn minor(&self, gpu: Handle) -> Result<u32, Failure> {
         let mut minor = 0;
         call!(self.nvmlDeviceGetMinorNumber(gpu.0, &raw mut minor))?;

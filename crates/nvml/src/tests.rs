@@ -205,6 +205,7 @@ fn each_fault_meets_its_operation_once_a_call() {
             GpuOp::Processes => driver.processes(gpu).is_err(),
             GpuOp::MigCapabilities => driver.mig_capabilities(gpu).is_err(),
             GpuOp::SetMigMode => driver.set_mig_mode(gpu, true).is_err(),
+            GpuOp::SetComputeMode => driver.set_compute_mode(gpu, ComputeMode::Default).is_err(),
             GpuOp::GpuInstances => driver.gpu_instances(gpu).is_err(),
             GpuOp::CreateGpuInstance => {
                 driver.create_gpu_instance(gpu, GpuInstanceProfileId(19), at(2)).is_err()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_model::{ComputeMode, TimeSlice};
+use divvy_model::{ComputeMode, GpuDriver, TimeSlice};
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
 };
@@ -103,22 +103,25 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_left_in_an_exclusive_compute_mode_is_named_and_shared_again_once_it_is_set_back() {
+async fn a_gpu_left_in_an_exclusive_compute_mode_is_shared_in_default_and_a_prohibited_one_is_named() {
     let node = Node::new("h100x1");
     let gpu = node.sim.uuids().remove(0);
     let set = |mode| node.sim.edit(|e| e.gpu(&gpu).unwrap().facts.compute_mode = Some(mode));
+    let mode = || node.sim.facts(&gpu).unwrap().compute_mode.unwrap();
     set(ComputeMode::ExclusiveProcess);
     let plugin = node.start().await;
     let share = shares(&node, "share", &["s"], None);
-    let refused = node.prepare(&share).await.unwrap_err();
+    node.prepare(&share).await.unwrap();
+    assert_eq!(mode(), ComputeMode::Default);
+    node.unprepare(&share).await.unwrap();
+    assert_eq!(mode(), ComputeMode::ExclusiveProcess, "as it was found");
+    set(ComputeMode::Prohibited);
     let command = format!("nvidia-smi -i {gpu} -c DEFAULT");
-    assert!(refused.contains("is EXCLUSIVE_PROCESS") && refused.contains(&command), "{refused}");
-
-    set(ComputeMode::Default);
     let until = Instant::now() + PATIENCE;
-    while let Err(refused) = node.prepare(&share).await {
-        assert!(Instant::now() < until, "{refused}");
-        tokio::task::yield_now().await;
+    // Until the plugin has read it.
+    while !node.prepare(&share).await.is_err_and(|refused| refused.contains(&command)) {
+        assert!(Instant::now() < until, "it is never refused");
+        node.unprepare(&share).await.unwrap();
     }
     plugin.stop().await;
 }

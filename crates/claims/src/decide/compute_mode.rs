@@ -3,26 +3,20 @@
 use divvy_model::{ComputeMode, HoldKind};
 
 use super::Snapshot;
-use crate::{Claim, RecordedDevice, Refusal, Why};
+use crate::{RecordedDevice, Why};
 
-/// The compute mode of a GPU keeps processes from it: `PROHIBITED` all, `EXCLUSIVE_PROCESS` (which an MPS daemon leaves
-/// behind) all but one, so that a share would run and fail the others. An unknown mode refuses nothing, and neither does
-/// admin access.
-pub(super) fn computable(
-    claim: &Claim,
-    devices: &[RecordedDevice],
+/// The compute mode that the device's GPU is to be brought to. `PROHIBITED` is somebody's wish that nothing computes
+/// there. `EXCLUSIVE_PROCESS`, which an MPS daemon leaves behind, is one process at a time: shares need `DEFAULT`.
+pub(super) fn compute_mode_to_set(
+    wanted: &RecordedDevice,
     seen: &Snapshot<'_>,
-) -> Result<(), Refusal> {
-    for device in devices.iter().filter(|device| device.kind.needs().is_some()) {
-        let mode = seen.inventory.and_then(|i| i.gpus.get(&device.gpu)?.facts.compute_mode);
-        let refused = match mode {
-            None | Some(ComputeMode::Default) => false,
-            Some(ComputeMode::ExclusiveProcess) => device.kind == HoldKind::Share,
-            Some(ComputeMode::Prohibited) => true,
-        };
-        if let (Some(mode), true) = (mode, refused) {
-            return Err(Why::ComputeMode(mode).about(claim, device));
+) -> Result<Option<ComputeMode>, Why> {
+    let mode = seen.inventory.and_then(|i| i.gpus.get(&wanted.gpu)?.facts.compute_mode);
+    match mode {
+        None | Some(ComputeMode::Default) => Ok(None),
+        Some(ComputeMode::ExclusiveProcess) => {
+            Ok((wanted.kind == HoldKind::Share).then_some(ComputeMode::Default))
         }
+        Some(ComputeMode::Prohibited) => Err(Why::ComputeProhibited),
     }
-    Ok(())
 }

@@ -7,6 +7,8 @@ mod bad_input;
 #[cfg(test)]
 mod behaviour;
 #[cfg(test)]
+mod compute_mode;
+#[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod files;

@@ -10,8 +10,8 @@ use divvy_model::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation, MigMode,
-    SystemFacts,
+    ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation,
+    MigMode, SystemFacts,
 };
 
 use crate::world::{HardwareFault, MigLate, World};
@@ -99,6 +99,10 @@ impl GpuDriver for Hardware {
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         let uuid = gpu.clone();
         self.change(GpuOp::SetMigMode, gpu, move |sim| sim.set_mig_mode(&uuid, on))
+    }
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        let uuid = gpu.clone();
+        self.change(GpuOp::SetComputeMode, gpu, move |sim| sim.set_compute_mode(&uuid, to))
     }
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         self.ask(GpuOp::GpuInstances, gpu, |sim| sim.gpu_instances(gpu))

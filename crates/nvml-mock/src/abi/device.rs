@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use divvy_gpu_sim::{Engine, SimGpu};
-use divvy_model::{GpuErrorCode, GpuOp, MigMode};
+use divvy_model::{ComputeMode, GpuErrorCode, GpuOp, MigMode};
 use nvml_wrapper_sys::bindings::{
     nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t,
     nvmlMemory_v2_t, nvmlPciInfo_t, nvmlReturn_t, nvmlValue_t,
@@ -60,6 +60,16 @@ unsafe extern "C" fn nvmlDeviceGetComputeMode(device: nvmlDevice_t, mode: *mut c
     let mode_of = |g: &SimGpu| g.facts.compute_mode.ok_or(GpuErrorCode::NOT_SUPPORTED);
     // SAFETY: see `abi`.
     unsafe { put(mode, || gpu(device, |g| Ok(mode_of(g)?.to_nvml()))) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceSetComputeMode(device: nvmlDevice_t, mode: c_uint) -> nvmlReturn_t {
+    let set = || {
+        let to = ComputeMode::from_nvml(mode).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+        let gpu = bridge::uuid_of(device.addr())?;
+        bridge::change(GpuOp::SetComputeMode, &gpu, |e| e.set_compute_mode(&gpu, to))
+    };
+    code(set())
 }
 
 #[unsafe(no_mangle)]

@@ -10,8 +10,8 @@ use divvy_model::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation, MigMode,
-    SystemFacts,
+    ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation,
+    MigMode, SystemFacts,
 };
 
 use super::{Inner, LEAVING, Opened, Session, lock};
@@ -75,6 +75,10 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         let uuid = gpu.clone();
         self.call(GpuOp::SetMigMode, Some(gpu), move |d| d.set_mig_mode(&uuid, on))
+    }
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::SetComputeMode, Some(gpu), move |d| d.set_compute_mode(&uuid, to))
     }
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         let uuid = gpu.clone();

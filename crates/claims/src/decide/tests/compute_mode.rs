@@ -6,37 +6,34 @@ use super::shares::share;
 use super::*;
 
 #[test]
-fn a_compute_mode_refuses_what_it_would_fail_and_names_the_command_that_mends_it() {
+fn shares_bring_the_compute_mode_to_default_and_only_a_prohibited_gpu_is_refused() {
     let claims = [
         claim("w", vec![result("main", "gpu-0")]),
-        claim("s", vec![share("main", "gpu-0-ts", "s1")]),
+        claim("s", vec![share("main", "gpu-0-ts", "s1"), share("main", "gpu-0-ts", "s2")]),
         claim("p", vec![result("main", "gpu-0-mig-1g10gb-19-0")]),
         claim("a", vec![admin(result("main", "gpu-0"))]),
     ];
-    for (mode, refused) in [
+    for (mode, sets) in [
         (None, [false, false, false, false]),
         (Some(ComputeMode::Default), [false, false, false, false]),
         (Some(ComputeMode::ExclusiveProcess), [false, true, false, false]),
-        (Some(ComputeMode::Prohibited), [true, true, true, false]),
     ] {
         let mut world = World::new();
         world.grant_all();
         world.inventory.gpus.get_mut(&gpu(0)).unwrap().facts.compute_mode = mode;
-        let refuses = |claim| match world.decide(claim) {
-            Decision::Refuse(refusal) => {
-                assert_eq!((refusal.category(), refusal.retry()), ("compute-mode", Retry::Later));
-                true
-            }
-            Decision::Run(_) => false,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(claims.each_ref().map(refuses), refused, "{mode:?}");
+        let step = Step::SetComputeMode { gpu: gpu(0), to: ComputeMode::Default };
+        let set = claims.each_ref().map(|claim| plan(world.decide(claim)).steps.contains(&step));
+        assert_eq!(set, sets, "{mode:?}");
     }
-
     let mut world = World::new();
-    world.inventory.gpus.get_mut(&gpu(0)).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
+    world.grant_all();
+    world.inventory.gpus.get_mut(&gpu(0)).unwrap().facts.compute_mode = Some(ComputeMode::Prohibited);
+    for claim in &claims[..3] {
+        assert_eq!(world.refusal(claim).0, "compute-mode");
+    }
+    plan(world.decide(&claims[3]));
     assert_eq!(
-        world.refusal(&claims[1]).1,
-        "device gpu-0-ts (GPU-12345678-1234-1234-1234-123456780000) of claim ns/claim-s (UID s): compute mode of its GPU is EXCLUSIVE_PROCESS, so its container would fail (set it back with `nvidia-smi -i GPU-12345678-1234-1234-1234-123456780000 -c DEFAULT`; an MPS daemon or an administrator has changed it)"
+        world.refusal(&claims[0]).1,
+        "device gpu-0 (GPU-12345678-1234-1234-1234-123456780000) of claim ns/claim-w (UID w): compute mode of its GPU is PROHIBITED, so its container would fail (set it back with `nvidia-smi -i GPU-12345678-1234-1234-1234-123456780000 -c DEFAULT`; an administrator has changed it)"
     );
 }

@@ -233,6 +233,14 @@ impl InventorySource for World {
     fn inventory(&self) -> Option<Arc<Inventory>> {
         self.lock().inventory.clone()
     }
+
+    fn changed(&self, gpu: &GpuUuid) {
+        let mut m = self.lock();
+        let read = m.sim.as_ref().and_then(|sim| divvy_model::GpuDriver::facts(sim, gpu).ok());
+        if let (Some(facts), Some(inventory)) = (read, &mut m.inventory) {
+            Arc::make_mut(inventory).gpus.get_mut(gpu).unwrap().facts.compute_mode = facts.compute_mode;
+        }
+    }
 }
 
 impl ClaimsApi for World {

@@ -1,0 +1,97 @@
+//! The compute mode of GPUs whose shares are given out.
+
+use divvy_claims::Claim;
+use divvy_executor::{Executor, InventorySource};
+use divvy_gpu_sim::Fault;
+use divvy_model::{ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuUuid};
+
+use crate::mig_world::{claim_of, mig_world, sim};
+use crate::story::uid;
+use crate::world::{HardwareFault, Moment, World};
+
+/// A GPU as an MPS daemon left it.
+fn left_exclusive() -> (World, Executor, GpuUuid) {
+    let world = mig_world("h100x2", 1);
+    let gpu = world.gpu(0);
+    sim(&world).set_compute_mode(&gpu, ComputeMode::ExclusiveProcess).unwrap();
+    world.changed(&gpu);
+    let executor = world.start();
+    (world, executor, gpu)
+}
+
+fn share(name: &str) -> Claim {
+    claim_of(name, &["gpu-0-ts"], "t1")
+}
+
+fn mode(world: &World, gpu: &GpuUuid) -> ComputeMode {
+    sim(world).facts(gpu).unwrap().compute_mode.unwrap()
+}
+
+#[test]
+fn shares_need_default_and_the_last_of_them_gives_back_what_was_found() {
+    let (world, executor, gpu) = left_exclusive();
+    world.prepare(&executor, &claim_of("w", &["gpu-0"], "t1")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "a whole GPU needs nothing else");
+    world.unprepare(&executor, &uid("w")).unwrap();
+    world.prepare(&executor, &share("a")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::Default);
+    world.prepare(&world.start(), &share("b")).unwrap();
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::Default, "the other share needs it");
+    world.unprepare(&executor, &uid("b")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+}
+
+#[test]
+fn wherever_a_crash_cuts_it_the_mode_is_given_back_by_the_next_instance() {
+    for moment in [Moment::Before, Moment::During, Moment::After] {
+        let (world, executor, gpu) = left_exclusive();
+        world.lock().crash_at = Some(("set_compute_mode", moment));
+        world.prepare(&executor, &share("a")).unwrap_err();
+        world.kill();
+        world.changed(&gpu);
+        world.start().reconcile(&world.view());
+        assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "{moment:?}");
+        assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None, "{moment:?}");
+    }
+}
+
+#[test]
+fn a_mode_that_the_driver_does_not_set_fails_the_claim_and_leaves_nothing() {
+    let (world, executor, gpu) = left_exclusive();
+    sim(&world).fault(Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::SetComputeMode).times(1));
+    let error = world.prepare(&executor, &share("a")).unwrap_err();
+    assert_eq!(error.category(), "step");
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+}
+
+#[test]
+fn a_mode_that_was_set_although_the_driver_denied_it_is_given_back_all_the_same() {
+    let (world, executor, gpu) = left_exclusive();
+    world.lock().hardware_fault = Some(HardwareFault::Lies);
+    world.prepare(&executor, &share("a")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::Default);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+}
+
+#[test]
+fn what_others_set_meanwhile_is_left_alone() {
+    let (world, executor, gpu) = left_exclusive();
+    let set = |to| sim(&world).set_compute_mode(&gpu, to).unwrap();
+    set(ComputeMode::Prohibited);
+    let error = world.prepare(&executor, &share("a")).unwrap_err();
+    assert_eq!(error.category(), "step", "decided on what was read before");
+    assert_eq!(mode(&world, &gpu), ComputeMode::Prohibited);
+    assert_eq!(world.prepare(&executor, &share("a")).unwrap_err().category(), "compute-mode");
+    set(ComputeMode::ExclusiveProcess);
+    world.changed(&gpu);
+    world.prepare(&executor, &share("a")).unwrap();
+    set(ComputeMode::Prohibited);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::Prohibited);
+    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+}
