@@ -5,8 +5,9 @@ use divvy_model::{ComputeMode, HoldKind};
 use super::Snapshot;
 use crate::{RecordedDevice, Why};
 
-/// The compute mode that the device's GPU is to be brought to. `PROHIBITED` is somebody's wish that nothing computes
-/// there. `EXCLUSIVE_PROCESS`, which an MPS daemon leaves behind, is one process at a time: shares need `DEFAULT`.
+/// The compute mode that the device's GPU is to be brought to. An administrator sets `PROHIBITED` so that
+/// nothing computes there. `EXCLUSIVE_PROCESS`, which an MPS daemon leaves behind, is one process at a time: shares need
+/// `DEFAULT`.
 pub(super) fn compute_mode_to_set(
     wanted: &RecordedDevice,
     seen: &Snapshot<'_>,
