@@ -176,6 +176,32 @@ fn a_holder_that_has_its_device_allocated_is_in_use_and_each_clash_has_its_words
 }
 
 #[test]
+fn a_process_that_no_claim_accounts_for_refuses_all_but_a_claim_that_is_taken_up_again() {
+    let c = claim("a", vec![result("main", "gpu-0")]);
+    let decided = |change: Option<&dyn Fn(&mut Record)>| {
+        let mut world = World::new();
+        let process = ProcessOnGpu { pid: 7, gpu_instance: None, pod: None };
+        world.processes.insert(gpu(0), vec![process]);
+        if let Some(change) = change {
+            let leaving = Leaving { reason: "process 7".to_owned(), undoing: false };
+            let mut record = world.record(&c, Phase::Leaving(leaving));
+            change(&mut record);
+            world.keep(record);
+        }
+        match world.decide(&c) {
+            Decision::Refuse(refusal) => refusal.category(),
+            other => {
+                plan(other);
+                "planned"
+            }
+        }
+    };
+    assert_eq!(decided(None), "foreign-processes");
+    assert_eq!(decided(Some(&|_| {})), "planned", "it is its own");
+    assert_eq!(decided(Some(&|r| r.allocated_at = Some("t0".to_owned()))), "foreign-processes");
+}
+
+#[test]
 fn a_claim_without_a_record_for_which_an_instance_was_made_in_this_boot_is_made_again() {
     let mut world = World::new();
     let c = claim("a", vec![result("main", "gpu-0")]);

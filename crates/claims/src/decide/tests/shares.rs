@@ -191,3 +191,25 @@ fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gp
     );
     assert_eq!(world.refusal(&claim("m", vec![admin(share("main", "gpu-0-ts", "s2"))])).0, "admin-share");
 }
+
+#[test]
+fn a_time_slice_counts_as_set_while_a_prepared_claim_of_this_boot_that_asked_holds_the_gpu() {
+    let holder = asking(claim("a", vec![share("main", "gpu-0-ts", "s1")]), "Long");
+    let next = asking(claim("b", vec![share("main", "gpu-0-ts", "s2")]), "Long");
+    let sets = |change: &dyn Fn(&mut Record)| {
+        let mut world = World::new();
+        let mut state = GpuState::default();
+        state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
+        world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
+        let mut record = world.record(&holder, Phase::Prepared);
+        change(&mut record);
+        world.keep(record);
+        plan(world.decide(&next)).steps == [Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Long }]
+    };
+    assert!(!sets(&|_| {}));
+    let leaving = crate::Leaving { reason: "process 1".to_owned(), undoing: false };
+    assert!(sets(&|r| r.phase = Phase::Leaving(leaving.clone())));
+    assert!(sets(&|r| r.boot = "boot-0".parse().unwrap()));
+    assert!(sets(&|r| r.devices[0].time_slice = None));
+    assert!(sets(&|r| r.devices[0].gpu = gpu(1)));
+}
