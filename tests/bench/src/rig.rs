@@ -175,6 +175,8 @@ impl Rig {
         command
             .args(["--node-name", NODE, "--driver-name", DRIVER, "--http", "127.0.0.1:0"])
             .args(["--log-format", "json", "--log-level", "info"])
+            // No container is run, so none calls a hook.
+            .args(["--library-delivery", "mounts"])
             .args(&self.flags)
             .env("DIVVY_MOCK_STATE", root.join("gpus.json"))
             // As the chart sets it.
