@@ -63,6 +63,8 @@ pub struct ExecutorConfig {
     /// A folder that all drivers of ours on the node share, which keeps a GPU from being given out by two. `None`: there
     /// is no other.
     pub lock_dir: Option<PathBuf>,
+    /// Device nodes of the host that claims may ask for.
+    pub extra_nodes: Vec<String>,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -70,7 +72,8 @@ pub struct ExecutorConfig {
 impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
-        Self { driver: driver.into(), boot, timing: Timing::default(), lock_dir: None, decide }
+        let timing = Timing::default();
+        Self { driver: driver.into(), boot, timing, lock_dir: None, extra_nodes: Vec::new(), decide }
     }
 }
 

@@ -64,6 +64,7 @@ impl Seen {
             modes: &self.modes,
             processes: &self.processes,
             living: &self.living,
+            extra_nodes: &executor.config.extra_nodes,
         }
     }
 }
