@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::owned::Owned;
 use crate::partitions::Instances;
 use crate::reconcile::Orphans;
-use crate::state::State;
+use crate::state::StateFiles;
 use crate::{
     Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, ProcessSource, Steps, Store,
     StoreError, TimeSlices,
@@ -106,7 +106,7 @@ pub struct Parts {
 pub struct Executor {
     pub(crate) config: ExecutorConfig,
     pub(crate) parts: Parts,
-    pub(crate) state: State,
+    pub(crate) state: StateFiles,
     pub(crate) owned: Option<Owned>,
     pub(crate) orphans: Mutex<Orphans>,
     /// GPU instances of others, as last seen.
@@ -135,7 +135,7 @@ pub struct HeldDevice {
 impl Executor {
     /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
-        let state = State::new(parts.store.clone());
+        let state = StateFiles::new(parts.store.clone());
         let owned = config.lock_dir.clone().map(|dir| Owned::new(dir, config.driver.clone()));
         Self { config, parts, state, owned, orphans: Mutex::default(), last_foreign: Mutex::default() }
     }
