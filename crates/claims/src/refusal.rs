@@ -376,3 +376,22 @@ impl Error for Refusal {
         self.why.source()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_category_is_in_the_documents() {
+        let refusals = include_str!("../../../docs/refusals.md");
+        let runbook = include_str!("../../../docs/runbooks/prepare-fails.md");
+        let source = include_str!("refusal.rs");
+        let arms = source.split("(\"").skip(1).filter_map(|rest| rest.split_once("\", "));
+        let after = ["Soon)", "Later)", "Never)", "if error"];
+        let categories: Vec<_> =
+            arms.filter(|(_, rest)| after.iter().any(|end| rest.starts_with(end))).collect();
+        assert!(categories.len() > 20, "{}", categories.len());
+        for (category, _) in categories {
+            assert!(refusals.contains(&format!("`{category}`")), "{category} is not in docs/refusals.md");
+            assert!(runbook.contains(&format!("`{category}`")), "{category} is not in the runbook");
+        }
+    }
+}
