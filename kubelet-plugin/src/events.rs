@@ -158,9 +158,9 @@ impl Teller {
             Ok(Ok(_)) => return,
             Ok(Err(kube::Error::Api(status))) if status.code == ALREADY_EXISTS => return,
             Ok(Err(error)) => crate::chain(&error),
-            Err(_) => "no answer in time".to_owned(),
+            Err(_) => "timed out".to_owned(),
         };
-        tracing::warn!(policy = policy.name, problem, "Event not written");
+        tracing::warn!(policy = policy.name, problem, "failed to write an Event");
     }
 
     /// A warning on a claim.
@@ -179,9 +179,9 @@ impl Teller {
         let problem = match timeout(ANSWER, self.recorder.publish(&event, about)).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => crate::chain(&error),
-            Err(_) => "no answer in time".to_owned(),
+            Err(_) => "timed out".to_owned(),
         };
-        tracing::warn!(kind = about.kind, name = about.name, problem, "Event not written");
+        tracing::warn!(kind = about.kind, name = about.name, problem, "failed to write an Event");
     }
 
     /// Puts the verdict into the claim's status, unless it is there already.
@@ -207,11 +207,11 @@ impl Teller {
             Ok(Ok(_)) => true,
             Ok(Err(error)) => {
                 let error = crate::chain(&error);
-                tracing::warn!(claim = %claim.reference(), error, "condition of the claim not written");
+                tracing::warn!(claim = %claim.reference(), error, "failed to write the claim's condition");
                 false
             }
             Err(_) => {
-                tracing::warn!(claim = %claim.reference(), "condition of the claim not written: no answer in time");
+                tracing::warn!(claim = %claim.reference(), "writing the claim's condition timed out");
                 false
             }
         }

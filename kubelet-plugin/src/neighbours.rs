@@ -100,7 +100,7 @@ impl Neighbours {
         match pod_resources::pods(&self.config.pod_resources_socket).await {
             Ok(pods) => memory.given = given_by_others(&pods, &self.config.driver_name),
             Err(error) => {
-                tracing::debug!(error = %crate::chain(&error), "the kubelet could not be asked what others gave to pods");
+                tracing::debug!(error = %crate::chain(&error), "failed to list device plugin allocations from the kubelet");
             }
         }
         let theirs: BTreeSet<DriverDevice> =
@@ -120,7 +120,7 @@ impl Neighbours {
                     memory.drivers = Some((Instant::now(), found));
                 }
                 Err(error) => {
-                    tracing::debug!(error, "other drivers' devices are as last known");
+                    tracing::debug!(error, "failed to list devices of other drivers; using the last result");
                 }
             }
         } else if let Some((_, known)) = &mut memory.drivers {
@@ -174,7 +174,7 @@ impl Neighbours {
             });
             for used in new {
                 let note = format!(
-                    "{gpu} is not given out: {used} (a GPU belongs to one driver: take the label divvy.dev/gpu or the other driver off this node, or end the process)"
+                    "{gpu} is not allocated to new claims: {used} (a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process)"
                 );
                 tracing::warn!(%gpu, "{note}");
                 let (teller, action) = (self.teller.clone(), format!("Withhold {gpu}"));
@@ -188,7 +188,7 @@ impl Neighbours {
     /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.
     async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, String> {
         let asked = tokio::time::timeout(ANSWER, self.ask_drivers(inventory, before)).await;
-        asked.map_err(|_| "no answer in time".to_owned())?.map_err(|error| crate::chain(&error))
+        asked.map_err(|_| "timed out".to_owned())?.map_err(|error| crate::chain(&error))
     }
 
     /// The node's slices cost the server little. A list of all claims of the cluster does not: it is asked for only if
@@ -245,7 +245,7 @@ impl Neighbours {
             Ok::<(), kube::Error>(())
         };
         if !matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(()))) {
-            tracing::debug!("claims of other drivers are as last known");
+            tracing::debug!("failed to list claims of other drivers; using the last result");
         }
         allocated.retain(|_, given| !given.is_empty());
     }

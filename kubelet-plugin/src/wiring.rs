@@ -242,7 +242,7 @@ impl Shared {
             teller: self.teller.clone(),
             told: self.told.clone(),
         };
-        tasks.add("the look for neighbours", neighbours.run(tasks.stop.clone()));
+        tasks.add("the watch for neighbours", neighbours.run(tasks.stop.clone()));
     }
 
     fn add_api_sources(&self, tasks: &mut Tasks, node: watch::Sender<Option<Arc<NodeFacts>>>) {
@@ -269,10 +269,10 @@ impl Shared {
             facts: facts.clone(),
             timing: self.config.timing,
         };
-        tasks.add("the reading of records", records.run(tasks.stop.clone()));
+        tasks.add("the reader of records", records.run(tasks.stop.clone()));
         let asked = self.channels.followed.ask.clone();
         let holders = HoldersSource { claims: self.claims.clone(), asked, facts };
-        tasks.add("the list of holders", holders.run(tasks.stop.clone()));
+        tasks.add("the lister of holders", holders.run(tasks.stop.clone()));
     }
 
     fn add_brain(&self, tasks: &mut Tasks, out: Outlets, facts: mpsc::UnboundedReceiver<Fact>) {

@@ -319,14 +319,14 @@ fn room_that_came_free_is_seen_and_what_keeps_the_pod_is_left_to_the_scheduler()
 fn unreadable_kinds_are_listed_and_a_dead_plugin_shows() {
     let mut world = world();
     world.slices.clear();
-    world.unread.push("ResourceClaims cannot be listed; unknown: which claims hold devices and which wait".to_owned());
+    world.unread.push(
+        "ResourceClaims cannot be listed; unknown: which claims hold devices and which wait".to_owned(),
+    );
     let node = report::node(&world, "n3").unwrap();
     assert_eq!((node.troubles.len(), node.troubles[0].trouble.kind.as_str()), (1, "not-published"));
-    assert!(
-        render::node(&world, &node).ends_with(
-            "unknown:\n  ResourceClaims cannot be listed; unknown: which claims hold devices and which wait"
-        )
-    );
+    assert!(render::node(&world, &node).ends_with(
+        "unknown:\n  ResourceClaims cannot be listed; unknown: which claims hold devices and which wait"
+    ));
     world.nodes[2] = typed({
         let mut node = self::node("n3");
         let condition = json!({ "type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status." });

@@ -115,7 +115,7 @@ pub(crate) fn decode<T>(versions: &Versions<T>, bytes: &[u8]) -> Stored<T> {
         Err(error) if error.is_eof() => {
             return corrupt(format!("the file ends early, after {} bytes", bytes.len()));
         }
-        Err(error) => return corrupt(format!("the file is not the JSON that was written: {error}")),
+        Err(error) => return corrupt(format!("the file is not valid JSON: {error}")),
     };
     let body = envelope.body.get();
     if envelope.checksum != checksum(body) {

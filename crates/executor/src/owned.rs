@@ -126,7 +126,7 @@ impl Executor {
                 Ok(()) => return None,
                 Err(NotOwned::By(other)) => other,
                 Err(NotOwned::Io(error)) => {
-                    format!("an unknown driver: the locks cannot be used: {error}")
+                    format!("an unknown driver (failed to take the locks: {error})")
                 }
             };
             Some(Why::OtherDriver(by).about(claim, device))
@@ -161,10 +161,10 @@ impl Executor {
                     Ok(()) => {}
                     Err(NotOwned::By(other)) => tracing::error!(
                         %gpu, on_behalf, other,
-                        "the GPU was given out by another driver while this one was away: two use it"
+                        "another driver allocated the GPU while this one was down; both use it"
                     ),
                     Err(NotOwned::Io(error)) => {
-                        tracing::error!(%gpu, %error, "other drivers cannot be told that the GPU is held");
+                        tracing::error!(%gpu, %error, "failed to lock the GPU against other drivers");
                     }
                 }
             }

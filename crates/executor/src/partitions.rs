@@ -26,7 +26,7 @@ impl Executor {
             MigMode::Supported { current, .. } => current,
             MigMode::Unsupported if !on => return Ok(()),
             MigMode::Unsupported => {
-                let cause = Cause::new(format!("{gpu} cannot be cut into partitions"));
+                let cause = Cause::new(format!("{gpu} does not support partitions"));
                 return Err(StepError::NotDone(cause).into());
             }
         };
@@ -87,7 +87,7 @@ impl Executor {
 
     /// The partition that others have made at the place of a step, whole.
     pub(crate) fn find_static(&self, step: &Step) -> Result<Option<Outcome>, StepError> {
-        let read = |source| StepError::NotDone(Cause::from_gpu("what is there cannot be read", source));
+        let read = |source| StepError::NotDone(Cause::from_gpu("its state cannot be read", source));
         let living = self.parts.steps.living(step).map_err(read)?;
         Ok(living.filter(|outcome| matches!(outcome, Outcome::Partition { .. })))
     }

@@ -192,7 +192,7 @@ impl Executor {
         let why = match self.rebuild_locked(&claim.uid, Some(claim), self.parts.clock.now() + BRIEFLY) {
             Some(Event::Failed { error, .. }) => error,
             Some(_) => return Attempt::AtOnce,
-            None => "another call is at work on it".to_owned(),
+            None => "another call is running for it".to_owned(),
         };
         Attempt::Again(PrepareCause::Lost(why), None)
     }
@@ -232,7 +232,7 @@ impl Executor {
     /// The same answer would name what is gone: undone first (a partition that is gone is no error), then made anew under
     /// the same names.
     fn undo_what_is_gone(&self, own: Option<&Record>) -> Result<Attempt, PrepareCause> {
-        let reason = "its partitions are gone, though it was prepared".to_owned();
+        let reason = "its partitions no longer exist although it was prepared".to_owned();
         let phase = Phase::Leaving(Leaving { reason, undoing: true });
         if let Some(record) = own {
             self.state.write_record(&Record { phase, ..record.clone() })?;
@@ -263,7 +263,7 @@ impl Executor {
             tracing::warn!(
                 claim.uid = %claim.uid,
                 error = crate::chain(&error),
-                "prepared again, which is not on record: an unprepare of it that is still under way may come after"
+                "failed to record that the claim is prepared again; a running unprepare may still undo it"
             );
         }
     }

@@ -110,7 +110,7 @@ impl Executor {
         // What the view says may be older than the prepare.
         let since = record.received.filter(|_| record.boot == self.config.boot).unwrap_or_default();
         if !self.grace_is_over(uid, view, since) {
-            return kept("its claim is gone; an unprepare is waited for");
+            return kept("its claim no longer exists; waiting for an unprepare");
         }
         // By its devices too: a later claim may have its name.
         let runs = |running: &BTreeSet<RunningDevice>| {
@@ -121,10 +121,10 @@ impl Executor {
         };
         match &view.running {
             None => {
-                return kept("its claim is gone, but the kubelet could not tell whether a pod still runs");
+                return kept("its claim no longer exists, but the kubelet did not report whether a pod still runs");
             }
             Some(running) if runs(running) => {
-                return kept("its claim is gone, but a running pod still has its devices");
+                return kept("its claim no longer exists, but a running pod still has its devices");
             }
             Some(_) => {}
         }
@@ -137,7 +137,7 @@ impl Executor {
         let _gpu_locks = self.lock_gpus(&gpus_of_record(record), until).ok()?;
         match self.release(record) {
             Ok(Release::Released) => Some(Event::OrphanUndone { claim: uid.clone() }),
-            Ok(Release::Blocked { why, .. }) => kept(&format!("its claim is gone, but {why}")),
+            Ok(Release::Blocked { why, .. }) => kept(&format!("its claim no longer exists, but {why}")),
             Err(left) => failed(left.to_string()),
         }
     }
@@ -155,11 +155,11 @@ impl Executor {
             return self.rebuild_and_finish(uid, None);
         }
         if !self.grace_is_over(uid, view, Duration::ZERO) {
-            return kept("its record cannot be read and its claim is gone; an unprepare is waited for");
+            return kept("its record cannot be read and its claim no longer exists; waiting for an unprepare");
         }
         let Some(running) = &view.running else {
             return kept(
-                "its record cannot be read, and the kubelet could not tell whether a pod still has its devices",
+                "its record cannot be read, and the kubelet did not report whether a pod still has its devices",
             );
         };
         let known: BTreeSet<_> = Self::others(records, uid).map(|r| (&r.namespace, &r.name)).collect();

@@ -55,7 +55,7 @@ impl Executor {
                 }
                 Stored::Newer { version, .. } => report.push(Event::Kept {
                     claim: uid.clone(),
-                    why: format!("its record was written by a later divvy (version {version})"),
+                    why: format!("its record was written by a later version of divvy (format {version})"),
                 }),
                 Stored::Corrupt { reason } => report.push(Event::Kept {
                     claim: uid.clone(),

@@ -260,7 +260,7 @@ impl State {
             Stored::Absent | Stored::Newer { .. } => Arc::default(),
             Stored::Corrupt { reason } => {
                 let what = format!(
-                    "{NUMBERS} node/{ORDINALS} (it is made again by itself when GPUs and API server have answered)"
+                    "{NUMBERS} node/{ORDINALS} (rebuilt when the GPUs and the API server answer)"
                 );
                 return Err(cannot("read", what)(std::io::Error::other(reason)));
             }

@@ -28,7 +28,7 @@ impl From<TimeSliceError> for StepError {
     fn from(error: TimeSliceError) -> Self {
         match error {
             TimeSliceError::Unsupported(which) => Self::NotDone(Cause::unsupported(format!(
-                "{which} (leave timeSlicing out of the config: the GPU is shared all the same, in turns of a length that the driver chooses)"
+                "{which} (omit timeSlicing in the config: the GPU is still shared, with the driver's own time slice)"
             ))),
             TimeSliceError::NoDriver => Self::NotDone(Cause::new("no NVIDIA driver is loaded").passing()),
             TimeSliceError::Failed(error) => error,
@@ -91,7 +91,7 @@ impl Executor {
         for gpu in gpus {
             let until = self.parts.clock.now() + SET_WITHIN;
             if let Err(error) = self.settle_settings(gpu, until, false) {
-                tracing::warn!(%gpu, error, "the GPU is not set as it was before; tried again later");
+                tracing::warn!(%gpu, error, "failed to restore the GPU's settings, will retry");
             }
         }
     }

@@ -131,7 +131,7 @@ impl Executor {
             tracing::warn!(
                 claim.uid = %uid,
                 error = crate::chain(&error),
-                "unprepared without a trace: a prepare of it that is still under way may come after"
+                "failed to write the claim's tombstone; a running prepare may still complete"
             );
         }
     }
@@ -205,7 +205,7 @@ impl Executor {
                 }
                 Err(error) if nothing_is_known_to_run(&error) => continue,
                 Err(error) => {
-                    return Ok(Some(format!("the processes on {} cannot be told: {error}", device.gpu)));
+                    return Ok(Some(format!("failed to list the processes on {}: {error}", device.gpu)));
                 }
             };
             if found.is_empty() {

@@ -101,7 +101,7 @@ impl Executor {
                     Err(error) if error.is_full() => tracing::warn!(
                         claim.uid = %record.uid,
                         error = chain(&error),
-                        "partitions are removed without a trace of having begun"
+                        "removing partitions without a record of the start"
                     ),
                     written => written?,
                 }
@@ -146,10 +146,10 @@ impl Executor {
             state.progress = match steps.probe(step, before) {
                 Observed::Absent => Progress::Undone,
                 Observed::Ours(outcome) => Progress::Done { outcome },
-                Observed::InFlight => return Err(unknown(format!("the call to {step} has not come back"))),
+                Observed::InFlight => return Err(unknown(format!("the call to {step} has not returned"))),
                 Observed::Uncertain(what) => {
                     return Err(unknown(format!(
-                        "it is not certain whether the step to {step} was done: {what}"
+                        "it is uncertain whether the step to {step} was done: {what}"
                     )));
                 }
             };

@@ -113,7 +113,7 @@ pub enum DriverFilesError {
         source: io::Error,
     },
     /// A library that is cut off: the driver is being installed or replaced right now.
-    #[error("library {} is damaged; is the driver just being installed?", path.display())]
+    #[error("library {} is damaged (the driver may still be installing)", path.display())]
     Library {
         /// The library.
         path: PathBuf,

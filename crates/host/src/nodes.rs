@@ -52,7 +52,7 @@ pub enum DeviceNodes {
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// A node cannot be looked at.
-    #[error("cannot look at a device node")]
+    #[error("cannot inspect a device node")]
     Stat(#[source] io::Error),
     /// Something else is in a node's place.
     #[error("{} is not a character device; remove it and run nvidia-modprobe, or reboot the node", path.display())]
@@ -72,14 +72,14 @@ pub enum NodeError {
     },
     /// The driver has not made the capability of an instance.
     #[error(
-        "the MIG instance has no capability: {file} does not exist (is the host's /proc mounted, and does the instance live?)"
+        "the MIG instance has no capability: {file} does not exist (check that the host's /proc is mounted and that the instance exists)"
     )]
     NoCapability {
         /// The file that tells its number.
         file: String,
     },
     /// Proc or sysfs.
-    #[error("cannot work out device nodes")]
+    #[error("cannot determine device nodes")]
     Host(#[source] HostFileError),
     /// A table of given nodes.
     #[error("device table, line {line}: expected \"path major minor mode(octal) gid\", got {text:?}")]

@@ -41,7 +41,7 @@ static CAN_BECOME: AtomicBool = AtomicBool::new(false);
 pub enum SmiError {
     /// The driver comes without it.
     #[error(
-        "there is no nvidia-smi in the driver root {} (a time slice cannot be set without it; install the driver's utilities)",
+        "the driver root {} has no nvidia-smi, which sets time slices (install the driver's utilities)",
         .0.display()
     )]
     Absent(PathBuf),
@@ -55,10 +55,10 @@ pub enum SmiError {
         source: io::Error,
     },
     /// The GPU or its driver cannot do it.
-    #[error("nvidia-smi says that it is not supported: {0}")]
+    #[error("nvidia-smi reports that this is not supported: {0}")]
     Unsupported(String),
     /// No driver is loaded.
-    #[error("nvidia-smi says that no NVIDIA driver is loaded: {0}")]
+    #[error("nvidia-smi reports that no NVIDIA driver is loaded: {0}")]
     NoDriver(String),
     /// It refused before it changed anything.
     #[error("nvidia-smi refused ({why}): {text}")]

@@ -262,7 +262,7 @@ impl Run<'_> {
             }
             let on = one.gpu.facts.mig_mode.is_on();
             let (why, value) = if fits_mig_mode(mode, on) {
-                (format!("this GPU is not offered as {} now", mode.name()), "not-offered")
+                (format!("this GPU is currently not offered as {}", mode.name()), "not-offered")
             } else {
                 ("its MIG mode is on".to_owned(), "mig-mode-on")
             };

@@ -61,7 +61,7 @@ pub enum OneMode {
     TurnedOff,
     /// The scheduler has given a GPU out in two modes.
     #[error(
-        "the scheduler has given a GPU out in two modes at once: it does not count what the modes of a GPU share (one mode until one of the two claims is released)"
+        "the scheduler has allocated a GPU in two modes at once: it does not count the modes of a GPU correctly (this lasts until one of the two claims is released)"
     )]
     Conflict,
     /// The scheduler is too old.

@@ -125,7 +125,7 @@ impl Run<'_> {
     }
 
     pub(crate) fn publish_lost(&mut self, name: &PartitionName, subject: Subject<'_>) {
-        self.keep(&name.device_name(), "its profile is not known".to_owned());
+        self.keep(&name.device_name(), "its profile is unknown".to_owned());
         let kind = DeviceKind::Partition(name.clone());
         let mut device = self.previous_or_bare(&kind, subject.gpu);
         device.consumes.clear();

@@ -55,7 +55,7 @@ pub enum Note {
         taint: String,
     },
     /// A taint was not valid and was changed.
-    #[error("taint {key:?} of {device} is not valid and was published as {instead:?}")]
+    #[error("taint {key:?} of {device} is invalid and was published as {instead:?}")]
     BadTaint {
         /// The device.
         device: DeviceName,
@@ -76,7 +76,7 @@ pub enum Note {
     },
     /// A claim holds a device whose GPU is gone.
     #[error(
-        "{device} is held by a claim and its GPU is gone: it stays published with a taint until the claim is released"
+        "{device} is held by a claim, but its GPU is gone: the device stays published with a taint until the claim is released"
     )]
     HeldAndGone {
         /// The device.
@@ -84,7 +84,7 @@ pub enum Note {
     },
     /// A claim holds a device that is no longer offered.
     #[error(
-        "{device} is held by a claim and is no longer offered ({why}): it stays published with a taint until the claim is released"
+        "{device} is held by a claim, but no longer offered ({why}): the device stays published with a taint until the claim is released"
     )]
     HeldAndWithdrawn {
         /// The device.
@@ -93,7 +93,7 @@ pub enum Note {
         why: String,
     },
     /// Several modes are asked for, and only one of them can be offered.
-    #[error("{gpu} is offered only in one of the modes asked for ({}): {why}", .mode.name())]
+    #[error("{gpu} is offered in only one of its modes ({}): {why}", .mode.name())]
     OneMode {
         /// The GPU.
         gpu: GpuUuid,
@@ -103,14 +103,14 @@ pub enum Note {
         why: OneMode,
     },
     /// Its MIG mode would have to change for what is asked for.
-    #[error("{gpu} is offered only as its MIG mode is now: it changes only with a reset of the GPU")]
+    #[error("{gpu} is offered only in its current MIG mode, which changes only with a GPU reset")]
     NeedsReset {
         /// The GPU.
         gpu: GpuUuid,
     },
     /// Nothing of what its rules ask for can be offered.
     #[error(
-        "{gpu} is not offered: it cannot be used in any of the modes that its rules ask for (it cannot do MIG, or its MIG instances are not this driver's)"
+        "{gpu} is not offered: it supports none of the modes of its rule (it does not support MIG, or has MIG instances that this driver did not create)"
     )]
     NothingOffered {
         /// The GPU.
@@ -125,14 +125,14 @@ pub enum Note {
         gpu: GpuUuid,
     },
     /// All of its memory is held back.
-    #[error("{gpu} is not offered in shares: its rules hold back as much memory as it has")]
+    #[error("{gpu} is not offered in shares: its rule reserves all of its memory")]
     NothingToShare {
         /// The GPU.
         gpu: GpuUuid,
     },
     /// A MIG instance that somebody else has made cannot be given out.
     #[error(
-        "the MIG instance of {gpu} at memory slices {at} is not offered: it must have exactly one compute instance (make one with `nvidia-smi mig -i {gpu} -cci`)"
+        "the MIG instance of {gpu} at memory slices {at} is not offered: it must have exactly one compute instance (create it with `nvidia-smi mig -i {gpu} -cci`)"
     )]
     NotOneComputeInstance {
         /// The GPU.
@@ -142,7 +142,7 @@ pub enum Note {
     },
     /// Claims have devices of one GPU that it cannot be at once.
     #[error(
-        "claims have been given {devices}, which one GPU cannot be at once{}: nothing of gpu-{gpu} is given out until one of them is released", by(.claims)
+        "claims hold {devices}, which exclude each other on one GPU{}: no part of gpu-{gpu} is allocated until one of the claims is released", by(.claims)
     )]
     GivenTwice {
         /// The number of the GPU.
@@ -198,7 +198,7 @@ pub enum Note {
     },
     /// A claim holds a device that nothing is known about.
     #[error(
-        "a claim holds {device}, which this driver does not know: delete the claim, or bring back the version that published it"
+        "a claim holds {device}, which this version of the driver does not know: delete the claim, or run the version that published the device"
     )]
     HeldUnknown {
         /// The device.

@@ -202,7 +202,7 @@ impl Run<'_> {
                 }
                 let mut subject = Subject { place: Some(placement), ..from.subject };
                 if !offered {
-                    self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
+                    self.keep(&device.name, "this GPU is currently not offered in such partitions".to_owned());
                     subject.standing = Standing::Withdrawn("not-offered");
                 }
                 let stays = self.stays(&device.name);

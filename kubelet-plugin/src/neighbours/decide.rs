@@ -73,12 +73,12 @@ impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DevicePlugin { resource, to } => {
-                write!(f, "the device plugin of {resource} has given it to {to}")
+                write!(f, "the device plugin of {resource} has allocated it to {to}")
             }
-            Self::Driver { name, to } => write!(f, "the driver {name} has given it to {to}"),
+            Self::Driver { name, to } => write!(f, "the driver {name} has allocated it to {to}"),
             Self::Processes { pids } => {
                 let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
-                write!(f, "no claim of divvy holds it, and process {} computes on it", pids.join(", "))
+                write!(f, "process {} computes on it without a claim of divvy", pids.join(", "))
             }
         }
     }

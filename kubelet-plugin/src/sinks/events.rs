@@ -64,14 +64,14 @@ impl Events {
         }
         if *over {
             let teller = self.teller.clone();
-            let note = format!("{what} has recovered: it no longer counts as one that {ailment}");
+            let note = format!("{what} has recovered from this fault: it {ailment}");
             let action = format!("Untaint {device} {}", ailment.name());
             self.tasks.spawn(async move {
                 teller.tell_of_device(&About::Node, false, "gpu-recovered", &action, &note).await;
             });
             return;
         }
-        let note = format!("{what} {ailment}: nothing new is placed on it ({})", ailment.remedy());
+        let note = format!("{what} {ailment}: no new claim is placed on it ({})", ailment.remedy());
         self.fallen_ill(change, place, &device, note);
     }
 

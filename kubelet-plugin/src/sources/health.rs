@@ -134,7 +134,9 @@ impl HealthOwner {
         let written = tokio::task::spawn_blocking(move || file.save(&to_save)).await;
         match written {
             Ok(Ok(())) => *saved = memory,
-            Ok(Err(error)) => tracing::warn!(%error, "what a GPU reported is not remembered for a restart"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "failed to store what GPUs reported; a restart would lose it")
+            }
             // Only a panic; the next change tries again.
             Err(_) => {}
         }
@@ -146,7 +148,7 @@ impl HealthOwner {
             Ok(events) => events,
             Err(error) => {
                 let (code, error) = (error.code, crate::chain(&error));
-                tracing::warn!(%error, "events of the GPUs cannot be had: their health is only polled");
+                tracing::warn!(%error, "failed to subscribe to GPU events; health is only polled");
                 kept.no_events = Some((code, error));
                 self.tell_unmonitored(kept);
                 return false;
@@ -170,13 +172,13 @@ impl HealthOwner {
 
     fn count(&self, event: &GpuEvent) {
         let GpuEventKind::Xid(xid) = event.kind else {
-            tracing::info!(?event, "a GPU sent an event");
+            tracing::info!(?event, "GPU event");
             return;
         };
         let class = XidClass::of(xid);
         let gpu = event.gpu.as_ref().map(ToString::to_string).unwrap_or_default();
         let instance = event.gpu_instance.map(|id| id.0);
-        tracing::warn!(gpu, instance, xid, class = class.name(), "a GPU reported an Xid");
+        tracing::warn!(gpu, instance, xid, class = class.name(), "Xid");
         self.metrics.xid(gpu, xid, class);
     }
 
@@ -243,9 +245,7 @@ impl HealthOwner {
             if let Ok(done) = tokio::time::timeout(FIRST_LOOK, &mut polling).await {
                 return self.looked(kept, done.ok(), epoch.elapsed());
             }
-            tracing::warn!(
-                "the GPUs' first health poll takes long: devices are published without waiting for it"
-            );
+            tracing::warn!("initial health poll timed out; publishing without health data");
             self.send(kept, Arc::default(), Vec::new());
         }
         let done = polling.await.ok();

@@ -36,12 +36,12 @@ impl HoldersSource {
             let Some(ask) = *self.asked.borrow_and_update() else { continue };
             let answer = match tokio::time::timeout(ANSWER, self.ask(ask)).await {
                 Ok(answer) => answer.map_err(|error| crate::chain(&error)),
-                Err(_) => Err("no answer in time".to_owned()),
+                Err(_) => Err("timed out".to_owned()),
             };
             if let Err(error) = &answer {
                 tracing::warn!(
                     error,
-                    "claims not listed: devices that are withdrawn stay published until it is known who holds them"
+                    "failed to list claims; withdrawn devices stay published until their holders are known"
                 );
             }
             if self.facts.send(Fact::Answer(answer.ok())).is_err() {

@@ -148,9 +148,9 @@ impl InventoryOwner {
         }
         tracing::info!(
             asked,
-            "the NVIDIA driver is let go: no claim needs it, and its module may be unloaded"
+            "released the NVIDIA driver: no claim needs it, and its module may be unloaded"
         );
-        let down = Some(format!("the NVIDIA driver is let go: {asked}"));
+        let down = Some(format!("the NVIDIA driver is released: {asked}"));
         self.seen.send_modify(|seen| {
             *seen = Seen {
                 inventory: seen.inventory.take(),
@@ -202,14 +202,14 @@ impl InventoryOwner {
             tracing::info!("the NVIDIA driver answers again");
         }
         if let Some(why) = down.as_ref().filter(|_| before.down != down) {
-            tracing::error!(why, "GPUs answer, but containers cannot get them; tried again by itself");
+            tracing::error!(why, "GPUs answer, but cannot be given to containers, will retry");
         }
         if let Some((_, inventory)) = &changed {
             tracing::info!(
                 gpus = inventory.gpus.len(),
                 unreadable = inventory.problems.len(),
                 driver_version = %inventory.system.driver_version,
-                "GPUs of this node read"
+                "read the node's GPUs"
             );
         }
         let is_new = changed.is_some();
@@ -233,7 +233,7 @@ impl InventoryOwner {
         if self.seen.borrow().problem.as_ref() == Some(&problem) {
             return;
         }
-        tracing::error!(error = %problem, "the NVIDIA driver does not answer; nothing new is published until it does, tried again by itself");
+        tracing::error!(error = %problem, "the NVIDIA driver does not answer; no new device is published until it does, will retry");
         let down = is_away(error.code).then(|| problem.clone());
         self.seen.send_modify(|seen| {
             seen.released = None;
@@ -280,7 +280,7 @@ fn all_of(inventory: &Inventory) -> Vec<GpuUuid> {
 /// What sysfs says; unknown is left out.
 fn topology(host: &HostRoot, address: PciAddress) -> HostTopology {
     divvy_host::topology(host, address).unwrap_or_else(|error| {
-        tracing::warn!(pci = %address, error = %crate::chain(&error), "place of the GPU in the host is not known");
+        tracing::warn!(pci = %address, error = %crate::chain(&error), "failed to read the GPU's topology");
         HostTopology::default()
     })
 }

@@ -64,7 +64,7 @@ pub(crate) async fn run(
                         if !std::mem::replace(&mut told, true) {
                             tracing::warn!(
                                 error = %crate::chain(&error),
-                                "the node's object cannot be watched: its labels and cordons are as last known; tried again by itself"
+                                "failed to watch the Node; using its last known labels and cordon, will retry"
                             );
                         }
                     }

@@ -72,7 +72,7 @@ impl RecordsSource {
                     if problem.as_ref() != Some(&error) {
                         tracing::error!(
                             error,
-                            "the records cannot be read, so what is published stays as it is; tried again"
+                            "failed to read the records; the pool stays unchanged, will retry"
                         );
                         problem = Some(error);
                     }

@@ -46,7 +46,7 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
     assert_eq!(
         node.prepare(&unallocated).await.unwrap_err(),
         format!(
-            "claim default/u (UID {}) has no allocation (the scheduler has not placed it, or it was released again)",
+            "claim default/u (UID {}) has no allocation (the scheduler has not allocated it, or it was deallocated again)",
             unallocated.uid
         )
     );
@@ -102,7 +102,7 @@ async fn an_unknown_field_in_a_config_fails_its_claim_only_and_says_where_it_sta
     assert_eq!(
         answers.remove(&bad.uid).unwrap().unwrap_err(),
         format!(
-            "device gpu-0 ({}) of claim default/bad (UID {}): config entry 0 of the claim for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\")",
+            "device gpu-0 ({}) of claim default/bad (UID {}): config entry 0 of the claim for this driver is invalid (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\")",
             node.sim.uuids()[0],
             bad.uid
         )

@@ -68,7 +68,7 @@ async fn a_gpu_that_the_device_plugin_has_given_out_is_tainted_until_its_pod_is_
     told(
         &node,
         &format!(
-            "{uuid} is not given out: the device plugin of nvidia.com/gpu has given it to pod ml/trainer"
+            "{uuid} is not given out: the device plugin of nvidia.com/gpu has allocated it to pod ml/trainer"
         ),
     )
     .await;

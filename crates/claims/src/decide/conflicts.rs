@@ -79,7 +79,7 @@ impl Holder {
             }
             Self::Record { claim: holder, leaving, .. } => Why::StillHeld {
                 holder: holder.clone(),
-                why: leaving.clone().unwrap_or_else(|| "it has not been unprepared yet".to_owned()),
+                why: leaving.clone().unwrap_or_else(|| "it is not yet unprepared".to_owned()),
             },
             Self::Unreadable { claim: holder, reason } => {
                 Why::UnreadableHolder { holder: holder.to_string(), reason: reason.clone() }
@@ -113,7 +113,7 @@ fn not_fenced(own: &ClaimUid, gpu: &GpuUuid, seen: &Snapshot<'_>) -> Result<(), 
         None | Some(Stored::Absent) => Ok(()),
         // What was done to the GPU is not known until its file is made again.
         Some(Stored::Corrupt { reason }) => {
-            Err(Why::Fenced(format!("its state file cannot be read, and is made again: {reason}")))
+            Err(Why::Fenced(format!("its state file cannot be read and is being rebuilt: {reason}")))
         }
         Some(Stored::Newer { version, .. }) => Err(Why::GpuStateNewer { version: *version }),
         Some(Stored::Fine(state)) => {

@@ -39,7 +39,7 @@ fn an_unknown_field_in_the_config_is_refused_with_entry_field_and_fix() {
     let error = world.prepare(&world.start(), &a).unwrap_err();
     assert!(error.is_permanent());
     let text = chain(&error);
-    let expected = "config entry 0 of the claim for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"sharing\"";
+    let expected = "config entry 0 of the claim for this driver is invalid (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"sharing\"";
     let of = format!("device gpu-0 ({}) of claim ns/a (UID uid-a): ", world.gpu(0));
     assert!(text.starts_with(&(of + expected)), "{text}");
 }

@@ -204,7 +204,7 @@ fn reconcile_treats_an_unreadable_record_of_a_gone_claim_as_it_treats_any_orphan
     world.pass(secs(300));
     let mut view = world.view();
     view.running = None;
-    assert!(why(view).contains("could not tell"));
+    assert!(why(view).contains("did not report whether"));
     let mut view = world.view();
     let running =
         RunningDevice { namespace: "ns".to_owned(), claim: "a".to_owned(), device: "gpu-0".parse().unwrap() };

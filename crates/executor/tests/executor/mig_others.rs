@@ -73,7 +73,7 @@ fn an_instance_of_somebody_else_in_the_way_is_named_and_left_alone() {
     let began = world.lock().now;
     let error = world.prepare(&executor, &a).unwrap_err();
     let expected = format!(
-        "claim ns/a (UID uid-a) cannot be prepared: the step to create a partition of profile 9 at 4+4 on {gpu} failed: it was not done: GPU instance {0} (profile 19, 5:1) is in the way of 4:4 on {gpu}; this driver has not made it and leaves it alone (whoever made it must remove it: `nvidia-smi mig -i {gpu} -gi {0} -dci && nvidia-smi mig -i {gpu} -gi {0} -dgi`): NVML create_gpu_instance failed on {gpu}: INSUFFICIENT_RESOURCES (23)",
+        "claim ns/a (UID uid-a) cannot be prepared: the step to create a partition of profile 9 at 4+4 on {gpu} failed: it was not done: GPU instance {0} (profile 19, 5:1) overlaps 4:4 on {gpu}; this driver did not create it and does not change it (if it is not needed, remove it: `nvidia-smi mig -i {gpu} -gi {0} -dci && nvidia-smi mig -i {gpu} -gi {0} -dgi`): NVML create_gpu_instance failed on {gpu}: INSUFFICIENT_RESOURCES (23)",
         theirs.gpu_instance.0
     );
     assert_eq!(chain(&error), expected);

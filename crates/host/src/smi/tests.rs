@@ -76,12 +76,12 @@ fn exit_codes_say_whether_anything_may_have_happened() {
             Smi::default().set_time_slice(&driver, &gpu(), TimeSlice::Short, LONG_ENOUGH).unwrap_err();
         (error.is_unclear(), error.to_string())
     };
-    assert_eq!(told(3), (false, "nvidia-smi says that it is not supported: code 3".to_owned()));
+    assert_eq!(told(3), (false, "nvidia-smi reports that it is not supported: code 3".to_owned()));
     assert_eq!(
         told(4),
         (false, "nvidia-smi refused (no permission: the plugin must run as root): code 4".to_owned())
     );
-    assert_eq!(told(9), (false, "nvidia-smi says that no NVIDIA driver is loaded: code 9".to_owned()));
+    assert_eq!(told(9), (false, "nvidia-smi reports that no NVIDIA driver is loaded: code 9".to_owned()));
     assert_eq!(told(255), (true, "nvidia-smi ended with exit status: 255: code 255".to_owned()));
     let killed = driver(dir.path(), "kill -9 $$");
     let error = Smi::default().set_time_slice(&killed, &gpu(), TimeSlice::Short, LONG_ENOUGH).unwrap_err();

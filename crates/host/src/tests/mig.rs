@@ -34,7 +34,7 @@ fn without_the_file_only_a_simulated_host_computes_the_minors() {
     let error = mig_nodes(&made.host, &DeviceNodes::Real, 0, GpuInstanceId(1), CI).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the MIG instance has no capability: /proc/driver/nvidia/capabilities/gpu0/mig/gi1/access does not exist (is the host's /proc mounted, and does the instance live?)"
+        "the MIG instance has no capability: /proc/driver/nvidia/capabilities/gpu0/mig/gi1/access does not exist (check that the host's /proc is mounted and that the instance exists)"
     );
 }
 

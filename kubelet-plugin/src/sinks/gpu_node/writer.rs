@@ -69,7 +69,7 @@ impl Writer {
                     }
                     Err(problem) => {
                         if told.as_ref() != Some(&problem) {
-                            tracing::warn!(problem, "GpuNode not written; tried again by itself");
+                            tracing::warn!(problem, "failed to write the GpuNode, will retry");
                             told = Some(problem);
                         }
                         // It may have been deleted: then it is made again at once, also if the report is as it was.
@@ -90,7 +90,7 @@ impl Writer {
                 Ok(()) = self.publishes.changed() => {}
                 () = sleep(self.look), if written.is_some() => {
                     if self.is_gone().await {
-                        tracing::info!("the GpuNode was deleted: written again");
+                        tracing::info!("the GpuNode was deleted; created again");
                         (written, is_there) = (None, false);
                     }
                 }
@@ -123,7 +123,7 @@ impl Writer {
         match timeout(ANSWER, write).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(crate::chain(&error)),
-            Err(_) => Err("no answer in time".to_owned()),
+            Err(_) => Err("timed out".to_owned()),
         }
     }
 }

@@ -39,7 +39,7 @@ impl Gate {
         let watched = shared.clone();
         let thread = std::thread::Builder::new().name("gpu-events".to_owned());
         if let Err(error) = thread.spawn(move || watched.run(&*gpus, &out)) {
-            tracing::error!(%error, "no thread for the events of GPUs: their health is only polled");
+            tracing::error!(%error, "failed to start the thread for GPU events; health is only polled");
         }
         Self(shared)
     }

@@ -135,7 +135,7 @@ impl PolicyWatch {
                         self.later = Some(Instant::now() + self.retry);
                         if self.problem.replace(String::new()).is_none() {
                             tracing::info!(
-                                "this cluster has no definition of GpuPolicy: the flags say what GPUs may become"
+                                "the cluster has no definition of GpuPolicy; the flags decide the modes of GPUs"
                             );
                         }
                         Vec::new()
@@ -148,7 +148,7 @@ impl PolicyWatch {
                         say(
                             &mut self.problem,
                             &error,
-                            "policies are not watched: the last known ones stay in force",
+                            "failed to watch policies; the last known ones stay in force",
                         );
                         return;
                     }
@@ -164,7 +164,7 @@ impl PolicyWatch {
         let Unreadable { policy, why, has_earlier } = unreadable;
         let instead = if has_earlier { "its last readable version stays in force" } else { "it is ignored" };
         let note = format!("node {} cannot use this policy, {instead}: {why}", self.node);
-        tracing::warn!(policy = policy.name, why, has_earlier, "a policy cannot be used");
+        tracing::warn!(policy = policy.name, why, has_earlier, "invalid policy");
         let teller = self.teller.clone();
         self.told.spawn(async move { teller.warn_policy(&policy, "bad-policy", "", &note).await });
     }
@@ -181,14 +181,14 @@ impl PolicyWatch {
             tracing::warn!(
                 policies = self.read,
                 labels = facts.is_some(),
-                "policies or the node's labels cannot be read: those known last are used"
+                "failed to read policies or the node's labels; using the last known ones"
             );
         }
         self.known.labels = facts.map(|facts| facts.labels.clone()).unwrap_or_default();
         if policies != self.known.policies || self.unsaved {
             let saved = self.store.save(&policies);
             if let Err(error) = &saved {
-                tracing::warn!(%error, "policies are not remembered for a restart; tried again with the next news");
+                tracing::warn!(%error, "failed to store the policies, will retry with the next change");
             }
             self.unsaved = saved.is_err();
         }

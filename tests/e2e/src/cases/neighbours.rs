@@ -83,7 +83,7 @@ pub(super) fn device_plugin(env: &Env) -> Result<()> {
     wait_told(
         env,
         gpu,
-        &format!("device plugin of {RESOURCE} has given it to pod {}/theirs", env.namespace),
+        &format!("device plugin of {RESOURCE} has allocated it to pod {}/theirs", env.namespace),
     )?;
     let uid = Env::uid(&env.create(&claim("ours", &this(gpu)))?)?;
     env.create(&Pod::new("ours").claim("ours").build())?;
