@@ -17,7 +17,7 @@ pub struct SocketNames {
     /// The registration service, found by the kubelet in its registry folder.
     ///
     /// Its file name carries an `@`: the kubelet dials it with the percent-encoded path as `:authority`, which the
-    /// `http` crate accepts only as user information before an `@` (DESIGN section 8).
+    /// `http` crate accepts only as user information before an `@`.
     pub registration: PathBuf,
 }
 

@@ -1,6 +1,6 @@
-//! `cargo xtask check`: the structure that DESIGN section 3 promises, held against the tree. Pure crates are pure,
-//! dependencies point one way, every crate takes the workspace's lints, no source file is forgotten by its module
-//! tree or too long to read, and links in documents lead somewhere.
+//! `cargo xtask check`: the structure that ARCHITECTURE.md describes, compared with the tree. Pure crates are pure,
+//! dependencies point one way, every crate takes the workspace's lints, every source file is in a module tree and not too
+//! long, links in documents lead somewhere, and texts avoid the words of [`crate::words`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[(
     "a larger stack for the parser; nothing runs beside it",
 )];
 
-/// Which of our crates each may use in a shipped build: DESIGN section 3, one way.
+/// Which of our crates each may use in a shipped build: one way only (ARCHITECTURE.md, "What lives where").
 const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-model", &[]),
     ("divvy-proto", &[]),
@@ -92,6 +92,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         check_sources(package, root, &mut findings)?;
     }
     check_links(root, &mut findings)?;
+    crate::words::check(root, &mut findings)?;
     for path in crate::crds::stale(root)? {
         findings.push(format!("{}: not what the types say (run `cargo xtask crds`)", path.display()));
     }
@@ -176,9 +177,7 @@ fn check_dependencies(packages: &[Package], findings: &mut Vec<String>) {
         if let Some((_, allowed)) = MAY_USE.iter().find(|(n, _)| n == name) {
             for used in package.uses.iter().filter(|u| u.starts_with("divvy")) {
                 if !allowed.contains(&used.as_str()) {
-                    findings.push(format!(
-                        "{name} must not depend on {used} (DESIGN section 3; table in xtask/src/check.rs)"
-                    ));
+                    findings.push(format!("{name} must not depend on {used} (table in xtask/src/check.rs)"));
                 }
             }
             for bad in

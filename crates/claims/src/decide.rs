@@ -46,8 +46,8 @@ pub struct Snapshot<'a> {
     pub modes: &'a BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
     /// Processes on the claim's GPUs, as far as these can be asked.
     pub processes: &'a BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
-    /// What lives at the places of the claim's partitions now, by device, whoever made it; an error where that cannot be
-    /// read. A device without an entry is no partition, or none that its GPU can be cut into.
+    /// What exists at the placements of the claim's partitions, by device, created by divvy or not; an error where that
+    /// cannot be read. A device without an entry is no partition, or one that its GPU does not support.
     pub living: &'a Living,
 }
 

@@ -4,7 +4,7 @@ use divvy_model::{ClaimUid, DeviceName};
 
 use crate::{Record, RecordedDevice, Step, base_request};
 
-/// What the kubelet is told about one device.
+/// The kubelet's answer for one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedDevice {
     /// Base names of the requests it serves.

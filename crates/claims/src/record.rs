@@ -1,4 +1,4 @@
-//! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to tell a person.
+//! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to report.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -113,7 +113,7 @@ pub struct Record {
     pub name: String,
     /// The boot in which the steps were carried out.
     pub boot: BootId,
-    /// When the claim was allocated, as the API told.
+    /// When the claim was allocated, according to the API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
     /// Its devices.

@@ -99,7 +99,9 @@ pub enum Why {
     #[error("its GPU is fenced because the outcome of an earlier change is unknown: {0}")]
     Fenced(String),
     /// The GPU's state was written by a later version.
-    #[error("the state of its GPU was written by a later version of divvy (format {version}) and is left unchanged")]
+    #[error(
+        "the state of its GPU was written by a later version of divvy (format {version}) and is left unchanged"
+    )]
     GpuStateNewer {
         /// Version of the file.
         version: u32,
@@ -111,7 +113,9 @@ pub enum Why {
         version: u32,
     },
     /// Another claim, whose record was written by a later version, may hold the GPU.
-    #[error("its GPU is held by {holder}, whose record was written by a later version of divvy (format {version})")]
+    #[error(
+        "its GPU is held by {holder}, whose record was written by a later version of divvy (format {version})"
+    )]
     HeldByNewer {
         /// Which claim holds it.
         holder: String,

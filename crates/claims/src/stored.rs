@@ -2,7 +2,7 @@
 //! of `body` as they stand in the file, never a re-serialisation.
 //!
 //! **Compatibility.** The envelope and the head (`version`, and in records `uid`, `namespace`, `name`, `gpus`) never
-//! change, so that an older divvy can tell whose file it cannot read and which GPUs to keep off. A newer version
+//! change, so that an older divvy knows whose file it cannot read and which GPUs to avoid. A newer version
 //! of the body is added to the chain of its type with a fixture and an upgrade; older ones stay readable. A version that
 //! we do not know is [`Stored::Newer`]: the file is left untouched.
 
@@ -27,7 +27,7 @@ pub enum Stored<T> {
     Newer {
         /// Its version.
         version: u32,
-        /// What every version tells.
+        /// The part that every version has.
         head: Head,
     },
     /// The value.
@@ -44,7 +44,7 @@ impl<T> Stored<T> {
     }
 }
 
-/// What every version of a record tells, whatever else it holds.
+/// The part of a record that every version has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// The claim.

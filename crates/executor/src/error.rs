@@ -24,7 +24,7 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// What to do about an IO error, where the kind tells.
+/// What to do about an IO error of a known kind.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::ReadOnlyFilesystem => {
@@ -64,7 +64,7 @@ impl StoreError {
 /// A lock could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else has it.
+    /// Another call holds it.
     #[error(
         "another call held the lock of {lock} until the deadline (another plugin instance may hang; check its log)"
     )]
@@ -176,7 +176,9 @@ pub enum PrepareCause {
     #[error("it was deallocated while this call waited (no action required)")]
     Deallocated,
     /// Whether it was allocated anew while the call waited is not known, and why.
-    #[error("it may have been allocated again while this call waited, and the API server could not be asked: {0}")]
+    #[error(
+        "it may have been allocated again while this call waited, and the API server could not be asked: {0}"
+    )]
     NotAsked(String),
     /// Its record cannot be read or was lost, and was not made again in time, and why.
     #[error("its record was lost and cannot be rebuilt yet: {0}")]

@@ -1,4 +1,4 @@
-//! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
+//! The [`Executor`]: its ports, its settings, and its reports about the claims it holds.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -122,7 +122,7 @@ pub struct HeldDevice {
     pub phase: Phase,
     /// The pods that it was prepared for.
     pub pods: Vec<PodRef>,
-    /// When the claim was allocated, as the API told.
+    /// When the claim was allocated, according to the API.
     pub allocated_at: Option<String>,
     /// The partition that was made for it, where the device is one.
     #[serde(skip)]

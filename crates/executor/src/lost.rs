@@ -211,9 +211,7 @@ impl Executor {
         let devices = made.chain(whole.keys().filter_map(whole_gpu)).collect();
         let reasons: Vec<_> = whole.values().map(String::as_str).collect();
         let reason = match (claim, &reasons[..]) {
-            (_, []) => {
-                "its record was lost, and its partition is being removed".to_owned()
-            }
+            (_, []) => "its record was lost, and its partition is being removed".to_owned(),
             (Some(_), _) => format!("its record could not be read, and {}", reasons.join("; ")),
             (None, _) => {
                 format!("its record could not be read and its claim is gone, but {}", reasons.join("; "))

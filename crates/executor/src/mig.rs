@@ -1,7 +1,7 @@
 //! [`MigSteps`]: MIG mode and partitions, as [`Steps`] over a [`GpuDriver`].
 //!
-//! Nothing here is remembered: what a step did is found out from the GPU. Codes are treated as `hardware.md` 1.8 says;
-//! whoever calls tries again what can pass within seconds ([`Cause::soon`]).
+//! Nothing here is remembered: the result of a step is read from the GPU. [`GpuError::is_transient`] classifies error codes;
+//! the caller retries what can pass within seconds ([`Cause::soon`]).
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl MigSteps {
                 StepError::Unknown(Cause::from_gpu(format!("MIG mode of {gpu} may not be {to}"), error))
             }
         };
-        // A mode that stays pending would come about at the next reset, under somebody else's hands.
+        // Cancel the pending mode; otherwise it takes effect at the next reset, for an unrelated workload.
         if matches!(error, StepError::NotDone(_))
             && matches!(now, Ok(MigMode::Supported { pending, .. }) if pending == on)
         {
@@ -91,7 +91,7 @@ impl MigSteps {
         }
     }
 
-    /// Who may be in the way of a change of MIG mode: NVML tells processes that compute, and not those that only look.
+    /// What may prevent a change of MIG mode: NVML lists processes that compute, but not those that only monitor.
     fn in_use(&self, gpu: &GpuUuid, to: &str, source: Option<GpuError>) -> Cause {
         let pids: Vec<_> =
             self.gpus.processes(gpu).unwrap_or_default().iter().map(|p| p.pid.to_string()).collect();
@@ -164,7 +164,8 @@ impl MigSteps {
                 StepError::Unknown(cause)
             }
             code => {
-                let cause = Cause::from_gpu(format!("failed to create a GPU instance at {at} on {gpu}"), error);
+                let cause =
+                    Cause::from_gpu(format!("failed to create a GPU instance at {at} on {gpu}"), error);
                 if nothing_happened(code) { not_done(cause) } else { StepError::Unknown(cause) }
             }
         }
@@ -199,7 +200,7 @@ impl MigSteps {
             // An earlier removal got half-way.
             Some(_) if inside.is_empty() => Vec::new(),
             Some((id, uuid)) if inside.iter().any(|c| c.id == id && c.uuid == *uuid) => vec![id],
-            // Ours is gone; ids come again, UUIDs do not: this one is somebody else's.
+            // Ours is gone; IDs are reused, UUIDs are not: this instance belongs to another owner.
             Some(_) => return Ok(()),
         };
         for id in doomed {

@@ -3,7 +3,7 @@
 //! a folder that all share.
 //!
 //! `<uuid>.<driver>` is locked, shared, by the instances of that driver: those of a rolling update are not in each
-//! other's way, and the kernel frees it when the last has died. Whoever wants a GPU looks at the files of the others,
+//! other's way, and the kernel frees it when the last has died. A driver that takes a GPU checks the files of the others,
 //! one at a time (`<uuid>`). An instance takes the GPUs of its records before the kubelet may call it. Between the death of
 //! an instance and the next one's start the GPU looks free: what keeps another driver from it then are the processes on
 //! it and the taint for what others have given out.
@@ -37,7 +37,7 @@ pub(crate) struct Owned {
 enum NotOwned {
     /// Another driver has it.
     By(String),
-    /// Nobody can say.
+    /// The locks cannot be read or written.
     Io(io::Error),
 }
 

@@ -69,8 +69,8 @@ impl Seen {
 }
 
 impl Executor {
-    /// Prepares a claim; the answer is what the kubelet is told. Blocks: everything that can pass within seconds is tried
-    /// again inside the call. Calls for one claim may come at once; they take turns.
+    /// Prepares a claim and returns the answer for the kubelet. Blocks: everything that can pass within seconds is retried
+    /// inside the call. Calls for one claim may come at once; they take turns.
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
         self.try_until_done(claim, call).map_err(|cause| PrepareError { claim: claim.reference(), cause })
     }
@@ -106,7 +106,7 @@ impl Executor {
                         // The late call may have come back.
                         Some(Blocker::Claim(uid)) => drop(self.finish(&uid, until)),
                         Some(Blocker::Gpu(gpu)) => self.repair_gpu(&gpu, until),
-                        // What the attempt itself wrote and took back is no reason to try again at once.
+                        // Ignore changes made by this attempt, or it would retry immediately.
                         None => seen = self.state.records_stamp(),
                     }
                     why
@@ -293,8 +293,8 @@ impl Executor {
         Ok(record.devices.first().map(|device| why.about(claim, device)))
     }
 
-    /// Sees to it that holders who may go do go. No lock is held. An error if one of them will not; else the refusal
-    /// that tells whom the claim waited for in vain.
+    /// Asks holders that can be released to release. No lock is held. An error if one of them cannot be; else the refusal
+    /// that names the holder for which the claim waited in vain.
     fn press(
         &self,
         claim: &Claim,
@@ -332,7 +332,7 @@ impl Executor {
         self.parts.locks.acquire(&LockName::Claim(uid.clone()), until)
     }
 
-    /// In UUID order, after the claim's: nobody waits for somebody who waits for him.
+    /// Locks are taken in UUID order, after the claim lock, so that calls cannot deadlock.
     pub(crate) fn lock_gpus(
         &self,
         gpus: &BTreeSet<GpuUuid>,

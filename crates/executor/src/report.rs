@@ -29,7 +29,7 @@ pub enum Event {
         /// Which.
         claim: ClaimUid,
     },
-    /// A claim that nobody uses any more, and that was never unprepared, was undone.
+    /// A claim that no pod uses any more, and that was never unprepared, was undone.
     OrphanUndone {
         /// Which.
         claim: ClaimUid,
@@ -87,7 +87,7 @@ pub enum Event {
 pub struct Report {
     /// One entry each.
     pub events: Vec<Event>,
-    /// GPU instances that others have made ([`crate::Executor::foreign`]), for taints; told by reconcile only.
+    /// GPU instances created outside of divvy ([`crate::Executor::foreign`]), for taints; set by reconcile only.
     pub foreign: Instances,
 }
 

@@ -1,6 +1,6 @@
 //! Carrying a plan out; [`crate::unwind`] takes it back. Called under the locks of the claim and its GPUs.
 //!
-//! A claim without hardware steps is one write: its record says *prepared* before the CDI file is there, and whoever
+//! A claim without hardware steps is one write: its record says *prepared* before the CDI file exists, and a reader that
 //! finds the one without the other writes the other. With hardware steps, the intent of each is on disk before it
 //! begins and its outcome before the next; after a crash, an instance that was not there before, at our exact place, is
 //! ours, and anything less certain fences the GPU.
@@ -131,7 +131,9 @@ impl Executor {
     fn use_partition(&self, record: &mut Record, step: &Step) -> Result<(), Failed> {
         record.phase = Phase::Preparing;
         let outcome = self.find_static(step)?.ok_or_else(|| {
-            StepError::NotDone(Cause::new("the static instance no longer exists, and this driver does not create it"))
+            StepError::NotDone(Cause::new(
+                "the static instance no longer exists, and this driver does not create it",
+            ))
         })?;
         record.steps.push(StepState { step: step.clone(), progress: Progress::Done { outcome } });
         Ok(())

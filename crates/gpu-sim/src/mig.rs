@@ -1,4 +1,4 @@
-//! MIG on an [`Engine`]: mode, occupancy, ids, and the codes NVML refuses with (`hardware.md` 1.1, 1.5, 1.6).
+//! MIG on an [`Engine`]: mode, occupancy, ids, and the codes NVML refuses with.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

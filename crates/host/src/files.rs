@@ -42,7 +42,7 @@ const CONFIGS: [&str; 13] = [
     "vulkan/icd.d/nvidia_layers.json",
     "vulkan/implicit_layer.d/nvidia_layers.json",
 ];
-/// NVIDIA's MPS pipe is left out on purpose: a container must not become the client of a daemon that nobody gave it.
+/// NVIDIA's MPS pipe is omitted deliberately: a container must not become the client of a daemon outside its claim.
 const SOCKETS: [&str; 2] = ["nvidia-persistenced/socket", "nvidia-fabricmanager/socket"];
 /// Libraries of the driver whose names carry a version of their own.
 const OTHER_LIBRARIES: [&str; 4] =

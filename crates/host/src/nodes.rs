@@ -75,7 +75,7 @@ pub enum NodeError {
         "the MIG instance has no capability: {file} does not exist (check that the host's /proc is mounted and that the instance exists)"
     )]
     NoCapability {
-        /// The file that tells its number.
+        /// The file with its number.
         file: String,
     },
     /// Proc or sysfs.

@@ -2,8 +2,8 @@
 //!
 //! It is the driver's own program and needs the driver's own libraries. From a driver root that is a whole root file
 //! system it is run inside that (`chroot`); from one that holds the driver's files only it is run as it is, with the
-//! driver's library folders before all others. Either way by way of this program itself ([`become_other`]), so that it does
-//! not outlive a plugin that is killed: what it would do then nobody would expect.
+//! driver's library folders before all others. Either way it is started through this program itself ([`become_other`]),
+//! so that it does not outlive a plugin that is killed and act later.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -68,7 +68,7 @@ pub enum SmiError {
         /// What it said.
         text: String,
     },
-    /// It ended in a way that tells nothing: what it was to do may have been done.
+    /// It ended in an unknown way: its change may have been made.
     #[error("nvidia-smi ended with {status}: {text}")]
     Unclear {
         /// Exit code or signal.

@@ -245,7 +245,7 @@ impl GpuError {
         Self { detail: Some(detail.into()), ..self }
     }
 
-    /// Whether a repetition may help (`hardware.md` 1.8): the cause can pass by itself within seconds.
+    /// Whether a repetition may help: the cause can pass by itself within seconds.
     pub fn is_transient(&self) -> bool {
         matches!(
             self.code,

@@ -124,7 +124,7 @@ impl Architecture {
         })
     }
 
-    /// Whether MIG mode changes at once, without a GPU reset (Hopper and later; `hardware.md` 1.6).
+    /// Whether MIG mode changes at once, without a GPU reset (Hopper and later).
     pub fn toggles_mig_without_reset(self) -> bool {
         !matches!(self, Self::Unknown(_)) && self >= Self::Hopper
     }

@@ -67,7 +67,7 @@ impl Inventory {
     /// The NVLink domain of each GPU, as an opaque label: GPUs with the same label reach each other over NVLink.
     /// A fabric's label is `<cluster>.<clique>`; behind NVSwitches all GPUs of the node are one domain; otherwise
     /// the connected components of direct links, each named after its first GPU (by UUID). GPUs without a link
-    /// have no label. (`hardware.md` section 8)
+    /// have no label.
     pub fn nvlink_domains(&self) -> BTreeMap<GpuUuid, String> {
         use crate::NvLinkPeer;
         let by_pci: BTreeMap<_, _> =

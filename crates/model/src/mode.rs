@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::mig::{GpuInstanceProfileId, Placement};
 use crate::{ClaimUid, DeviceName, GpuUuid};
 
-/// What a GPU is now. Decided by the first hold that lands, freed by the last (the mode lock, DESIGN section 1).
+/// What a GPU is now. Decided by the first hold that lands, freed by the last (the mode lock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {

@@ -1,5 +1,5 @@
 //! Ordinals: the stable number in a device's name, kept per GPU UUID on disk so that `gpu-3` stays the same card
-//! when another one is lost, added or replaced (DESIGN section 1, "names are stable").
+//! when another one is lost, added or replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 

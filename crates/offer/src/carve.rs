@@ -293,8 +293,8 @@ impl Run<'_> {
         device.taints = self.checked(&device.name, taints);
         if !self.input.features.supports(Feature::Taints) {
             let taints = std::mem::take(&mut device.taints);
-            // Held: nobody else can get it anyway, and an allocated device stays. Not held: it must not be given
-            // out, and without taints leaving it out is the only way to say so.
+            // Held: no other claim can get it, and an allocated device stays. Not held: it must not be allocated, and without
+            // taints leaving it out is the only way.
             if let Some(taint) = taints.into_iter().find(|t| t.effect.blocks())
                 && !stays
             {

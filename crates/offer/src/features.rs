@@ -101,7 +101,7 @@ impl OneMode {
 impl ServerFeatures {
     /// How many answers of the version question are remembered.
     pub const MEMORY: usize = 8;
-    /// From here on the scheduler charges counters of devices that several claims have (`field.md` 7a).
+    /// From here on the scheduler charges counters of devices that several claims have.
     pub const SEVERAL_MODES: KubeVersion = KubeVersion::new(1, 36, 2);
     /// From here on counter sets have slices of their own.
     pub const PARTITIONS: KubeVersion = KubeVersion::new(1, 35, 0);
@@ -167,7 +167,7 @@ impl ServerFeatures {
         new_enough && !self.dropped.contains(&feature)
     }
 
-    /// Whether one GPU may be published in several modes: the mode lock holds (DESIGN section 1).
+    /// Whether one GPU may be published in several modes: the mode lock holds.
     pub fn several_modes(&self) -> bool {
         self.one_mode().is_none()
     }

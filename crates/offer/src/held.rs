@@ -1,7 +1,7 @@
 //! What stays published without being offered: devices of GPUs that do not answer, and those that claims hold.
 //!
 //! Counters are charged only for devices that are still published, so a device that is allocated is never withdrawn
-//! (DESIGN section 1, "withdrawing").
+//!.
 
 use divvy_model::mig::{MigCapabilities, PartitionName};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid};
@@ -63,7 +63,7 @@ impl Run<'_> {
                 continue;
             };
             let there = self.cards.get(&kind.ordinal()).is_some_and(|card| card.has(name));
-            // Nobody is in the way of admin access.
+            // Admin access excludes nothing.
             if there || matches!(kind, DeviceKind::Admin { .. }) {
                 continue;
             }

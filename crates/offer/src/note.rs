@@ -130,7 +130,7 @@ pub enum Note {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// A MIG instance that somebody else has made cannot be given out.
+    /// A MIG instance created outside of divvy that cannot be offered.
     #[error(
         "the MIG instance of {gpu} at memory slices {at} is not offered: it must have exactly one compute instance (create it with `nvidia-smi mig -i {gpu} -cci`)"
     )]

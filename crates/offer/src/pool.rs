@@ -206,7 +206,7 @@ impl Taint {
 /// What a taint does. Ordered by strength.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum TaintEffect {
-    /// Only tells.
+    /// Informs only.
     None,
     /// Not given to claims that do not tolerate it.
     NoSchedule,

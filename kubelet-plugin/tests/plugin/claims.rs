@@ -136,7 +136,10 @@ async fn an_unprepare_that_meets_a_waiting_prepare_ends_it_and_nothing_is_left()
     let (prepared, unprepared) = tokio::join!(prepare, unprepare);
     assert_eq!(
         prepared.unwrap_err(),
-        format!("prepare of claim default/c (UID {}) was given up: it is being unprepared", claim.uid)
+        format!(
+            "prepare of claim default/c (UID {}) was cancelled because the claim is being unprepared",
+            claim.uid
+        )
     );
     assert_eq!(unprepared, Ok(()));
     drop(held);

@@ -82,6 +82,6 @@ fn a_folder_for_the_hook_that_is_mounted_noexec_is_refused() {
     let out = Command::new("unshare").args(["-Urm", "sh", "-c", &script]).output().unwrap();
     assert!(!out.status.success());
     let text = String::from_utf8(out.stderr).unwrap();
-    assert!(text.contains("chart value hookDir: a folder of the host that can be written to"), "{text}");
+    assert!(text.contains("chart value hookDir: a writable folder of the host"), "{text}");
     assert!(text.contains("it is mounted noexec"), "{text}");
 }

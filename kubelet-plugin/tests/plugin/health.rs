@@ -98,7 +98,7 @@ async fn told(watch: &mut HealthWatch, expected: &[(&str, Option<&str>)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again() {
+async fn an_unhealthy_gpu_is_tainted_and_reported_everywhere_until_it_recovers() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;
     let sick = node.uuid(0);
@@ -129,7 +129,7 @@ async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again
     assert_eq!(
         events[0].2,
         format!(
-            "{sick} (gpu-0) reported Xid 119 (reset): nothing new is placed on it (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)"
+            "{sick} (gpu-0) reported Xid 119 (reset): no new claim is placed on it (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)"
         )
     );
     let metrics = plugin.metrics.encode();

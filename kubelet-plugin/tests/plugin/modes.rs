@@ -24,7 +24,7 @@ fn open(node: &Node) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_told() {
+async fn a_gpu_allocated_in_two_modes_leaves_one_mode_for_each_with_events() {
     let node = Node::new("h100x2");
     let plugin = node.start_with(node.config(&["--offer", "everything"]));
     plugin.wait_ready().await;
@@ -44,7 +44,7 @@ async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_
     let sets = || node.api.list::<ResourceSlice>().into_iter().filter_map(|s| s.spec.shared_counters);
     wait("the end of the other modes", || (sets().flatten().count() == 0).then_some(())).await;
     let text = wait("an Event", || told(&node, "OneModeForEachGpu")).await;
-    assert!(text.contains("the scheduler has given a GPU out in two modes at once"), "{text}");
+    assert!(text.contains("the scheduler has allocated a GPU in two modes at once"), "{text}");
     let text = wait("an Event", || told(&node, "GivenTwice")).await;
     assert!(
         text.contains("(default/share has gpu-0-ts, default/whole has gpu-0, refused at prepare)"),

@@ -84,7 +84,7 @@ async fn a_gpu_that_is_taken_out_is_withdrawn_unless_a_claim_holds_it_and_comes_
     assert_eq!(
         event.note.as_deref(),
         Some(
-            "gpu-2 is held by a claim and its GPU is gone: it stays published with a taint until the claim is released"
+            "gpu-2 is held by a claim, but its GPU is gone: the device stays published with a taint until the claim is released"
         )
     );
 
@@ -176,7 +176,7 @@ async fn nothing_is_published_before_the_kubelet_has_registered_the_plugin() {
         (names == ["registered", "slices"]).then_some(missing)
     })
     .await;
-    assert!(waiting.iter().any(|line| line.contains("nothing is published before")), "{waiting:?}");
+    assert!(waiting.iter().any(|line| line.contains("publishing starts afterwards")), "{waiting:?}");
     assert_eq!(node.api.count("create", "resourceslices"), 0);
     // The kubelet finds the socket.
     fs_err::rename(elsewhere.join(&socket), node.kubelet.config().registry_dir().join(&socket)).unwrap();

@@ -79,7 +79,7 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     let other = shares(&node, "other", &["s-3"], Some("Short"));
     let refused = node.prepare(&other).await.unwrap_err();
     assert!(
-        refused.contains("asks for time slice Short, but Long is set for claim default/first"),
+        refused.contains("requests time slice Short, but Long is set for claim default/first"),
         "{refused}"
     );
     let second = shares(&node, "second", &["s-4"], None);
@@ -137,7 +137,7 @@ async fn a_card_without_time_slices_is_named() {
     let refused = node.prepare(&claim).await.unwrap_err();
     let gpu = node.sim.uuids().remove(0);
     assert!(
-        refused.contains(&format!("{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set")),
+        refused.contains(&format!("{gpu} (NVIDIA H100 80GB HBM3) does not support setting a time slice")),
         "{refused}"
     );
     assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));

@@ -30,7 +30,7 @@ async fn a_claim_that_can_never_be_served_shows_it_in_an_event_and_a_condition_u
     assert_eq!(
         message,
         format!(
-            "device gpu-0 ({}) of claim default/second (UID {}): it is held by claim default/first (UID {}), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
+            "device gpu-0 ({}) of claim default/second (UID {}): it is held by claim default/first (UID {}), which is in use with device gpu-0 (the scheduler allocated one GPU to both claims: delete one of them and its pod)",
             node.sim.uuids()[0],
             second.uid,
             first.uid
@@ -113,7 +113,7 @@ async fn a_released_claim_whose_processes_stay_keeps_its_gpu_tainted_and_says_so
     assert_eq!(
         event.note.unwrap(),
         format!(
-            "the devices of claim default/c (UID {}) stay held although it was released: process 4711 still uses {uuid} (they are free as soon as it ends)",
+            "the devices of claim default/c (UID {}) stay held after its release: process 4711 still uses {uuid} (they are free as soon as this ends)",
             claim.uid
         )
     );

@@ -1,4 +1,4 @@
-//! What the released plugin costs, each figure beside a reference of the same run and its budget (DESIGN section 9).
+//! What the released plugin costs, each figure beside a reference of the same run and its budget.
 //! Called by `cargo xtask bench`, which builds what is measured. Nothing here fails because something is slow.
 
 mod allocator;

@@ -170,7 +170,7 @@ fn clash(hold: &Hold, wanted: &RecordedDevice) -> Option<Clash> {
     }
 }
 
-/// Whether two holds fit on one GPU: by the mode lock (DESIGN section 1), only partitions beside each other, and shares.
+/// Whether two holds fit on one GPU: by the mode lock, only partitions beside each other, and shares.
 pub(super) fn may_share(a: HoldKind, b: HoldKind) -> bool {
     match (a, b) {
         (HoldKind::Admin, _) | (_, HoldKind::Admin) | (HoldKind::Share, HoldKind::Share) => true,

@@ -70,7 +70,7 @@ impl FileStore {
         let write = || {
             let mut file = options.open(&temp)?;
             file.write_all(bytes)?;
-            // Finer than the filesystem's own: the stamps of two files differ whoever wrote them (see `Stamp`).
+            // Finer than the filesystem's own: the stamps of two files differ even with different writers (see `Stamp`).
             file.file().set_modified(SystemTime::now())?;
             if durability == Durability::Synced { (self.fsync)(&temp, &file) } else { Ok(()) }
         };

@@ -75,7 +75,7 @@ fn a_claim_that_must_linger_on_a_full_disk_is_answered_with_an_error_goes_on_hol
     assert_eq!(
         chain(&error),
         format!(
-            "claim UID uid-a cannot be unprepared: process 7 still uses {gpu}, and its record could not be made to say so: the record of claim UID uid-a cannot be written (the node's disk is full: free some space): no storage space"
+            "claim UID uid-a cannot be unprepared: process 7 still uses {gpu}, and this could not be recorded: the record of claim UID uid-a cannot be written (the node's disk is full: free some space): no storage space"
         )
     );
     let took = world.lock().now.saturating_sub(began);
@@ -200,7 +200,7 @@ fn reconcile_treats_an_unreadable_record_of_a_gone_claim_as_it_treats_any_orphan
         Some(Event::Kept { why, .. }) => why.clone(),
         other => panic!("{other:?}"),
     };
-    assert!(why(world.view()).contains("an unprepare is waited for"));
+    assert!(why(world.view()).contains("waiting for an unprepare"));
     world.pass(secs(300));
     let mut view = world.view();
     view.running = None;

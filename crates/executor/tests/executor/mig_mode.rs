@@ -60,7 +60,7 @@ fn a_change_of_mig_mode_that_others_prevent_is_tried_until_the_deadline_names_th
     assert_eq!(
         chain(&error),
         format!(
-            "claim ns/a (UID uid-a) cannot be prepared: the step to turn MIG mode of {gpu} on failed: it was not done: MIG mode of {gpu} cannot be turned on while others use it: no process computes on it, so a process has it open (such as DCGM or its exporter, nvidia-persistenced, nvidia-smi, or a device plugin)"
+            "claim ns/a (UID uid-a) cannot be prepared: the step to turn MIG mode of {gpu} on failed: it was not done: MIG mode of {gpu} cannot be turned on while the GPU is in use: no process computes on it, so a process has it open (such as DCGM or its exporter, nvidia-persistenced, nvidia-smi, or a device plugin)"
         )
     );
     let took = world.lock().now.saturating_sub(began);

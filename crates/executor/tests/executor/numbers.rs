@@ -67,7 +67,12 @@ fn nothing_is_numbered_while_the_api_cannot_say_what_numbers_are_in_use() {
     world.lock().put(Folder::Node, FILE, Some(b""));
     world.lock().api_down = true;
     let error = executor.number_gpus(&[(world.gpu(0), address())], &|_, _| true).unwrap_err();
-    assert!(error.to_string().ends_with("does not say which are in use: connection refused"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .ends_with("the numbers in use cannot be read from the API server: connection refused"),
+        "{error}"
+    );
     assert_eq!(world.lock().files(Folder::Node)[FILE], b"");
     let c = claim("c", &[0], "t1");
     assert_eq!(world.prepare(&executor, &c).unwrap_err().category(), "store");

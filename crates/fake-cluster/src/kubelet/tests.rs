@@ -183,7 +183,8 @@ impl Drop for Node {
     }
 }
 
-/// The trap of DESIGN section 8. If the first half fails, `h2` has become lenient and the `@` may go.
+/// `h2` refuses the authority that the kubelet sends for a socket without `@` in its name. If the first half fails, `h2` has
+/// become lenient and the `@` can be dropped.
 #[tokio::test]
 async fn a_tonic_server_is_registered_under_a_name_with_an_at_sign_and_refused_under_a_plain_one() {
     let mut node = Node::new(SOON);

@@ -76,7 +76,7 @@ fn exit_codes_say_whether_anything_may_have_happened() {
             Smi::default().set_time_slice(&driver, &gpu(), TimeSlice::Short, LONG_ENOUGH).unwrap_err();
         (error.is_unclear(), error.to_string())
     };
-    assert_eq!(told(3), (false, "nvidia-smi reports that it is not supported: code 3".to_owned()));
+    assert_eq!(told(3), (false, "nvidia-smi reports that this is not supported: code 3".to_owned()));
     assert_eq!(
         told(4),
         (false, "nvidia-smi refused (no permission: the plugin must run as root): code 4".to_owned())
@@ -109,7 +109,7 @@ fn without_the_program_the_driver_root_is_named() {
     let error = Smi::default().set_time_slice(&driver, &gpu(), TimeSlice::Short, LONG_ENOUGH).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no nvidia-smi in the driver root / (a time slice cannot be set without it; install the driver's utilities)"
+        "the driver root / has no nvidia-smi, which sets time slices (install the driver's utilities)"
     );
 }
 

@@ -298,8 +298,5 @@ fn the_hook_is_installed_executable_once_and_replaced_when_it_differs() {
 
     fs_err::write(dir.path().join("file"), b"").unwrap();
     let text = chain(&install_hook(&from, &dir.path().join("file/hook")).unwrap_err());
-    assert!(
-        text.contains("(--hook-dir, chart value hookDir: a folder of the host that can be written to"),
-        "{text}"
-    );
+    assert!(text.contains("(--hook-dir, chart value hookDir: a writable folder of the host"), "{text}");
 }

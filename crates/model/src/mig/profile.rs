@@ -67,7 +67,7 @@ impl ProfileVariant {
     }
 
     /// Whether it is published only when asked for: every device costs the scheduler of the whole cluster
-    /// (`field.md` 7c).
+    ///.
     pub fn is_rare(self) -> bool {
         self != Self::Plain
     }

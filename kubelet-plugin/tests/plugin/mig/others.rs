@@ -68,14 +68,14 @@ async fn what_lingers_in_a_partition_taints_only_what_overlaps_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_others_have_open_does_not_change_its_mode_and_they_are_told_of() {
+async fn a_gpu_that_a_process_has_open_keeps_its_mode_and_the_refusal_names_the_process() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
     let gpu = node.gpu(0);
     node.sim.edit(|engine| engine.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
     let refused = node.prepare(&claim).await.unwrap_err();
-    let why = "cannot be turned on while others use it: no process computes on it, so it is one that has it open (DCGM";
+    let why = "cannot be turned on while the GPU is in use: no process computes on it, so a process has it open (such as DCGM";
     assert!(refused.contains(why), "{refused}");
     let told = |kind: &str| {
         let events = node.api.list::<k8s_openapi::api::events::v1::Event>();

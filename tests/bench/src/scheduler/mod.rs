@@ -1,4 +1,4 @@
-//! `cargo xtask bench scheduler`: what published devices cost the scheduler of the whole cluster (DESIGN section 9).
+//! `cargo xtask bench scheduler`: what published devices cost the scheduler of the whole cluster.
 //!
 //! The real API server and the real kube-scheduler, its client limit lifted; nodes that are only Node objects, with the
 //! slices that the plugin would publish. Layouts are measured in turn, round by round, so that whatever else the

@@ -136,7 +136,7 @@ pub(super) fn other_driver(env: &Env) -> Result<()> {
         .and_then(|()| env.driver.start())
         .and_then(|()| wait_withheld(env, gpu, true))
         .and_then(|()| {
-            let words = format!("driver {OTHER} has given it to claim {}/theirs", env.namespace);
+            let words = format!("driver {OTHER} has allocated it to claim {}/theirs", env.namespace);
             wait_told(env, gpu, &words)
         });
     env.driver.start()?;

@@ -102,9 +102,9 @@ fn two_time_slices_of_one_gpu_in_one_claim_are_refused() {
         (
             "time-slice-conflict",
             format!(
-                "device gpu-0-ts ({}) of claim ns/claim-a (UID a): the claim asks for time slice Short with it and for Long \
-                 with device gpu-0-ts, and a GPU has one for all (write the same timeSlicing.interval into both configs; a claim's \
-                 spec is immutable, so make it anew)",
+                "device gpu-0-ts ({}) of claim ns/claim-a (UID a): the claim requests time slice Short for it and Long for \
+                 device gpu-0-ts, but a GPU has only one time slice (use the same timeSlicing.interval in both configs; a claim's \
+                 spec is immutable, so create a new claim)",
                 gpu(0)
             )
         )
@@ -169,7 +169,7 @@ fn one_share_twice_and_a_share_beside_the_whole_gpu_in_one_claim_are_faults_of_t
 }
 
 #[test]
-fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gpu() {
+fn the_admin_device_is_served_to_admin_requests_only_beside_the_holders_of_the_gpu() {
     let mut world = World::new();
     let holder = claim("a", vec![share("main", "gpu-0-ts", "s1")]);
     let record = world.record(&holder, Phase::Prepared);
@@ -183,8 +183,8 @@ fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gp
         (
             "admin-only",
             format!(
-                "device gpu-0-admin ({}) of claim ns/claim-m (UID m): it is for requests with adminAccess: true only, since \
-                 it reserves nothing (ask for a GPU, a partition or a share)",
+                "device gpu-0-admin ({}) of claim ns/claim-m (UID m): it is only for requests with adminAccess: true, because \
+                 it reserves nothing (request a GPU, a partition or a share)",
                 gpu(0)
             )
         )

@@ -63,7 +63,7 @@ fn with_instances(mut node: Node) -> Node {
 }
 
 #[test]
-fn instances_of_somebody_else_are_published_as_they_are_and_nothing_beside_them() {
+fn foreign_instances_are_published_as_they_are_and_nothing_beside_them() {
     let mut node = with_instances(Node::everything("h100x2").mig_on());
     node.rule(|rules| rules.instances = Instances::Static);
     let carved = node.carve(None);
@@ -75,7 +75,7 @@ fn instances_of_somebody_else_are_published_as_they_are_and_nothing_beside_them(
         notes(&carved),
         [format!(
             "the MIG instance of {0} at memory slices 0:1 is not offered: it must have exactly one compute instance \
-             (make one with `nvidia-smi mig -i {0} -cci`)",
+             (create it with `nvidia-smi mig -i {0} -cci`)",
             node.uuid(0)
         )]
     );

@@ -206,8 +206,8 @@ fn nothing_of_a_gpu_is_given_out_that_was_given_twice_and_no_counter_is_below_ze
     assert_eq!(
         notes(&carved),
         [
-            "claims have been given gpu-0-ts, gpu-0-mig-1g10gb-19-3, which one GPU cannot be at once: nothing of gpu-0 \
-          is given out until one of them is released"
+            "claims hold gpu-0-ts, gpu-0-mig-1g10gb-19-3, which exclude each other on one GPU: no part of gpu-0 \
+          is allocated until one of the claims is released"
         ]
     );
     node.features = node.features.without([Feature::Taints]);
