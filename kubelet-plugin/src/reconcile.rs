@@ -252,11 +252,11 @@ impl Keeper {
         let Ok((report, unfinished)) = work.await else { return true };
         let open = report.events.iter().any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
         self.heed(&report, logged);
-        let untold = match found {
+        let unreported = match found {
             Some(found) => self.report_new(found, reported).await,
             None => false,
         };
-        open || unfinished || untold
+        open || unfinished || unreported
     }
 
     /// A plugin that was killed after its answer, or that the server did not answer, has not written which partitions the
@@ -274,7 +274,7 @@ impl Keeper {
             return false;
         }
         let executor = self.executor.clone();
-        let untold = tokio::task::spawn_blocking(move || {
+        let unreported = tokio::task::spawn_blocking(move || {
             let held = executor.held().unwrap_or_default().into_iter();
             let prepared: BTreeSet<ClaimUid> =
                 held.filter(|held| held.phase == Phase::Prepared).map(|held| held.claim.uid).collect();
@@ -291,7 +291,7 @@ impl Keeper {
                 .collect::<Vec<_>>()
         });
         let mut left = false;
-        for (claim, said, partitions) in untold.await.unwrap_or_default() {
+        for (claim, said, partitions) in unreported.await.unwrap_or_default() {
             if self.teller.condition(&claim, said.as_ref(), &Verdict::prepared(partitions)).await {
                 reported.insert(claim.uid.clone());
             } else {

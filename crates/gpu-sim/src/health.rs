@@ -28,7 +28,7 @@ pub struct SimEvent {
 }
 
 impl SimEvent {
-    /// As a driver tells it.
+    /// As a driver reports it.
     pub fn to_model(&self) -> GpuEvent {
         GpuEvent {
             gpu: Some(self.gpu.clone()),

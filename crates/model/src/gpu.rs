@@ -260,7 +260,7 @@ pub struct GpuProcess {
 pub struct GpuFacts {
     /// UUID.
     pub uuid: GpuUuid,
-    /// Minor number of `/dev/nvidia<minor>`; `None` if NVML cannot tell (some WSL and vGPU set-ups).
+    /// Minor number of `/dev/nvidia<minor>`; `None` if NVML does not report it (some WSL and vGPU set-ups).
     pub minor: Option<u32>,
     /// Name, such as `NVIDIA H100 80GB HBM3`.
     pub product_name: String,

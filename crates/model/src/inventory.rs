@@ -24,8 +24,8 @@ pub struct Gpu {
     pub facts: GpuFacts,
     /// Place in the host.
     pub topology: HostTopology,
-    /// What it can be cut into, and what it was cut into when it was read; `None` where that is not known: the GPU
-    /// cannot do MIG, or the driver cannot tell while MIG mode is off.
+    /// Its MIG profiles and its instances when it was read; `None` where they are unknown: the GPU does not support MIG, or
+    /// the driver does not report them while MIG mode is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<GpuMig>,
 }

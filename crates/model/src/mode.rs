@@ -11,7 +11,7 @@ use crate::{ClaimUid, DeviceName, GpuUuid};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Nobody holds it.
+    /// No claim holds it.
     Idle,
     /// One claim holds the whole GPU.
     Whole,
@@ -51,7 +51,7 @@ pub enum HoldKind {
     },
     /// A time-sliced share of the whole GPU: beside other shares, and nothing else.
     Share,
-    /// Admin access: sees the GPU, never changes its mode, conflicts with nobody (KEP-5018).
+    /// Admin access: sees the GPU, never changes its mode, conflicts with no other hold (KEP-5018).
     Admin,
 }
 

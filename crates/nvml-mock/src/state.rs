@@ -40,7 +40,7 @@ struct Cached {
     _file: fs_err::File,
 }
 
-/// Tells one version of the file from another.
+/// Distinguishes one version of the file from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,

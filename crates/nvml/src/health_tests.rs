@@ -53,7 +53,7 @@ fn vitals_are_what_the_driver_can_tell() {
     };
     library.state.edit(|e| [&h100, &t4].map(|gpu| e.gpu(gpu).unwrap().vitals = sick)).unwrap();
     assert_eq!(driver.vitals(&h100), Ok(sick));
-    // Before Ampere pages were retired; whether that failed is not told.
+    // Before Ampere pages were retired; whether that failed is not reported.
     let pages = GpuVitals { remap: Some(RowRemap { pending: true, failed: false }), ..sick };
     assert_eq!(driver.vitals(&t4), Ok(pages));
     library.state.edit(|e| e.gpu(&h100).unwrap().vitals = GpuVitals::default()).unwrap();
@@ -68,8 +68,8 @@ fn old_libraries_leave_out_what_they_cannot_tell() {
     let library = TestLibrary::without("h100x1", &old);
     let driver = library.open();
     let gpu = library.uuids().remove(0);
-    let told = GpuVitals { recovery: None, remap: None, uncorrected_ecc: Some(0) };
-    assert_eq!(driver.vitals(&gpu), Ok(told));
+    let reported = GpuVitals { recovery: None, remap: None, uncorrected_ecc: Some(0) };
+    assert_eq!(driver.vitals(&gpu), Ok(reported));
     assert_eq!(driver.wait_events(SOON).unwrap_err().code, GpuErrorCode::FUNCTION_NOT_FOUND);
 }
 
@@ -79,12 +79,12 @@ fn each_event_since_the_first_wait_is_told_once_with_its_gpu_and_instance() {
     let [one, two] = library.uuids().try_into().unwrap();
     let driver = library.open();
     send(&library, &one, 48, None);
-    assert_eq!(events(&driver, Duration::ZERO), [], "before anybody watched");
+    assert_eq!(events(&driver, Duration::ZERO), [], "before the first watch");
     send(&library, &one, 79, None);
     send(&library, &two, 95, Some(9));
     assert_eq!(events(&driver, SOON), [xid(&one, 79, None), xid(&two, 95, Some(9))]);
     assert_eq!(events(&driver, Duration::from_millis(20)), []);
-    // Also of a GPU that tells nothing any more.
+    // Also of a GPU that no longer reports anything.
     library.state.edit(|e| e.gpu(&one).unwrap().lost = true).unwrap();
     send(&library, &one, 79, None);
     assert_eq!(events(&driver, SOON), [xid(&one, 79, None)]);
@@ -146,7 +146,7 @@ fn a_failed_wait_loses_no_event_and_other_calls_are_served_meanwhile() {
     assert_eq!(waiting.join().unwrap().unwrap().events, []);
 }
 
-/// A driver that tells when somebody waits for events, and is not counted any more once it is closed.
+/// A driver that reports when a call waits for events, and is not counted any more once it is closed.
 struct Waited {
     driver: NvmlDriver,
     somebody_waits: Arc<AtomicBool>,

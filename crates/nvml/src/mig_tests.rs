@@ -62,7 +62,7 @@ fn mig_mode_is_toggled_and_what_became_of_it_is_told() {
     assert!(!driver.mig_mode(&h100).unwrap().is_on());
 }
 
-/// The same, as a driver that tells no names says it.
+/// The same, as reported by a driver without names.
 fn without_names(caps: &MigCapabilities) -> MigCapabilities {
     let profiles = caps.profiles().iter().cloned();
     MigCapabilities::new(caps.memory_bytes, profiles.map(|p| GpuInstanceProfile { driver_name: None, ..p }))
@@ -85,7 +85,7 @@ fn older_drivers_tell_profiles_as_well_as_they_can() {
     assert_eq!(
         driver.mig_capabilities(&gpu).unwrap_err().to_string(),
         format!(
-            "NVML mig_capabilities failed on {gpu}: NOT_SUPPORTED (3) (this driver tells MIG profiles only with \
+            "NVML mig_capabilities failed on {gpu}: NOT_SUPPORTED (3) (this driver reports MIG profiles only with \
              MIG mode on)"
         )
     );
@@ -177,7 +177,7 @@ fn a_call_past_its_deadline_may_have_had_its_effect_or_have_it_later() {
     assert_eq!(create(2), Err(GpuErrorCode::TIMEOUT), "nothing is created past a call that hangs");
     library.state.edit(|e| e.release(None)).unwrap();
     wait_for(2);
-    assert_eq!(living(), [0, 1], "the effect came after the caller was told of a timeout");
+    assert_eq!(living(), [0, 1], "the effect came after the caller's timeout");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! What stays published without being offered: devices of GPUs that do not answer, and those that claims hold.
 //!
-//! Counters are charged only for devices that are still published, so a device that is allocated is never withdrawn
-//!.
+//! Counters are charged only for devices that are still published, so a device that is allocated is never withdrawn.
 
 use divvy_model::mig::{MigCapabilities, PartitionName};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid};

@@ -1,5 +1,5 @@
-//! Health of GPUs: what the driver tells ([`GpuEvent`], [`GpuVitals`]), what an Xid means ([`XidClass`]), and the
-//! conclusion ([`HealthBook`]). Pure: time is a parameter. The node plugin feeds the book and turns what it says into
+//! Health of GPUs: what the driver reports ([`GpuEvent`], [`GpuVitals`]), what an Xid means ([`XidClass`]), and the
+//! conclusion ([`HealthBook`]). Pure: time is a parameter. The node plugin feeds the book and turns its conclusions into
 //! taints, Events, metrics and answers for the kubelet.
 //!
 //! Facts: `nvmlDeviceGetFieldValues` field 230 (recovery action), `nvmlDeviceGetRemappedRows`,
@@ -33,7 +33,7 @@ pub enum GpuEventKind {
     UncorrectedEcc,
     /// A memory row or page could not be replaced.
     RetirementFailure,
-    /// The GPU says that it is not available, or that another recovery action is due: its vitals tell.
+    /// The GPU reports that it is not available, or that another recovery action is due, which its vitals show.
     LookAgain,
     /// Anything else, by its bit in NVML.
     Other(u64),
@@ -123,7 +123,7 @@ pub struct RowRemap {
     pub failed: bool,
 }
 
-/// What a poll says about a GPU's health. What the driver cannot tell is left out.
+/// What a poll reports about a GPU's health. Values that the driver does not report are left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuVitals {
     /// What is to be done; `None` with drivers that do not say.
@@ -186,12 +186,12 @@ impl Ailment {
         }
     }
 
-    /// Told by the replacement of memory, which a GPU does not tell while MIG instances live: no answer is not the end of it.
+    /// Known from the replacement of memory, which a GPU does not report while it has MIG instances: no answer does not end it.
     pub(crate) fn is_of_memory(self) -> bool {
         matches!(self, Self::RemapFailed | Self::RemapPending)
     }
 
-    /// Told by an event and not by a state that can be read: whether it is over has to be concluded.
+    /// Known from an event and not from a state that can be read: its end has to be concluded.
     pub(crate) fn is_of_a_moment(self) -> bool {
         matches!(self, Self::Xid(_) | Self::Ecc)
     }

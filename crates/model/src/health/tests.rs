@@ -40,7 +40,7 @@ fn well_at(book: &mut HealthBook, from: u64, answer: GpuVitals) -> Option<u64> {
 
 #[test]
 fn each_xid_has_the_effect_of_its_class() {
-    // Xid, class, what becomes of a GPU whose driver tells recovery actions, and of one whose driver does not.
+    // Xid, class, the effect on a GPU whose driver reports recovery actions, and on one whose driver does not.
     let table = [
         (13, XidClass::Application, false, false),
         (31, XidClass::Application, false, false),

@@ -14,7 +14,7 @@ pub enum XidClass {
     Reset,
     /// The node has to be rebooted.
     Node,
-    /// The GPU's vitals tell what has to be done.
+    /// The GPU's vitals show what has to be done.
     FollowUp,
     /// Not in the catalog, or without an action there.
     Unknown,

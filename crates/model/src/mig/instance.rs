@@ -53,6 +53,6 @@ pub struct ComputeInstance {
     pub gpu_instance: GpuInstanceId,
     /// Its profile.
     pub profile: ComputeInstanceProfileId,
-    /// UUID of its MIG device; new at every creation, so it tells a successor from the instance that was recorded.
+    /// UUID of its MIG device; new at every creation, so it distinguishes a successor from the instance that was recorded.
     pub uuid: MigUuid,
 }

@@ -154,7 +154,7 @@ pub struct GpuInstanceProfile {
     pub max_instances: u32,
     /// Where instances may be placed, in memory slices; ascending.
     pub placements: Vec<Placement>,
-    /// The driver's own name (`1g.10gb`), where its NVML is new enough to tell.
+    /// The driver's own name (`1g.10gb`), where its NVML is new enough to report it.
     pub driver_name: Option<String>,
 }
 
