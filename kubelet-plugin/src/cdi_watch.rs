@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_or_the_folder_that_vanishes_is_told() {
+    async fn a_file_or_the_folder_that_vanishes_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("cdi");
         fs_err::create_dir(&folder).unwrap();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_that_cannot_write_its_wish_publishes_all_the_same_if_nobody_else_does() {
+    fn an_instance_that_cannot_write_its_wish_publishes_if_no_other_does() {
         let dir = tempfile::tempdir().unwrap();
         let unwritable = |number| PublisherLock {
             wish: dir.path().join("no/such/folder"),

@@ -213,7 +213,7 @@ fn the_fleet_shows_its_nodes_then_what_is_wrong_then_who_waits_for_what() {
 }
 
 #[test]
-fn a_healthy_fleet_needs_nobody_also_while_pods_wait_for_room() {
+fn a_healthy_fleet_requires_no_action_also_while_pods_wait_for_room() {
     let mut world = world();
     world.nodes.retain(|node| node.metadata.name.as_deref() == Some("n2"));
     world.reports.retain(|name, _| name == "n2");

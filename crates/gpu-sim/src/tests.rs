@@ -192,7 +192,7 @@ fn a_fault_meets_the_calls_it_names_and_no_others() {
 }
 
 #[test]
-fn a_hanging_call_holds_up_nobody_else_and_goes_on_when_released() {
+fn a_hanging_call_blocks_no_other_call_and_continues_when_released() {
     let node = node("h100x2");
     let [a, b] = node.uuids().try_into().unwrap();
     let then_works = node.fault(Fault::hang().of(GpuOp::Facts).on(&a));

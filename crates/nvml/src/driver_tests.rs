@@ -89,7 +89,7 @@ fn codes_that_end_the_session_and_a_lost_gpu_are_errors_to_whichever_question() 
 }
 
 #[test]
-fn a_mig_profile_whose_placements_cannot_be_told_costs_that_profile_only() {
+fn a_mig_profile_without_placements_costs_that_profile_only() {
     for code in [GpuErrorCode::INVALID_ARGUMENT, GpuErrorCode::UNKNOWN] {
         let library = TestLibrary::new("h100x1");
         let uuid = library.uuids().remove(0);

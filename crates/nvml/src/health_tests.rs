@@ -36,7 +36,7 @@ fn events(driver: &dyn GpuDriver, at_most: Duration) -> Vec<GpuEvent> {
 }
 
 #[test]
-fn vitals_are_what_the_driver_can_tell() {
+fn vitals_are_the_values_that_the_driver_reports() {
     let library = TestLibrary::new("h100x1,t4x1");
     let [h100, t4] = library.uuids().try_into().unwrap();
     let driver = library.open();
@@ -63,7 +63,7 @@ fn vitals_are_what_the_driver_can_tell() {
 }
 
 #[test]
-fn old_libraries_leave_out_what_they_cannot_tell() {
+fn old_libraries_leave_out_values_that_they_do_not_report() {
     let old = ["nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlEventSetFree"];
     let library = TestLibrary::without("h100x1", &old);
     let driver = library.open();
@@ -74,7 +74,7 @@ fn old_libraries_leave_out_what_they_cannot_tell() {
 }
 
 #[test]
-fn each_event_since_the_first_wait_is_told_once_with_its_gpu_and_instance() {
+fn each_event_since_the_first_wait_is_reported_once_with_its_gpu_and_instance() {
     let library = TestLibrary::new("h100x2");
     let [one, two] = library.uuids().try_into().unwrap();
     let driver = library.open();
@@ -184,7 +184,7 @@ impl GpuDriver for Waited {
 }
 
 #[test]
-fn a_session_is_not_opened_again_while_somebody_still_waits_for_events_on_the_old_one() {
+fn a_session_is_not_opened_again_while_a_call_still_waits_for_events_on_the_old_one() {
     let library = TestLibrary::new("h100x1");
     let (path, gpu) = (library.path(), library.uuids().remove(0));
     let somebody_waits = Arc::new(AtomicBool::new(false));
@@ -207,7 +207,7 @@ fn a_session_is_not_opened_again_while_somebody_still_waits_for_events_on_the_ol
 }
 
 #[test]
-fn simulated_gpus_tell_each_session_what_happens_from_its_beginning_on() {
+fn simulated_gpus_report_events_to_each_session_from_its_beginning_on() {
     let sim = SimNode::parse("h100x1").unwrap();
     let gpu = sim.uuids().remove(0);
     let early = sim.clone();

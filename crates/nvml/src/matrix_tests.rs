@@ -23,7 +23,7 @@ const BOARDS: [(&str, u32); 7] = [
 ];
 
 #[test]
-fn no_driver_takes_a_board_out_and_what_it_cannot_tell_is_said() {
+fn no_driver_makes_a_board_unusable_and_missing_values_are_listed() {
     let mut table = format!("{:<11} MIG {:<12}  SMs PROFILES PARTITION NOT REPORTED\n", "DRIVER", "BOARD");
     for driver in GENERATIONS {
         table += &rows(*driver, false);

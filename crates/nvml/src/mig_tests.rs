@@ -30,7 +30,7 @@ fn with_mig(board: &str, without: &[&str]) -> (TestLibrary, GpuUuid) {
 }
 
 #[test]
-fn boards_of_each_shape_pass_the_mig_conformance_checks_and_tell_what_the_engine_knows() {
+fn boards_of_each_shape_pass_the_mig_conformance_checks_and_report_what_the_engine_knows() {
     for board in ["a30x1", "h100x1", "b200x1", "rtx-pro-6000x1"] {
         let (library, gpu) = with_mig(board, &[]);
         let driver = library.open();
@@ -49,7 +49,7 @@ fn boards_of_each_shape_pass_the_mig_conformance_checks_and_tell_what_the_engine
 }
 
 #[test]
-fn mig_mode_is_toggled_and_what_became_of_it_is_told() {
+fn mig_mode_is_toggled_and_the_result_is_reported() {
     let library = TestLibrary::new("a100-40x1,h100x1");
     let [a100, h100] = library.uuids().try_into().unwrap();
     let driver = library.open();
@@ -69,7 +69,7 @@ fn without_names(caps: &MigCapabilities) -> MigCapabilities {
 }
 
 #[test]
-fn older_drivers_tell_profiles_as_well_as_they_can() {
+fn older_drivers_report_profiles_as_well_as_they_can() {
     // Without the newer call, and without the field: the version of the driver decides.
     let old = ["nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetFieldValues"];
     let library = TestLibrary::without("h100x1", &old);

@@ -215,7 +215,7 @@ fn many_callers_at_once_open_the_driver_once() {
 }
 
 #[test]
-fn waiting_for_the_driver_backs_off_and_ends_when_it_is_there_or_told_to() {
+fn waiting_for_the_driver_backs_off_and_ends_when_it_is_there_or_cancelled() {
     let sim = SimNode::parse("h100x1").unwrap();
     sim.edit(|e| e.set_driver_loaded(false));
     let session = patient(&sim);

@@ -44,7 +44,7 @@ fn how_long_a_gpu_has_to_be_well_can_be_said_in_seconds() {
 }
 
 #[test]
-fn the_state_is_told_on_loopback_unless_an_address_is_given_for_it() {
+fn the_state_is_served_on_loopback_unless_an_address_is_given_for_it() {
     assert!(config(&[]).unwrap().http_serves_state());
     assert!(config(&["--http", "[::1]:9440"]).unwrap().http_serves_state());
     assert!(!config(&["--http", ":9440"]).unwrap().http_serves_state());

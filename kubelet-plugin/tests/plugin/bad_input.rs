@@ -37,10 +37,10 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
             other.uid, claim.uid
         )
     );
-    let missing = ClaimRef::new("default", "nobody", "11111111-2222-3333-4444-555555555555");
+    let missing = ClaimRef::new("default", "missing", "11111111-2222-3333-4444-555555555555");
     assert_eq!(
         node.prepare(&missing).await.unwrap_err(),
-        "claim default/nobody (UID 11111111-2222-3333-4444-555555555555) does not exist in the API: it was deleted (the kubelet retries for a pod that still needs it)"
+        "claim default/missing (UID 11111111-2222-3333-4444-555555555555) does not exist in the API: it was deleted (the kubelet retries for a pod that still needs it)"
     );
     let unallocated = node.put(mk_claim("default", "u", DRIVER, 1));
     assert_eq!(
@@ -137,7 +137,7 @@ async fn an_api_server_that_is_away_for_a_while_is_waited_for_inside_the_call() 
     node.api.fail_next(1000, "get", "resourceclaims", Fault::Status(503));
     let error = node.prepare(&late).await.unwrap_err();
     // How many seconds that were depends on how busy the machine is.
-    let expected = format!("claim default/late (UID {}) could not be read from the API within ", late.uid);
+    let expected = format!("failed to read claim default/late (UID {}) from the API within ", late.uid);
     assert!(error.starts_with(&expected), "{error}");
     node.api.clear_faults();
     plugin.stop().await;

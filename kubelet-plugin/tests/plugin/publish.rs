@@ -129,7 +129,7 @@ async fn where_taints_are_dropped_a_gpu_that_must_not_be_given_out_is_not_publis
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_is_away_at_the_start_keeps_nobody_from_leaving_and_gets_the_slices_later() {
+async fn an_api_server_that_is_down_at_the_start_blocks_no_unprepare_and_gets_the_slices_later() {
     let node = Node::new("h100x1");
     node.api.stop();
     let plugin = node.start_with(node.config(&[]));

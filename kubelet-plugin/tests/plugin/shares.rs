@@ -89,7 +89,7 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     assert!(refused.contains("in another mode than claim default/"), "{refused}");
 
     node.unprepare(&first).await.unwrap();
-    assert_eq!(time_slice(&node), TimeSlice::Default, "nobody who asked is left");
+    assert_eq!(time_slice(&node), TimeSlice::Default, "no claim that requested it is left");
     node.api.delete::<ResourceClaim>("default", "first").unwrap();
     node.prepare(&other).await.unwrap();
     assert_eq!(time_slice(&node), TimeSlice::Short);
@@ -182,7 +182,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     let over = tokio_util::sync::CancellationToken::new();
     let whole = node.claim("whole", &["gpu-0"]);
 
-    // As many lives at once as there are shares; whoever is at it when all is over stays until the end.
+    // As many claims at once as there are shares; those that are left at the end stay.
     let lives = async |number: usize| {
         let mut dice = Dice(0x51ab_1e00 + number as u64);
         for round in 0_u64.. {
@@ -204,7 +204,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
         over.cancel();
         process
     };
-    // One share stays all the while: the GPU is nobody else's for a moment.
+    // One share stays all the while, so that the GPU is never free.
     let anchor = shares(&node, "anchor", &["s-anchor"], None);
     let others = async {
         until_done("the first prepare", async || prepare(&node, &anchor).await).await;

@@ -103,7 +103,7 @@ enum Part {
 }
 
 fn main() -> ExitCode {
-    // A process has one TLS provider, and kube's client panics if nobody chose.
+    // A process has one TLS provider, and kube's client panics if none is installed.
     drop(rustls::crypto::ring::default_provider().install_default());
     let mut arguments = std::env::args_os().skip(1);
     let outcome = match (arguments.next(), arguments.next()) {
@@ -253,7 +253,7 @@ fn load() -> Result<String> {
     Ok(format!("Linux {}, {cores} cores, load {load} when this began", kernel.trim()))
 }
 
-/// For whoever waits.
+/// Progress for the person who waits.
 fn progress(what: &str) {
     let _ = writeln!(std::io::stderr(), "measuring: {what}");
 }

@@ -52,7 +52,7 @@ pub enum Extent {
     /// All of it, with a node that runs pods.
     #[default]
     Whole,
-    /// API server and scheduler: nodes are what somebody writes, and no pod ever runs.
+    /// API server and scheduler: nodes are objects without a kubelet, and no pod ever runs.
     Scheduling,
 }
 

@@ -141,7 +141,7 @@ fn an_unreadable_record_of_another_claim_is_rebuilt_from_the_api_before_its_gpu_
 }
 
 #[test]
-fn an_unreadable_record_that_nobody_can_explain_is_named_and_does_not_stop_unprepare() {
+fn an_unreadable_record_without_explanation_is_named_and_does_not_stop_unprepare() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.lock().put(Folder::Claims, "uid-x.json", Some(b""));

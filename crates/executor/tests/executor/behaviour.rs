@@ -210,7 +210,7 @@ fn processes_of_a_pod_with_admin_access_are_not_in_the_way_and_admin_access_is_i
 }
 
 #[test]
-fn unprepare_works_without_the_driver_and_waits_when_the_driver_cannot_tell() {
+fn unprepare_works_without_the_driver_and_waits_when_the_driver_lists_no_processes() {
     for (code, lingers) in [
         (GpuErrorCode::DRIVER_NOT_LOADED, false),
         (GpuErrorCode::GPU_IS_LOST, false),

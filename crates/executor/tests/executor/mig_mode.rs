@@ -123,7 +123,7 @@ fn a_mode_that_was_changed_and_could_not_be_read_is_remembered_as_ours() {
 
 /// H7. What the inventory says is old.
 #[test]
-fn a_whole_gpu_whose_mode_somebody_has_turned_on_a_moment_ago_is_not_given_out_as_whole() {
+fn a_whole_gpu_whose_mig_mode_was_just_turned_on_is_not_prepared_as_whole() {
     let (world, executor, _, gpu) = setup();
     world.grant(&executor, false);
     sim(&world).set_mig_mode(&gpu, true).unwrap();

@@ -48,7 +48,7 @@ fn a_process_that_the_driver_sees_and_nvml_does_not_list_makes_the_removal_wait_
 }
 
 #[test]
-fn an_instance_with_our_ids_and_another_uuid_is_somebody_elses_and_stays() {
+fn an_instance_with_our_ids_and_another_uuid_is_foreign_and_stays() {
     let (world, executor, a, gpu) = setup();
     world.prepare(&executor, &a).unwrap();
     let (instance, inside) = living(&world, &gpu).remove(0);
@@ -65,7 +65,7 @@ fn an_instance_with_our_ids_and_another_uuid_is_somebody_elses_and_stays() {
 }
 
 #[test]
-fn an_instance_of_somebody_else_in_the_way_is_named_and_left_alone() {
+fn a_foreign_instance_in_the_way_is_named_and_left_alone() {
     let (world, executor, a, gpu) = setup();
     let sim = sim(&world);
     sim.set_mig_mode(&gpu, true).unwrap();

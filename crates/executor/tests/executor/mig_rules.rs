@@ -19,7 +19,7 @@ fn with_theirs() -> (World, Executor, GpuUuid, ComputeInstance) {
 }
 
 #[test]
-fn an_instance_of_somebody_else_is_served_under_its_name_and_the_one_before_and_stays_theirs() {
+fn a_foreign_instance_is_served_under_its_old_and_new_name_and_stays_foreign() {
     for device in ["gpu-0-mig-static-3g40gb-9-4", HALF] {
         let (world, mut executor, gpu, theirs) = with_theirs();
         let a = claim_of("a", &[device], "t1");

@@ -146,7 +146,7 @@ fn nodes_are_made_on_the_host_with_their_rights_and_stale_ones_replaced() {
 }
 
 #[test]
-fn nodes_that_nobody_has_made_yet_are_made_up_from_the_majors() {
+fn missing_nodes_are_derived_from_the_majors() {
     let (fixture, dir) = host(&two_gpus());
     write(dir.path(), "proc/driver/nvidia/params", b"DeviceFileMode: 432\nDeviceFileGID: 27\n");
     let none = DeviceNodes::Given(BTreeMap::new());

@@ -253,7 +253,7 @@ fn a_replaced_card_does_not_inherit_the_facts_of_the_one_before() {
 }
 
 #[test]
-fn a_held_device_that_nobody_knows_is_noted() {
+fn a_held_device_that_is_unknown_is_noted() {
     let mut node = Node::new(0);
     node.hold("gpu-9");
     node.hold("other-1");

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_process_told_is_taken_over_and_forgotten_if_it_is_not_found_again() {
+    fn times_of_an_earlier_process_are_taken_over_and_forgotten_if_the_trouble_is_gone() {
         let (lost, none) = (report(&[("lost", false)]), report(&[]));
         let mut first = Since::default();
         first.see(&lost, at(0));

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_version_leaves_the_last_good_one_in_force_and_is_told_once() {
+    fn a_bad_version_leaves_the_last_good_one_in_force_and_is_reported_once() {
         let mut book = Book::default();
         assert_eq!(book.listed(vec![object("a", "1", &json!({ "priority": 1 }))]), []);
         let bad = object("a", "1", &json!({ "prio": 2 }));

@@ -121,7 +121,7 @@ fn a_gpu_without_mig_counts_itself_once_when_it_is_offered_in_several_modes() {
 }
 
 #[test]
-fn a_server_that_drops_the_fields_of_shares_gets_none_and_is_told_of() {
+fn a_server_that_drops_the_fields_of_shares_gets_none_and_a_note_reports_it() {
     let mut node = Node::everything("h100x1");
     node.features = node.features.without([Feature::Shares]);
     let carved = node.carve(None);

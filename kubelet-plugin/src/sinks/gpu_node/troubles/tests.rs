@@ -189,7 +189,7 @@ fn a_gpu_whose_events_fail_requires_action_and_one_without_events_does_not() {
 }
 
 #[test]
-fn a_driver_that_was_never_there_is_told_with_the_gpus_known_from_before() {
+fn a_driver_that_was_never_there_is_reported_with_the_gpus_known_from_before() {
     let (mut world, gpus) = World::new(2);
     world.inventory = None;
     world.driver = Some("libnvidia-ml.so.1 is not there".to_owned());
