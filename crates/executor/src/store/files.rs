@@ -171,12 +171,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("claims/a.json");
         let log = Log::default();
-        let (told, named) = (log.clone(), record.clone());
+        let (synced, named) = (log.clone(), record.clone());
         let fsync = move |path: &Path, _: &fs::File| {
             // Whatever is in the file by then lasts.
             let is_whole = path.is_dir() || fs::read(path)? == b"1";
             assert!(is_whole, "{} is synced before it is written", path.display());
-            told.lock().unwrap().push((path.is_dir(), named.exists()));
+            synced.lock().unwrap().push((path.is_dir(), named.exists()));
             Ok(())
         };
         let store = FileStore::with_fsync(dir.path().to_owned(), Box::new(fsync)).unwrap();

@@ -1,4 +1,4 @@
-//! A GPU that somebody uses is not given away, and one that nobody uses is not kept, whatever fails on the way.
+//! A GPU in use is not allocated again, and an unused one is not kept, whatever fails on the way.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! What others have on a GPU while claims come and go: processes in a partition, instances that somebody else has made.
+//! Other users of a GPU while claims come and go: processes in a partition, and foreign instances.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ fn a_foreign_instance_in_the_way_is_named_and_left_alone() {
     assert_eq!(foreign, [(19, Placement { start: 5, size: 1 })]);
     // Beside it there is room.
     world.prepare(&executor, &claim_of("b", &["gpu-0-mig-3g40gb-9-0"], "t2")).unwrap();
-    assert_eq!(executor.foreign().len(), 1, "what we have made is not told");
+    assert_eq!(executor.foreign().len(), 1, "instances of divvy are not listed");
     let whole = world.prepare(&executor, &claim_of("c", &["gpu-1"], "t3"));
     whole.unwrap();
 }

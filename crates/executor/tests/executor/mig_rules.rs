@@ -8,7 +8,7 @@ use divvy_model::{GpuDriver, GpuUuid};
 use crate::mig_world::{HALF, claim_of, living, mig_world, sim};
 use crate::world::World;
 
-/// A GPU on which somebody has made a partition.
+/// A GPU with a foreign partition.
 fn with_theirs() -> (World, Executor, GpuUuid, ComputeInstance) {
     let world = mig_world("h100x1", 1);
     let executor = world.start();

@@ -48,7 +48,7 @@ fn numbers_that_were_lost_are_those_of_records_slices_and_allocations_and_a_brok
         let cdi = world.prepare(&executor, &a).unwrap();
         assert_eq!(world.prepare(&world.start(), &a).unwrap(), cdi);
         assert_eq!(world.prepare(&executor, &b).unwrap_err().category(), "device-gone");
-        // Nobody has it allocated any more.
+        // It is not allocated any more.
         let present =
             again[..3].iter().chain(&again[4..]).map(|(_, gpu)| (gpu.clone(), address())).collect::<Vec<_>>();
         executor.number_gpus(&present, &|_, _| false).unwrap();

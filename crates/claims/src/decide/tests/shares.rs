@@ -13,7 +13,7 @@ fn shares_of_many_claims_and_several_of_one_live_on_one_gpu_and_with_nothing_els
     let first = claim("a", vec![share("main", "gpu-0-ts", "s1"), share("main", "gpu-0-ts", "s2")]);
     let planned = plan(world.decide(&first));
     assert_eq!(planned.devices.iter().map(|d| d.kind).collect::<Vec<_>>(), [HoldKind::Share; 2]);
-    assert_eq!(planned.steps, [], "MIG mode is off already, and nobody asked for a time slice");
+    assert_eq!(planned.steps, [], "MIG mode is off already, and no time slice is requested");
     let record = world.record(&first, Phase::Prepared);
     let answer = Prepared::of("gpu.divvy.dev", &record);
     let told: Vec<_> =
@@ -63,7 +63,7 @@ fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
     assert_eq!(record.holds().next().unwrap().time_slice, Some(TimeSlice::Long));
     world.keep(record);
     let second = asking(claim("b", vec![share("main", "gpu-0-ts", "s2")]), "Long");
-    assert_eq!(plan(world.decide(&second)).steps[0], set, "nobody knows whether it was set");
+    assert_eq!(plan(world.decide(&second)).steps[0], set, "it is unknown whether it was set");
     let mut state = GpuState::default();
     state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
     world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));

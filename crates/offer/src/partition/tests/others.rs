@@ -1,4 +1,4 @@
-//! Devices for admins, and MIG instances that somebody else makes.
+//! Devices for admins, and foreign MIG instances.
 
 use divvy_model::MigUuid;
 use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId};
@@ -80,7 +80,7 @@ fn foreign_instances_are_published_as_they_are_and_nothing_beside_them() {
         )]
     );
 
-    // Gone while a claim holds it: kept, and not for anybody else.
+    // Gone while a claim holds it: kept, and closed to other claims.
     node.hold("gpu-0-mig-static-3g40gb-9-4");
     let uuid = node.uuid(0);
     node.inventory.gpus.get_mut(&uuid).unwrap().mig.as_mut().unwrap().instances.clear();
