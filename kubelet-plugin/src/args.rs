@@ -83,8 +83,8 @@ pub struct Args {
     /// mounts (no program runs; LD_LIBRARY_PATH leads to them and replaces the image's own).
     #[arg(long, env = "LIBRARY_DELIVERY", value_enum, default_value_t)]
     pub library_delivery: Delivery,
-    /// Further device nodes for containers with a GPU, where the host has them, separated by commas: those of GDRCopy
-    /// (/dev/gdrdrv), GPUDirect Storage (/dev/nvidia-fs0) or IMEX channels, which divvy does not isolate.
+    /// Device nodes of the node that a claim's config may request (extraNodes), separated by commas: those of GDRCopy
+    /// (/dev/gdrdrv), GPUDirect Storage (/dev/nvidia-fs*) or IMEX channels, which divvy does not isolate.
     #[arg(long, env = "EXTRA_NODES", default_value = "", hide_default_value = true)]
     pub extra_nodes: String,
     /// The program that CDI files name for container creation (divvy-cdi-hook); it is copied into --hook-dir.

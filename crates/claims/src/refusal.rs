@@ -144,6 +144,14 @@ pub enum Why {
         /// What is asked for with that.
         other_wanted: TimeSlice,
     },
+    /// A config requests a device node of the host that the node does not offer to claims.
+    #[error("the claim's config requests {path} (extraNodes), but this node offers {} to claims", offered_nodes(.offered))]
+    ExtraNode {
+        /// As the config has it.
+        path: String,
+        /// The nodes that claims may request.
+        offered: Vec<String>,
+    },
     /// Nothing lives at the place of a partition that an administrator was to make.
     #[error(
         "its MIG instance does not exist; the instances of this GPU are static, so an administrator has to create it"
@@ -229,6 +237,10 @@ impl Clash {
     }
 }
 
+fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
+    if paths.is_empty() { "none".into() } else { format!("only {}", paths.join(", ")).into() }
+}
+
 const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled again";
 const SCHEDULER: &str = "this is a bug in the scheduler: delete the pod and the claim";
 
@@ -271,6 +283,7 @@ impl Why {
             Self::InUse { clash: Clash::TimeSlice { .. }, .. } => ("time-slice-conflict", Later),
             Self::TwoTimeSlices { .. } => ("time-slice-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
+            Self::ExtraNode { .. } => ("extra-node", Later),
             Self::StillHeld { .. } => ("held", Later),
             Self::ForeignProcesses(_) => ("foreign-processes", Soon),
             Self::OtherDriver(_) => ("other-driver", Soon),
@@ -319,6 +332,9 @@ impl Why {
             }
             Self::TwoTimeSlices { .. } => {
                 "use the same timeSlicing.interval in both configs; a claim's spec is immutable, so create a new claim".into()
+            }
+            Self::ExtraNode { path, .. } => {
+                format!("remove {path} from the config, or let an administrator add it to the chart value extraNodes").into()
             }
             Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
             Self::StillHeld { .. } => "it is free when the last container of that claim has ended".into(),
