@@ -112,7 +112,7 @@ pub fn numbers(version: &str) -> Option<(u32, u32, u32)> {
     numbers.next().is_none().then_some(found)
 }
 
-/// Finds helm, building it if it does not exist yet.
+/// Finds helm, building it if it is not there yet.
 pub fn helm() -> Result<PathBuf> {
     Ok(build(&HELM, &module_dir(&HELM), &[])?.join("helm"))
 }

@@ -160,9 +160,9 @@ pub(super) fn viewers(env: &Env) -> Result<()> {
     // Without any right the output names the missing rights, and what to ask for.
     let (code, said) = status()?;
     for words in [
-        "you lack the right to list gpunodes.divvy.dev in the whole cluster",
-        "ask an admin of it for a ClusterRoleBinding to divvy-view",
-        "you lack the right to list resourceclaims.resource.k8s.io in the whole cluster",
+        "you may not list gpunodes.divvy.dev in the whole cluster",
+        "ask a cluster admin for a ClusterRoleBinding to divvy-view",
+        "you may not list resourceclaims.resource.k8s.io in the whole cluster",
     ] {
         ensure!(code == Some(0) && said.contains(words), "without rights, exit status {code:?}: {said}");
     }
@@ -172,9 +172,9 @@ pub(super) fn viewers(env: &Env) -> Result<()> {
     let mut last = String::new();
     wait_for("an answer of `divvy status` to who may view the cluster", PATIENCE, || {
         let (code, said) = status()?;
-        let unread: Vec<&str> = said.lines().filter(|line| line.contains("may not be listed")).collect();
+        let unread: Vec<&str> = said.lines().filter(|line| line.contains("cannot be listed")).collect();
         // That of nodes is not ours to give.
-        let only_nodes = matches!(unread.as_slice(), [only] if only.starts_with("  Nodes may not be listed"));
+        let only_nodes = matches!(unread.as_slice(), [only] if only.starts_with("  Nodes cannot be listed"));
         let reported = said.lines().any(|line| line.starts_with(Layout::NODE)) && code != Some(1);
         last = said;
         Ok((reported && only_nodes).then_some(()))

@@ -39,13 +39,13 @@ pub(super) fn shows(env: &Env) -> Result<()> {
     // Nothing is wrong: it waits for the other.
     let holder = format!("held by {held}");
     let waiting =
-        ["waits: nothing is allocated", "why: no room now", "1 in use", &holder, "the scheduler says: 0/1"];
+        ["waiting: no device is allocated", "why: no room now", "1 in use", &holder, "scheduler: 0/1"];
     says(env, &["status", "claim", &waits], 0, &waiting)?;
     says(
         env,
         &["status", "claim", "held", "-n", &env.namespace],
         0,
-        &["its devices are ready", gpu, "pods a"],
+        &["devices are ready", gpu, "pods a"],
     )?;
     let found = says(env, &["status", "gpu", gpu], 0, &[PRODUCT, "mode whole", &held, "prepared"])?;
     let words: Vec<&str> = found.split_whitespace().collect();

@@ -54,7 +54,7 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     let short = create(env, "short", &wanted, ("ShareConfig", "Short"), &["main"])?;
     wait_for("event of the pod that names the interval and its holder", PATIENCE, || {
         let reported = env.messages("short");
-        let words = ["asks for time slice Short", "/long", "Long is set for"];
+        let words = ["requests time slice Short", "/long", "Long is set for"];
         Ok(reported.into_iter().find(|text| words.iter().all(|word| text.contains(word))))
     })
     .with_context(|| format!("the pod's Events are {:?}", env.messages("short")))?;
