@@ -5,6 +5,8 @@
 //! Pure: text or JSON in, a config or an error with a hint out. Called by `claims` (the config entries of an
 //! allocation), by `carve`, `controller` and the node plugin (names), and by the command line tool.
 
+#![warn(missing_docs)] // a library for others, too
+
 mod config;
 pub mod crd;
 mod error;

@@ -49,7 +49,6 @@ impl Tasks {
         Self { running: JoinSet::new(), names: HashMap::new(), stop: CancellationToken::new() }
     }
 
-    /// Adds one.
     pub(crate) fn add(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         let id = self.running.spawn(work).id();
         self.names.insert(id, name);

@@ -21,9 +21,7 @@ pub use timing::Timing;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("--{flag} {value:?} cannot be used: {reason}")]
 pub struct ConfigError {
-    /// The flag.
     pub flag: &'static str,
-    /// Its value.
     pub value: String,
     /// Why, and what is expected.
     pub reason: String,
@@ -64,7 +62,6 @@ pub enum Delivery {
 pub struct Config {
     /// Node name in the API.
     pub node_name: String,
-    /// Driver name.
     pub driver_name: String,
     /// Folder of records, locks and the DRA socket.
     pub plugin_dir: PathBuf,

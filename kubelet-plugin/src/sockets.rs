@@ -27,7 +27,6 @@ pub struct SocketNames {
 pub struct TooLong {
     /// The flag that decides the folder.
     pub flag: &'static str,
-    /// The path.
     pub path: PathBuf,
 }
 

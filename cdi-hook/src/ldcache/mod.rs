@@ -38,7 +38,6 @@ const LONGEST_NAME: usize = 255;
 const LONGEST_PATH: usize = 4096;
 const MOST_BYTES: usize = 16 << 20;
 
-/// One library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
     pub(crate) flags: i32,

@@ -64,7 +64,6 @@ pub(crate) struct ClaimReport {
     pub(crate) since: Option<String>,
     /// Pods that use it or wait for it.
     pub(crate) pods: Vec<String>,
-    /// Its devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices: Vec<DeviceLine>,
     /// The condition that its node has set.
@@ -134,7 +133,6 @@ fn reserved(claim: &ResourceClaim) -> Vec<String> {
     users.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect()
 }
 
-/// One claim.
 pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Result<ClaimReport> {
     let is = |c: &&ResourceClaim| name(&c.metadata) == wanted && namespace(&c.metadata) == in_namespace;
     let Some(claim) = snapshot.claims.iter().find(is) else {

@@ -11,7 +11,6 @@ use crate::table::Table;
 /// Nodes with reasons of their own that are written out.
 const REASONS: usize = 8;
 
-/// The fleet.
 pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
     let mut out = Out::default();
     if fleet.nodes.is_empty() && snapshot.lacks(GPU_NODES_NAME) {
@@ -46,7 +45,6 @@ pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
     out.text
 }
 
-/// One node.
 pub(crate) fn node(snapshot: &Snapshot, report: &NodeReport) -> String {
     let mut out = Out::default();
     out.line(&versions(snapshot, &report.node));
@@ -72,7 +70,6 @@ pub(crate) fn node(snapshot: &Snapshot, report: &NodeReport) -> String {
     out.text
 }
 
-/// One GPU.
 pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
     let mut out = Out::default();
     let GpuReport { gpu, node, .. } = report;
@@ -107,7 +104,6 @@ pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
     out.text
 }
 
-/// One claim.
 pub(crate) fn claim(snapshot: &Snapshot, report: &ClaimReport) -> String {
     let mut out = Out::default();
     let pods = match report.pods.as_slice() {

@@ -137,7 +137,6 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     Fleet { needs_person, nodes, troubles, refused, waiting, unread: snapshot.unread.clone() }
 }
 
-/// One node.
 pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {
     let status = status_of(snapshot, wanted)?;
     let troubles = troubles(snapshot, wanted);

@@ -53,14 +53,12 @@ impl Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Why {
-    /// The outlook.
     pub(crate) verdict: Verdict,
     /// The mistake in the claim itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mistake: Option<String>,
     /// Reasons per node; nodes with the same reasons are grouped.
     pub(crate) nodes: Vec<NodesWhy>,
-    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<String>,
 }

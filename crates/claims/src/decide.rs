@@ -40,7 +40,6 @@ pub struct Snapshot<'a> {
     pub records: &'a BTreeMap<ClaimUid, Arc<Stored<Record>>>,
     /// States of GPUs. A file that is not there has no entry.
     pub gpus: &'a BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
-    /// This boot.
     pub boot: &'a BootId,
     /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
     pub modes: &'a BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
@@ -63,7 +62,6 @@ pub enum Decision {
     Ready(Prepared),
     /// Make the claim's record again, which cannot be read or was lost, and decide then.
     Rebuild,
-    /// This.
     Run(Plan),
     /// Wait until these let go; whether they will is for the API to say.
     Wait(Holders),

@@ -10,14 +10,12 @@ use crate::stored::{self, Stored, Versions};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "setting", rename_all = "camelCase")]
 pub enum Setting {
-    /// MIG mode.
     MigMode {
         /// On or off.
         on: bool,
     },
     /// How long contexts run in turn. Nothing of it outlasts a boot.
     TimeSlice {
-        /// How long.
         slice: TimeSlice,
         /// In which boot it was found or set.
         boot: BootId,

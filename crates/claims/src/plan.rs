@@ -9,9 +9,7 @@ use crate::{Record, RecordedDevice, Step, base_request};
 pub struct PreparedDevice {
     /// Base names of the requests it serves.
     pub requests: Vec<String>,
-    /// Pool.
     pub pool: String,
-    /// Device name.
     pub device: DeviceName,
     /// Fully qualified CDI names.
     pub cdi_ids: Vec<String>,

@@ -12,7 +12,6 @@ use crate::{Claim, ClaimRef, Clash, ConfigSource, RecordedDevice};
 /// A claim that is not served.
 #[derive(Debug)]
 pub struct Refusal {
-    /// The claim.
     pub claim: ClaimRef,
     /// The device that cannot be given, where it is about one.
     pub device: Option<DeviceName>,
@@ -29,7 +28,6 @@ pub enum Why {
     /// A config entry of ours that cannot be decoded.
     #[error("config entry {} of {} for this driver is invalid", .at.index, .at.place())]
     BadConfig {
-        /// Which entry.
         at: EntryAt,
         /// What is wrong with it.
         #[source]
@@ -38,13 +36,11 @@ pub enum Why {
     /// A config entry that names a request whose device is of another kind.
     #[error("config entry {} of {} is a {found}, but request {request:?} was allocated this device, which takes a {wanted}", .at.index, .at.place())]
     WrongConfigKind {
-        /// Which entry.
         at: EntryAt,
         /// The request it names.
         request: String,
         /// The entry's kind.
         found: &'static str,
-        /// The device's.
         wanted: &'static str,
     },
     /// A device name that this version cannot read.

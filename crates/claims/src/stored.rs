@@ -16,7 +16,6 @@ use crate::ClaimRef;
 /// The four answers a stored file gives, and only one of them means "nothing there".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stored<T> {
-    /// No file.
     Absent,
     /// A file that is not what was written.
     Corrupt {
@@ -25,12 +24,10 @@ pub enum Stored<T> {
     },
     /// A file of a later version of divvy.
     Newer {
-        /// Its version.
         version: u32,
         /// The part that every version has.
         head: Head,
     },
-    /// The value.
     Fine(T),
 }
 
@@ -47,7 +44,6 @@ impl<T> Stored<T> {
 /// The part of a record that every version has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// The claim.
     #[serde(flatten)]
     pub claim: Option<ClaimRef>,
     /// GPUs concerned.

@@ -89,7 +89,6 @@ pub enum LockError {
 pub struct EditsError {
     /// What is missing, and what to do.
     pub what: String,
-    /// Why.
     #[source]
     pub source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -102,27 +101,19 @@ pub enum CdiError {
     Edits {
         /// The device; `(all)` for what all share.
         device: String,
-        /// Why.
         #[source]
         source: EditsError,
     },
     /// The device's GPU is not in the inventory.
     #[error("{gpu} of device {device} does not answer")]
-    NoGpu {
-        /// The device.
-        device: String,
-        /// Its GPU.
-        gpu: GpuUuid,
-    },
+    NoGpu { device: String, gpu: GpuUuid },
     /// The document breaks a rule of CDI.
     #[error("its document is not valid CDI (a bug in divvy; please report it)")]
     Document(#[source] Box<SpecError>),
     /// The file could not be used.
     #[error("CDI file {file} in {folder} cannot be {action}{}", cdi_advice(source))]
     File {
-        /// The file.
         file: String,
-        /// The folder.
         folder: String,
         /// `read`, `written`, `removed`.
         action: &'static str,
@@ -151,9 +142,7 @@ impl CdiError {
 /// A claim could not be prepared.
 #[derive(Debug)]
 pub struct PrepareError {
-    /// Which.
     pub claim: ClaimRef,
-    /// Why.
     pub cause: PrepareCause,
 }
 
@@ -196,12 +185,7 @@ pub enum PrepareCause {
     Gone,
     /// A step failed.
     #[error("the step to {step} failed")]
-    Step {
-        /// The step.
-        step: String,
-        /// Why.
-        source: StepError,
-    },
+    Step { step: String, source: StepError },
     /// It failed, and so did taking back what had been done; reconcile goes on with that.
     #[error("{} (undoing the earlier steps failed too: {undo})", chain(first.as_ref()))]
     Undo {
@@ -276,9 +260,7 @@ impl PrepareError {
 #[derive(Debug, thiserror::Error)]
 #[error("claim UID {claim} cannot be unprepared")]
 pub struct UnprepareError {
-    /// Which.
     pub claim: ClaimUid,
-    /// Why.
     #[source]
     pub cause: UnprepareCause,
 }

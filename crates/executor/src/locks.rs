@@ -16,11 +16,8 @@ use crate::{Clock, LockError};
 /// What is locked. Order of taking: a claim, then its GPUs by UUID, then the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LockName {
-    /// A claim.
     Claim(ClaimUid),
-    /// A GPU.
     Gpu(GpuUuid),
-    /// The ordinals.
     Ordinals,
 }
 

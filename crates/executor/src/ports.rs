@@ -103,7 +103,6 @@ pub trait ProcessSource: Send + Sync {
 
 /// Processes as listed by NVML, with their pods from `pods` (from `/proc/<pid>/cgroup`; empty if unknown).
 pub struct DriverProcesses<P = fn(&[u32]) -> BTreeMap<u32, String>> {
-    /// The driver.
     pub gpus: Arc<dyn GpuDriver>,
     /// Finds the pod UIDs of processes.
     pub pods: P,

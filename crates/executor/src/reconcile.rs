@@ -19,7 +19,6 @@ pub struct RunningDevice {
     pub namespace: String,
     /// Name of the claim.
     pub claim: String,
-    /// The device.
     pub device: DeviceName,
 }
 
@@ -37,7 +36,6 @@ pub struct ClusterView {
 /// Since when claims have looked orphaned, in one reconcile after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    /// Counts reconciles.
     pass: u64,
     /// Since when, and in which reconcile it was last so.
     since: BTreeMap<ClaimUid, (Duration, u64)>,

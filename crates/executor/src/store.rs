@@ -46,9 +46,7 @@ pub struct Stamp(pub u64, pub i128, pub u64);
 /// A file in a folder.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// Its name.
     pub name: String,
-    /// Its stamp.
     pub stamp: Stamp,
 }
 

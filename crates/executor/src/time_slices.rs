@@ -40,7 +40,6 @@ impl From<TimeSliceError> for StepError {
 pub trait TimeSlices: Send + Sync {
     /// The GPU's time slice now; `None` if unknown. Not past `until` (time since boot).
     fn read(&self, gpu: &GpuUuid, until: Duration) -> Result<Option<TimeSlice>, TimeSliceError>;
-    /// Sets it.
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError>;
 }
 

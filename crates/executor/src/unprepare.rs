@@ -20,10 +20,7 @@ pub enum Unprepared {
     /// The claim still holds its devices, for this reason; reconcile finishes it.
     Lingering(String),
     /// The record is of a later version of divvy and stays as it is.
-    LeftToNewer {
-        /// Its version.
-        version: u32,
-    },
+    LeftToNewer { version: u32 },
     /// A later prepare took the claim up again meanwhile.
     PreparedAgain,
 }

@@ -119,7 +119,6 @@ impl Fault {
 pub enum Begin {
     /// It does its work.
     Work,
-    /// It fails.
     Fail(GpuErrorCode),
     /// It hangs until this fault is released; ask [`crate::Engine::after_hang`].
     Hang(FaultId),

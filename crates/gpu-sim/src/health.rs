@@ -15,9 +15,7 @@ const REMEMBERED: usize = 256;
 pub struct SimEvent {
     /// Counts up.
     pub number: u64,
-    /// The GPU.
     pub gpu: GpuUuid,
-    /// What.
     pub kind: GpuEventKind,
     /// Where; `None` is the whole GPU.
     #[serde(default)]

@@ -19,13 +19,10 @@ const OPEN_TO_ALL: u32 = 0o666;
 /// Numbers and rights of a character device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Major number.
     pub major: u32,
-    /// Minor number.
     pub minor: u32,
     /// Permission bits.
     pub mode: u32,
-    /// Group.
     pub gid: u32,
 }
 
@@ -56,16 +53,12 @@ pub enum NodeError {
     Stat(#[source] io::Error),
     /// Something else is in a node's place.
     #[error("{} is not a character device; remove it and run nvidia-modprobe, or reboot the node", path.display())]
-    NotADevice {
-        /// Where.
-        path: PathBuf,
-    },
+    NotADevice { path: PathBuf },
     /// The kernel module is not loaded, so there are no numbers.
     #[error(
         "{path} does not exist and /proc/devices has no entry for {module}; load the kernel module ({module}) on the node"
     )]
     NoMajor {
-        /// The node.
         path: String,
         /// What to load.
         module: &'static str,
@@ -86,7 +79,6 @@ pub enum NodeError {
     Table {
         /// Counted from 1.
         line: usize,
-        /// Its text.
         text: String,
     },
 }
@@ -183,7 +175,6 @@ pub struct ControlNodes {
 /// A control node that cannot be given to containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingNode {
-    /// Its path.
     pub path: String,
     /// The kernel module that brings it.
     pub module: &'static str,

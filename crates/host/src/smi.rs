@@ -48,9 +48,7 @@ pub enum SmiError {
     /// It could not be started.
     #[error("{} cannot be started", program.display())]
     Start {
-        /// Which.
         program: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },

@@ -20,7 +20,6 @@ pub struct HostTopology {
 /// One GPU: NVML's facts and its place in the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// NVML's facts.
     pub facts: GpuFacts,
     /// Place in the host.
     pub topology: HostTopology,
@@ -46,7 +45,6 @@ pub struct GpuMig {
 /// A GPU that NVML lists but that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProblem {
-    /// Which.
     pub gpu: GpuUuid,
     /// What its driver said.
     pub error: GpuError,

@@ -44,7 +44,6 @@ pub enum HoldKind {
     Whole,
     /// Exclusive use of a partition.
     Partition {
-        /// Its profile.
         profile: GpuInstanceProfileId,
         /// Its memory slices.
         placement: Placement,
@@ -127,7 +126,6 @@ pub struct Hold {
     pub gpu: GpuUuid,
     /// The device as it was allocated.
     pub device: DeviceName,
-    /// How.
     pub kind: HoldKind,
     /// The time slice it asked for; `None` is content with any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

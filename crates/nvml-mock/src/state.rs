@@ -17,7 +17,6 @@ pub enum StateError {
     /// The file does not hold a state.
     #[error("mock GPU state {path:?} cannot be read: delete it to start afresh")]
     Parse {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         #[source]

@@ -168,7 +168,7 @@ impl<D: GpuDriver + 'static> Session<D> {
             let overdue = lock(&self.inner.overdue);
             if overdue.calls.values().any(|(k, _)| *k == key) {
                 // The same words each time: an answer that changes counts as news.
-                return timeout("an earlier call has not come back".to_owned());
+                return timeout("an earlier call has not returned".to_owned());
             }
         }
         let number = {
@@ -182,7 +182,7 @@ impl<D: GpuDriver + 'static> Session<D> {
                 let failed = |e: io::Error| {
                     error(
                         GpuErrorCode::NO_PERMISSION,
-                        format!("it cannot be marked for other processes: {e}"),
+                        format!("the call cannot be marked for other processes: {e}"),
                     )
                 };
                 Some(marks.mark(gpu, op).map_err(failed)?)

@@ -73,7 +73,7 @@ fn a_gpu_that_hangs_times_out_and_the_others_answer() {
     let refused = session.facts(&bad).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        format!("NVML facts failed on {bad}: TIMEOUT (10) (an earlier call has not come back)")
+        format!("NVML facts failed on {bad}: TIMEOUT (10) (an earlier call has not returned)")
     );
     assert_eq!(session.mig_mode(&bad).unwrap_err().code, GpuErrorCode::TIMEOUT);
     assert!(sim.wait_until_hanging(2, SOON));

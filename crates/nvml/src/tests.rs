@@ -147,7 +147,7 @@ fn a_library_that_is_not_there_is_named_with_what_to_do() {
         message,
         format!(
             "NVML init failed: LIBRARY_NOT_FOUND (12) ({}: cannot open shared object file: No such file or \
-             directory; is the driver root right? see --driver-root and --nvml-library)",
+             directory; check --driver-root and --nvml-library)",
             path.display()
         )
     );

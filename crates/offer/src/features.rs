@@ -94,7 +94,6 @@ impl OneMode {
         }
     }
 
-    /// All names.
     pub const NAMES: [&str; 5] = ["turned-off", "conflict", "version", "version-unknown", "dropped-fields"];
 }
 

@@ -15,14 +15,12 @@ pub enum Notice {
     Node {
         /// The Event's reason.
         reason: &'static str,
-        /// The text.
         text: String,
     },
     /// A warning about a policy, as an Event of the policy too.
     Policy {
         /// What is wrong.
         problem: PolicyProblem,
-        /// The text.
         text: String,
     },
     /// A warning for the log only.

@@ -13,9 +13,7 @@ use crate::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, R
 /// What rules ask about a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeFacts<'a> {
-    /// Its name.
     pub name: &'a str,
-    /// Its labels.
     pub labels: &'a BTreeMap<String, String>,
 }
 
@@ -59,9 +57,7 @@ impl fmt::Display for RuleRef {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyProblem {
-    /// The rule.
     pub rule: RuleRef,
-    /// The GPU.
     pub gpu: GpuUuid,
     /// What is the matter, and what there is to choose from.
     pub problem: String,

@@ -128,6 +128,5 @@ pub enum ModeLock {
     Auto,
     /// Whatever the version is.
     On,
-    /// Never.
     Off,
 }

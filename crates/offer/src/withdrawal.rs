@@ -29,7 +29,6 @@ pub(crate) struct Observed {
     pub(crate) listed: Option<(Duration, bool)>,
     /// For how long after the taint a write of an allocation may still arrive.
     pub(crate) leave: Duration,
-    /// The time.
     pub(crate) now: Duration,
 }
 

@@ -59,14 +59,12 @@ impl MetricsRegistry {
         self.lock().register(name, help, metric);
     }
 
-    /// One counter.
     pub fn counter(&self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
         self.register(name, help, counter.clone());
         counter
     }
 
-    /// One gauge.
     pub fn gauge(&self, name: &str, help: &str) -> Gauge {
         let gauge = Gauge::default();
         self.register(name, help, gauge.clone());

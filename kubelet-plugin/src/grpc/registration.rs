@@ -31,7 +31,6 @@ pub(crate) enum Registered {
 
 /// The registration socket, opened when the kubelet may call this instance.
 pub(crate) struct RegistrationSocket {
-    /// Where.
     pub(crate) path: PathBuf,
     /// Who answers there.
     pub(crate) registrar: Registrar,

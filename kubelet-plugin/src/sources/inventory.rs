@@ -1,9 +1,9 @@
-//! The task that owns the inventory: asks for the list of GPUs often (cheap), reads all facts when the list has
-//! changed, on request and now and then, and waits for a driver that is not there yet.
+//! The task that owns the inventory: lists the GPUs often (cheap), reads all facts when the list has changed, on request
+//! and at intervals, and waits for a driver that is not installed yet.
 //!
-//! Everyone else reads the latest [`Seen`]; a failed read keeps the last inventory, so that one bad minute of NVML
-//! withdraws nothing. While the driver is not there, or lacks files that containers need, what is known is marked as
-//! down. While somebody asks for it and no claim holds a device, the driver is let go (see `drain`).
+//! Other tasks read the latest [`Seen`]; a failed read keeps the last inventory, so that one bad minute of NVML withdraws
+//! nothing. While the driver is absent, or lacks files that containers need, the inventory is marked as down. While a
+//! release is requested and no claim holds a device, the driver is released (see `drain`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ struct Look {
     module: Option<NvidiaModule>,
 }
 
-/// A driver that is not there, since when, and whether somebody was told.
+/// A driver that is absent, since when, and whether that was reported.
 #[derive(Default)]
 struct Trouble {
     since: Option<Instant>,
@@ -242,7 +242,7 @@ impl InventoryOwner {
         });
     }
 
-    /// A driver that stays away is told on the node's object, once until it is back. Letting it go was asked for.
+    /// A driver that stays away is reported by an Event on the node, once until it is back, unless its release was requested.
     fn tell(&self, trouble: &mut Trouble) {
         let seen = self.seen.borrow().clone();
         let why = seen.problem.or(seen.down).filter(|_| seen.released.is_none());

@@ -83,7 +83,7 @@ impl RecordsSource {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.forget.changed() => {}
                 () = self.changed.notified() => sleep(SETTLE).await,
-                // Another instance of an update notifies nobody here.
+                // The other instance of a rolling update does not notify this one.
                 () = sleep(again) => {}
                 () = stop.cancelled() => return,
             }

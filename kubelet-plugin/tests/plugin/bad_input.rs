@@ -156,7 +156,8 @@ async fn without_nvml_the_plugin_registers_says_why_it_publishes_nothing_and_cat
     })
     .await;
     assert!(
-        missing.iter().any(|m| m.starts_with("inventory: NVML ") && m.ends_with("failed: LIBRARY_NOT_FOUND (12) (is the driver root right? see --driver-root and --nvml-library)")),
+        missing.iter().any(|m| m.starts_with("inventory: NVML ")
+            && m.ends_with("failed: LIBRARY_NOT_FOUND (12) (check --driver-root and --nvml-library)")),
         "{missing:?}"
     );
     assert_eq!(node.unprepare(&old).await, Ok(()), "unprepare is served without a driver");

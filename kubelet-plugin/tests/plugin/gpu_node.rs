@@ -115,7 +115,7 @@ async fn the_start_of_a_trouble_outlasts_the_plugin_and_has_a_remedy() {
         (1, "lost", &reported.1)
     );
     assert!(reported.1.is_some());
-    assert_eq!(reported.0[0].remedy, "reset the GPU or reboot the node; if it stays away, look at the board");
+    assert_eq!(reported.0[0].remedy, "reset the GPU or reboot the node; if it stays lost, check the board");
     plugin.stop().await;
     // Another second, as the record has it, so that a new start differs from the old one.
     let second = |since: &str| since[17..19].to_owned();

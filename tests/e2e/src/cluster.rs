@@ -184,7 +184,6 @@ impl Cluster {
         &self.layout
     }
 
-    /// Its programs.
     pub fn parts(&self) -> &Parts {
         &self.parts
     }

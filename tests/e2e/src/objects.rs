@@ -94,7 +94,6 @@ impl Pod {
         })
     }
 
-    /// The pod.
     pub fn build(&self) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": self.spec()})
     }

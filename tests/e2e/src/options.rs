@@ -14,7 +14,6 @@ pub struct Options {
     pub owned: bool,
     /// How much of it.
     pub extent: Extent,
-    /// Feature gates.
     pub gates: Gates,
 }
 

@@ -27,9 +27,7 @@ pub struct Plan {
 /// How many cases did what.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Were true.
     pub passed: usize,
-    /// Were not.
     pub failed: usize,
 }
 

@@ -28,9 +28,7 @@ pub enum Clash {
 pub enum Holder {
     /// Its record says that it holds the GPU.
     Record {
-        /// The claim.
         claim: ClaimRef,
-        /// Its device.
         device: DeviceName,
         /// Whether it has been unprepared and only something left over is in the way, and what.
         leaving: Option<String>,
@@ -51,7 +49,6 @@ pub enum Holder {
 pub struct Holders {
     /// The device asked for.
     pub device: DeviceName,
-    /// Its GPU.
     pub gpu: GpuUuid,
     /// Who is in the way.
     pub holders: Vec<Holder>,

@@ -80,11 +80,9 @@ impl GpuHealth {
 /// Something became so, or is no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthChange {
-    /// The GPU.
     pub gpu: GpuUuid,
     /// The GPU instance; `None` is the whole GPU.
     pub partition: Option<GpuInstanceId>,
-    /// What.
     pub ailment: Ailment,
     /// Whether it is over.
     pub over: bool,

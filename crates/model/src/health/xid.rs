@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 pub enum XidClass {
     /// The application's own affair: it has to be started again, the GPU is fine.
     Application,
-    /// Nothing.
     Information,
     /// The GPU has to be reset, or looked at by its maker.
     Reset,
@@ -21,7 +20,6 @@ pub enum XidClass {
 }
 
 impl XidClass {
-    /// Every class.
     pub const ALL: [Self; 6] =
         [Self::Application, Self::Information, Self::Reset, Self::Node, Self::FollowUp, Self::Unknown];
 

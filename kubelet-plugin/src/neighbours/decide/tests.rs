@@ -83,7 +83,7 @@ fn numbers_of_other_resources_are_no_gpus() {
     assert_eq!(world.uses(), []);
     let uuid = world.gpu(1).to_string();
     world.give(Giver::DevicePlugin("example.com/gpu".into()), &uuid);
-    assert_eq!(world.uses().len(), 1, "a UUID is a GPU whoever gives it");
+    assert_eq!(world.uses().len(), 1, "a UUID is a GPU, whichever plugin has allocated it");
 }
 
 #[test]

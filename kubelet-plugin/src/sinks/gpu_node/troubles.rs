@@ -184,12 +184,12 @@ fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {
 }
 
 fn lingering(facts: &Facts<'_>) -> Vec<Trouble> {
-    let mut told = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     let held = facts.recorded.held.iter().filter(|held| facts.recorded.lingering.contains(&held.claim.uid));
     let all = held.filter_map(|held| {
         let Phase::Leaving(leaving) = &held.phase else { return None };
         let subject = held.hold.device.to_string();
-        told.insert((subject.clone(), held.claim.uid.clone())).then(|| Trouble {
+        listed.insert((subject.clone(), held.claim.uid.clone())).then(|| Trouble {
             kind: "lingering".to_owned(),
             gpu: name(facts, &held.hold.gpu),
             subject,
@@ -234,7 +234,7 @@ fn others(facts: &Facts<'_>) -> Vec<Trouble> {
     uses.chain(instances).collect()
 }
 
-/// Notes of the carver that no other trouble tells.
+/// Notes of the offer that no other trouble reports.
 fn noted(facts: &Facts<'_>) -> Vec<Trouble> {
     let all = facts.notes.iter().filter_map(|note| {
         let (kind, gpu, subject, notice) = match note {

@@ -1,5 +1,5 @@
-//! What GPUs have told by events, in a file: a process that starts later in the same boot cannot ask for it, where the
-//! driver tells no recovery action.
+//! A file of faults known from events: a process that starts later in the same boot cannot poll them, where the driver
+//! reports no recovery action.
 
 use std::collections::BTreeMap;
 use std::io;

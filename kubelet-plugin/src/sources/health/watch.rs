@@ -67,7 +67,7 @@ impl Shared {
     }
 
     fn run(&self, gpus: &dyn GpuDriver, out: &mpsc::Sender<Heard>) {
-        // The first answer is told in any case.
+        // The first answer is sent in any case.
         let mut last: Option<Heard> = None;
         while self.may_pass() {
             let heard = gpus.wait_events(WAIT);

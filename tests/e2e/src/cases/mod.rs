@@ -31,7 +31,6 @@ pub const GPUS: &str = "h100x11,a30x1,l40sx1,l4x1,t4x1,a100-40x1";
 /// The product that cases share.
 const SHARED: &str = "NVIDIA H100 80GB HBM3";
 
-/// Every case.
 pub const ALL: &[Case] = &[
     together("one_pod_gets_one_gpu", pods::one_pod_one_gpu),
     together("two_pods_get_two_gpus", pods::two_pods_two_gpus),

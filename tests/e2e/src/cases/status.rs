@@ -41,12 +41,7 @@ pub(super) fn shows(env: &Env) -> Result<()> {
     let waiting =
         ["waiting: no device is allocated", "why: no room now", "1 in use", &holder, "scheduler: 0/1"];
     says(env, &["status", "claim", &waits], 0, &waiting)?;
-    says(
-        env,
-        &["status", "claim", "held", "-n", &env.namespace],
-        0,
-        &["devices are ready", gpu, "pods a"],
-    )?;
+    says(env, &["status", "claim", "held", "-n", &env.namespace], 0, &["devices are ready", gpu, "pods a"])?;
     let found = says(env, &["status", "gpu", gpu], 0, &[PRODUCT, "mode whole", &held, "prepared"])?;
     let words: Vec<&str> = found.split_whitespace().collect();
     let [name, "of", "node", node, ..] = words.as_slice() else {

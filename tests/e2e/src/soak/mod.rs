@@ -38,7 +38,6 @@ const END: Duration = Duration::from_mins(5);
 /// What kind of day.
 #[derive(Debug, Clone)]
 pub struct Day {
-    /// How long.
     pub length: Duration,
     /// Decides what happens; not in which order the cluster does it.
     pub seed: u64,

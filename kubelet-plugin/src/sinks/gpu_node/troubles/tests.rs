@@ -32,7 +32,7 @@ struct World {
 }
 
 impl World {
-    /// A node with this many H100, of which nobody wants anything.
+    /// A node with this many H100, all unused.
     fn new(gpus: u32) -> (Self, Vec<GpuUuid>) {
         let inventory = SimNode::parse(&format!("h100x{gpus}")).unwrap().inventory();
         let mut ordinals = Ordinals::default();
@@ -151,9 +151,9 @@ fn every_trouble_is_reported_with_its_reason_the_node_first_and_notices_last() {
             "! neighbour | gpu-4 | nvidia.com/gpu of pod a/b |  | the device plugin of nvidia.com/gpu has allocated it to pod a/b",
             "! neighbour | gpu-4 | processes |  | process 7, 8 computes on it without a claim of divvy",
             "! recovery | gpu-5 | reset |  | the GPU needs recovery: reset",
-            "! row-remap | gpu-5 |  |  | the GPU has replaced memory rows that wait for a reset",
+            "! row-remap | gpu-5 |  |  | the GPU needs a reset to apply remapped memory rows",
             "! xid | gpu-5 | 79 |  | the GPU reported Xid 79 (node)",
-            "! ecc | gpu-6 | memory slices 0..0 |  | a partition of the GPU had ECC errors that could not be corrected",
+            "! ecc | gpu-6 | memory slices 0..0 |  | a partition of the GPU had uncorrectable ECC errors",
             "! lost | gpu-7 |  |  | the driver no longer lists the GPU",
             "! unreadable | gpu-8 |  |  | the GPU cannot be read: NVML facts failed on GPU-12345678-1234-1234-0000-123456780008: UNKNOWN (999)",
             "  one-mode |  | turned-off |  | each GPU is offered in one mode instead of several: the mode lock is turned off (--mode-lock, or modeLock of a GpuPolicy)",
@@ -172,7 +172,7 @@ fn a_gpu_whose_events_fail_requires_action_and_one_without_events_does_not() {
     let unheard = |why: &str, for_good| Unmonitored { why: why.to_owned(), for_good };
     world.health.unmonitored.insert(gpus[0].clone(), unheard("NOT_SUPPORTED (3)", true));
     world.health.unmonitored.insert(gpus[1].clone(), unheard("UNKNOWN (999)", false));
-    // One that is gone is not told of.
+    // A GPU that is gone is not reported.
     world.health.unmonitored.insert(gpus[2].clone(), unheard("UNKNOWN (999)", false));
     world.inventory.as_mut().unwrap().gpus.remove(&gpus[2]);
     world.health.removed.insert(gpus[2].clone());
@@ -197,7 +197,7 @@ fn a_driver_that_was_never_there_is_reported_with_the_gpus_known_from_before() {
     let status = report(&world.facts());
     let summary = (status.summary.gpus, status.summary.free, status.summary.claims);
     assert_eq!((summary, status.summary.trouble.as_str()), ((2, 0, 1), "driver-down"));
-    // Asked for: nobody needs to come.
+    // Requested: no action is needed.
     world.released = Some("the node is drained".to_owned());
     let status = report(&world.facts());
     assert_eq!((status.summary.trouble.as_str(), status.troubles[0].kind.as_str()), ("", "driver-released"));
