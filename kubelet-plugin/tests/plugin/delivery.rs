@@ -90,7 +90,7 @@ async fn extra_nodes_are_for_claims_that_ask_and_of_those_that_are_offered() {
     let refused = node.prepare(&claim("more", &["/dev/kvm"])).await.unwrap_err();
     assert!(
         refused.contains(
-            "requests /dev/kvm (extraNodes), but this node offers only /dev/gdrdrv, /dev/nvidia-fs*, /dev/nvidia-caps-imex-channels/channel0 to claims (an administrator can add /dev/kvm to the chart value extraNodes"
+            "requests /dev/kvm (extraNodes), but this node offers only /dev/gdrdrv, /dev/nvidia-fs*, /dev/nvidia-caps-imex-channels/channel0 to claims (remove /dev/kvm from the config, or let an administrator add it to the chart value extraNodes)"
         ),
         "{refused}"
     );

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 /// One wait; for as long a closed gate may be passed.
 const WAIT: Duration = Duration::from_secs(1);
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// A driver that has no events will not have any soon.
+/// Retry interval when the driver does not support events.
 const WITHOUT_EVENTS: Duration = Duration::from_mins(5);
 
 /// Events, or why there are none.
