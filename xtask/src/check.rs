@@ -92,6 +92,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         check_sources(package, root, &mut findings)?;
     }
     check_links(root, &mut findings)?;
+    check_cited(root, &mut findings)?;
     crate::words::check(root, &mut findings)?;
     for path in crate::crds::stale(root)? {
         findings.push(format!("{}: not what the types say (run `cargo xtask crds`)", path.display()));
@@ -296,6 +297,26 @@ fn check_links(root: &Path, findings: &mut Vec<String>) -> Result<()> {
                     findings.push(format!("{name}:{}: link to {target} leads nowhere", number + 1));
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Documents that any file cites as `docs/….md`, from the root of the tree.
+fn check_cited(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    let out = std::process::Command::new("git")
+        .args(["grep", "-noE", r"(^|[^/.[:alnum:]_-])docs/[[:alnum:]_/-]+\.md"])
+        .current_dir(root)
+        .output()?;
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        let Some((place, cited)) = line.rfind("docs/").and_then(|at| line.split_at_checked(at)) else {
+            continue;
+        };
+        if !root.join(cited).exists() {
+            findings.push(format!(
+                "{} cites {cited}, which does not exist",
+                place.trim_end_matches(|c: char| !c.is_alphanumeric())
+            ));
         }
     }
     Ok(())
