@@ -238,7 +238,7 @@ impl One {
                     // What is known of the GPU may be old news.
                     self.refresh.notify_one();
                 }
-                self.tell_failure(claim, seen, &failure, &message);
+                self.report_failure(claim, seen, &failure, &message);
                 Err(message)
             }
         }
@@ -318,7 +318,7 @@ impl One {
         });
     }
 
-    fn tell_failure(
+    fn report_failure(
         self: &Arc<Self>,
         claim: &ClaimRef,
         seen: Option<Seen>,
@@ -349,7 +349,7 @@ impl One {
         let (category, message) = match outcome {
             Ok(Ok(done)) => {
                 timer.done(metrics::OK);
-                self.tell_released(claim, &done);
+                self.report_released(claim, &done);
                 return Ok(());
             }
             Ok(Err(error)) => (error.category(), crate::chain(&error)),
@@ -364,7 +364,7 @@ impl One {
         Err(message)
     }
 
-    fn tell_released(self: &Arc<Self>, claim: &ClaimRef, done: &Unprepared) {
+    fn report_released(self: &Arc<Self>, claim: &ClaimRef, done: &Unprepared) {
         let (reason, note) = match done {
             Unprepared::Done | Unprepared::NothingThere | Unprepared::PreparedAgain => {
                 tracing::info!(outcome = ?done, "claim unprepared");

@@ -149,7 +149,7 @@ fn a_failed_wait_loses_no_event_and_other_calls_are_served_meanwhile() {
 /// A driver that reports when a call waits for events, and is not counted any more once it is closed.
 struct Waited {
     driver: NvmlDriver,
-    somebody_waits: Arc<AtomicBool>,
+    is_waiting: Arc<AtomicBool>,
     _is_open: IsOpen,
 }
 
@@ -178,7 +178,7 @@ impl GpuDriver for Waited {
         self.driver.processes(gpu)
     }
     fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
-        self.somebody_waits.store(true, Ordering::SeqCst);
+        self.is_waiting.store(true, Ordering::SeqCst);
         self.driver.wait_events(at_most)
     }
 }
@@ -187,19 +187,19 @@ impl GpuDriver for Waited {
 fn a_session_is_not_opened_again_while_a_call_still_waits_for_events_on_the_old_one() {
     let library = TestLibrary::new("h100x1");
     let (path, gpu) = (library.path(), library.uuids().remove(0));
-    let somebody_waits = Arc::new(AtomicBool::new(false));
+    let is_waiting = Arc::new(AtomicBool::new(false));
     let found_open = Arc::new(Mutex::new(Vec::new()));
-    let (waits, found, open) = (somebody_waits.clone(), found_open.clone(), Arc::new(AtomicUsize::new(0)));
+    let (waits, found, open) = (is_waiting.clone(), found_open.clone(), Arc::new(AtomicUsize::new(0)));
     let session = Session::new(SessionConfig::default(), move || {
         found.lock().unwrap().push(open.load(Ordering::SeqCst));
         let driver = NvmlDriver::open(Some(&path))?;
         open.fetch_add(1, Ordering::SeqCst);
-        Ok(Waited { driver, somebody_waits: waits.clone(), _is_open: IsOpen(open.clone()) })
+        Ok(Waited { driver, is_waiting: waits.clone(), _is_open: IsOpen(open.clone()) })
     });
     session.facts(&gpu).unwrap();
     let waiter = session.clone();
     let waiting = std::thread::spawn(move || waiter.wait_events(SOON));
-    until("the wait", || somebody_waits.load(Ordering::SeqCst));
+    until("the wait", || is_waiting.load(Ordering::SeqCst));
     session.reset();
     session.facts(&gpu).unwrap();
     assert_eq!(*found_open.lock().unwrap(), [0, 0], "the library was shut down in between");

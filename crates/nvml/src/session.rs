@@ -200,7 +200,7 @@ impl<D: GpuDriver + 'static> Session<D> {
             let mark = mark;
             let result = inner.attempt(op, &call);
             drop(mark);
-            let _nobody_waits = answer.send(result);
+            let _if_not_cancelled = answer.send(result);
         };
         self.inner.workers.run(Box::new(job)).map_err(|no| error(GpuErrorCode::TIMEOUT, no.0))?;
         let panicked = || Err(error(GpuErrorCode::UNKNOWN, "the call panicked".to_owned()));

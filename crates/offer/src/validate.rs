@@ -1,5 +1,5 @@
 //! Every limit of `resource.k8s.io/v1` ResourceSlices, checked before anything is sent: the server would refuse the
-//! slice with a message that names an index, and the node would have no devices until someone reads it.
+//! slice with a message that names an index, and the node would have no devices until an administrator reads it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

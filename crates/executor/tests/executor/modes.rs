@@ -104,7 +104,7 @@ impl Story {
             .collect()
     }
 
-    /// The last GPU is the administrator's: he makes two instances, and says so, or will.
+    /// The last GPU is the administrator's, who makes two instances, and says so, or will.
     fn someone_cuts(&mut self) {
         let gpu = self.world.gpu(GPUS - 1);
         let free =
@@ -309,7 +309,7 @@ impl Story {
         self.world.lock().pods.insert(100, format!("pod-{}", record.name));
     }
 
-    /// Everybody goes: nothing is left of any mode, and every GPU can be all it could be.
+    /// All claims go: nothing is left of any mode, and every GPU can take every mode again.
     fn end(&mut self) {
         self.say("end".to_owned());
         self.world.no_crash();

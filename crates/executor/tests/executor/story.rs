@@ -15,7 +15,7 @@ pub(crate) fn uid(name: &str) -> ClaimUid {
     format!("uid-{name}").parse().unwrap()
 }
 
-/// A machine, its executor, and everybody around it.
+/// A machine, its executor, and the API server and kubelet around it.
 pub(crate) struct Cast {
     pub(crate) world: World,
     pub(crate) executor: Executor,
@@ -140,7 +140,7 @@ impl Cast {
         }
     }
 
-    /// Another instance holds one lock, and is too slow to let it go while anybody waits; or it lets all go.
+    /// Another instance holds one lock, and is too slow to let it go while another call waits; or it lets all go.
     pub(crate) fn lock_is_held_or_let_go(&mut self, claims: &[&str], gpus: usize) {
         let lock = if self.chance.one_in(2) {
             LockName::Claim(uid(claims[self.chance.below(claims.len())]))

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trouble_keeps_its_time_until_it_ends_and_a_notice_is_no_reason_to_come() {
+    fn a_trouble_keeps_its_time_until_it_ends_and_a_notice_requires_no_action() {
         let mut since = Since::default();
         since.see(&report(&[("lost", false)]), at(0));
         let both = report(&[("lost", false), ("one-mode", true)]);
