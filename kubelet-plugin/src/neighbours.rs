@@ -8,7 +8,6 @@ mod decide;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use divvy_executor::Executor;
 use divvy_model::{GpuDriver, GpuUuid, Inventory};
@@ -33,9 +32,6 @@ use decide::{Around, DriverDevice, GivenOut, Giver};
 
 /// Who uses which GPU beside us.
 pub(crate) type Uses = BTreeMap<GpuUuid, BTreeSet<Use>>;
-
-/// How long one question to the API may take.
-const ANSWER: Duration = Duration::from_secs(10);
 
 /// Looks for neighbours.
 pub(crate) struct Neighbours {
@@ -120,7 +116,7 @@ impl Neighbours {
                     memory.drivers = Some((Instant::now(), found));
                 }
                 Err(error) => {
-                    tracing::debug!(error, "other drivers' devices are as last known");
+                    tracing::debug!(error = crate::chain(&error), "other drivers' devices are as last known");
                 }
             }
         } else if let Some((_, known)) = &mut memory.drivers {
@@ -186,15 +182,11 @@ impl Neighbours {
     }
 
     /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.
-    async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, String> {
-        let asked = tokio::time::timeout(ANSWER, self.ask_drivers(inventory, before)).await;
-        asked.map_err(|_| "no answer in time".to_owned())?.map_err(|error| crate::chain(&error))
-    }
-
+    ///
     /// The node's slices cost the server little. A list of all claims of the cluster does not: it is asked for only if
     /// another driver publishes one of our GPUs, when that becomes so and then now and then, and from the server's
     /// cache. In between the claims found are asked for by name; what pods hold, the kubelet tells all the time.
-    async fn ask_drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
+    async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
         let of_node = format!("spec.nodeName={}", self.config.node_name);
         // From the server's cache: this is not urgent.
         let params = ListParams::default().fields(&of_node).match_any();
@@ -244,8 +236,8 @@ impl Neighbours {
             }
             Ok::<(), kube::Error>(())
         };
-        if !matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(()))) {
-            tracing::debug!("claims of other drivers are as last known");
+        if let Err(error) = asked.await {
+            tracing::debug!(error = crate::chain(&error), "claims of other drivers are as last known");
         }
         allocated.retain(|_, given| !given.is_empty());
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use divvy_controller::{PublishStatus, PublisherConfig};
+use divvy_controller::{PublishStatus, PublisherConfig, with_deadline};
 use divvy_executor::Executor;
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
@@ -121,6 +121,7 @@ impl Shared {
     /// Opens the files, and makes the executor and the service of claims. Nothing runs yet.
     pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> Result<Self, RunError> {
         let Deps { client, kube, gpus, metrics, .. } = deps;
+        let client = with_deadline(client);
         let metrics = Metrics::new(&metrics);
         let host = HostRoot::under(&config.host_root);
         let edits = Arc::new(host_edits(&config, &host)?);

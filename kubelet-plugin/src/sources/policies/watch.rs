@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_api::policy::GpuPolicy;
+use divvy_api::policy::{GpuPolicy, GpuPolicyObject};
 use divvy_controller::{PublishError, Watch, Watched};
-use kube::Client;
-use kube::core::DynamicObject;
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,6 @@ use super::store::Store;
 use crate::config::Config;
 use crate::events::Teller;
 use crate::node::{Fact, Facts};
-use crate::resources::gpu_policies;
 use crate::sinks::metrics::Metrics;
 use crate::sources::node_labels::NodeFacts;
 
@@ -68,6 +67,8 @@ pub(crate) struct PolicyWiring<'a> {
 impl PolicyWatch {
     pub(crate) fn new(wiring: PolicyWiring<'_>) -> Self {
         let PolicyWiring { client, config, nodes, facts, teller, told, metrics } = wiring;
+        // As written, not as the type: the decoder says which field of which rule is wrong.
+        let policies = Api::all_with(client, &ApiResource::erase::<GpuPolicyObject>(&()));
         let (plugin_dir, timing) = (&config.plugin_dir, &config.timing);
         let store = Store::new(plugin_dir);
         let book = Book::remembering(store.load());
@@ -75,7 +76,7 @@ impl PolicyWatch {
         let known = Known { policies: book.policies(), ..Known::default() };
         Self {
             node: config.node_name.clone(),
-            policies: Watch::new(gpu_policies(&client), String::new(), "GpuPolicies"),
+            policies: Watch::new(policies, "", "GpuPolicies"),
             nodes,
             book,
             store,
@@ -113,13 +114,12 @@ impl PolicyWatch {
 
     fn heed(&mut self, event: Result<Watched<DynamicObject>, PublishError>) {
         let told = match event {
-            Ok(Watched::Listed(objects, _)) => {
+            Ok(Watched::Listed(objects)) => {
                 self.problem = None;
                 self.known.served = true;
                 self.read = true;
                 self.book.listed(objects)
             }
-            Ok(Watched::Watching) => return,
             Ok(Watched::Apply(object)) => self.book.applied(*object).into_iter().collect(),
             Ok(Watched::Delete(object)) => {
                 self.book.deleted(object.metadata.name.as_deref().unwrap_or_default());
