@@ -6,6 +6,7 @@
 //! allocation), by `carve`, `controller` and the node plugin (names), and by the command line tool.
 
 #![warn(missing_docs)] // a library for others, too
+#![allow(clippy::duplicated_attributes, reason = "columns of one type, in the attributes of CustomResource")]
 
 mod config;
 pub mod crd;

@@ -107,11 +107,6 @@ impl ClaimFetcher {
         }
     }
 
-    /// How long one question may take.
-    pub(crate) fn deadline(&self) -> Duration {
-        self.each
-    }
-
     /// The claim as it is now; tries until `until` while the failure may pass. Blocks the thread, which must be none of the
     /// runtime's workers.
     pub(crate) fn get(

@@ -26,7 +26,6 @@ mod pods;
 mod publisher_lock;
 mod ready;
 mod reconcile;
-mod resources;
 mod servers;
 mod service;
 mod sinks;
@@ -42,7 +41,6 @@ pub use args::Args;
 pub use config::{Config, ConfigError, Delivery, Offer, Timing};
 pub use divvy_host::become_other;
 pub use error::RunError;
-pub use resources::gpu_nodes;
 pub use sockets::{SocketNames, TooLong};
 pub use start::{StartError, start};
 

@@ -1,14 +1,13 @@
 //! Neighbours: GPUs that a device plugin or another DRA driver has given out, or on which processes compute that no
-//! claim of ours accounts for. They stay published, tainted, and the reason is told.
+//! claim of ours accounts for. They stay published, tainted, and the reason is reports.
 //!
 //! The kubelet's PodResources tell what pods hold, the API which GPU a device of another driver is and which claims
-//! have it allocated, and NVML which processes compute. `decide` makes of it what is told.
+//! have it allocated, and NVML which processes compute. `decide` makes of it what is reports.
 
 mod decide;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use divvy_executor::Executor;
 use divvy_model::{GpuDriver, GpuUuid, Inventory};
@@ -23,7 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::config::Config;
-use crate::events::{About, Teller};
+use crate::events::{About, Reporter};
 use crate::grpc::pod_resources;
 use crate::node::{Fact, Facts};
 use crate::sources::inventory::Seen;
@@ -33,9 +32,6 @@ use decide::{Around, DriverDevice, GivenOut, Giver};
 
 /// Who uses which GPU beside us.
 pub(crate) type Uses = BTreeMap<GpuUuid, BTreeSet<Use>>;
-
-/// How long one question to the API may take.
-const ANSWER: Duration = Duration::from_secs(10);
 
 /// Looks for neighbours.
 pub(crate) struct Neighbours {
@@ -48,8 +44,8 @@ pub(crate) struct Neighbours {
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) facts: Facts,
     /// Told of what is new; in the background.
-    pub(crate) teller: Arc<Teller>,
-    pub(crate) told: TaskTracker,
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) reports: TaskTracker,
 }
 
 /// What is remembered from one look to the next.
@@ -58,7 +54,7 @@ struct Memory {
     /// What was sent last.
     uses: Uses,
     processes: BTreeMap<GpuUuid, BTreeSet<u32>>,
-    /// What pods hold of others, as last told.
+    /// What pods hold of others, as last reports.
     given: BTreeSet<GivenOut>,
     /// GPUs behind devices of other drivers, and what their claims have allocated; as of when.
     drivers: Option<(Instant, Drivers)>,
@@ -120,7 +116,10 @@ impl Neighbours {
                     memory.drivers = Some((Instant::now(), found));
                 }
                 Err(error) => {
-                    tracing::debug!(error, "failed to list devices of other drivers; using the last result");
+                    tracing::debug!(
+                        error = crate::chain(&error),
+                        "failed to list devices of other drivers; using the last result"
+                    );
                 }
             }
         } else if let Some((_, known)) = &mut memory.drivers {
@@ -154,7 +153,7 @@ impl Neighbours {
             held: &held,
         });
         memory.processes = processes;
-        self.tell(&memory.uses, &uses);
+        self.report(&memory.uses, &uses);
         if memory.uses != uses {
             memory.uses.clone_from(&uses);
             // Without a brain the plugin ends.
@@ -162,10 +161,10 @@ impl Neighbours {
         }
     }
 
-    fn tell(&self, before: &Uses, uses: &Uses) {
+    fn report(&self, before: &Uses, uses: &Uses) {
         for (gpu, uses) in uses {
             let known = before.get(gpu);
-            // Processes come and go; that there are some is told once.
+            // Processes come and go; that there are some is reports once.
             let new = uses.iter().filter(|new| {
                 !known.is_some_and(|known| match new {
                     Use::Processes { .. } => known.iter().any(|old| matches!(old, Use::Processes { .. })),
@@ -177,24 +176,20 @@ impl Neighbours {
                     "{gpu} is not allocated to new claims: {used} (a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process)"
                 );
                 tracing::warn!(%gpu, "{note}");
-                let (teller, action) = (self.teller.clone(), format!("Withhold {gpu}"));
-                self.told.spawn(async move {
-                    teller.tell_of_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
+                let (reporter, action) = (self.reporter.clone(), format!("Withhold {gpu}"));
+                self.reports.spawn(async move {
+                    reporter.report_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
                 });
             }
         }
     }
 
     /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.
-    async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, String> {
-        let asked = tokio::time::timeout(ANSWER, self.ask_drivers(inventory, before)).await;
-        asked.map_err(|_| "timed out".to_owned())?.map_err(|error| crate::chain(&error))
-    }
-
+    ///
     /// The node's slices cost the server little. A list of all claims of the cluster does not: it is asked for only if
     /// another driver publishes one of our GPUs, when that becomes so and then now and then, and from the server's
     /// cache. In between the claims found are asked for by name; what pods hold, the kubelet tells all the time.
-    async fn ask_drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
+    async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
         let of_node = format!("spec.nodeName={}", self.config.node_name);
         // From the server's cache: this is not urgent.
         let params = ListParams::default().fields(&of_node).match_any();
@@ -244,8 +239,11 @@ impl Neighbours {
             }
             Ok::<(), kube::Error>(())
         };
-        if !matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(()))) {
-            tracing::debug!("failed to list claims of other drivers; using the last result");
+        if let Err(error) = asked.await {
+            tracing::debug!(
+                error = crate::chain(&error),
+                "failed to list claims of other drivers; using the last result"
+            );
         }
         allocated.retain(|_, given| !given.is_empty());
     }

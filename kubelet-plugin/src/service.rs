@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use crate::claim::{Asked, from_api, in_pool};
 use crate::claim_fetch::{ClaimFetcher, FetchError};
-use crate::events::{Teller, Verdict, condition_of};
+use crate::events::{Reporter, Verdict, condition_of};
 use crate::node::{Fact, Facts};
 use crate::sinks::metrics::{self, Metrics};
 use crate::tasks::{ClaimTasks, Reading};
@@ -44,7 +44,7 @@ pub(crate) struct One {
     pub(crate) pool: String,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
-    pub(crate) teller: Arc<Teller>,
+    pub(crate) reporter: Arc<Reporter>,
     pub(crate) metrics: Metrics,
     /// How long a call may take.
     pub(crate) budget: Duration,
@@ -314,7 +314,7 @@ impl One {
             let made = tokio::task::spawn_blocking(move || executor.partitions(&uid)).await;
             let made = made.ok().and_then(Result::ok).unwrap_or_default();
             let partitions = made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
-            one.teller.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
+            one.reporter.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
         });
     }
 
@@ -332,9 +332,11 @@ impl One {
         let (category, for_status) = (failure.category(), failure.is_for_the_status());
         // After the answer: a slow API server must not cost the kubelet's patience too.
         self.after.spawn(async move {
-            one.teller.warn(&claim, category, &message).await;
+            one.reporter.warn(&claim, category, &message).await;
             if let Some((claim, condition)) = seen.filter(|_| for_status) {
-                one.teller.condition(&claim, condition.as_ref(), &Verdict::refused(category, &message)).await;
+                one.reporter
+                    .condition(&claim, condition.as_ref(), &Verdict::refused(category, &message))
+                    .await;
             }
         });
     }
@@ -386,7 +388,7 @@ impl One {
         tracing::warn!(reason, note, "claim unprepared, but its devices stay held");
         self.lingers.notify_one();
         let (one, claim) = (self.clone(), claim.clone());
-        self.after.spawn(async move { one.teller.warn(&claim, reason, &note).await });
+        self.after.spawn(async move { one.reporter.warn(&claim, reason, &note).await });
     }
 }
 

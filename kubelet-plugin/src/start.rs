@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use divvy_executor::FileMarks;
 use divvy_host::HostRoot;
@@ -103,6 +104,8 @@ async fn kube_config(
     };
     // Each caller retries by itself, with a deadline, and logs it; retries inside the client would hide the error.
     config.default_retry = false;
+    // An answer that stops in the middle. A watch may be silent for as long as it lives: just under five minutes.
+    config.read_timeout = Some(Duration::from_mins(5));
     Ok(config)
 }
 

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use divvy_kubelet_plugin::gpu_nodes;
+use divvy_api::node::GpuNode;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::DeserializeGuard;
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
@@ -122,7 +123,7 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         minor: digits.parse().unwrap_or(u32::MAX),
         ..Snapshot::default()
     };
-    let reports = gpu_nodes(client);
+    let reports = Api::<DeserializeGuard<GpuNode>>::all(client.clone());
     let everything = ListParams::default();
     let mut reader = Reader { namespace: wanted.namespace, unread: Vec::new() };
     let found = reader.list(&GPU_NODES, &everything, &reports, None).await?;
@@ -138,13 +139,14 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
     }
     snapshot.unread = reader.unread;
     for object in found {
-        let name = object.metadata.name.unwrap_or_default();
-        let status = object.data.get("status").cloned().unwrap_or_default();
-        match serde_json::from_value(status) {
-            Ok(status) => drop(snapshot.reports.insert(name, status)),
-            // The plugin has not reported yet.
-            Err(_) if object.data.get("status").is_none() => {}
-            Err(error) => snapshot.unread.push(format!("GpuNode {name} cannot be read: {error}")),
+        match object.0 {
+            Ok(GpuNode { metadata, status, .. }) => {
+                snapshot.reports.extend(status.map(|status| (metadata.name.unwrap_or_default(), status)));
+            }
+            Err(bad) => {
+                let name = bad.metadata.name.unwrap_or_default();
+                snapshot.unread.push(format!("GpuNode {name} cannot be read: {}", bad.error));
+            }
         }
     }
     Ok(snapshot)

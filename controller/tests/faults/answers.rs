@@ -103,6 +103,28 @@ async fn an_expired_or_closed_watch_misses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_or_watch_that_is_never_answered_is_asked_again_and_the_error_ends_with_it() {
+    let wanted = pool(&[&["gpu-0"]]);
+    for verb in ["list", "watch"] {
+        let api = server();
+        api.fail_next(1, verb, SLICES, Fault::Hang);
+        let mut world = start(&api, Some(wanted.clone()));
+        let told = world.until(|status| status.watch_error.is_some()).await;
+        let expected =
+            format!("cannot {verb} ResourceSlices: no answer in 10s; it may have happened all the same");
+        assert_eq!(told.watch_error.unwrap(), expected);
+        world.stored(&wanted).await;
+        // Without any event that would tell.
+        world.until(|status| status.watch_error.is_none()).await;
+        api.delete::<ResourceSlice>("", &name(0)).unwrap();
+        let deleted = Instant::now();
+        world.until(|status| status.foreign_deletes == 1).await;
+        world.stored(&wanted).await;
+        assert!(deleted.elapsed() < Duration::from_secs(1), "{verb}: {:?}", deleted.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_api_server_that_was_away_finds_the_slices_as_they_should_be() {
     let api = server();
     let (first, second) = (pool(&[&["gpu-0"]]), pool(&[&["gpu-0", "gpu-1"]]));

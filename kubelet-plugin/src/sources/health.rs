@@ -150,13 +150,13 @@ impl HealthOwner {
                 let (code, error) = (error.code, crate::chain(&error));
                 tracing::warn!(%error, "failed to subscribe to GPU events; health is only polled");
                 kept.no_events = Some((code, error));
-                self.tell_unmonitored(kept);
+                self.report_unmonitored(kept);
                 return false;
             }
         };
         kept.no_events = None;
         kept.unmonitored = events.unmonitored;
-        self.tell_unmonitored(kept);
+        self.report_unmonitored(kept);
         let mut interesting = false;
         let placed = events.events.iter().any(|event| event.gpu_instance.is_some());
         let held = if placed { self.held_now().await } else { Vec::new() };
@@ -165,7 +165,7 @@ impl HealthOwner {
             self.count(&event);
             let event = self.placed(kept, event, &held);
             let changes = kept.book.event(&self.rules, now, &event);
-            self.tell(kept, &changes);
+            self.report(kept, &changes);
         }
         interesting
     }
@@ -263,15 +263,15 @@ impl HealthOwner {
                 changes.extend(kept.book.living(&gpu, &living));
             }
         }
-        self.tell(kept, &changes);
+        self.report(kept, &changes);
         self.count_unmonitored(kept);
     }
 
     /// Reports GPUs without event monitoring. Does nothing before the first poll.
-    fn tell_unmonitored(&mut self, kept: &mut Kept) {
+    fn report_unmonitored(&mut self, kept: &mut Kept) {
         self.count_unmonitored(kept);
         if kept.sent {
-            self.tell(kept, &[]);
+            self.report(kept, &[]);
         }
     }
 
@@ -282,7 +282,7 @@ impl HealthOwner {
     }
 
     /// Publishes health changes and the current health view.
-    fn tell(&mut self, kept: &mut Kept, changes: &[HealthChange]) {
+    fn report(&mut self, kept: &mut Kept, changes: &[HealthChange]) {
         let sick = kept.book.gpus();
         kept.places.retain(|(gpu, id), _| sick.get(gpu).is_some_and(|gpu| gpu.partitions.contains_key(id)));
         let changes = changes.iter().map(|change| {

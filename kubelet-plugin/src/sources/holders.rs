@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use divvy_model::DeviceName;
 use divvy_offer::{Answer, Ask, Claimant};
@@ -14,9 +13,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::KubeClaims;
 use crate::node::{Fact, Facts};
-
-/// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(10);
 
 /// Asks.
 pub(crate) struct HoldersSource {
@@ -34,13 +30,10 @@ impl HoldersSource {
                 () = stop.cancelled() => return,
             }
             let Some(ask) = *self.asked.borrow_and_update() else { continue };
-            let answer = match tokio::time::timeout(ANSWER, self.ask(ask)).await {
-                Ok(answer) => answer.map_err(|error| crate::chain(&error)),
-                Err(_) => Err("timed out".to_owned()),
-            };
+            let answer = self.ask(ask).await;
             if let Err(error) = &answer {
                 tracing::warn!(
-                    error,
+                    error = crate::chain(error),
                     "failed to list claims; withdrawn devices stay published until their holders are known"
                 );
             }

@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Timing;
 use crate::drain;
 use crate::edits::HostEdits;
-use crate::events::Teller;
+use crate::events::Reporter;
 use crate::node::{Fact, Facts};
 use crate::sources::node_labels::NodeFacts;
 
@@ -56,8 +56,8 @@ pub(crate) struct InventoryOwner {
     /// Whether a claim holds a device, or one is being worked on; may block.
     pub(crate) in_use: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Told of a driver that stays away; in the background.
-    pub(crate) teller: Arc<Teller>,
-    pub(crate) told: TaskTracker,
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) reports: TaskTracker,
 }
 
 /// What one look found.
@@ -73,7 +73,7 @@ struct Look {
 #[derive(Default)]
 struct Trouble {
     since: Option<Instant>,
-    told: bool,
+    reports: bool,
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -113,7 +113,7 @@ impl InventoryOwner {
                     }
                 }
             };
-            self.tell(&mut trouble);
+            self.report(&mut trouble);
             if sent.has_changed().unwrap_or_default()
                 && self.facts.send(Fact::Gpus(sent.borrow_and_update().clone())).is_err()
             {
@@ -243,7 +243,7 @@ impl InventoryOwner {
     }
 
     /// A driver that stays away is reported by an Event on the node, once until it is back, unless its release was requested.
-    fn tell(&self, trouble: &mut Trouble) {
+    fn report(&self, trouble: &mut Trouble) {
         let seen = self.seen.borrow().clone();
         let why = seen.problem.or(seen.down).filter(|_| seen.released.is_none());
         let Some(why) = why else {
@@ -251,10 +251,10 @@ impl InventoryOwner {
             return;
         };
         let since = *trouble.since.get_or_insert_with(Instant::now);
-        if !trouble.told && since.elapsed() >= self.timing.driver_away {
-            trouble.told = true;
-            let teller = self.teller.clone();
-            self.told.spawn(async move { teller.warn_node("nvidia-driver-down", &why).await });
+        if !trouble.reports && since.elapsed() >= self.timing.driver_away {
+            trouble.reports = true;
+            let reporter = self.reporter.clone();
+            self.reports.spawn(async move { reporter.warn_node("nvidia-driver-down", &why).await });
         }
     }
 }
