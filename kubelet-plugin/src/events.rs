@@ -29,7 +29,7 @@ const LONGEST_POLICY: usize = 200;
 const LONGEST_INSTANCE: usize = 128;
 const ALREADY_EXISTS: u16 = 409;
 
-/// What is reports about a claim.
+/// A verdict about a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Whether its devices are prepared.
@@ -43,8 +43,8 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// The claim can be used: said after it was refused, and when there is something to tell that was not known
-    /// before, such as the UUIDs of partitions.
+    /// The claim can be used: reported after it was refused, and when there is news, such as the UUIDs of
+    /// partitions.
     pub(crate) fn prepared(partitions: BTreeMap<DeviceName, MigUuid>) -> Self {
         Self {
             prepared: true,
@@ -65,7 +65,7 @@ impl Verdict {
     }
 }
 
-/// Tells users.
+/// Writes Events and conditions for users.
 pub(crate) struct Reporter {
     client: Client,
     recorder: Recorder,

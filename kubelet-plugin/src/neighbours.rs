@@ -1,8 +1,8 @@
-//! Neighbours: GPUs that a device plugin or another DRA driver has given out, or on which processes compute that no
-//! claim of ours accounts for. They stay published, tainted, and the reason is reports.
+//! Neighbours: GPUs that a device plugin or another DRA driver has allocated, or on which processes compute that belong to
+//! no claim of ours. They stay published, tainted, and an Event has the reason.
 //!
-//! The kubelet's PodResources tell what pods hold, the API which GPU a device of another driver is and which claims
-//! have it allocated, and NVML which processes compute. `decide` makes of it what is reports.
+//! The kubelet's PodResources list the devices of pods, the API has the GPU of another driver's device and the claims with
+//! it, and NVML lists the processes that compute. `decide` derives the uses from these.
 
 mod decide;
 
@@ -40,10 +40,10 @@ pub(crate) struct Neighbours {
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) config: Config,
     pub(crate) seen: watch::Receiver<Seen>,
-    /// Whether this instance is the one to publish: nobody else needs to know.
+    /// Whether this instance publishes: no other needs to know.
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) facts: Facts,
-    /// Told of what is new; in the background.
+    /// Reports new uses, in the background.
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) reports: TaskTracker,
 }
@@ -54,7 +54,7 @@ struct Memory {
     /// What was sent last.
     uses: Uses,
     processes: BTreeMap<GpuUuid, BTreeSet<u32>>,
-    /// What pods hold of others, as last reports.
+    /// Devices of pods outside of divvy, by the last answer.
     given: BTreeSet<GivenOut>,
     /// GPUs behind devices of other drivers, and what their claims have allocated; as of when.
     drivers: Option<(Instant, Drivers)>,
@@ -164,7 +164,7 @@ impl Neighbours {
     fn report(&self, before: &Uses, uses: &Uses) {
         for (gpu, uses) in uses {
             let known = before.get(gpu);
-            // Processes come and go; that there are some is reports once.
+            // Processes come and go; that there are some is reported once.
             let new = uses.iter().filter(|new| {
                 !known.is_some_and(|known| match new {
                     Use::Processes { .. } => known.iter().any(|old| matches!(old, Use::Processes { .. })),
@@ -186,9 +186,9 @@ impl Neighbours {
 
     /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.
     ///
-    /// The node's slices cost the server little. A list of all claims of the cluster does not: it is asked for only if
-    /// another driver publishes one of our GPUs, when that becomes so and then now and then, and from the server's
-    /// cache. In between the claims found are asked for by name; what pods hold, the kubelet tells all the time.
+    /// The node's slices cost the server little. A list of all claims of the cluster does not: it is read only if another
+    /// driver publishes one of our GPUs, when that begins and then at intervals, and from the server's cache. In between,
+    /// the claims found are read by name; the kubelet lists the devices of pods all the time.
     async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
         let of_node = format!("spec.nodeName={}", self.config.node_name);
         // From the server's cache: this is not urgent.

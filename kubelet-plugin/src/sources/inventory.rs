@@ -55,7 +55,7 @@ pub(crate) struct InventoryOwner {
     pub(crate) release_file: PathBuf,
     /// Whether a claim holds a device, or one is being worked on; may block.
     pub(crate) in_use: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Told of a driver that stays away; in the background.
+    /// Reports a driver that stays away, in the background.
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) reports: TaskTracker,
 }
@@ -73,7 +73,7 @@ struct Look {
 #[derive(Default)]
 struct Trouble {
     since: Option<Instant>,
-    reports: bool,
+    reported: bool,
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -251,8 +251,8 @@ impl InventoryOwner {
             return;
         };
         let since = *trouble.since.get_or_insert_with(Instant::now);
-        if !trouble.reports && since.elapsed() >= self.timing.driver_away {
-            trouble.reports = true;
+        if !trouble.reported && since.elapsed() >= self.timing.driver_away {
+            trouble.reported = true;
             let reporter = self.reporter.clone();
             self.reports.spawn(async move { reporter.warn_node("nvidia-driver-down", &why).await });
         }

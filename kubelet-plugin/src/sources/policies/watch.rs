@@ -113,7 +113,7 @@ impl PolicyWatch {
     }
 
     fn heed(&mut self, event: Result<Watched<DynamicObject>, PublishError>) {
-        let reports = match event {
+        let unreadable = match event {
             Ok(Watched::Listed(objects)) => {
                 self.problem = None;
                 self.known.served = true;
@@ -155,8 +155,8 @@ impl PolicyWatch {
                 }
             }
         };
-        for unreadable in reports {
-            self.report(unreadable);
+        for one in unreadable {
+            self.report(one);
         }
     }
 
