@@ -66,14 +66,14 @@ impl Verdict {
 }
 
 /// Writes Events and conditions for users.
-pub(crate) struct Reporter {
+pub(crate) struct Notifier {
     client: Client,
     recorder: Recorder,
     driver: String,
     node: String,
 }
 
-impl Reporter {
+impl Notifier {
     pub(crate) fn new(client: Client, driver: &str, node: &str) -> Self {
         let reporter = Reporter { controller: names::REPORTER.to_owned(), instance: Some(node.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);

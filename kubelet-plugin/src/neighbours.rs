@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::config::Config;
-use crate::events::{About, Reporter};
+use crate::events::{About, Notifier};
 use crate::grpc::pod_resources;
 use crate::node::{Fact, Facts};
 use crate::sources::inventory::Seen;
@@ -44,7 +44,7 @@ pub(crate) struct Neighbours {
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) facts: Facts,
     /// Reports new uses, in the background.
-    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) reports: TaskTracker,
 }
 
@@ -176,9 +176,9 @@ impl Neighbours {
                     "{gpu} is not allocated to new claims: {used} (a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process)"
                 );
                 tracing::warn!(%gpu, "{note}");
-                let (reporter, action) = (self.reporter.clone(), format!("Withhold {gpu}"));
+                let (notifier, action) = (self.notifier.clone(), format!("Withhold {gpu}"));
                 self.reports.spawn(async move {
-                    reporter.report_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
+                    notifier.report_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
                 });
             }
         }

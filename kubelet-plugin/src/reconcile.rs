@@ -24,7 +24,7 @@ use crate::cdi_watch::FolderWatch;
 use crate::claim_fetch::FetchError;
 use crate::config::Config;
 use crate::edits::HostEdits;
-use crate::events::{Reporter, Verdict, condition_of};
+use crate::events::{Notifier, Verdict, condition_of};
 use crate::grpc::pod_resources::{self, PodsOfClaims};
 use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
@@ -54,7 +54,7 @@ pub(crate) struct Keeper {
     /// Notifies that a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
     /// Puts what is known of claims into their status.
-    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     pub(crate) records: ReadyHandle,
 }
@@ -292,7 +292,7 @@ impl Keeper {
         });
         let mut left = false;
         for (claim, said, partitions) in unreported.await.unwrap_or_default() {
-            if self.reporter.condition(&claim, said.as_ref(), &Verdict::prepared(partitions)).await {
+            if self.notifier.condition(&claim, said.as_ref(), &Verdict::prepared(partitions)).await {
                 reported.insert(claim.uid.clone());
             } else {
                 left = true;

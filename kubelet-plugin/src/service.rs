@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use crate::claim::{Asked, from_api, in_pool};
 use crate::claim_fetch::{ClaimFetcher, FetchError};
-use crate::events::{Reporter, Verdict, condition_of};
+use crate::events::{Notifier, Verdict, condition_of};
 use crate::node::{Fact, Facts};
 use crate::sinks::metrics::{self, Metrics};
 use crate::tasks::{ClaimTasks, Reading};
@@ -44,7 +44,7 @@ pub(crate) struct One {
     pub(crate) pool: String,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
-    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     /// How long a call may take.
     pub(crate) budget: Duration,
@@ -314,7 +314,7 @@ impl One {
             let made = tokio::task::spawn_blocking(move || executor.partitions(&uid)).await;
             let made = made.ok().and_then(Result::ok).unwrap_or_default();
             let partitions = made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
-            one.reporter.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
+            one.notifier.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
         });
     }
 
@@ -332,9 +332,9 @@ impl One {
         let (category, for_status) = (failure.category(), failure.is_for_the_status());
         // After the answer: a slow API server must not cost the kubelet's patience too.
         self.after.spawn(async move {
-            one.reporter.warn(&claim, category, &message).await;
+            one.notifier.warn(&claim, category, &message).await;
             if let Some((claim, condition)) = seen.filter(|_| for_status) {
-                one.reporter
+                one.notifier
                     .condition(&claim, condition.as_ref(), &Verdict::refused(category, &message))
                     .await;
             }
@@ -388,7 +388,7 @@ impl One {
         tracing::warn!(reason, note, "claim unprepared, but its devices stay held");
         self.lingers.notify_one();
         let (one, claim) = (self.clone(), claim.clone());
-        self.after.spawn(async move { one.reporter.warn(&claim, reason, &note).await });
+        self.after.spawn(async move { one.notifier.warn(&claim, reason, &note).await });
     }
 }
 

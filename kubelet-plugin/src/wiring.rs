@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::drain;
 use crate::edits::HostEdits;
 use crate::error::RunError;
-use crate::events::Reporter;
+use crate::events::Notifier;
 use crate::grpc::registration::Registered;
 use crate::neighbours::Neighbours;
 use crate::node::{Brain, Fact, Facts, Followed, Outlets};
@@ -111,7 +111,7 @@ pub(crate) struct Shared {
     host: HostRoot,
     edits: Arc<HostEdits>,
     executor: Arc<Executor>,
-    reporter: Arc<Reporter>,
+    notifier: Arc<Notifier>,
     /// What goes on after an answer or a decision: Events.
     reports: TaskTracker,
     metrics: Metrics,
@@ -140,14 +140,14 @@ impl Shared {
         let latest = Latest::new(channels.seen.clone(), gpus.clone(), channels.refresh.clone());
         let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), latest)?);
         policies::take_over(&config.plugin_dir, &executor);
-        let reporter = Arc::new(Reporter::new(client.clone(), &config.driver_name, &config.node_name));
+        let notifier = Arc::new(Notifier::new(client.clone(), &config.driver_name, &config.node_name));
         let reports = TaskTracker::new();
         let service = Arc::new(ClaimService::new(One {
             driver: config.driver_name.clone(),
             pool: claims.pool.clone(),
             executor: executor.clone(),
             fetcher,
-            reporter: reporter.clone(),
+            notifier: notifier.clone(),
             metrics: metrics.clone(),
             budget: config.timing.call,
             changed: channels.changed.clone(),
@@ -166,7 +166,7 @@ impl Shared {
             host,
             edits,
             executor,
-            reporter,
+            notifier,
             reports,
             metrics,
         })
@@ -217,7 +217,7 @@ impl Shared {
             in_use: Arc::new(move || {
                 works.running() > 0 || holds.held().map_or(true, |held| !held.is_empty())
             }),
-            reporter: self.reporter.clone(),
+            notifier: self.notifier.clone(),
             reports: self.reports.clone(),
         };
         tasks.add("the inventory", inventory.run(tasks.stop.clone()));
@@ -240,7 +240,7 @@ impl Shared {
             seen: self.channels.seen.clone(),
             publishes: self.channels.in_charge.clone(),
             facts,
-            reporter: self.reporter.clone(),
+            notifier: self.notifier.clone(),
             reports: self.reports.clone(),
         };
         tasks.add("the watch for neighbours", neighbours.run(tasks.stop.clone()));
@@ -255,7 +255,7 @@ impl Shared {
             config: &self.config,
             nodes: self.channels.node.clone(),
             facts: facts.clone(),
-            reporter: self.reporter.clone(),
+            notifier: self.notifier.clone(),
             reports: self.reports.clone(),
             metrics: self.metrics.clone(),
         });
@@ -292,7 +292,7 @@ impl Shared {
             out,
             events: Events {
                 executor: self.executor.clone(),
-                reporter: self.reporter.clone(),
+                notifier: self.notifier.clone(),
                 tasks: self.reports.clone(),
                 in_charge: self.channels.in_charge.clone(),
                 known: None,
@@ -358,7 +358,7 @@ impl Shared {
             publishes: in_charge,
             changed,
             lingers,
-            reporter: self.reporter.clone(),
+            notifier: self.notifier.clone(),
             metrics: self.metrics.clone(),
             records: ready.records.clone(),
         }

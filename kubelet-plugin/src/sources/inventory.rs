@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Timing;
 use crate::drain;
 use crate::edits::HostEdits;
-use crate::events::Reporter;
+use crate::events::Notifier;
 use crate::node::{Fact, Facts};
 use crate::sources::node_labels::NodeFacts;
 
@@ -56,7 +56,7 @@ pub(crate) struct InventoryOwner {
     /// Whether a claim holds a device, or one is being worked on; may block.
     pub(crate) in_use: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Reports a driver that stays away, in the background.
-    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) reports: TaskTracker,
 }
 
@@ -253,8 +253,8 @@ impl InventoryOwner {
         let since = *trouble.since.get_or_insert_with(Instant::now);
         if !trouble.reported && since.elapsed() >= self.timing.driver_away {
             trouble.reported = true;
-            let reporter = self.reporter.clone();
-            self.reports.spawn(async move { reporter.warn_node("nvidia-driver-down", &why).await });
+            let notifier = self.notifier.clone();
+            self.reports.spawn(async move { notifier.warn_node("nvidia-driver-down", &why).await });
         }
     }
 }

@@ -16,7 +16,7 @@ use super::Known;
 use super::book::{Book, Unreadable};
 use super::store::Store;
 use crate::config::Config;
-use crate::events::Reporter;
+use crate::events::Notifier;
 use crate::node::{Fact, Facts};
 use crate::sinks::metrics::Metrics;
 use crate::sources::node_labels::NodeFacts;
@@ -33,7 +33,7 @@ pub(crate) struct PolicyWatch {
     store: Store,
     retry: Duration,
     wait: Duration,
-    reporter: Arc<Reporter>,
+    notifier: Arc<Notifier>,
     reports: TaskTracker,
     metrics: Metrics,
     facts: Facts,
@@ -59,14 +59,14 @@ pub(crate) struct PolicyWiring<'a> {
     pub(crate) config: &'a Config,
     pub(crate) nodes: watch::Receiver<Option<Arc<NodeFacts>>>,
     pub(crate) facts: Facts,
-    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) reports: TaskTracker,
     pub(crate) metrics: Metrics,
 }
 
 impl PolicyWatch {
     pub(crate) fn new(wiring: PolicyWiring<'_>) -> Self {
-        let PolicyWiring { client, config, nodes, facts, reporter, reports, metrics } = wiring;
+        let PolicyWiring { client, config, nodes, facts, notifier, reports, metrics } = wiring;
         // As written, not as the type: the decoder says which field of which rule is wrong.
         let policies = Api::all_with(client, &ApiResource::erase::<GpuPolicyObject>(&()));
         let (plugin_dir, timing) = (&config.plugin_dir, &config.timing);
@@ -82,7 +82,7 @@ impl PolicyWatch {
             store,
             retry: timing.policy_retry,
             wait: timing.policy_wait,
-            reporter,
+            notifier,
             reports,
             metrics,
             facts,
@@ -165,8 +165,8 @@ impl PolicyWatch {
         let instead = if has_earlier { "its last readable version stays in force" } else { "it is ignored" };
         let note = format!("node {} cannot use this policy, {instead}: {why}", self.node);
         tracing::warn!(policy = policy.name, why, has_earlier, "invalid policy");
-        let reporter = self.reporter.clone();
-        self.reports.spawn(async move { reporter.warn_policy(&policy, "bad-policy", "", &note).await });
+        let notifier = self.notifier.clone();
+        self.reports.spawn(async move { notifier.warn_policy(&policy, "bad-policy", "", &note).await });
     }
 
     fn send(&mut self) {
