@@ -10,9 +10,6 @@ use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_json::Value;
 
-/// How alike two names must be for one to be proposed for the other, from 0 to 1.
-const ALIKE: f64 = 0.8;
-
 /// The object as a type. All unknown fields are named at once.
 pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     let unknown = RefCell::default();
@@ -24,12 +21,11 @@ pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     Ok(decoded?)
 }
 
-/// The name among `known` that was probably meant.
-pub(crate) fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
-    let likeness = |other: &str| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
-    let scored = known.into_iter().map(|other| (likeness(other), other));
-    let best = scored.max_by(|(a, _), (b, _)| a.total_cmp(b));
-    best.filter(|(likeness, _)| *likeness >= ALIKE).map(|(_, name)| name)
+/// The name among `known` that was probably meant: at most a third of its letters are others.
+fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
+    let (distance, near) = known.into_iter().map(|other| (distance(other), other)).min()?;
+    (distance * 3 <= name.len().max(near.len())).then_some(near)
 }
 
 /// ` (did you mean "x"?)`, or nothing.
