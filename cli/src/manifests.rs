@@ -89,21 +89,14 @@ impl Manifests {
             ("", _) | (_, "") => bail!("apiVersion and kind must be set"),
             ("v1", "Namespace") => self.namespaces.push(typed(object)?),
             ("v1", "Pod") => self.pods.push(typed(object)?),
-            ("apps/v1", "Deployment") => {
-                self.workload::<Deployment>(object, "/spec/template", "/spec/replicas")?
-            }
-            ("apps/v1", "ReplicaSet") => {
-                self.workload::<ReplicaSet>(object, "/spec/template", "/spec/replicas")?
-            }
-            ("apps/v1", "StatefulSet") => {
-                self.workload::<StatefulSet>(object, "/spec/template", "/spec/replicas")?;
-            }
+            ("apps/v1", "Deployment") => self.workload::<Deployment>(object, "/spec", "replicas")?,
+            ("apps/v1", "ReplicaSet") => self.workload::<ReplicaSet>(object, "/spec", "replicas")?,
+            ("apps/v1", "StatefulSet") => self.workload::<StatefulSet>(object, "/spec", "replicas")?,
             // One node, one pod.
-            ("apps/v1", "DaemonSet") => self.workload::<DaemonSet>(object, "/spec/template", "")?,
-            ("batch/v1", "Job") => self.workload::<Job>(object, "/spec/template", "/spec/parallelism")?,
+            ("apps/v1", "DaemonSet") => self.workload::<DaemonSet>(object, "/spec", "")?,
+            ("batch/v1", "Job") => self.workload::<Job>(object, "/spec", "parallelism")?,
             ("batch/v1", "CronJob") => {
-                let job = "/spec/jobTemplate/spec";
-                self.workload::<CronJob>(object, &format!("{job}/template"), &format!("{job}/parallelism"))?;
+                self.workload::<CronJob>(object, "/spec/jobTemplate/spec", "parallelism")?;
             }
             ("resource.k8s.io/v1", "DeviceClass") => self.classes.push(typed(object)?),
             ("resource.k8s.io/v1", "ResourceClaim") => self.claims.push(typed(object)?),
@@ -129,12 +122,13 @@ impl Manifests {
         Ok(())
     }
 
-    /// The pods that a controller makes of a workload: `template` and `count` say where it has them.
-    fn workload<T: DeserializeOwned>(&mut self, object: &Value, template: &str, count: &str) -> Result<()> {
+    /// The pods that a controller makes of a workload: `spec` is where it has their template and their count.
+    fn workload<T: DeserializeOwned>(&mut self, object: &Value, spec: &str, count: &str) -> Result<()> {
         let _: T = typed(object)?;
         let meta: ObjectMeta = object.get("metadata").map(decode).transpose()?.unwrap_or_default();
-        let template: PodTemplateSpec = object.pointer(template).map(decode).transpose()?.unwrap_or_default();
-        let count = if count.is_empty() { None } else { object.pointer(count).and_then(Value::as_u64) };
+        let spec = object.pointer(spec).unwrap_or(&Value::Null);
+        let template: PodTemplateSpec = spec.get("template").map(decode).transpose()?.unwrap_or_default();
+        let count = spec.get(count).and_then(Value::as_u64);
         for number in 0..count.unwrap_or(1) {
             let metadata = ObjectMeta {
                 name: Some(format!("{}-{number}", meta.name.as_deref().unwrap_or("workload"))),

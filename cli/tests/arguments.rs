@@ -1,15 +1,30 @@
 //! The program as its user calls it: exit statuses, files and folders of manifests, standard input.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::process::{Command, Output, Stdio};
 
-fn divvy(arguments: &[&str], input: &str) -> Output {
+fn divvy(arguments: &[&str], input: &str) -> io::Result<Output> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_divvy"));
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    let mut child = command.spawn()?;
     // A program that does not read its input may be gone already.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    child.wait_with_output().unwrap()
+    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
+    child.wait_with_output()
+}
+
+/// The names of all fields.
+fn keys(value: &serde_json::Value, all: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            // Documents of CDI are CDI's.
+            for (key, value) in fields.iter().filter(|(key, _)| *key != "cdi") {
+                all.push(key.clone());
+                keys(value, all);
+            }
+        }
+        serde_json::Value::Array(items) => items.iter().for_each(|item| keys(item, all)),
+        _ => {}
+    }
 }
 
 fn example(path: &str) -> String {
@@ -30,7 +45,7 @@ fn wrong_arguments_end_with_2_and_say_what_is_wrong() {
         (&["status", "--bogus"], "unexpected argument '--bogus'"),
         (&["completion", "tcsh"], "invalid value 'tcsh'"),
     ] {
-        let output = divvy(arguments, "");
+        let output = divvy(arguments, "").unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
         assert!(said.contains(says), "{arguments:?}: {said}");
@@ -50,7 +65,7 @@ fn manifests_come_from_files_folders_and_standard_input() {
             "gpu-0-ts",
         ),
     ] {
-        let output = divvy(arguments, input);
+        let output = divvy(arguments, input).unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{arguments:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
         assert!(said.contains(says), "{arguments:?}: {said}");
@@ -59,23 +74,10 @@ fn manifests_come_from_files_folders_and_standard_input() {
 
 #[test]
 fn what_is_shown_to_programs_has_values_and_one_letter_case() {
-    let output = divvy(&["demo", "--only", "share-small", "-o", "json"], "");
+    let output = divvy(&["demo", "--only", "share-small", "-o", "json"], "").unwrap();
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let device = &said["published"][0];
     assert!(device["memoryBytes"].as_u64() > Some(1 << 30) && device["numaNode"].is_u64(), "{device}");
-    fn keys(value: &serde_json::Value, all: &mut Vec<String>) {
-        match value {
-            serde_json::Value::Object(fields) => {
-                // What claims were granted is by the names of capacities, documents of CDI are CDI's.
-                for (key, value) in fields.iter().filter(|(key, _)| *key != "cdi") {
-                    all.push(key.clone());
-                    keys(value, all);
-                }
-            }
-            serde_json::Value::Array(items) => items.iter().for_each(|item| keys(item, all)),
-            _ => {}
-        }
-    }
     let mut all = Vec::new();
     keys(&said, &mut all);
     assert!(all.iter().any(|key| key == "leftBehind"), "{all:?}");
@@ -84,9 +86,9 @@ fn what_is_shown_to_programs_has_values_and_one_letter_case() {
 
 #[test]
 fn there_are_completions_and_a_version() {
-    let output = divvy(&["completion", "bash"], "");
+    let output = divvy(&["completion", "bash"], "").unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("complete -F _divvy"), "{output:?}");
-    let output = divvy(&["version"], "");
+    let output = divvy(&["version"], "").unwrap();
     let version = format!("divvy {}, for Kubernetes 1.34 and later\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(String::from_utf8_lossy(&output.stdout), version);
 }

@@ -157,7 +157,7 @@ fn in_full(scenario: &Scenario, look: Look) -> Vec<String> {
         if number > 0 {
             let ended: Vec<&str> = round.ended.iter().map(|what| what.trim_start_matches("pod ")).collect();
             let ended = ended.join(", ").replace(&namespace, "");
-            lines.extend(["".to_owned(), format!("  then, after {ended} ended:")]);
+            lines.extend([String::new(), format!("  then, after {ended} ended:")]);
         }
         let before = number.checked_sub(1).and_then(|before| scenario.rounds.get(before));
         lines.extend(of_round(round, before, drawn, &namespace, look));

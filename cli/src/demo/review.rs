@@ -170,7 +170,7 @@ impl Findings {
 
     fn request(&mut self, at: &At, request: &DeviceRequest, may_see_all: bool, known: &Known) {
         let alternatives = request.first_available.as_deref().unwrap_or_default();
-        if request.exactly.is_some() == !alternatives.is_empty() {
+        if request.exactly.is_some() != alternatives.is_empty() {
             self.refuse(at, "Required value: exactly one of `exactly` or `firstAvailable` is required");
         }
         let alternatives = alternatives.iter().enumerate().map(|(number, alternative)| {
