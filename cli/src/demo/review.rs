@@ -1,5 +1,5 @@
-//! What the API server refuses of a manifest when it is applied, beyond the shape of its objects, and what it takes
-//! although it cannot be what was meant. Pure. The place and the words are the API server's where it has any.
+//! What the API server refuses of a manifest when it is applied, by itself and by the policy that the chart installs,
+//! beyond the shape of its objects; and what it takes although it cannot be what was meant. Pure. The place and the words are the API server's where it has any.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use divvy_allocator::Quantity;
 use divvy_api::names::{self, capacity};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::api::resource::v1::{
-    DeviceClaim, DeviceConstraint, DeviceRequest, DeviceToleration, ExactDeviceRequest, ResourceSlice,
+    DeviceClaim, DeviceConstraint, DeviceRequest, DeviceToleration, ExactDeviceRequest,
+    OpaqueDeviceConfiguration, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -18,7 +19,7 @@ use crate::strict::did_you_mean;
 
 /// Lists of a claim have at most this many entries.
 const MOST: usize = 32;
-/// Less memory than this is a forgotten unit: a CUDA context alone takes more.
+/// Less memory than this is a forgotten unit.
 const LITTLE_MEMORY: i128 = 1 << 20;
 
 /// What there is in the cluster that manifests may name.
@@ -59,7 +60,14 @@ pub(super) struct Findings {
 pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
     let mut findings = Findings::default();
     for class in &manifests.classes {
-        findings.named("DeviceClass", &class.metadata);
+        let place = findings.named("DeviceClass", &class.metadata);
+        let configs = class.spec.iter().flat_map(|spec| spec.config.iter().flatten());
+        for (number, opaque) in
+            configs.enumerate().filter_map(|(n, config)| Some((n, config.opaque.as_ref()?)))
+        {
+            let path = format!("spec.config[{number}].opaque.parameters");
+            findings.config(&At { place: place.clone(), path }, opaque, std::iter::empty());
+        }
     }
     for claim in &manifests.claims {
         let place = findings.named("ResourceClaim", &claim.metadata);
@@ -156,15 +164,50 @@ impl Findings {
         let there = request_names(devices);
         for (number, config) in configs.iter().enumerate() {
             let at = at.to(&format!(".config[{number}]"));
-            if config.opaque.is_none() {
-                self.refuse(&at.to(".opaque"), "Required value");
+            let named = config.requests.as_deref().unwrap_or_default();
+            self.requests_exist(&at, Some(named), &there);
+            match &config.opaque {
+                None => self.refuse(&at.to(".opaque"), "Required value"),
+                Some(opaque) => {
+                    let is_named = |request: &&DeviceRequest| named.contains(&request.name);
+                    let classes =
+                        requests.iter().filter(is_named).filter_map(|request| request.exactly.as_ref());
+                    let classes = classes.map(|exactly| exactly.device_class_name.as_str());
+                    self.config(&at.to(".opaque.parameters"), opaque, classes);
+                }
             }
-            self.requests_exist(&at, config.requests.as_deref(), &there);
         }
         for (number, constraint) in constraints.iter().enumerate() {
             let at = at.to(&format!(".constraints[{number}]"));
             self.requests_exist(&at, constraint.requests.as_deref(), &there);
             self.constraint(&at, constraint, known);
+        }
+    }
+
+    /// A config, as the policy of the chart (`claimPolicy`) has it; `classes` are those of the requests that it names.
+    fn config<'c>(
+        &mut self,
+        at: &At,
+        of: &OpaqueDeviceConfiguration,
+        classes: impl Iterator<Item = &'c str>,
+    ) {
+        if of.driver != names::DRIVER {
+            return;
+        }
+        let kind = match divvy_api::decode(&of.parameters.0) {
+            Ok(config) => config.kind(),
+            Err(error) => return self.refuse(at, &error.to_string()),
+        };
+        for class in classes {
+            let takes = match class {
+                names::CLASS_GPU | names::CLASS_ADMIN => "GpuConfig",
+                names::CLASS_MIG => "MigConfig",
+                names::CLASS_SHARE => "ShareConfig",
+                _ => continue,
+            };
+            if takes != kind {
+                self.refuse(at, &format!("a {kind} for a request of class {class}, which takes a {takes}"));
+            }
         }
     }
 
@@ -224,9 +267,10 @@ impl Findings {
             );
         }
         if class == names::CLASS_ADMIN && !admin {
-            let what =
-                "without adminAccess: true the driver refuses such a claim, after its pod has been bound";
-            self.doubt(at, what);
+            self.refuse(at, "class admin.divvy.dev is for requests with adminAccess: true only, since it reserves nothing");
+        }
+        if matches!(class, names::CLASS_MIG | names::CLASS_SHARE) && admin {
+            self.refuse(at, "adminAccess is for whole GPUs: use class admin.divvy.dev with it");
         }
         for (number, toleration) in of.tolerations.iter().flatten().enumerate() {
             self.toleration(&at.to(&format!(".tolerations[{number}]")), toleration);
@@ -266,10 +310,16 @@ impl Findings {
             return self.doubt(at, &format!("no device has capacity {name:?}{hint}"));
         }
         let shown = &amount.0;
-        if wanted.signum() <= 0 {
-            self.doubt(at, &format!("{shown} is not more than nothing: the smallest share is granted"));
-        } else if id == capacity::MEMORY && wanted.rounded_up() < LITTLE_MEMORY {
-            self.doubt(at, &format!("{shown} is in bytes; write {shown}Mi for mebibytes"));
+        // As the policy of the chart has it.
+        if id == capacity::MEMORY && wanted.rounded_up() < LITTLE_MEMORY {
+            self.refuse(
+                at,
+                &format!("{shown} is less than 1Mi, most likely a number without its unit: write {shown}Mi"),
+            );
+        } else if wanted.signum() < 0 {
+            self.refuse(at, "cores and slots of a request cannot be negative");
+        } else if wanted.signum() == 0 {
+            self.doubt(at, "0 is not more than nothing: the smallest share is granted");
         } else if wanted.nanos() % 1_000_000_000 != 0 {
             self.doubt(at, &format!("{shown} is rounded up to {}", wanted.rounded_up()));
         }
