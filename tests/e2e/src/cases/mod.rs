@@ -6,6 +6,7 @@
 mod apply;
 mod claims;
 mod corpus;
+mod examples;
 mod faults;
 mod health;
 mod life;
@@ -114,6 +115,7 @@ pub const ALL: &[Case] = &[
     shares("of_two_policies_priority_and_name_decide", shares::two),
     older("an_older_cluster_gets_one_mode_of_a_gpu", shares::one_mode),
     older("nothing_is_given_out_twice_on_an_older_cluster", shares::not_twice),
+    modes("every_example_runs_as_it_is", examples::all),
     modes("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
 ];
 
