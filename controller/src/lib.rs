@@ -8,8 +8,6 @@
 
 mod cache;
 mod content;
-#[cfg(feature = "corpus")]
-pub mod corpus;
 mod error;
 mod names;
 mod plan;
@@ -19,6 +17,7 @@ mod retry;
 mod status;
 mod watch;
 
+pub use content::{comparable_spec, specs};
 pub use error::PublishError;
 pub use names::slice_name;
 pub use plan::{Accepted, Sync, Target, Write, plan_sync};

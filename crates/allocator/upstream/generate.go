@@ -1,0 +1,3 @@
+package main
+
+func generate(seed, number uint64) *World { return &World{} }
