@@ -31,7 +31,7 @@
 
 mod allocate;
 mod allocated;
-pub mod cel;
+mod cel;
 mod explain;
 mod features;
 mod nodes;
@@ -41,6 +41,7 @@ mod semver;
 
 pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError, Share};
 pub use allocated::{AllocatedState, DeviceId, Holder};
+pub use cel::CelError;
 pub use explain::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};
 pub use features::Features;
 pub use nodes::NodeSelectorError;

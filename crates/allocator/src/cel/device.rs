@@ -23,12 +23,19 @@ static DEVICE: Type = Type::new_unspecified_type("kubernetes.DRADevice");
 pub(super) struct DeviceView<'a> {
     driver: &'a str,
     device: &'a Device,
+    /// Whether devices that several claims can have are known as such.
+    shares: bool,
 }
 
 impl<'a> DeviceView<'a> {
-    pub(super) fn new(driver: &'a str, device: &'a Device) -> Self {
-        Self { driver, device }
+    pub(super) fn new(driver: &'a str, device: &'a Device, shares: bool) -> Self {
+        Self { driver, device, shares }
     }
+}
+
+/// Whether an attribute has no value that is known.
+pub(super) fn is_empty(attribute: &DeviceAttribute) -> bool {
+    *attribute == DeviceAttribute::default()
 }
 
 impl fmt::Debug for DeviceView<'_> {
@@ -72,9 +79,10 @@ impl Indexer for DeviceView<'_> {
             "attributes" => Ok(CowVal::owned(view)),
             "capacity" => Ok(CowVal::owned(MapView { level: Level::Domains(Kind::Capacity), ..view })),
             "allowMultipleAllocations" => {
-                Ok(CowVal::owned(CelBool::from(self.device.allow_multiple_allocations.unwrap_or(false))))
+                let shared = self.shares && self.device.allow_multiple_allocations == Some(true);
+                Ok(CowVal::owned(CelBool::from(shared)))
             }
-            other => Err(no_such_key(other)),
+            other => Err(ExecutionError::function_error("device", format!("undefined field '{other}'"))),
         }
     }
 
@@ -152,6 +160,10 @@ impl<'a> MapView<'a> {
     where
         'a: 'v,
     {
+        if id.contains('/') {
+            // `domain/id` is how the API spells a name, never an id.
+            return None;
+        }
         let device = self.device.device;
         let bare = (domain == self.device.driver).then_some(id);
         let qualified = || format!("{domain}/{id}");
@@ -199,10 +211,7 @@ fn attribute<'a: 'v, 'v>(
         DeviceAttribute { bools: Some(v), .. } => list(v, |b| Ok(CelBool::from(*b))),
         DeviceAttribute { strings: Some(v), .. } => list(v, |s| Ok(CelString::from(s.as_str()))),
         DeviceAttribute { versions: Some(v), .. } => list(v, |s| version(s)),
-        _ => Err(ExecutionError::function_error(
-            "attributes",
-            format!("attribute {id}: unsupported attribute value"),
-        )),
+        _ => Err(no_such_key(id)),
     }
 }
 

@@ -43,7 +43,8 @@ fn quantities(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_type(types::QUANTITY.to_owned())?;
     add_overload!(env, fn quantity: (CelString) -> Result<Quantity>)?;
     add_overload!(env, fn is_quantity: (CelString) -> CelBool)?;
-    add_member_overload!(env, fn sign: (Quantity) -> CelInt)?;
+    // A global function, unlike the others: so Kubernetes declares it.
+    add_overload!(env, fn sign: (Quantity) -> CelInt)?;
     add_member_overload!(env, fn is_integer: (Quantity) -> CelBool)?;
     add_member_overload!(env, fn as_integer: (Quantity) -> Result<CelInt>)?;
     add_member_overload!(env, fn as_approximate_float: (Quantity) -> CelDouble)?;

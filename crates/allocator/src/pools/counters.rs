@@ -66,12 +66,6 @@ impl<'a> Table<'a> {
             let Some(numbers) = self.numbers.get(set.as_str()) else {
                 return Err(format!("device {device} references unknown counter set {set}"));
             };
-            if consumption.compatibility_groups.as_ref().is_some_and(|g| !g.is_empty()) {
-                // The scheduler without the feature cannot tell what may live side by side.
-                return Err(format!(
-                    "device {device} has compatibility groups, which need the feature gate DRADeviceCompatibilityGroups"
-                ));
-            }
             for (name, counter) in &consumption.counters {
                 let Some(number) = numbers.get(name.as_str()) else {
                     return Err(format!(
@@ -89,6 +83,12 @@ impl<'a> Table<'a> {
         }
         Ok(Some(charges.into_iter().map(|(counter, amount)| Charge { counter, amount }).collect()))
     }
+}
+
+/// Whether a device of the slice has compatibility groups, which need the alpha gate `DRADeviceCompatibilityGroups`.
+pub(super) fn has_groups(slice: &ResourceSlice) -> bool {
+    let consumed = super::devices(&slice.spec).flat_map(|device| device.consumes_counters.iter().flatten());
+    consumed.flat_map(|consumption| &consumption.compatibility_groups).any(|groups| !groups.is_empty())
 }
 
 /// An amount in billionths; most are small whole numbers.
