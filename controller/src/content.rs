@@ -9,8 +9,6 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::quantity::comparable;
-
 /// The specs of a pool's slices, at least one, with generation 0.
 pub fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
     let empty = [Slice::default()];
@@ -156,8 +154,11 @@ fn drop_empty<T>(list: &mut Option<Vec<T>>) {
     }
 }
 
+/// The server stores `1024Mi` as `1Gi`, and that is no change. What cannot be read is equal to itself only.
 fn rewrite(quantity: &mut Quantity) {
-    quantity.0 = comparable(&quantity.0);
+    if let Ok(amount) = quantity.0.parse::<divvy_model::Quantity>() {
+        quantity.0 = format!("{}n", amount.nanos());
+    }
 }
 
 /// Whether two comparable specs differ in taints and attributes of the same devices only.

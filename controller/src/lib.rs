@@ -12,7 +12,6 @@ mod error;
 mod names;
 mod plan;
 mod publisher;
-mod quantity;
 mod retry;
 mod status;
 mod watch;

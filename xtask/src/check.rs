@@ -40,7 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-model", &[]),
     ("divvy-proto", &[]),
     ("divvy-cdi", &[]),
-    ("divvy-allocator", &[]),
+    ("divvy-allocator", &["divvy-model"]),
     ("divvy-telemetry", &[]),
     ("divvy-cdi-hook", &[]),
     ("divvy-api", &["divvy-model"]),
@@ -51,7 +51,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-host", &["divvy-model"]),
     ("divvy-nvml-mock", &["divvy-gpu-sim", "divvy-model"]),
     ("divvy-executor", &["divvy-cdi", "divvy-claims", "divvy-host", "divvy-model"]),
-    ("divvy-fake-cluster", &["divvy-proto"]),
+    ("divvy-fake-cluster", &["divvy-model", "divvy-proto"]),
     ("divvy-controller", &["divvy-model", "divvy-offer"]),
     (
         "divvy-kubelet-plugin",

@@ -18,6 +18,7 @@ mod mig_conformance;
 mod mode;
 mod ordinals;
 mod peculiarities;
+mod quantity;
 mod version;
 
 pub use conformance::{Expect, Violation, conformance};
@@ -34,4 +35,5 @@ pub use mig_conformance::mig_conformance;
 pub use mode::{Hold, HoldKind, Mode, TimeSlice};
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
+pub use quantity::{Format, Quantity, QuantityError};
 pub use version::normalise_version;
