@@ -32,6 +32,8 @@ pub(crate) enum Verdict {
     Mistake,
     /// What decides may not be read.
     Unknown,
+    /// Only the scheduler can evaluate it.
+    Offline,
 }
 
 impl Verdict {
@@ -45,6 +47,7 @@ impl Verdict {
             Self::NeverFits => "it fits on no node, even if nothing were held",
             Self::Mistake => "it cannot be allocated as it is written",
             Self::Unknown => "it cannot be said: what decides may not be read",
+            Self::Offline => "unknown: only the scheduler can evaluate it",
         }
     }
 }
@@ -95,6 +98,8 @@ enum Answer {
     /// Why not, and whether it would fit if nothing were held.
     Not(Box<Short>, bool),
     Mistake(String),
+    /// The allocator cannot tell, for this reason.
+    Unknown(String),
 }
 
 /// Reasons of one node, to be merged with those of others.
@@ -172,6 +177,9 @@ impl<'a> Asker<'a> {
                     }];
                     return why;
                 }
+                Answer::Unknown(reason) => {
+                    return Why { verdict: Verdict::Offline, hint: Some(reason), ..why };
+                }
                 Answer::Mistake(mistake) => {
                     return Why { verdict: Verdict::Mistake, mistake: Some(mistake), ..why };
                 }
@@ -214,6 +222,9 @@ impl<'a> Asker<'a> {
                 Ok(Outcome::DoesNotFit(ever)) => Answer::Not(Box::new(Short::of(&ever)), false),
                 Err(_) => Answer::Not(Box::new(Short::of(&now)), false),
             },
+            Err(error) if error.is_unknown() => {
+                Answer::Unknown(format!("{:#}", anyhow::Error::new(error)))
+            }
             Err(error) if error.is_of_node() => {
                 let reasons = vec![error.to_string()];
                 Answer::Not(Box::new(Short { reasons, ..Short::default() }), false)

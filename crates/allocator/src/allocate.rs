@@ -191,9 +191,7 @@ pub enum AllocError {
         steps: u64,
     },
     /// What is asked for is part of Kubernetes and not of this allocator yet.
-    #[error(
-        "{subject}: unknown: divvy cannot allocate {what} offline, only the scheduler can"
-    )]
+    #[error("{subject}: unknown: divvy cannot allocate {what} offline, only the scheduler can")]
     Unsupported {
         /// The request or device.
         subject: String,

@@ -85,12 +85,7 @@ pub(crate) fn compile(expression: &str) -> Result<Program, CelError> {
 
 /// Whether a device of `driver` satisfies the selector. `shares` is whether the scheduler knows devices that several
 /// claims can have.
-pub(crate) fn eval(
-    program: &Program,
-    driver: &str,
-    device: &Device,
-    shares: bool,
-) -> Result<bool, CelError> {
+pub(crate) fn eval(program: &Program, driver: &str, device: &Device, shares: bool) -> Result<bool, CelError> {
     // Kubernetes converts all attributes, also those that are not read.
     if let Some((name, _)) = device.attributes.iter().flatten().find(|(_, value)| device::is_empty(value)) {
         return Err(CelError::Runtime(format!("attribute {name}: unsupported attribute value")));

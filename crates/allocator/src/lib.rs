@@ -36,7 +36,6 @@ mod explain;
 mod features;
 mod nodes;
 mod pools;
-mod quantity;
 mod semver;
 
 pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError, Share};
@@ -46,5 +45,4 @@ pub use explain::{ConstraintReason, DeviceReason, Explanation, Reason, RequestRe
 pub use features::Features;
 pub use nodes::NodeSelectorError;
 pub use pools::Slices;
-pub use quantity::{Format, Quantity, QuantityError};
 pub use semver::{ParseError as SemverParseError, Semver, SemverError};

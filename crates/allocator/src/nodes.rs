@@ -62,7 +62,8 @@ fn requirement_holds(
     requirement: &NodeSelectorRequirement,
     value: Option<&str>,
 ) -> Result<bool, NodeSelectorError> {
-    let (operator, values) = (requirement.operator.as_str(), requirement.values.as_deref().unwrap_or_default());
+    let (operator, values) =
+        (requirement.operator.as_str(), requirement.values.as_deref().unwrap_or_default());
     let listed = || value.is_some_and(|v| values.iter().any(|listed| listed == v));
     let number = value.and_then(|text| text.parse::<i64>().ok());
     let limit = || match values {

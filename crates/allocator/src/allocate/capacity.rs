@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
-use crate::quantity::{Format, Quantity};
+use divvy_model::{Format, Quantity};
 
 /// Billionths in a unit, and in a thousandth.
 const ONE: i128 = 1_000_000_000;
@@ -86,7 +86,11 @@ pub(crate) fn demands<'a>(
 }
 
 fn read(raw: &Raw) -> Result<Quantity, String> {
-    raw.0.parse().map_err(|e: crate::QuantityError| e.to_string())
+    if raw.0.is_empty() {
+        // A value that was left out is zero.
+        return Ok(Quantity::from_units(0, Format::DecimalSi));
+    }
+    raw.0.parse().map_err(|e: divvy_model::QuantityError| e.to_string())
 }
 
 /// The amount after the policy has filled it in or rounded it up.

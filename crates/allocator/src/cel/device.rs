@@ -13,7 +13,10 @@ use ::cel::common::types::{CelBool, CelInt, CelList, CelString, MAP_TYPE, Type};
 use ::cel::common::value::{CowVal, Val};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
 
-use crate::{Quantity, Semver};
+use divvy_model::Quantity;
+
+use super::types::CelQuantity;
+use crate::Semver;
 
 /// The CEL type of the variable `device`.
 static DEVICE: Type = Type::new_unspecified_type("kubernetes.DRADevice");
@@ -51,6 +54,11 @@ impl Val for DeviceView<'_> {
 
     fn cel_type() -> &'static Type {
         &DEVICE
+    }
+
+    /// There is only one device in an evaluation.
+    fn equals(&self, other: &dyn Val) -> bool {
+        other.get_type() == &DEVICE
     }
 
     fn as_indexer<'b, 'v>(&'b self) -> Option<&'b (dyn Indexer + 'v)>
@@ -177,7 +185,7 @@ impl<'a> MapView<'a> {
                 let map = device.capacity.as_ref()?;
                 let found = bare.and_then(|id| map.get(id)).or_else(|| map.get(&qualified()))?;
                 let amount = found.value.0.parse::<Quantity>();
-                let amount = amount.map(|q| Box::new(q) as Box<dyn Val + 'v>);
+                let amount = amount.map(|q| Box::new(CelQuantity(q)) as Box<dyn Val + 'v>);
                 Some(amount.map_err(|e| ExecutionError::function_error("capacity", e)))
             }
         }
@@ -228,6 +236,15 @@ impl Val for MapView<'_> {
 
     fn cel_type() -> &'static Type {
         &MAP_TYPE
+    }
+
+    fn equals(&self, other: &dyn Val) -> bool {
+        let (Some(sizer), Some(indexer)) = (other.as_sizer(), other.as_indexer()) else { return false };
+        let same = |key: &CelString<'_>| match (self.get(key), indexer.get(key)) {
+            (Ok(own), Ok(other)) => own.equals(other.as_ref()),
+            _ => false,
+        };
+        other.get_type() == &MAP_TYPE && sizer.size() == self.size() && self.keys().iter().all(same)
     }
 
     fn as_container(&self) -> Option<&dyn Container> {

@@ -20,7 +20,9 @@ type Expansion = Result<Option<IdedExpr>, ParseError>;
 pub(super) fn extension(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_macro(Macro::receiver("bind", 3, cel_bind))?;
     env.add_macro(Macro::receiver("or", 1, |helper, target, args| Ok(default(helper, target, args, false))))?;
-    env.add_macro(Macro::receiver("orValue", 1, |helper, target, args| Ok(default(helper, target, args, true))))?;
+    env.add_macro(Macro::receiver("orValue", 1, |helper, target, args| {
+        Ok(default(helper, target, args, true))
+    }))?;
     env.add_macro(Macro::receiver("reverse", 0, |helper, target, _| {
         Ok(target.take().map(|list| call(helper, "@reverse", vec![list])))
     }))?;

@@ -4,7 +4,7 @@ use super::Reason;
 use crate::allocate::{Prepared, Refusal, Request, Short, Unfit, Verdict, holders};
 use crate::allocated::Uses;
 use crate::pools::Gathered;
-use crate::quantity::{Format, Quantity};
+use divvy_model::{Format, Quantity};
 
 use crate::allocate::Candidate;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
-use crate::quantity::Quantity;
+use divvy_model::Quantity;
 
 /// A counter of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +92,7 @@ pub(super) fn has_groups(slice: &ResourceSlice) -> bool {
 }
 
 /// An amount in billionths; most are small whole numbers.
-fn amount(raw: &Raw) -> Result<i128, crate::QuantityError> {
+fn amount(raw: &Raw) -> Result<i128, divvy_model::QuantityError> {
     match raw.0.parse::<u32>() {
         Ok(units) if !raw.0.starts_with('+') => Ok(i128::from(units) * 1_000_000_000),
         _ => raw.0.parse::<Quantity>().map(|q| q.nanos()),

@@ -108,11 +108,7 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// Short of capacity.
-    fn lacking(
-        &mut self,
-        request: &Request<'a>,
-        index: usize,
-    ) -> Result<Option<Refusal<'a>>, AllocError> {
+    fn lacking(&mut self, request: &Request<'a>, index: usize) -> Result<Option<Refusal<'a>>, AllocError> {
         let prepared = self.prepared;
         if !prepared.features.consumable_capacity {
             return Ok(None);
@@ -191,7 +187,6 @@ impl<'a> Search<'_, 'a> {
         candidate.charges.filter(|_| !picked && !paid)
     }
 
-
     /// Computes what the request consumes of the candidate, once.
     pub(super) fn demand(&mut self, request: &Request<'a>, index: usize) -> Result<(), AllocError> {
         let prepared = self.prepared;
@@ -230,11 +225,7 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// The first taint that keeps the request away.
-    fn untolerated(
-        &self,
-        request: &Request<'a>,
-        candidate: &Candidate<'a>,
-    ) -> Option<&'a DeviceTaint> {
+    fn untolerated(&self, request: &Request<'a>, candidate: &Candidate<'a>) -> Option<&'a DeviceTaint> {
         if !self.prepared.features.device_taints {
             return None;
         }

@@ -1,8 +1,8 @@
-//! Compares the allocator with answers of the real scheduler's: `upstream/` writes worlds with answers, one a line, this
-//! reads them. Exits with 1 on a difference. With the argument `time` it only measures how long the answers take.
+//! The allocator against answers of the real scheduler's: the Go program in `upstream/` writes worlds with answers, one
+//! a line.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test that says what it compared")]
 
-use std::io::{BufRead, stdin};
-use std::process::ExitCode;
+use std::io::BufRead;
 use std::time::{Duration, Instant};
 
 use divvy_allocator::{AllocError, Allocated, AllocatedState, Allocator, Features, Inputs, Slices};
@@ -34,7 +34,7 @@ struct Tally {
     /// The real allocator gave no answer, or this one said that it cannot.
     unknown: usize,
     different: usize,
-    took: Vec<Duration>,
+    slowest: Duration,
 }
 
 fn read(line: &str) -> Result<World, Failure> {
@@ -97,7 +97,7 @@ fn compare(world: World, tally: &mut Tally) -> Result<(), Failure> {
         let inputs = Inputs { slices: &index, classes: &classes, allocated: &allocated, node: &node };
         let started = Instant::now();
         let found = allocator.fit(&inputs, &pod.iter().collect::<Vec<_>>());
-        tally.took.push(started.elapsed());
+        tally.slowest = tally.slowest.max(started.elapsed());
         let (kind, ours, text) = answer(found);
         let (expected, results) = (theirs["kind"].as_str().unwrap_or_default(), &theirs["results"]);
         let results: Vec<AllocationResult> =
@@ -117,59 +117,32 @@ fn compare(world: World, tally: &mut Tally) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long each answer takes: the median of some.
-fn time(world: &World) {
-    let index = Slices::new(&world.slices);
-    let allocator = Allocator::new(world.features);
-    let allocated = AllocatedState::from_claims(&world.held);
-    let inputs =
-        Inputs { slices: &index, classes: &world.classes, allocated: &allocated, node: &world.node };
-    for (number, pod) in world.pods.iter().enumerate() {
-        let claims: Vec<_> = pod.iter().collect();
-        let mut kind = "";
-        let mut took: Vec<Duration> = (0..15)
-            .map(|_| {
-                let started = Instant::now();
-                kind = answer(allocator.fit(&inputs, &claims)).0;
-                started.elapsed()
-            })
-            .collect();
-        took.sort_unstable();
-        let median = took.get(took.len() / 2).copied().unwrap_or_default();
-        println!("{} pod {number}: {kind} in {median:?} (first {:?})", world.id, took.last());
-    }
-}
-
-fn run() -> Result<bool, Failure> {
-    let only_time = std::env::args().nth(1).as_deref() == Some("time");
+/// Compares all worlds of a text, one a line.
+fn compare_all(lines: impl BufRead) -> Tally {
     let mut tally = Tally::default();
-    for line in stdin().lock().lines() {
-        let world = read(&line?)?;
-        if only_time {
-            time(&world);
-        } else {
-            compare(world, &mut tally)?;
-        }
+    for line in lines.lines() {
+        compare(read(&line.unwrap()).unwrap(), &mut tally).unwrap();
     }
-    if only_time {
-        return Ok(true);
-    }
-    let Tally { worlds, pods, fits, unknown, different, mut took } = tally;
-    took.sort_unstable();
-    println!(
-        "{worlds} worlds compared, {pods} pods ({fits} fit, {unknown} without an answer on one side), {different} differ; slowest answer {:?}",
-        took.last().copied().unwrap_or_default()
-    );
-    Ok(different == 0 && worlds > 0)
+    tally
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(2)
-        }
-    }
+/// Small worlds that were once answered differently, each with the real scheduler's answers.
+#[test]
+fn worlds_that_were_answered_wrongly_are_answered_as_the_scheduler_does() {
+    let tally = compare_all(include_str!("worlds.jsonl").as_bytes());
+    assert_eq!((tally.different, tally.unknown), (0, 0));
+    assert!(tally.pods > 30, "{} pods", tally.pods);
+}
+
+/// `cargo xtask soak allocator` runs this on as many worlds as it is asked for.
+#[test]
+#[ignore = "needs worlds with answers on standard input: cargo xtask soak allocator"]
+fn generated_worlds_are_answered_as_the_scheduler_does() {
+    let tally = compare_all(std::io::stdin().lock());
+    let Tally { worlds, pods, fits, unknown, different, slowest } = tally;
+    println!(
+        "{worlds} worlds compared, {pods} pods ({fits} fit, {unknown} without an answer on one side), \
+         {different} differ; slowest answer {slowest:?}"
+    );
+    assert!(worlds > 0 && different == 0);
 }
