@@ -39,7 +39,8 @@ struct Tally {
 
 fn read(line: &str) -> Result<World, Failure> {
     let mut world: Value = serde_json::from_str(line)?;
-    let on = |gate: &str| world["features"][gate].as_bool().unwrap_or(false);
+    let on =
+        |gate: &str| world.pointer(&format!("/features/{gate}")).and_then(Value::as_bool).unwrap_or(false);
     let features = Features {
         admin_access: on("admin_access"),
         prioritized_list: on("prioritized_list"),
@@ -50,9 +51,10 @@ fn read(line: &str) -> Result<World, Failure> {
         fractional_capacity: on("fractional_capacity"),
         list_attributes: on("list_attributes"),
     };
-    let mut take = |field: &str| match world[field].take() {
-        Value::Null => Value::Array(Vec::new()),
-        value => value,
+    let id = world.get("id").and_then(Value::as_str).unwrap_or("?").to_owned();
+    let mut take = |field: &str| match world.get_mut(field).map(Value::take) {
+        None | Some(Value::Null) => Value::Array(Vec::new()),
+        Some(value) => value,
     };
     Ok(World {
         features,
@@ -62,7 +64,7 @@ fn read(line: &str) -> Result<World, Failure> {
         held: serde_json::from_value(take("allocated"))?,
         pods: serde_json::from_value(take("pods"))?,
         answers: serde_json::from_value(take("answers"))?,
-        id: world["id"].as_str().unwrap_or("?").to_owned(),
+        id,
     })
 }
 
@@ -99,9 +101,9 @@ fn compare(world: World, tally: &mut Tally) -> Result<(), Failure> {
         let found = allocator.fit(&inputs, &pod.iter().collect::<Vec<_>>());
         tally.slowest = tally.slowest.max(started.elapsed());
         let (kind, ours, text) = answer(found);
-        let (expected, results) = (theirs["kind"].as_str().unwrap_or_default(), &theirs["results"]);
+        let expected = theirs.get("kind").and_then(Value::as_str).unwrap_or_default();
         let results: Vec<AllocationResult> =
-            if results.is_null() { Vec::new() } else { serde_json::from_value(results.clone())? };
+            theirs.get("results").map_or(Ok(Vec::new()), |found| serde_json::from_value(found.clone()))?;
         if matches!(expected, "timeout" | "panic") || kind == "unknown" {
             tally.unknown += 1;
         } else if kind != expected || (kind == "fits" && ours != without_ids(&results)) {

@@ -76,7 +76,7 @@ pub(crate) fn demands<'a>(
         if breaks(&demand.amount, policy, fractions)
             .map_err(|p| Incomputable { capacity: name.to_owned(), problem: p })?
         {
-            return Ok(Err(Unfit::Policy(name, demand.amount.clone())));
+            return Ok(Err(Unfit::Policy(name, demand.amount)));
         }
         if demand.amount > demand.total {
             return Ok(Err(Unfit::Short(demand.clone())));
@@ -102,7 +102,7 @@ fn amount(
 ) -> Result<Quantity, String> {
     let Some(asked) = asked else {
         let default = policy.and_then(|p| p.default.as_ref());
-        return default.map_or_else(|| Ok(total.clone()), read);
+        return default.map_or_else(|| Ok(*total), read);
     };
     let Some(policy) = policy else { return Ok(asked) };
     if let Some(range) = &policy.valid_range {
@@ -170,7 +170,7 @@ impl Range {
 
     fn round_up(&self, asked: Quantity) -> Result<Quantity, String> {
         if asked < self.min {
-            return Ok(self.min.clone());
+            return Ok(self.min);
         }
         let Some((step, format)) = self.step else { return Ok(asked) };
         let beyond =
