@@ -38,7 +38,15 @@ impl<'a> DeviceView<'a> {
 
 /// Whether an attribute has no value that is known.
 pub(super) fn is_empty(attribute: &DeviceAttribute) -> bool {
-    *attribute == DeviceAttribute::default()
+    let DeviceAttribute { bool, bools, int, ints, string, strings, version, versions } = attribute;
+    string.is_none()
+        && int.is_none()
+        && bool.is_none()
+        && version.is_none()
+        && strings.is_none()
+        && ints.is_none()
+        && bools.is_none()
+        && versions.is_none()
 }
 
 impl fmt::Debug for DeviceView<'_> {
