@@ -224,10 +224,8 @@ impl Store {
             drop_fields(&self.gates_off, old.as_ref(), &mut new);
         }
         store_form(&kind.name, &mut new, now)?;
-        if part != Part::All {
-            if kind.name == "ResourceClaim" {
-                claim_check::check(&key.name, old.as_ref(), &new)?;
-            }
+        if part != Part::All && kind.name == "ResourceClaim" {
+            claim_check::check(&key.name, old.as_ref(), &new)?;
         }
         if let Some(old) = &old {
             if *old == new {
