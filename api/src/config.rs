@@ -32,12 +32,20 @@ pub struct GpuConfig {
     /// For a claim whose containers or pods have the GPU together. Nothing is set unless this is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slicing: Option<TimeSlicing>,
+    /// See [`DeviceConfig::extra_nodes`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_nodes: Vec<String>,
 }
 
-/// A config for MIG partitions. There is nothing to set yet, as for whole GPUs: which partition a claim gets is said by
-/// its requests. [`MigConfig::default`] is what a claim without a config gets.
+/// A config for MIG partitions. Which partition a claim gets is said by its requests. [`MigConfig::default`], which sets
+/// nothing, is what a claim without a config gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MigConfig {}
+#[serde(rename_all = "camelCase")]
+pub struct MigConfig {
+    /// See [`DeviceConfig::extra_nodes`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_nodes: Vec<String>,
+}
 
 /// A config for shares of a GPU. How much of the GPU a claim gets is said by its requests. [`ShareConfig::default`],
 /// which sets nothing, is what a claim without a config gets.
@@ -47,6 +55,9 @@ pub struct ShareConfig {
     /// Nothing is set unless this is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slicing: Option<TimeSlicing>,
+    /// See [`DeviceConfig::extra_nodes`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_nodes: Vec<String>,
 }
 
 /// A decoded and validated config, by the kind of device it is for.
@@ -74,8 +85,12 @@ impl DeviceConfig {
     /// The config as a user would write it, with all defaults filled in.
     pub fn to_value(&self) -> Value {
         let mut value = json!({ "apiVersion": API_VERSION, "kind": self.kind() });
-        if let (Some(slice), Some(fields)) = (self.time_slice(), value.as_object_mut()) {
+        let Some(fields) = value.as_object_mut() else { return value };
+        if let Some(slice) = self.time_slice() {
             fields.insert("timeSlicing".to_owned(), json!({ "interval": slice.name() }));
+        }
+        if !self.extra_nodes().is_empty() {
+            fields.insert("extraNodes".to_owned(), json!(self.extra_nodes()));
         }
         value
     }
@@ -83,10 +98,21 @@ impl DeviceConfig {
     /// The time slice that is asked for.
     pub fn time_slice(&self) -> Option<TimeSlice> {
         match self {
-            Self::Gpu(GpuConfig { time_slicing }) | Self::Share(ShareConfig { time_slicing }) => {
+            Self::Gpu(GpuConfig { time_slicing, .. }) | Self::Share(ShareConfig { time_slicing, .. }) => {
                 time_slicing.as_ref().map(|slicing| slicing.interval)
             }
-            Self::Mig(MigConfig {}) => None,
+            Self::Mig(MigConfig { .. }) => None,
+        }
+    }
+
+    /// Device nodes of the host that the containers need besides those of the GPU, such as `/dev/gdrdrv` (GDRCopy),
+    /// `/dev/nvidia-fs*` (GPUDirect Storage) or `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same
+    /// words in the chart's `extraNodes`; a `*` at the end stands for the rest of the name.
+    pub fn extra_nodes(&self) -> &[String] {
+        match self {
+            Self::Gpu(GpuConfig { extra_nodes, .. })
+            | Self::Mig(MigConfig { extra_nodes })
+            | Self::Share(ShareConfig { extra_nodes, .. }) => extra_nodes,
         }
     }
 }
@@ -111,18 +137,19 @@ fn decode_tree(tree: Tree) -> Result<DeviceConfig, ConfigError> {
     let kind = fields.string("kind", &format!("\"kind\": {GPU:?}"))?;
     match kind.as_str() {
         GPU => {
-            let time_slicing = time_slicing(&mut fields)?;
+            let (time_slicing, extra_nodes) = (time_slicing(&mut fields)?, extra_nodes(&mut fields)?);
             fields.finish(GPU)?;
-            Ok(DeviceConfig::Gpu(GpuConfig { time_slicing }))
+            Ok(DeviceConfig::Gpu(GpuConfig { time_slicing, extra_nodes }))
         }
         MIG => {
+            let extra_nodes = extra_nodes(&mut fields)?;
             fields.finish(MIG)?;
-            Ok(DeviceConfig::Mig(MigConfig::default()))
+            Ok(DeviceConfig::Mig(MigConfig { extra_nodes }))
         }
         SHARE => {
-            let time_slicing = time_slicing(&mut fields)?;
+            let (time_slicing, extra_nodes) = (time_slicing(&mut fields)?, extra_nodes(&mut fields)?);
             fields.finish(SHARE)?;
-            Ok(DeviceConfig::Share(ShareConfig { time_slicing }))
+            Ok(DeviceConfig::Share(ShareConfig { time_slicing, extra_nodes }))
         }
         _ => Err(ConfigError::Kind { near: near(&kind, &KINDS), found: kind, known: KINDS.to_vec() }),
     }
@@ -140,4 +167,27 @@ fn time_slicing(fields: &mut Fields) -> Result<Option<TimeSlicing>, ConfigError>
     };
     inside.finish("timeSlicing")?;
     Ok(Some(TimeSlicing { interval }))
+}
+
+/// `extraNodes: [/dev/gdrdrv]`.
+fn extra_nodes(fields: &mut Fields) -> Result<Vec<String>, ConfigError> {
+    let paths = fields.strings("extraNodes")?;
+    match paths.iter().position(|path| !is_device_node(path)) {
+        None => Ok(paths),
+        Some(at) => {
+            let path = fields.path(&format!("extraNodes[{at}]"));
+            let found = paths.into_iter().nth(at).unwrap_or_default();
+            Err(ConfigError::Value { path, found, known: vec![DEVICE_NODE], near: None })
+        }
+    }
+}
+
+/// What [`is_device_node`] takes, for messages.
+pub const DEVICE_NODE: &str = "a path below /dev, as /dev/gdrdrv or /dev/nvidia-fs*";
+
+/// Whether a text names a device node of the host, or several by a `*` at the end.
+pub fn is_device_node(path: &str) -> bool {
+    let Some(rest) = path.strip_prefix("/dev/") else { return false };
+    let name = rest.strip_suffix('*').unwrap_or(rest);
+    !name.contains('*') && name.split('/').all(|part| !["", ".", ".."].contains(&part))
 }

@@ -55,6 +55,29 @@ impl Fields {
         self.take(name).map(|tree| Self::open(&path, tree)).transpose()
     }
 
+    /// Takes a list of strings; none if the field is absent.
+    pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ConfigError> {
+        self.known.push(name);
+        let path = self.path(name);
+        let wrong = |path: String, expected, found: &Tree| ConfigError::WrongType {
+            path,
+            expected,
+            found: found.kind(),
+        };
+        match self.take(name) {
+            None => Ok(Vec::new()),
+            Some(Tree::Array(items)) => items
+                .into_iter()
+                .enumerate()
+                .map(|(at, item)| match item {
+                    Tree::String(text) => Ok(text),
+                    other => Err(wrong(format!("{path}[{at}]"), "a string", &other)),
+                })
+                .collect(),
+            Some(other) => Err(wrong(path, "a list of strings", &other)),
+        }
+    }
+
     /// Path of a field of the object.
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)

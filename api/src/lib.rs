@@ -14,5 +14,8 @@ pub mod node;
 pub mod policy;
 mod tree;
 
-pub use config::{DeviceConfig, GpuConfig, KINDS, MigConfig, ShareConfig, TimeSlicing, decode, decode_slice};
+pub use config::{
+    DEVICE_NODE, DeviceConfig, GpuConfig, KINDS, MigConfig, ShareConfig, TimeSlicing, decode, decode_slice,
+    is_device_node,
+};
 pub use error::ConfigError;

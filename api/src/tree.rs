@@ -12,7 +12,7 @@ pub(crate) enum Tree {
     Bool,
     Number,
     String(String),
-    Array,
+    Array(Vec<Tree>),
     Object(Vec<(String, Tree)>),
 }
 
@@ -24,7 +24,7 @@ impl Tree {
             Self::Bool => "a boolean",
             Self::Number => "a number",
             Self::String(_) => "a string",
-            Self::Array => "a list",
+            Self::Array(_) => "a list",
             Self::Object(_) => "an object",
         }
     }
@@ -37,7 +37,7 @@ impl From<&Value> for Tree {
             Value::Bool(_) => Self::Bool,
             Value::Number(_) => Self::Number,
             Value::String(text) => Self::String(text.clone()),
-            Value::Array(_) => Self::Array,
+            Value::Array(items) => Self::Array(items.iter().map(Self::from).collect()),
             Value::Object(map) => Self::Object(map.iter().map(|(k, v)| (k.clone(), v.into())).collect()),
         }
     }
@@ -71,8 +71,11 @@ impl<'de> Deserialize<'de> for Tree {
                 Ok(Tree::String(text.to_owned()))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Tree, A::Error> {
-                while seq.next_element::<Tree>()?.is_some() {}
-                Ok(Tree::Array)
+                let mut items = Vec::new();
+                while let Some(item) = seq.next_element()? {
+                    items.push(item);
+                }
+                Ok(Tree::Array(items))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tree, A::Error> {
                 let mut entries = Vec::new();

@@ -85,8 +85,8 @@ pub struct Args {
     /// cache), or mounts (no program is called; LD_LIBRARY_PATH leads to them and replaces the image's own).
     #[arg(long, env = "LIBRARY_DELIVERY", value_enum, default_value_t)]
     pub library_delivery: Delivery,
-    /// Further device nodes that containers with a GPU get, where the host has them, separated by commas: those of GDRCopy
-    /// (/dev/gdrdrv), GPUDirect Storage (/dev/nvidia-fs0) or IMEX channels, whose isolation is not divvy's.
+    /// Device nodes of the node that a claim's config may ask for (extraNodes), separated by commas: those of GDRCopy
+    /// (/dev/gdrdrv), GPUDirect Storage (/dev/nvidia-fs*) or IMEX channels, whose isolation is not divvy's.
     #[arg(long, env = "EXTRA_NODES", default_value = "", hide_default_value = true)]
     pub extra_nodes: String,
     /// The program that CDI files call at container creation (divvy-cdi-hook); it is copied into --hook-dir.

@@ -86,7 +86,7 @@ pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, 
             LibraryDelivery::Hook(installed.display().to_string())
         }
     };
-    Ok(HostEdits::new(host.clone(), at, nodes, delivery).with_extra_nodes(config.extra_nodes.clone()))
+    Ok(HostEdits::new(host.clone(), at, nodes, delivery))
 }
 
 pub(crate) fn executor(
@@ -130,6 +130,7 @@ pub(crate) fn executor(
     let settings = ExecutorConfig {
         timing: config.timing.executor,
         lock_dir: config.lock_dir.clone(),
+        extra_nodes: config.extra_nodes.clone(),
         ..ExecutorConfig::new(&*config.driver_name, boot)
     };
     Ok(Executor::new(settings, parts))

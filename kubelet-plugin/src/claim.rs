@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use divvy_claims::{AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef};
+use divvy_claims::{
+    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
+};
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
-    DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
-    ResourceClaimConsumerReference,
+    DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration,
+    DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -93,7 +95,8 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
     let allocation = status.allocation.ok_or_else(|| ClaimError::NotAllocated(Box::new(asked.clone())))?;
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
-    let results = devices.results.unwrap_or_default().into_iter().filter(|result| result.driver == driver);
+    let written = object.spec.and_then(|spec| spec.devices?.config).unwrap_or_default();
+    let results = devices.results.iter().flatten().cloned().filter(|result| result.driver == driver);
     let results = results.map(allocated).collect::<Result<_, _>>();
     let results = results.map_err(|source| ClaimError::BadDevice {
         claim: Box::new(asked.clone()),
@@ -104,7 +107,7 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
         namespace: asked.namespace.clone(),
         name: asked.name.clone(),
         allocation: Allocation { allocated_at, results },
-        configs: devices.config.unwrap_or_default().into_iter().filter_map(config).collect(),
+        configs: configs(devices, &written),
         pods: status.reserved_for.unwrap_or_default().into_iter().filter_map(pod).collect(),
     })
 }
@@ -152,15 +155,33 @@ fn allocated(result: DeviceRequestAllocationResult) -> Result<AllocatedDevice, I
     })
 }
 
-/// An entry without opaque parameters is of a kind that does not exist yet: not ours to judge.
-fn config(entry: DeviceAllocationConfiguration) -> Option<ConfigEntry> {
-    let opaque = entry.opaque?;
-    Some(ConfigEntry {
-        source: if entry.source == "FromClass" { ConfigSource::Class } else { ConfigSource::Claim },
-        requests: entry.requests.unwrap_or_default(),
-        driver: opaque.driver,
-        parameters: opaque.parameters.0,
-    })
+/// The entries of an allocation, with the requests that their authors named. The scheduler of Kubernetes 1.37 empties
+/// `requests` that cover all of the claim's; it copies the claim's entries in order and leaves out those of alternatives
+/// that it did not choose. An entry without opaque parameters is of a kind that does not exist yet: not ours to judge.
+fn configs(devices: DeviceAllocationResult, written: &[DeviceClaimConfiguration]) -> Vec<ConfigEntry> {
+    let results = devices.results.unwrap_or_default();
+    let is_for_a_result = |requests: &[String]| {
+        let names = |result: &str| requests.iter().any(|r| r == result || r == base_request(result));
+        requests.is_empty() || results.iter().any(|result| names(&result.request))
+    };
+    let mut written = written.iter();
+    let mut entry = |entry: DeviceAllocationConfiguration| {
+        let opaque = entry.opaque?;
+        let source = if entry.source == "FromClass" { ConfigSource::Class } else { ConfigSource::Claim };
+        let mut requests = entry.requests.unwrap_or_default();
+        let is_it = |own: &&DeviceClaimConfiguration| {
+            own.opaque.as_ref() == Some(&opaque)
+                && is_for_a_result(own.requests.as_deref().unwrap_or_default())
+        };
+        if source == ConfigSource::Claim
+            && requests.is_empty()
+            && let Some(own) = written.find(is_it)
+        {
+            requests = own.requests.clone().unwrap_or_default();
+        }
+        Some(ConfigEntry { source, requests, driver: opaque.driver, parameters: opaque.parameters.0 })
+    };
+    devices.config.unwrap_or_default().into_iter().filter_map(&mut entry).collect()
 }
 
 fn pod(consumer: ResourceClaimConsumerReference) -> Option<PodRef> {
@@ -261,6 +282,36 @@ mod tests {
                 pods: vec![PodRef { name: "p".into(), uid: "pod-1".into() }],
             }
         );
+    }
+
+    #[test]
+    fn an_entry_whose_requests_the_scheduler_emptied_is_for_those_that_its_author_named() {
+        let opaque = |a: u32| json!({ "driver": "d", "parameters": { "a": a } });
+        let object = |status: serde_json::Value| -> ResourceClaim {
+            serde_json::from_value(json!({
+                "metadata": { "namespace": "ns", "name": "c", "uid": "uid-1" },
+                "spec": { "devices": { "config": [
+                    { "requests": ["gpu/mig"], "opaque": opaque(1) },
+                    { "requests": ["gpu/share"], "opaque": opaque(1) },
+                    { "opaque": opaque(2) },
+                    { "requests": ["gpu"], "opaque": opaque(3) },
+                ] } },
+                "status": { "allocation": { "devices": status } },
+            }))
+            .unwrap()
+        };
+        let status = json!({
+            "results": [{ "request": "gpu/share", "driver": "d", "pool": "n1/divvy", "device": "gpu-0-ts" }],
+            "config": [
+                { "source": "FromClass", "opaque": opaque(1) },
+                { "source": "FromClaim", "opaque": opaque(1) },
+                { "source": "FromClaim", "opaque": opaque(2) },
+                { "source": "FromClaim", "opaque": opaque(3) },
+            ],
+        });
+        let claim = from_api(&asked(), object(status), "d").unwrap();
+        let requests: Vec<_> = claim.configs.iter().map(|entry| entry.requests.join(",")).collect();
+        assert_eq!(requests, ["", "gpu/share", "", "gpu"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use divvy_api::{DEVICE_NODE, is_device_node};
 use divvy_model::health::HealthRules;
 use divvy_model::mig::ProfileVariant;
 use divvy_offer::{GpuRules, ModeLock, Modes};
@@ -93,7 +94,7 @@ pub struct Config {
     pub mig_profiles: BTreeSet<ProfileVariant>,
     /// By which rules the health of GPUs is judged.
     pub health: HealthRules,
-    /// Further device nodes of containers with a GPU.
+    /// Device nodes of the host that claims may ask for.
     pub extra_nodes: Vec<String>,
     /// How containers find the driver's libraries.
     pub library_delivery: Delivery,
@@ -300,9 +301,8 @@ fn addresses(flag: &'static str, text: &str) -> Result<Vec<SocketAddr>, ConfigEr
 /// Paths of device nodes, separated by commas.
 fn device_nodes_of(text: &str) -> Result<Vec<String>, ConfigError> {
     let of = |path: &str| {
-        let rest = path.strip_prefix("/dev/");
-        let ok = rest.is_some_and(|rest| rest.split('/').all(|part| !["", ".", ".."].contains(&part)));
-        check("extra-nodes", path, ok, "expected paths below /dev, separated by commas, as /dev/gdrdrv")?;
+        let reason = format!("expected {DEVICE_NODE}, several separated by commas");
+        check("extra-nodes", path, is_device_node(path), &reason)?;
         Ok(path.to_owned())
     };
     text.split(',').map(str::trim).filter(|path| !path.is_empty()).map(of).collect()

@@ -11,9 +11,7 @@ use divvy_api::names;
 use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
 use divvy_claims::{RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{
-    ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery, NodeError,
-};
+use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{Gpu, HoldKind, PciAddress};
 
@@ -45,7 +43,6 @@ pub(crate) struct HostEdits {
     at: DriverAt,
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
-    extra_nodes: Vec<String>,
     common: Mutex<Option<Common>>,
     /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding them takes a dozen
     /// looks into sysfs.
@@ -73,12 +70,7 @@ impl HostEdits {
     pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (no_nodes, uvm_loaded) = (AtomicBool::default(), AtomicBool::default());
-        let extra_nodes = Vec::new();
-        Self { host, at, nodes, delivery, extra_nodes, common, gpu_nodes, failed, no_nodes, uvm_loaded }
-    }
-
-    pub(crate) fn with_extra_nodes(self, extra_nodes: Vec<String>) -> Self {
-        Self { extra_nodes, ..self }
+        Self { host, at, nodes, delivery, common, gpu_nodes, failed, no_nodes, uvm_loaded }
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
@@ -104,12 +96,10 @@ impl HostEdits {
     /// The control nodes. CUDA needs `nvidia-uvm`, and on a host without a udev rule for it nothing loads that after a boot.
     fn control(&self) -> Result<ControlNodes, EditsError> {
         const UVM: &str = "nvidia-uvm";
-        let find = || -> Result<ControlNodes, NodeError> {
-            let mut control = divvy_host::control_nodes(&self.host, &self.nodes)?;
-            control.nodes.extend(divvy_host::extra_nodes(&self.host, &self.nodes, &self.extra_nodes)?);
-            Ok(control)
+        let look = || {
+            divvy_host::control_nodes(&self.host, &self.nodes)
+                .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))
         };
-        let look = || find().map_err(|e| edits_error("the driver's control nodes cannot be worked out", e));
         let control = look()?;
         let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
         // It would bring the main module with it, which may be away on purpose.
@@ -224,14 +214,16 @@ impl DeviceEdits for HostEdits {
             source: None,
         })?;
         let nodes = self.nodes_of(gpu, minor)?;
-        match device.kind {
-            HoldKind::Whole | HoldKind::Share | HoldKind::Admin => Ok(cdi(divvy_host::gpu_edits(&nodes))),
+        let mut edits = match device.kind {
+            HoldKind::Whole | HoldKind::Share | HoldKind::Admin => divvy_host::gpu_edits(&nodes),
             HoldKind::Partition { profile, .. } => {
                 let profile = gpu.mig.as_ref().and_then(|mig| mig.capabilities.profile(profile));
                 let graphics = profile.is_some_and(|found| found.variant() == ProfileVariant::Graphics);
-                self.partition(&nodes, minor, (device, steps), graphics)
+                self.partition(&nodes, minor, (device, steps), graphics)?
             }
-        }
+        };
+        edits.device_nodes.extend(self.extra_nodes(&device.extra_nodes)?);
+        Ok(cdi(edits))
     }
 }
 
@@ -244,7 +236,7 @@ impl HostEdits {
         minor: u32,
         (device, steps): (&RecordedDevice, &[StepState]),
         graphics: bool,
-    ) -> Result<ContainerEdits, EditsError> {
+    ) -> Result<Edits, EditsError> {
         let name = &device.allocated.device;
         let made = device.partition(steps).ok_or_else(|| EditsError {
             what: format!("the record does not say which MIG instances {name} is"),
@@ -262,7 +254,25 @@ impl HostEdits {
         if device.is_static {
             edits.env.push(format!("{}=true", names::env::mig_static(name.as_str())));
         }
-        Ok(cdi(edits))
+        Ok(edits)
+    }
+
+    /// The device nodes that the claim's config asks for.
+    fn extra_nodes(&self, wanted: &[String]) -> Result<Vec<divvy_host::DeviceNode>, EditsError> {
+        let mut all = Vec::new();
+        for path in wanted {
+            let found = divvy_host::extra_nodes(&self.host, &self.nodes, path).map_err(|e| {
+                edits_error(&format!("{path}, which the claim's config asks for, cannot be given"), e)
+            })?;
+            if found.is_empty() {
+                let what = format!(
+                    "the node has no {path}, which the claim's config asks for (load its kernel module on the node, or choose nodes that have it)"
+                );
+                return Err(EditsError { what, source: None });
+            }
+            all.extend(found);
+        }
+        Ok(all)
     }
 }
 

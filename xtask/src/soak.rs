@@ -20,8 +20,8 @@ use crate::mutants;
 const OLDER_NAME: &str = "soak-versions";
 const DAY_NAME: &str = "soak-day";
 const UPDATE_NAME: &str = "soak-update";
-/// The first commit whose plugin publishes with a mock library that, like NVIDIA's, has no CUDA version without libcuda.
-const OLD: &str = "74788a7";
+/// The last commit before publishing and preparing were rebuilt.
+const OLD: &str = "da05764";
 /// Releases before the one that CI tests with; those below 1.36 also with the gates of sharing switched on.
 const OLDER: [&str; 3] = ["1.36.4", "1.35.8", "1.34.9"];
 

@@ -45,20 +45,22 @@ impl ConfigKind {
     }
 }
 
-/// How an entry speaks of a request.
+/// Which devices of a request an entry is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Applies {
-    /// It lists no requests: it is for all of its kind.
-    ToAll,
-    /// It names the request, or the request of this subrequest.
+    /// Those of its kind: it lists no requests, or a request whose alternatives may differ in kind, or it is of a class,
+    /// whose devices may.
+    ToItsKind,
+    /// All of them: its author named the request. Another kind is a mistake.
     ByName,
 }
 
 fn applies(entry: &ConfigEntry, request: &str) -> Option<Applies> {
-    if entry.requests.is_empty() {
-        Some(Applies::ToAll)
-    } else if entry.requests.iter().any(|r| r == request || r == base_request(request)) {
+    let names = |name: &str| entry.requests.iter().any(|r| r == name);
+    if entry.source == ConfigSource::Claim && names(request) {
         Some(Applies::ByName)
+    } else if entry.requests.is_empty() || names(request) || names(base_request(request)) {
+        Some(Applies::ToItsKind)
     } else {
         None
     }
@@ -106,8 +108,7 @@ pub fn resolve(claim: &Claim, driver: &str, request: &str, device: &DeviceKind) 
     })
 }
 
-/// The index of the entry that wins, or the entry that names the request with a wrong kind. An entry for all
-/// requests is silently not meant for devices of another kind; one that names the request is a mistake.
+/// The index of the entry that wins, or the entry that names the request with a wrong kind.
 fn choose(
     entries: &[(EntryAt, Applies, ConfigKind)],
     wanted: ConfigKind,
@@ -155,20 +156,20 @@ mod tests {
 
     #[test]
     fn the_last_applicable_entry_of_the_kind_wins_and_the_claim_stands_over_the_class() {
-        use Applies::{ByName, ToAll};
+        use Applies::{ByName, ToItsKind};
         use ConfigKind::{Gpu, Mig};
         let at = |index| EntryAt { source: ConfigSource::Claim, index };
         assert_eq!(
-            choose(&[(at(0), ToAll, Gpu), (at(1), ByName, Gpu), (at(2), ToAll, Gpu)], Gpu),
+            choose(&[(at(0), ToItsKind, Gpu), (at(1), ByName, Gpu), (at(2), ToItsKind, Gpu)], Gpu),
             Ok(Some(2))
         );
         assert_eq!(
-            choose(&[(at(0), ToAll, Gpu), (at(1), ToAll, Mig)], Gpu),
+            choose(&[(at(0), ToItsKind, Gpu), (at(1), ToItsKind, Mig)], Gpu),
             Ok(Some(0)),
             "a whole kind is skipped"
         );
-        assert_eq!(choose(&[(at(0), ToAll, Mig)], Gpu), Ok(None));
-        assert_eq!(choose(&[(at(0), ByName, Mig), (at(1), ToAll, Gpu)], Gpu), Err((at(0), Mig)));
+        assert_eq!(choose(&[(at(0), ToItsKind, Mig)], Gpu), Ok(None));
+        assert_eq!(choose(&[(at(0), ByName, Mig), (at(1), ToItsKind, Gpu)], Gpu), Err((at(0), Mig)));
         let class_last = [
             entry(ConfigSource::Claim, &[], "d", json!(1)),
             entry(ConfigSource::Class, &[], "d", json!(2)),
@@ -179,15 +180,25 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_for_a_request_applies_to_its_subrequests_and_not_the_other_way_round() {
+    fn an_entry_for_a_request_applies_to_its_subrequests_of_its_kind_and_not_the_other_way_round() {
         let for_main = entry(ConfigSource::Claim, &["main"], "d", json!({}));
         let for_sub = entry(ConfigSource::Claim, &["main/big"], "d", json!({}));
-        assert_eq!(applies(&for_main, "main/big"), Some(Applies::ByName));
+        assert_eq!(applies(&for_main, "main"), Some(Applies::ByName));
+        assert_eq!(applies(&for_main, "main/big"), Some(Applies::ToItsKind));
+        let of_class = entry(ConfigSource::Class, &["main"], "d", json!({}));
+        assert_eq!(
+            applies(&of_class, "main"),
+            Some(Applies::ToItsKind),
+            "one class may have devices of several kinds"
+        );
         assert_eq!(applies(&for_sub, "main/big"), Some(Applies::ByName));
         assert_eq!(applies(&for_sub, "main/small"), None);
         assert_eq!(applies(&for_sub, "main"), None);
         assert_eq!(applies(&for_main, "mainland"), None);
-        assert_eq!(applies(&entry(ConfigSource::Class, &[], "d", json!({})), "main"), Some(Applies::ToAll));
+        assert_eq!(
+            applies(&entry(ConfigSource::Class, &[], "d", json!({})), "main"),
+            Some(Applies::ToItsKind)
+        );
     }
 
     #[test]

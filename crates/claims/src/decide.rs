@@ -49,6 +49,8 @@ pub struct Snapshot<'a> {
     /// What lives at the places of the claim's partitions now, by device, whoever made it; an error where that cannot be
     /// read. A device without an entry is no partition, or none that its GPU can be cut into.
     pub living: &'a Living,
+    /// Device nodes of the host that claims may ask for.
+    pub extra_nodes: &'a [String],
 }
 
 /// What lives at the places of partitions, by device.
@@ -168,7 +170,17 @@ fn resolve_device(
     };
     // Admin access changes nothing, whatever its config says.
     let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
-    Ok(RecordedDevice { allocated: result.clone(), gpu: uuid.clone(), kind: hold, time_slice, is_static })
+    let extra_nodes = offered(config.extra_nodes(), seen.extra_nodes)?;
+    let (allocated, gpu) = (result.clone(), uuid.clone());
+    Ok(RecordedDevice { allocated, gpu, kind: hold, time_slice, extra_nodes, is_static })
+}
+
+/// The extra nodes that a config asks for, if claims may have them all.
+fn offered(wanted: &[String], offered: &[String]) -> Result<Vec<String>, Why> {
+    match wanted.iter().find(|path| !offered.contains(path)) {
+        None => Ok(wanted.to_vec()),
+        Some(path) => Err(Why::ExtraNode { path: path.clone(), offered: offered.to_vec() }),
+    }
 }
 
 /// The device, unless it does not go with those that the claim has besides: a part of a GPU is given once, and a GPU has

@@ -87,6 +87,7 @@ mod tests {
             gpu: "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap(),
             kind: HoldKind::Share,
             time_slice: None,
+            extra_nodes: Vec::new(),
             is_static: false,
         }
     }

@@ -23,6 +23,9 @@ pub struct RecordedDevice {
     /// The time slice its config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
+    /// Device nodes of the host that its config asks for, as written there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_nodes: Vec<String>,
     /// A partition that others have made: it is found, and never made or destroyed.
     #[serde(default, rename = "static", skip_serializing_if = "std::ops::Not::not")]
     pub is_static: bool,

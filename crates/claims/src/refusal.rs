@@ -140,6 +140,14 @@ pub enum Why {
         /// What is asked for with that.
         other_wanted: TimeSlice,
     },
+    /// A config asks for a device node of the host that the node does not offer to claims.
+    #[error("the claim's config asks for {path} (extraNodes), and this node offers {} to claims", offered_nodes(.offered))]
+    ExtraNode {
+        /// As the config has it.
+        path: String,
+        /// What claims may ask for.
+        offered: Vec<String>,
+    },
     /// Nothing lives at the place of a partition that an administrator was to make.
     #[error(
         "no MIG device lives at its place; the node's administrator makes those of this GPU (policy: static), and this driver makes none"
@@ -225,6 +233,10 @@ impl Clash {
     }
 }
 
+fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
+    if paths.is_empty() { "none".into() } else { format!("only {}", paths.join(", ")).into() }
+}
+
 const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled anew";
 const SCHEDULER: &str = "this is a fault of the scheduler: delete the pod and the claim";
 
@@ -267,6 +279,7 @@ impl Why {
             Self::InUse { clash: Clash::TimeSlice { .. }, .. } => ("time-slice-conflict", Later),
             Self::TwoTimeSlices { .. } => ("time-slice-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
+            Self::ExtraNode { .. } => ("extra-node", Later),
             Self::StillHeld { .. } => ("held", Later),
             Self::ForeignProcesses(_) => ("foreign-processes", Soon),
             Self::OtherDriver(_) => ("other-driver", Soon),
@@ -315,6 +328,9 @@ impl Why {
             }
             Self::TwoTimeSlices { .. } => {
                 "write the same timeSlicing.interval into both configs; a claim's spec is immutable, so make it anew".into()
+            }
+            Self::ExtraNode { path, .. } => {
+                format!("an administrator can add {path} to the chart value extraNodes; else leave it out of the config").into()
             }
             Self::NoStaticPartition => format!("make it again with nvidia-smi, or {RESCHEDULE}").into(),
             Self::StillHeld { .. } => "it is handed over when its last container is gone".into(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use divvy_claims::{Cause, Record, Step, StepError};
 use divvy_model::{ComputeMode, GpuUuid, HoldKind};
 
-use crate::run::Failed;
+use crate::run::StepFailed;
 use crate::{Executor, StoreError, chain};
 
 impl Executor {
@@ -16,7 +16,7 @@ impl Executor {
         gpu: &GpuUuid,
         to: ComputeMode,
         until: Duration,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), StepFailed> {
         let not_done = |what: &str| StepError::NotDone(Cause::new(format!("compute mode of {gpu} {what}")));
         // What was decided on may be a minute old.
         self.parts.inventory.changed(gpu);

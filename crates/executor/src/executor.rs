@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::owned::Owned;
 use crate::partitions::Instances;
 use crate::reconcile::Orphans;
-use crate::state::State;
+use crate::state::StateFiles;
 use crate::{
     Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, ProcessSource, Steps, Store,
     StoreError, TimeSlices,
@@ -63,6 +63,8 @@ pub struct ExecutorConfig {
     /// A folder that all drivers of ours on the node share, which keeps a GPU from being given out by two. `None`: there
     /// is no other.
     pub lock_dir: Option<PathBuf>,
+    /// Device nodes of the host that claims may ask for.
+    pub extra_nodes: Vec<String>,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -70,7 +72,8 @@ pub struct ExecutorConfig {
 impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
-        Self { driver: driver.into(), boot, timing: Timing::default(), lock_dir: None, decide }
+        let timing = Timing::default();
+        Self { driver: driver.into(), boot, timing, lock_dir: None, extra_nodes: Vec::new(), decide }
     }
 }
 
@@ -103,7 +106,7 @@ pub struct Parts {
 pub struct Executor {
     pub(crate) config: ExecutorConfig,
     pub(crate) parts: Parts,
-    pub(crate) state: State,
+    pub(crate) state: StateFiles,
     pub(crate) owned: Option<Owned>,
     pub(crate) orphans: Mutex<Orphans>,
     /// GPU instances of others, as last seen.
@@ -132,7 +135,7 @@ pub struct HeldDevice {
 impl Executor {
     /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
-        let state = State::new(parts.store.clone());
+        let state = StateFiles::new(parts.store.clone());
         let owned = config.lock_dir.clone().map(|dir| Owned::new(dir, config.driver.clone()));
         Self { config, parts, state, owned, orphans: Mutex::default(), last_foreign: Mutex::default() }
     }

@@ -8,7 +8,7 @@
 //!
 //! How a prepare reads: `prepare.rs` takes the locks and a snapshot and calls `decide`; `run.rs` carries a plan out,
 //! `unwind.rs` takes it back; `unprepare.rs` lets a claim go and finishes those that linger; `reconcile.rs` does the rest
-//! of a claim's life, `lost.rs` where its record was lost. `state.rs` turns typed values into files of the [`Store`].
+//! of a claim's life, `rebuild.rs` where its record was lost. `state.rs` turns typed values into files of the [`Store`].
 
 #![expect(clippy::result_large_err, reason = "refusals are rare and made once; boxes would only hide them")]
 
@@ -20,18 +20,18 @@ mod error;
 mod executor;
 mod gpus;
 mod locks;
-mod lost;
 mod marks;
 mod mig;
 mod numbers;
 mod owned;
 mod partitions;
+mod ports;
 mod prepare;
+mod rebuild;
 mod reconcile;
 mod report;
 mod restore;
 mod run;
-mod seams;
 mod state;
 mod store;
 mod time_slices;
@@ -52,10 +52,10 @@ pub use marks::FileMarks;
 pub use mig::MigSteps;
 pub use numbers::NumberError;
 pub use partitions::Instances;
+pub use ports::{ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup, ProcessSource, Steps};
 pub use reconcile::{ClusterView, RunningDevice};
 pub use report::{Event, Report};
 pub use restore::Refresh;
-pub use seams::{ClaimsApi, DeviceEdits, DriverProcesses, InventorySource, Lookup, ProcessSource, Steps};
 pub use store::{Durability, Entry, FileStore, Folder, Stamp, Store};
 pub use time_slices::{TimeSliceError, TimeSlices};
 pub use unprepare::Unprepared;

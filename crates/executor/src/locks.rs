@@ -128,7 +128,7 @@ impl Drop for Reserved {
 }
 
 /// Fields are dropped in order: the file first, so that the next thread finds it free.
-struct Held {
+struct HeldLock {
     _file: fs::File,
     _reserved: Reserved,
 }
@@ -143,7 +143,7 @@ impl Locks for FileLocks {
         let mut pause = Duration::from_millis(1);
         loop {
             match file.file().try_lock() {
-                Ok(()) => return Ok(Box::new(Held { _file: file, _reserved: reserved })),
+                Ok(()) => return Ok(Box::new(HeldLock { _file: file, _reserved: reserved })),
                 Err(std::fs::TryLockError::WouldBlock) => {
                     let left = until.saturating_sub(self.clock.now());
                     if left.is_zero() {

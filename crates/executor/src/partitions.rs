@@ -8,7 +8,7 @@ use divvy_claims::{Cause, Claim, Living, Outcome, Progress, Record, Step, StepEr
 use divvy_model::mig::{GpuInstance, PartitionName};
 use divvy_model::{DeviceName, GpuUuid, HoldKind, Inventory, MigMode, Ordinals};
 
-use crate::run::Failed;
+use crate::run::StepFailed;
 use crate::unprepare::BRIEFLY;
 use crate::{Executor, StoreError};
 
@@ -17,7 +17,7 @@ pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
 
 impl Executor {
     /// Brings MIG mode of a GPU to `on`. What it was is in the GPU's state before it changes. Under the GPU's lock.
-    pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool, until: Duration) -> Result<(), Failed> {
+    pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool, until: Duration) -> Result<(), StepFailed> {
         let steps = &self.parts.steps;
         let mode = steps
             .mig_mode(gpu)

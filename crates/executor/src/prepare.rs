@@ -14,7 +14,7 @@ use divvy_model::{ClaimUid, DeviceKind, GpuError, GpuUuid, Inventory, MigMode, O
 use crate::run::Before;
 use crate::state::{Gpus, Records};
 use crate::unprepare::{BRIEFLY, Release};
-use crate::unwind::Left;
+use crate::unwind::LeftBehind;
 use crate::{
     Call, Event, Executor, LockError, LockGuard, LockName, Lookup, PrepareCause, PrepareError, StoreError,
 };
@@ -42,7 +42,7 @@ enum Blocker {
 }
 
 /// What [`Snapshot`] is made of, read under the locks.
-pub(crate) struct Seen {
+pub(crate) struct Observations {
     inventory: Option<Arc<Inventory>>,
     ordinals: Arc<Ordinals>,
     pub(crate) records: Records,
@@ -52,7 +52,7 @@ pub(crate) struct Seen {
     living: Living,
 }
 
-impl Seen {
+impl Observations {
     pub(crate) fn snapshot<'a>(&'a self, executor: &'a Executor) -> Snapshot<'a> {
         Snapshot {
             driver: &executor.config.driver,
@@ -64,6 +64,7 @@ impl Seen {
             modes: &self.modes,
             processes: &self.processes,
             living: &self.living,
+            extra_nodes: &executor.config.extra_nodes,
         }
     }
 }
@@ -118,13 +119,17 @@ impl Executor {
     }
 
     /// What a claim's prepare depends on. Under the locks of the GPUs concerned.
-    pub(crate) fn look(&self, claim: &Claim, concerned: &BTreeSet<GpuUuid>) -> Result<Seen, StoreError> {
+    pub(crate) fn look(
+        &self,
+        claim: &Claim,
+        concerned: &BTreeSet<GpuUuid>,
+    ) -> Result<Observations, StoreError> {
         let (ordinals, inventory) = (self.state.ordinals()?, self.parts.inventory.inventory());
         let modes = self.modes(concerned, inventory.as_deref());
         let living = self.living(claim, &ordinals, inventory.as_deref());
         let (records, gpus) = (self.state.records()?, self.state.gpus()?);
         let processes = self.processes(&claim.uid, concerned, &records);
-        Ok(Seen { inventory, ordinals, records, gpus, modes, processes, living })
+        Ok(Observations { inventory, ordinals, records, gpus, modes, processes, living })
     }
 
     /// Processes on GPUs that no other claim holds; of a claim that is prepared already none is asked for.
@@ -286,9 +291,9 @@ impl Executor {
         let why = match self.release(record) {
             Ok(Release::Released) => return Ok(None),
             Ok(Release::Blocked { why, .. }) => Why::StillHeld { holder: record.reference(), why },
-            Err(Left::Steps { reason, .. }) => Why::Fenced(reason),
-            Err(Left::Store(error)) => return Err(error.into()),
-            Err(Left::Cdi(error)) => return Err(error.into()),
+            Err(LeftBehind::Steps { reason, .. }) => Why::Fenced(reason),
+            Err(LeftBehind::Store(error)) => return Err(error.into()),
+            Err(LeftBehind::Cdi(error)) => return Err(error.into()),
         };
         Ok(record.devices.first().map(|device| why.about(claim, device)))
     }

@@ -25,24 +25,24 @@ pub(crate) enum Before {
 
 /// Why a step was not carried out.
 #[derive(Debug)]
-pub(crate) enum Failed {
+pub(crate) enum StepFailed {
     Step(StepError),
     Store(StoreError),
 }
 
-impl From<StepError> for Failed {
+impl From<StepError> for StepFailed {
     fn from(error: StepError) -> Self {
         Self::Step(error)
     }
 }
 
-impl From<StoreError> for Failed {
+impl From<StoreError> for StepFailed {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-impl Failed {
+impl StepFailed {
     fn cause(self, step: &Step) -> PrepareCause {
         match self {
             Self::Step(source) => PrepareCause::Step { step: step.to_string(), source },
@@ -128,7 +128,7 @@ impl Executor {
         Ok(record)
     }
 
-    fn use_partition(&self, record: &mut Record, step: &Step) -> Result<(), Failed> {
+    fn use_partition(&self, record: &mut Record, step: &Step) -> Result<(), StepFailed> {
         record.phase = Phase::Preparing;
         let outcome = self.find_static(step)?.ok_or_else(|| {
             StepError::NotDone(Cause::new("nothing lives there any more, and this driver makes none"))
@@ -138,7 +138,7 @@ impl Executor {
     }
 
     /// Makes a partition. That it is about to be made stands in the GPU's file and in the record before it begins.
-    fn create_partition(&self, record: &mut Record, step: &Step, until: Duration) -> Result<(), Failed> {
+    fn create_partition(&self, record: &mut Record, step: &Step, until: Duration) -> Result<(), StepFailed> {
         record.phase = Phase::Preparing;
         let before = self.parts.steps.before(step)?;
         let intended =

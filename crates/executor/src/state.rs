@@ -35,7 +35,7 @@ pub(crate) struct Tombstone {
     pub(crate) at: Duration,
 }
 
-pub(crate) struct State {
+pub(crate) struct StateFiles {
     store: Arc<dyn Store>,
     parsed_records: Parsed<ClaimUid, Record>,
     parsed_gpus: Parsed<GpuUuid, GpuState>,
@@ -63,7 +63,7 @@ fn state_of(gpu: &GpuUuid) -> String {
     format!("the state of {gpu}")
 }
 
-impl State {
+impl StateFiles {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,

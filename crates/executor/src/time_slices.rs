@@ -7,7 +7,7 @@ use std::time::Duration;
 use divvy_claims::{Cause, GpuState, Record, Step, StepError, Stored, goal};
 use divvy_model::{GpuUuid, Hold, TimeSlice};
 
-use crate::run::Failed;
+use crate::run::StepFailed;
 use crate::{Event, Executor, Report, StoreError, chain};
 
 /// Why a time slice could not be read or set.
@@ -51,7 +51,12 @@ const SET_WITHIN: Duration = Duration::from_secs(10);
 
 impl Executor {
     /// Brings the time slice of a GPU to `to`. What it was is in the GPU's state before it changes. Under the GPU's lock.
-    pub(crate) fn set_time_slice(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), Failed> {
+    pub(crate) fn set_time_slice(
+        &self,
+        gpu: &GpuUuid,
+        to: TimeSlice,
+        until: Duration,
+    ) -> Result<(), StepFailed> {
         let boot = &self.config.boot;
         // What such a GPU does anyway is served.
         let is_ignored = |error: &TimeSliceError| {

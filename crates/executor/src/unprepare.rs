@@ -7,7 +7,7 @@ use divvy_claims::{Leaving, Phase, Record, Stored};
 use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, HoldKind};
 
 use crate::state::Tombstone;
-use crate::unwind::Left;
+use crate::unwind::LeftBehind;
 use crate::{Call, Event, Executor, LockError, Lookup, StoreError, UnprepareCause, UnprepareError};
 
 /// How an unprepare ended. All of these are a success towards the kubelet: an error would leave the pod terminating.
@@ -166,14 +166,14 @@ impl Executor {
                 Ok((Release::Blocked { why, soon }, problem))
             }
             Ok(Release::Released) => Ok((Release::Released, None)),
-            Err(Left::Steps { reason: why, soon }) => Ok((Release::Blocked { why, soon }, None)),
-            Err(Left::Store(error)) => Err(error.into()),
-            Err(Left::Cdi(error)) => Err(error.into()),
+            Err(LeftBehind::Steps { reason: why, soon }) => Ok((Release::Blocked { why, soon }, None)),
+            Err(LeftBehind::Store(error)) => Err(error.into()),
+            Err(LeftBehind::Cdi(error)) => Err(error.into()),
         }
     }
 
     /// Lets go if no process is in the way. Under the locks of the claim and its GPUs.
-    pub(crate) fn release(&self, record: &Record) -> Result<Release, Left> {
+    pub(crate) fn release(&self, record: &Record) -> Result<Release, LeftBehind> {
         match self.in_the_way(record)? {
             Some(why) => Ok(Release::Blocked { why, soon: true }),
             None => self.unwind(record.clone()).map(|()| Release::Released),

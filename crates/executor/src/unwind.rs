@@ -9,7 +9,7 @@ use crate::{CdiError, Executor, PrepareCause, StoreError, chain};
 
 /// Why something could not be taken back as a whole. What is left is on record.
 #[derive(Debug)]
-pub(crate) enum Left {
+pub(crate) enum LeftBehind {
     Store(StoreError),
     Cdi(CdiError),
     /// A step's outcome is not known, or its undo failed: the claim lingers.
@@ -21,19 +21,19 @@ pub(crate) enum Left {
     },
 }
 
-impl From<StoreError> for Left {
+impl From<StoreError> for LeftBehind {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-impl From<CdiError> for Left {
+impl From<CdiError> for LeftBehind {
     fn from(error: CdiError) -> Self {
         Self::Cdi(error)
     }
 }
 
-impl std::fmt::Display for Left {
+impl std::fmt::Display for LeftBehind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Store(error) => f.write_str(&chain(error)),
@@ -61,7 +61,7 @@ impl Executor {
             Before::OtherBoot(earlier) if !record.steps.is_empty() => self.unwind_to(record, earlier),
             // Nothing was made but files. If the earlier record cannot be written, what is on disk now holds the same.
             Before::Lingering(earlier) | Before::OtherBoot(earlier) => {
-                let back = self.state.put_back(earlier).map_err(Left::from);
+                let back = self.state.put_back(earlier).map_err(LeftBehind::from);
                 back.and_then(|()| Ok(self.remove_cdi(&record.uid)?))
             }
         };
@@ -72,19 +72,19 @@ impl Executor {
     }
 
     /// Takes back all that a record says, in reverse, and the record last.
-    pub(crate) fn unwind(&self, record: Record) -> Result<(), Left> {
+    pub(crate) fn unwind(&self, record: Record) -> Result<(), LeftBehind> {
         self.remove_cdi(&record.uid)?;
         self.unwind_steps(record, None)
     }
 
     /// Takes back all that a record says, and leaves an earlier record. That also says what its file is: the file can wait.
-    fn unwind_to(&self, record: Record, earlier: &Record) -> Result<(), Left> {
+    fn unwind_to(&self, record: Record, earlier: &Record) -> Result<(), LeftBehind> {
         let no_cdi = self.remove_cdi(&record.uid);
         self.unwind_steps(record, Some(earlier))?;
         Ok(no_cdi?)
     }
 
-    fn unwind_steps(&self, mut record: Record, earlier: Option<&Record>) -> Result<(), Left> {
+    fn unwind_steps(&self, mut record: Record, earlier: Option<&Record>) -> Result<(), LeftBehind> {
         let on_disk = record.clone();
         // Of another boot: the hardware has forgotten.
         let live = record.boot == self.config.boot;
@@ -125,7 +125,7 @@ impl Executor {
                 if record != on_disk {
                     self.state.write_record(&record)?;
                 }
-                return Err(Left::Steps { reason, soon });
+                return Err(LeftBehind::Steps { reason, soon });
             }
         }
         self.forget_on(&gpus_of_record(&record), &record.uid)?;

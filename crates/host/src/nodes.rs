@@ -131,6 +131,26 @@ impl DeviceNodes {
             Self::Real => stat(&host.dev(path.trim_start_matches("/dev/"))),
         }
     }
+
+    /// Paths of a folder's nodes whose names begin so.
+    fn beginning_with(&self, host: &HostRoot, begin: &str) -> Result<Vec<String>, NodeError> {
+        let (folder, name) = begin.rsplit_once('/').unwrap_or(("", begin));
+        if let Self::Given(table) = self {
+            let fits = |path: &&String| path.strip_prefix(begin).is_some_and(|rest| !rest.contains('/'));
+            return Ok(table.keys().filter(fits).cloned().collect());
+        }
+        let entries =
+            match fs_err::read_dir(host.dev(folder.trim_start_matches("/dev").trim_start_matches('/'))) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+                Err(error) => return Err(NodeError::Stat(error)),
+            };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut paths: Vec<_> =
+            names.filter(|found| found.starts_with(name)).map(|found| format!("{folder}/{found}")).collect();
+        paths.sort();
+        Ok(paths)
+    }
 }
 
 fn stat(path: &Path) -> Result<Option<NodeInfo>, NodeError> {
@@ -234,17 +254,18 @@ pub fn control_nodes(host: &HostRoot, nodes: &DeviceNodes) -> Result<ControlNode
     Ok(control)
 }
 
-/// Those of these nodes of the host that are there: of other modules, such as GDRCopy's `/dev/gdrdrv`.
-pub fn extra_nodes(
-    host: &HostRoot,
-    nodes: &DeviceNodes,
-    paths: &[String],
-) -> Result<Vec<DeviceNode>, NodeError> {
-    let look = |path: &String| {
-        let found = nodes.look_up(host, path).transpose()?;
-        Some(found.map(|info| DeviceNode { path: path.clone(), info }))
+/// A device node of the host's other modules, such as GDRCopy's `/dev/gdrdrv`; by a `*` at the end all nodes of its folder
+/// whose names begin so, in the order of their names. None where the host has none.
+pub fn extra_nodes(host: &HostRoot, nodes: &DeviceNodes, path: &str) -> Result<Vec<DeviceNode>, NodeError> {
+    let paths = match path.strip_suffix('*') {
+        None => vec![path.to_owned()],
+        Some(begin) => nodes.beginning_with(host, begin)?,
     };
-    paths.iter().filter_map(look).collect()
+    let look = |path: String| {
+        let found = nodes.look_up(host, &path).transpose()?;
+        Some(found.map(|info| DeviceNode { path, info }))
+    };
+    paths.into_iter().filter_map(look).collect()
 }
 
 /// The nodes of one GPU.

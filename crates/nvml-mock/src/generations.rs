@@ -108,3 +108,22 @@ impl Generation {
         if self.major >= 590 { 36 } else { 18 }
     }
 }
+
+/// Makes the built library one that lacks functions: overwrites the first letter of their names in its symbol table, so that
+/// the loader finds nothing under them. Returns those that were not there.
+pub fn without_symbols<'a>(library: &mut [u8], symbols: &[&'a str]) -> Vec<&'a str> {
+    let mut left = symbols.to_vec();
+    for name in symbols {
+        let wanted = [&[0], name.as_bytes(), &[0]].concat();
+        let is_name = |(_, found): &(usize, &[u8])| *found == wanted;
+        let places: Vec<_> =
+            library.windows(wanted.len()).enumerate().filter(is_name).map(|(at, _)| at).collect();
+        for at in places {
+            if let Some(letter) = library.get_mut(at + 1) {
+                *letter = b'x';
+                left.retain(|other| other != name);
+            }
+        }
+    }
+    left
+}

@@ -5,7 +5,7 @@
 //! test, have states of their own); if it is absent it is made from `$DIVVY_MOCK_GPUS` (`h100x2`). Changes to the
 //! file act from the next call on. Tests change it through [`MockState`], scripts through the program `mock-gpus`.
 //!
-//! The tests of `divvy-nvml` and the end-to-end tests load the library; nothing else uses this crate.
+//! The tests of `divvy-nvml` and of the kubelet plugin and the end-to-end tests load the library; nothing else uses this crate.
 
 mod abi;
 mod bridge;
@@ -14,5 +14,5 @@ mod generations;
 mod state;
 
 pub use exports::{ALSO, symbols};
-pub use generations::{GENERATIONS, Generation};
+pub use generations::{GENERATIONS, Generation, without_symbols};
 pub use state::{MockState, StateError};

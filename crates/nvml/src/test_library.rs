@@ -1,10 +1,9 @@
 //! The mock library for one test: a copy of its own (a loaded file has one set of statics), with its state beside it.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use divvy_model::{GpuErrorCode, GpuUuid};
-use nvidia_ml::{Generation, MockState};
+use nvidia_ml::{Generation, MockState, without_symbols};
 use tempfile::TempDir;
 
 use crate::NvmlDriver;
@@ -29,9 +28,7 @@ impl TestLibrary {
     /// A library that lacks some symbols, as an older driver's does.
     pub(crate) fn without(gpus: &str, symbols: &[&str]) -> Self {
         Self::changed(gpus, |bytes| {
-            if !symbols.is_empty() {
-                rename_symbols(bytes, symbols);
-            }
+            assert_eq!(without_symbols(bytes, symbols), [""; 0], "not in the library");
         })
     }
 
@@ -77,23 +74,6 @@ fn state_of(library: &Path) -> PathBuf {
     let mut path = library.as_os_str().to_owned();
     path.push(".json");
     path.into()
-}
-
-/// Overwrites the first letter of names in the symbol table: the loader then finds nothing under the old ones.
-fn rename_symbols(bytes: &mut [u8], symbols: &[&str]) {
-    let mut left: BTreeSet<&str> = symbols.iter().copied().collect();
-    for at in 1..bytes.len().saturating_sub(4) {
-        if bytes[at - 1] != 0 || !bytes[at..].starts_with(b"nvml") {
-            continue;
-        }
-        let end = bytes[at..].iter().position(|b| *b == 0).unwrap_or(0);
-        let name = String::from_utf8_lossy(&bytes[at..at + end]).into_owned();
-        if symbols.contains(&name.as_str()) {
-            left.remove(name.as_str());
-            bytes[at] = b'x';
-        }
-    }
-    assert!(left.is_empty(), "{left:?} are not in the library");
 }
 
 fn built() -> PathBuf {

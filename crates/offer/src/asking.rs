@@ -7,8 +7,8 @@ use divvy_model::mig::MigCapabilities;
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, Ordinals};
 
 use crate::Pool;
-use crate::step::Look;
-use crate::withdrawal::State;
+use crate::step::Situation;
+use crate::withdrawal::DeviceState;
 use crate::world::{Ask, World};
 
 /// How often the API is asked at the start before something is published without an answer: the right to ask may be
@@ -20,7 +20,7 @@ const ROUNDS_UNTIL_FORGOTTEN: u32 = 10;
 impl World {
     /// Whether a first pool may be published. Claims may hold what an earlier process published and this one would not,
     /// so the API is asked first.
-    pub(crate) fn may_begin(&mut self, look: &Look, plain: &Pool, now: Duration) -> bool {
+    pub(crate) fn may_begin(&mut self, look: &Situation, plain: &Pool, now: Duration) -> bool {
         let ordinals = &look.records.ordinals;
         if look.inventory.gpus.keys().any(|gpu| ordinals.of(gpu).is_none()) {
             return false;
@@ -30,7 +30,7 @@ impl World {
         }
         if self.asking.unanswered >= ASK_FIRST {
             for device in &look.recorded {
-                self.devices.entry(device.clone()).or_insert(State::Offered);
+                self.devices.entry(device.clone()).or_insert(DeviceState::Offered);
             }
             return true;
         }
@@ -40,7 +40,7 @@ impl World {
 
     /// Notes numbered GPUs that NVML does not list and that have no device. Their numbers are free again when no
     /// allocation can refer to them any more.
-    pub(crate) fn see_gone(&mut self, look: &Look, in_plain: &BTreeSet<&DeviceName>, now: Duration) {
+    pub(crate) fn see_gone(&mut self, look: &Situation, in_plain: &BTreeSet<&DeviceName>, now: Duration) {
         let numbers = |devices: &mut dyn Iterator<Item = &DeviceName>| -> BTreeSet<u32> {
             devices.filter_map(|name| Some(DeviceKind::parse(name).ok()?.ordinal())).collect()
         };
@@ -84,8 +84,10 @@ impl World {
     /// What claims have by the last list, for as long as that matters.
     pub(crate) fn held_now(&mut self, in_plain: &BTreeSet<&DeviceName>) -> BTreeSet<DeviceName> {
         let Some(listed) = &self.listed else { return BTreeSet::new() };
-        let withdrawing =
-            self.devices.iter().any(|(name, state)| *state != State::Offered || !in_plain.contains(name));
+        let withdrawing = self
+            .devices
+            .iter()
+            .any(|(name, state)| *state != DeviceState::Offered || !in_plain.contains(name));
         let matters = withdrawing
             || !self.conflicts.is_empty()
             || !self.gone.is_empty()
@@ -98,7 +100,7 @@ impl World {
     }
 
     /// When the API is to be asked next who holds what.
-    pub(crate) fn plan_questions(&mut self, look: &Look, held: &BTreeSet<DeviceName>, now: Duration) {
+    pub(crate) fn plan_questions(&mut self, look: &Situation, held: &BTreeSet<DeviceName>, now: Duration) {
         let asked = self.listed.as_ref().map(|listed| listed.asked);
         let again = asked.map_or(now, |asked| asked.saturating_add(self.settings.ask_again));
         let unless_asked = |at: Duration| if asked.is_some_and(|asked| asked >= at) { again } else { at };
@@ -108,7 +110,8 @@ impl World {
         // claims of the cluster again and again while their pods run.
         let kept = self.devices.iter().filter(|(name, state)| {
             let idle = !look.recorded.contains(*name);
-            idle && (**state == State::Kept || (held.contains(*name) && look.features.one_mode().is_some()))
+            idle && (**state == DeviceState::Kept
+                || (held.contains(*name) && look.features.one_mode().is_some()))
         });
         let conflicts = self.conflicts.iter().map(|conflict| unless_asked(conflict.since));
         let patience = self.patience();

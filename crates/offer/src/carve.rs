@@ -129,13 +129,13 @@ pub(crate) struct Run<'a> {
     pub(crate) recorded: BTreeMap<u32, BTreeSet<OfferedMode>>,
     pub(crate) notes: Vec<Note>,
     /// By ordinal.
-    pub(crate) cards: BTreeMap<u32, Card>,
+    pub(crate) cards: BTreeMap<u32, GpuOffer>,
     pub(crate) kept: BTreeSet<DeviceName>,
 }
 
 /// What is published of one GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Card {
+pub(crate) struct GpuOffer {
     pub(crate) whole: Option<Device>,
     pub(crate) share: Option<Device>,
     pub(crate) partitions: Vec<Device>,
@@ -145,7 +145,7 @@ pub(crate) struct Card {
     pub(crate) sets: Option<Sets>,
 }
 
-impl Card {
+impl GpuOffer {
     /// All devices that claims can hold.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &Device> {
         self.whole.iter().chain(&self.share).chain(&self.partitions)
@@ -167,7 +167,7 @@ impl Run<'_> {
         self.input.stays(device)
     }
 
-    pub(crate) fn card(&mut self, ordinal: u32) -> &mut Card {
+    pub(crate) fn card(&mut self, ordinal: u32) -> &mut GpuOffer {
         self.cards.entry(ordinal).or_default()
     }
 
@@ -196,13 +196,13 @@ impl Run<'_> {
                 domain: domains.get(uuid).map(String::as_str),
                 pair: pairs.get(uuid).map(String::as_str),
             };
-            self.gpu(&One { ordinal, uuid, gpu }, &links);
+            self.gpu(&ReadableGpu { ordinal, uuid, gpu }, &links);
         }
     }
 
     /// Publishes the alternatives of a GPU that answers.
-    fn gpu(&mut self, one: &One<'_>, links: &Links<'_>) {
-        let One { ordinal, uuid, gpu } = *one;
+    fn gpu(&mut self, one: &ReadableGpu<'_>, links: &Links<'_>) {
+        let ReadableGpu { ordinal, uuid, gpu } = *one;
         let system = &self.input.inventory.system;
         let rules = self.partitioning.rules_of(uuid);
         let caps = self.partitioning.capabilities.get(uuid);
@@ -250,7 +250,7 @@ impl Run<'_> {
     /// The whole GPU or its shares, if they are offered or held.
     fn alternative(
         &mut self,
-        one: &One<'_>,
+        one: &ReadableGpu<'_>,
         device: Device,
         choice: &Choice,
         mut subject: Subject<'_>,
@@ -335,7 +335,7 @@ impl Run<'_> {
 
 /// A GPU that answers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct One<'a> {
+pub(crate) struct ReadableGpu<'a> {
     pub(crate) ordinal: u32,
     pub(crate) uuid: &'a GpuUuid,
     pub(crate) gpu: &'a Gpu,

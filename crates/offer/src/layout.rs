@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::carve::Card;
+use crate::carve::GpuOffer;
 use crate::validate::{MAX_COUNTER_SETS, MAX_DEVICES_TAINTED};
 use crate::{Device, Slice};
 
@@ -18,7 +18,7 @@ const ONE_EACH: u32 = MAX_DEVICES_TAINTED / 2;
 
 /// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, what is for admins, and the counter
 /// sets. Whole GPUs, shares and the first GPU's partitions are one slice, in turn.
-pub(crate) fn slices(cards: BTreeMap<u32, Card>) -> Vec<Slice> {
+pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
     let mut whole: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut shares: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut cut: BTreeMap<u32, Vec<Vec<Device>>> = BTreeMap::new();

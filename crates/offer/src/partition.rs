@@ -11,7 +11,7 @@ use divvy_model::mig::{
 };
 use divvy_model::{DeviceKind, GpuUuid, MigMode, MigUuid};
 
-use crate::carve::{One, Run};
+use crate::carve::{ReadableGpu, Run};
 use crate::counters::{Budget, RESOURCES, amounts};
 use crate::modes::{self, Choice, Facts, Refused};
 use crate::taints::{Standing, Subject};
@@ -49,7 +49,7 @@ impl<'a> Partitioning<'a> {
 
 impl Run<'_> {
     /// In which modes a GPU is offered, with notes of those that it could not be.
-    pub(crate) fn choose(&mut self, one: &One<'_>, rules: &GpuRules, cuttable: bool) -> Choice {
+    pub(crate) fn choose(&mut self, one: &ReadableGpu<'_>, rules: &GpuRules, cuttable: bool) -> Choice {
         let facts = &one.gpu.facts;
         let on = facts.mig_mode.is_on();
         let nothing = BTreeSet::new();
@@ -130,7 +130,7 @@ impl Run<'_> {
 
     /// What all partitions of a GPU say. No `uuid`, which there is only once it lives, and no NVLink, which
     /// partitions cannot use.
-    fn template(&mut self, one: &One<'_>) -> Device {
+    fn template(&mut self, one: &ReadableGpu<'_>) -> Device {
         // Notes of values left out name the whole GPU, once.
         let name = DeviceKind::Whole { ordinal: one.ordinal }.device_name();
         let mut to = Builder::new(name, &mut self.notes);
@@ -217,7 +217,7 @@ impl Run<'_> {
 
 /// One GPU, while its partitions are made.
 pub(crate) struct Source<'a> {
-    pub(crate) one: &'a One<'a>,
+    pub(crate) one: &'a ReadableGpu<'a>,
     pub(crate) caps: &'a MigCapabilities,
     pub(crate) budget: &'a Budget,
     pub(crate) rules: &'a GpuRules,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_api::names::{counters as names, taints as keys};
 
-use crate::carve::{Card, Run};
+use crate::carve::{GpuOffer, Run};
 use crate::counters::{Budget, set_name};
 use crate::lean::lean;
 use crate::validate::MAX_TAINTS;
@@ -82,7 +82,7 @@ pub(crate) fn given_twice() -> Taint {
 }
 
 /// Keeps claims off everything of a GPU: by a taint, or by leaving out what nobody holds.
-fn fence(card: &mut Card, taints: bool, held: impl Fn(&Device) -> bool) {
+fn fence(card: &mut GpuOffer, taints: bool, held: impl Fn(&Device) -> bool) {
     if !taints {
         card.whole.take_if(|device| !held(device));
         card.share.take_if(|device| !held(device));
@@ -99,7 +99,7 @@ fn fence(card: &mut Card, taints: bool, held: impl Fn(&Device) -> bool) {
 }
 
 /// The devices of a GPU that claims have and that it cannot be at once, by the counters.
-fn over_allocated(card: &Card, held: impl Fn(&Device) -> bool) -> Option<String> {
+fn over_allocated(card: &GpuOffer, held: impl Fn(&Device) -> bool) -> Option<String> {
     let set = card.counter_set.as_ref()?;
     let mut used: BTreeMap<&str, u64> = BTreeMap::new();
     let of_claims: Vec<&Device> = card.devices().filter(|device| held(device)).collect();

@@ -9,7 +9,7 @@ use divvy_model::mig::Placement;
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
 
 use crate::taints::{Hazards, foreign};
-use crate::withdrawal::{Seen, State};
+use crate::withdrawal::{DeviceState, Observed};
 use crate::world::{Ask, Fact, Records, World};
 use crate::{
     Carved, Feature, HealthView, Input, Modes, NodeFacts, Note, Notice, OneMode, Partitioning, Pool,
@@ -62,7 +62,7 @@ pub fn step(world: &mut World, fact: Fact, now: Duration) -> Outputs {
 }
 
 /// One decision: what is known of the node, and what was worked out from it on the way.
-pub(crate) struct Look {
+pub(crate) struct Situation {
     pub(crate) inventory: Arc<Inventory>,
     pub(crate) records: Arc<Records>,
     pub(crate) resolved: Arc<Resolved>,
@@ -73,7 +73,7 @@ pub(crate) struct Look {
     pub(crate) previous: Option<Arc<Pool>>,
 }
 
-impl Look {
+impl Situation {
     fn carve(&self, world: &World, held: &BTreeSet<DeviceName>, leaving: &BTreeSet<DeviceName>) -> Carved {
         let input = Input {
             node: &world.settings.node,
@@ -138,7 +138,7 @@ impl World {
         records: Arc<Records>,
         health: &HealthView,
         now: Duration,
-    ) -> Look {
+    ) -> Situation {
         let resolved = self.resolve(&inventory, &records.ordinals);
         for (uuid, mig) in inventory.gpus.iter().filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?))) {
             if self.capabilities.get(uuid) != Some(&mig.capabilities) {
@@ -152,7 +152,7 @@ impl World {
         let conflict = self.conflicts.iter().any(|conflict| !conflict.withdrawn);
         let hazards = Hazards::of(self, &records, &inventory, health, &resolved);
         let uses = records.held.iter().filter(|held| held.hold.kind != HoldKind::Admin);
-        Look {
+        Situation {
             recorded: uses.map(|held| held.hold.device.clone()).collect(),
             features: self.features.with_mode_lock(lock).with_conflict(conflict),
             previous: self.outputs.pool.clone(),
@@ -179,14 +179,14 @@ impl World {
     }
 
     /// Moves every device to its next state.
-    fn move_on(&mut self, look: &Look, carved: &Carved, held: &BTreeSet<DeviceName>, now: Duration) {
+    fn move_on(&mut self, look: &Situation, carved: &Carved, held: &BTreeSet<DeviceName>, now: Duration) {
         let offered: BTreeSet<&DeviceName> =
             claimable(&carved.pool).filter(|name| !carved.kept.contains(*name)).collect();
         let asked = self.listed.as_ref().map(|listed| listed.asked);
         let leave = look.leave(self);
         let mut withdrawn = Vec::new();
         self.devices.retain(|name, state| {
-            let seen = Seen {
+            let seen = Observed {
                 offered: offered.contains(name),
                 listed: asked.map(|asked| (asked, held.contains(name))),
                 leave,
@@ -200,26 +200,26 @@ impl World {
         });
         self.withdrawn.extend(withdrawn.into_iter().map(|name| (name, now)));
         for name in offered {
-            self.devices.entry(name.clone()).or_insert(State::Offered);
+            self.devices.entry(name.clone()).or_insert(DeviceState::Offered);
         }
         // What a claim was given at the last moment, or by an earlier process, is published again.
         for name in held {
-            self.devices.entry(name.clone()).or_insert(State::Kept);
+            self.devices.entry(name.clone()).or_insert(DeviceState::Kept);
         }
     }
 
     fn leaving(&self) -> BTreeSet<DeviceName> {
-        let leaving = self.devices.iter().filter(|(_, state)| matches!(state, State::Leaving { .. }));
+        let leaving = self.devices.iter().filter(|(_, state)| matches!(state, DeviceState::Leaving { .. }));
         leaving.map(|(name, _)| name.clone()).collect()
     }
 
     /// What prepare may do. Claims that have, or may have, something of what was offered earlier are served as was
     /// allowed then.
-    fn grant(&mut self, look: &Look) {
+    fn grant(&mut self, look: &Situation) {
         let withdrawing: BTreeSet<u32> = self
             .devices
             .iter()
-            .filter(|(_, state)| **state != State::Offered)
+            .filter(|(_, state)| **state != DeviceState::Offered)
             .filter_map(|(name, _)| Some(DeviceKind::parse(name).ok()?.ordinal()))
             .collect();
         let grants = look.resolved.rules.iter().filter_map(|(gpu, rules)| {
@@ -232,7 +232,7 @@ impl World {
     }
 
     /// Hands out what was decided, and says what is new.
-    fn put_out(&mut self, look: &Look, carved: Carved) {
+    fn put_out(&mut self, look: &Situation, carved: Carved) {
         // A new GPU has its number in a moment.
         let has_number = |note: &Note| !matches!(note, Note::NoOrdinal { .. });
         let mut notes: BTreeSet<Note> = carved.notes.into_iter().filter(has_number).collect();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Where a published device is in its life. One that is not published has no state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum DeviceState {
     /// The scheduler may give it out.
     Offered,
     /// Not offered any more; a claim may have been given it before the scheduler saw the taint.
@@ -22,7 +22,7 @@ pub(crate) enum State {
 
 /// What decides about the next state of a device.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct Observed {
     /// Whether the rules offer it now.
     pub(crate) offered: bool,
     /// The last list of claims: when it was asked for, and whether a claim holds the device.
@@ -33,7 +33,7 @@ pub(crate) struct Seen {
     pub(crate) now: Duration,
 }
 
-impl State {
+impl DeviceState {
     /// The next state; `None` for a device that is withdrawn now.
     ///
     /// | state | offered | held, by a list from after the wait | not held, by such a list | no such list |
@@ -41,7 +41,7 @@ impl State {
     /// | offered | offered | leaving | leaving | leaving |
     /// | leaving | offered | kept | gone | leaving |
     /// | kept | offered | kept | gone | kept |
-    pub(crate) fn next(self, seen: &Seen) -> Option<Self> {
+    pub(crate) fn next(self, seen: &Observed) -> Option<Self> {
         if seen.offered {
             return Some(Self::Offered);
         }
@@ -71,7 +71,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use State::{Kept, Leaving, Offered};
+    use DeviceState::{Kept, Leaving, Offered};
 
     use super::*;
 
@@ -100,7 +100,7 @@ mod tests {
             (Kept, false, Some((after, false)), None),
         ];
         for (state, offered, listed, expected) in rows {
-            let seen = Seen { offered, listed, leave: s(60), now: s(200) };
+            let seen = Observed { offered, listed, leave: s(60), now: s(200) };
             assert_eq!(state.next(&seen), expected, "{state:?} {seen:?}");
         }
     }

@@ -8,7 +8,7 @@ use divvy_api::policy::GpuPolicy;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{ClaimUid, DeviceName, GpuUuid, Hold, Inventory, Ordinals};
 
-use crate::withdrawal::State;
+use crate::withdrawal::DeviceState;
 use crate::{Feature, GpuRules, HealthView, KubeVersion, ModeLock, Note, OneMode, Outputs, ServerFeatures};
 
 /// What does not change while the node runs.
@@ -181,7 +181,7 @@ pub struct World {
     /// What GPUs can be cut into, as last read.
     pub(crate) capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     /// Every device that is published, but for those of admins.
-    pub(crate) devices: BTreeMap<DeviceName, State>,
+    pub(crate) devices: BTreeMap<DeviceName, DeviceState>,
     /// Devices that were withdrawn, and when.
     pub(crate) withdrawn: BTreeMap<DeviceName, Duration>,
     /// GPUs with a number that are not there and not published, since when.
@@ -273,7 +273,7 @@ impl World {
         self.asking.answered = true;
         self.asking.failed = None;
         for device in published {
-            self.devices.entry(device).or_insert(State::Offered);
+            self.devices.entry(device).or_insert(DeviceState::Offered);
         }
         self.listed = Some(Listed { asked, holders });
     }
@@ -281,7 +281,7 @@ impl World {
     /// Whether the device is withdrawn now or was lately: an allocation of it proves nothing about the scheduler, which
     /// may have chosen the device before.
     fn was_withdrawn(&self, device: &DeviceName) -> bool {
-        self.devices.get(device) != Some(&State::Offered) || self.withdrawn.contains_key(device)
+        self.devices.get(device) != Some(&DeviceState::Offered) || self.withdrawn.contains_key(device)
     }
 }
 

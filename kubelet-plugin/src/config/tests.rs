@@ -80,7 +80,7 @@ fn a_bad_flag_is_named_with_what_is_expected() {
         ),
         (
             &["--extra-nodes", "/dev/gdrdrv,/dev/../etc"],
-            "--extra-nodes \"/dev/../etc\" cannot be used: expected paths below /dev, separated by commas, as /dev/gdrdrv",
+            "--extra-nodes \"/dev/../etc\" cannot be used: expected a path below /dev, as /dev/gdrdrv or /dev/nvidia-fs*, several separated by commas",
         ),
         (
             &["--debug-http", "localhost"],

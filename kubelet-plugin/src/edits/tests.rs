@@ -69,25 +69,6 @@ fn uvm_is_loaded_once_and_only_under_a_loaded_driver() {
 }
 
 #[test]
-fn extra_nodes_are_given_to_containers_as_soon_as_the_host_has_them() {
-    let dir = tempfile::tempdir().unwrap();
-    let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
-    let DeviceNodes::Given(mut table) = made.nodes else { panic!("a fixture gives its nodes") };
-    let info = *table.get("/dev/nvidiactl").unwrap();
-    let extra = vec!["/dev/gdrdrv".to_owned()];
-    let has_it = |table: &BTreeMap<_, _>| {
-        let nodes = DeviceNodes::Given(table.clone());
-        let edits =
-            HostEdits::new(made.host.clone(), DriverAt::default(), nodes, LibraryDelivery::MountsOnly);
-        let common = edits.with_extra_nodes(extra.clone()).common().unwrap();
-        common.edits().device_nodes.iter().any(|node| node.path == extra[0])
-    };
-    assert!(!has_it(&table));
-    table.insert(extra[0].clone(), info);
-    assert!(has_it(&table));
-}
-
-#[test]
 fn a_hook_that_hangs_does_not_hang_the_container() {
     let dir = tempfile::tempdir().unwrap();
     let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();

@@ -3,7 +3,11 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::node::{Node, plain, wait};
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use serde_json::json;
+
+use crate::node::{DRIVER, Node, POOL, plain, wait, with_config};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_hook_the_plugin_starts_only_where_mounts_are_chosen() {
@@ -51,6 +55,49 @@ async fn partitions_for_graphics_have_drm_nodes_and_others_have_none() {
         let file = node.cdi_files().into_values().find(|file| file.to_string().contains(device)).unwrap();
         assert_eq!(file.to_string().matches("/dev/dri/").count(), drm, "{file}");
     }
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn extra_nodes_are_for_claims_that_ask_and_of_those_that_are_offered() {
+    let node = Node::new("h100x1");
+    let table = node.host.node_table.display().to_string();
+    let known = fs_err::read_to_string(&table).unwrap();
+    fs_err::write(&table, format!("{known}/dev/gdrdrv 240 0 666 0\n/dev/nvidia-fs0 241 0 666 0\n")).unwrap();
+    let offered = "/dev/gdrdrv,/dev/nvidia-fs*,/dev/nvidia-caps-imex-channels/channel0";
+    let plugin = node.start_with(node.config(&["--extra-nodes", offered]));
+    plugin.wait_ready().await;
+    wait("slices", || (node.published() == plain(&["gpu-0"])).then_some(())).await;
+    let claim = |name: &str, extra: &[&str]| {
+        let whole =
+            allocated(mk_claim("default", name, DRIVER, 1), vec![mk_result("gpu", DRIVER, POOL, "gpu-0")]);
+        node.put(with_config(whole, json!({ "kind": "GpuConfig", "extraNodes": extra })))
+    };
+    let extra = || {
+        let file = node.cdi_files().into_values().next().unwrap().to_string();
+        ["/dev/gdrdrv", "/dev/nvidia-fs0"].map(|path| file.matches(path).count())
+    };
+
+    for (name, asks, gets) in
+        [("none", &[][..], [0, 0]), ("some", &["/dev/gdrdrv", "/dev/nvidia-fs*"][..], [1, 1])]
+    {
+        let claim = claim(name, asks);
+        node.prepare(&claim).await.unwrap();
+        assert_eq!(extra(), gets, "{name}");
+        node.unprepare(&claim).await.unwrap();
+        node.api.delete::<ResourceClaim>("default", name).unwrap();
+    }
+    let refused = node.prepare(&claim("more", &["/dev/kvm"])).await.unwrap_err();
+    assert!(
+        refused.contains(
+            "asks for /dev/kvm (extraNodes), and this node offers only /dev/gdrdrv, /dev/nvidia-fs*, /dev/nvidia-caps-imex-channels/channel0 to claims (an administrator can add /dev/kvm to the chart value extraNodes"
+        ),
+        "{refused}"
+    );
+    let absent = ["/dev/nvidia-caps-imex-channels/channel0"];
+    let refused = node.prepare(&claim("absent", &absent)).await.unwrap_err();
+    assert!(refused.contains("the node has no /dev/nvidia-caps-imex-channels/channel0"), "{refused}");
+    assert_eq!(node.cdi_files().len(), 0);
     plugin.stop().await;
 }
 

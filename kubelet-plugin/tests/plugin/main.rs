@@ -12,6 +12,7 @@ mod binary;
 mod claims;
 mod delivery;
 mod driver;
+mod drivers;
 mod gpu_node;
 mod health;
 mod kills;

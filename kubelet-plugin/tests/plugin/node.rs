@@ -14,7 +14,10 @@ use divvy_kubelet_plugin::{Args, Config, Deps, RunError, run};
 use divvy_model::GpuDriver;
 use divvy_proto::dra::v1::Device;
 use divvy_telemetry::{MetricsRegistry, Readiness};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim, ResourceSlice,
+};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -249,6 +252,22 @@ impl Node {
     pub(crate) fn published(&self) -> Vec<(String, Vec<String>)> {
         devices(self.api.list::<ResourceSlice>())
     }
+}
+
+/// The claim with a config for all its requests, of these fields.
+pub(crate) fn with_config(mut claim: ResourceClaim, mut fields: Value) -> ResourceClaim {
+    fields.as_object_mut().unwrap().insert("apiVersion".to_owned(), "divvy.dev/v1beta1".into());
+    let entry = DeviceAllocationConfiguration {
+        opaque: Some(OpaqueDeviceConfiguration {
+            driver: DRIVER.to_owned(),
+            parameters: RawExtension(fields),
+        }),
+        requests: None,
+        source: "FromClaim".to_owned(),
+    };
+    let status = claim.status.as_mut().unwrap();
+    status.allocation.as_mut().unwrap().devices.as_mut().unwrap().config = Some(vec![entry]);
+    claim
 }
 
 pub(crate) fn devices(mut slices: Vec<ResourceSlice>) -> Vec<(String, Vec<String>)> {

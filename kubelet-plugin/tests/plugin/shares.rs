@@ -9,18 +9,15 @@ use std::time::Duration;
 use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_model::{ComputeMode, GpuDriver, TimeSlice};
-use k8s_openapi::api::resource::v1::{
-    DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
-};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::binary::Process;
 use crate::kills::{Dice, killer, prepare, unprepare, until_done};
-use crate::node::{DRIVER, Node, PATIENCE, POOL, device, wait};
+use crate::node::{DRIVER, Node, PATIENCE, POOL, device, wait, with_config};
 
 const SHARES: usize = 64;
 
@@ -37,19 +34,8 @@ fn shares(node: &Node, name: &str, ids: &[&str], interval: Option<&str>) -> Clai
     let count = i64::try_from(ids.len()).unwrap();
     let mut claim = allocated(mk_claim("default", name, DRIVER, count), ids.iter().map(share).collect());
     if let Some(interval) = interval {
-        let parameters = json!({
-            "apiVersion": "divvy.dev/v1beta1", "kind": "ShareConfig", "timeSlicing": { "interval": interval }
-        });
-        let entry = DeviceAllocationConfiguration {
-            opaque: Some(OpaqueDeviceConfiguration {
-                driver: DRIVER.to_owned(),
-                parameters: RawExtension(parameters),
-            }),
-            requests: None,
-            source: "FromClaim".to_owned(),
-        };
-        let status = claim.status.as_mut().unwrap();
-        status.allocation.as_mut().unwrap().devices.as_mut().unwrap().config = Some(vec![entry]);
+        let fields = json!({ "kind": "ShareConfig", "timeSlicing": { "interval": interval } });
+        claim = with_config(claim, fields);
     }
     node.put(claim)
 }

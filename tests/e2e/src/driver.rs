@@ -35,13 +35,23 @@ pub struct Driver<'a> {
 impl<'a> Driver<'a> {
     /// Installs the driver for simulated GPUs, and waits until it is ready and they are published.
     pub fn install(cluster: &'a Cluster, programs: &Programs, gpus: &str) -> Result<Self> {
+        Self::install_with(cluster, programs, gpus, &[])
+    }
+
+    /// As [`Driver::install`], with these variables for the plugin, also after upgrades.
+    pub fn install_with(
+        cluster: &'a Cluster,
+        programs: &Programs,
+        gpus: &str,
+        env: &[(&str, &str)],
+    ) -> Result<Self> {
         let version = env!("CARGO_PKG_VERSION");
         let gpus = Gpus::create(&cluster.state().join("host"), gpus, &programs.mock)?;
         let driver = Self { cluster, gpus, programs: programs.clone() };
         driver.mount_driver()?;
         driver.mount_devices()?;
         cluster.import(&images::driver(programs, version)?)?;
-        fs_err::write(driver.values_file(), driver.values(version).to_string())?;
+        fs_err::write(driver.values_file(), driver.values(version, env).to_string())?;
         cluster.kubectl(&["create", "namespace", NAMESPACE])?;
         driver.helm(&["install"], &[])?;
         driver.label_node(true)?;
@@ -128,8 +138,10 @@ impl<'a> Driver<'a> {
         .with_context(|| self.explain())
     }
 
-    fn values(&self, tag: &str) -> Value {
+    fn values(&self, tag: &str, env: &[(&str, &str)]) -> Value {
         let mock = self.gpus.mock_state();
+        let env = env.iter().map(|(name, value)| json!({"name": name, "value": value}));
+        let mock_state = json!({"name": "DIVVY_MOCK_STATE", "value": mock});
         let folder = mock.parent().unwrap_or(Path::new("/"));
         // What nvidia-smi writes is the kernel module's memory on a real node; the host's files are read only here.
         let slices = self.gpus.root().join(Gpus::TIME_SLICES.trim_start_matches('/'));
@@ -141,9 +153,7 @@ impl<'a> Driver<'a> {
             "recoverAfter": 5,
             // What libraries say about every frame would hide what the driver says.
             "log": {"level": "debug,h2=info,hyper=info,hyper_util=info,tower=info,tonic=info,rustls=info"},
-            "extraEnv": [
-                {"name": "DIVVY_MOCK_STATE", "value": mock},
-            ],
+            "extraEnv": std::iter::once(mock_state).chain(env).collect::<Vec<_>>(),
             "extraVolumes": [
                 {"name": "mock", "hostPath": {"path": folder}},
                 {"name": "time-slices", "hostPath": {"path": slices}},

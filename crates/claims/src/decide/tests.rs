@@ -17,6 +17,7 @@ fn a_new_claim_is_one_cdi_file_and_no_hardware_step() {
         gpu: gpu(1),
         kind: HoldKind::Whole,
         time_slice: None,
+        extra_nodes: Vec::new(),
         is_static: false,
     }];
     let expected = Plan { undo_first: false, devices, steps: Vec::new() };

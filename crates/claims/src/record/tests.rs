@@ -26,6 +26,7 @@ fn expected() -> Record {
                 gpu: gpu.clone(),
                 kind: HoldKind::Whole,
                 time_slice: None,
+                extra_nodes: Vec::new(),
                 is_static: false,
             },
             RecordedDevice {
@@ -40,6 +41,7 @@ fn expected() -> Record {
                 gpu: "GPU-12345678-1234-1234-1234-123456780002".parse().unwrap(),
                 kind: HoldKind::Admin,
                 time_slice: None,
+                extra_nodes: Vec::new(),
                 is_static: false,
             },
         ],

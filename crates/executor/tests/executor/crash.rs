@@ -182,7 +182,7 @@ impl Story {
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
         let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
-        match self.chance.below(26) {
+        match self.chance.below(28) {
             0..=3 => self.allocate(any),
             4..=8 => self.prepare(&allocated),
             9..=10 => self.unprepare(&known),
@@ -253,6 +253,7 @@ impl Story {
                 let text = format!("the API {}", if m.api_down { "is down" } else { "answers" });
                 m.log.push(text);
             }
+            26 => self.lock_is_held_or_let_go(&NAMES, GPUS),
             _ => self.time_passes(),
         }
         self.recover();
@@ -266,6 +267,7 @@ impl Story {
         self.recover();
         {
             let mut m = self.world.lock();
+            m.busy.clear();
             m.hardware_fault = None;
             m.process_error = None;
             m.processes.clear();

@@ -50,7 +50,7 @@ impl Story {
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
         let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
-        match self.chance.below(31) {
+        match self.chance.below(33) {
             0..=3 => self.allocate(any),
             4..=8 => self.prepare(&allocated),
             9..=11 => self.unprepare(&known),
@@ -107,6 +107,7 @@ impl Story {
             26 => self.gpus_come_back(),
             27..=28 => self.damage(),
             29 => self.other_pods(&known),
+            30..=31 => self.lock_is_held_or_let_go(&NAMES, GPUS),
             _ => self.time_passes(),
         }
         self.recover();
@@ -119,6 +120,7 @@ impl Story {
         self.recover();
         {
             let mut m = self.world.lock();
+            m.busy.clear();
             m.hardware_fault = None;
             m.process_error = None;
         }

@@ -238,7 +238,7 @@ impl Story {
         let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
         let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
-        match self.chance.below(26) {
+        match self.chance.below(28) {
             0..=4 => self.allocate(any),
             5..=10 => drop(self.prepare(&allocated)),
             11..=13 => {
@@ -276,6 +276,7 @@ impl Story {
             22 => self.change_policy(),
             23 => self.someone_cuts(),
             24 => self.reconcile(),
+            25..=26 => self.lock_is_held_or_let_go(&NAMES, GPUS),
             _ => {
                 let time = Duration::from_secs([1, 30, 200][self.chance.below(3)]);
                 self.world.pass(time);
@@ -314,6 +315,7 @@ impl Story {
         self.world.no_crash();
         self.recover();
         self.world.lock().slice_fault = None;
+        self.world.lock().busy.clear();
         sim(&self.world).edit(|e| e.end_process(100));
         self.world.pass(Duration::from_mins(5));
         self.world.lock().api.clear();

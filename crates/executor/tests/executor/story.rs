@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use divvy_claims::{Claim, Prepared};
-use divvy_executor::{Executor, PrepareError, Refresh, UnprepareError, Unprepared, chain};
+use divvy_executor::{Executor, LockName, PrepareError, Refresh, UnprepareError, Unprepared, chain};
 use divvy_model::ClaimUid;
 
 use crate::world::{Chance, Moment, World};
@@ -137,6 +137,23 @@ impl Cast {
             any.to_owned()
         } else {
             names[self.chance.below(names.len())].clone()
+        }
+    }
+
+    /// Another instance holds one lock, and is too slow to let it go while anybody waits; or it lets all go.
+    pub(crate) fn lock_is_held_or_let_go(&mut self, claims: &[&str], gpus: usize) {
+        let lock = if self.chance.one_in(2) {
+            LockName::Claim(uid(claims[self.chance.below(claims.len())]))
+        } else {
+            LockName::Gpu(self.world.gpu(self.chance.below(gpus)))
+        };
+        let mut m = self.world.lock();
+        let text = if m.busy.is_empty() { format!("{lock} is held") } else { "locks are let go".to_owned() };
+        m.log.push(text);
+        if m.busy.is_empty() {
+            m.busy.insert(lock);
+        } else {
+            m.busy.clear();
         }
     }
 

@@ -218,12 +218,23 @@ fn the_kernels_major_wins_over_a_node_that_an_earlier_module_left() {
 #[test]
 fn extra_nodes_are_those_that_the_host_has() {
     let dir = tempfile::tempdir().unwrap();
-    link(dir.path(), "dev/gdrdrv", "/dev/null");
-    let paths = ["/dev/gdrdrv", "/dev/nvidia-fs0"].map(str::to_owned);
-    let found = extra_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, &paths).unwrap();
-    assert_eq!(found, [node("/dev/gdrdrv", 1, 3)]);
-    write(dir.path(), "dev/nvidia-fs0", b"");
-    extra_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, &paths).unwrap_err();
+    let found = |nodes: &DeviceNodes, path: &str| extra_nodes(&HostRoot::under(dir.path()), nodes, path);
+    let real = |path: &str| found(&DeviceNodes::Real, path);
+    for (name, target) in [("gdrdrv", "/dev/null"), ("nvidia-fs1", "/dev/zero"), ("nvidia-fs0", "/dev/null")]
+    {
+        link(dir.path(), &format!("dev/{name}"), target);
+    }
+    link(dir.path(), "dev/imex/channel0", "/dev/null");
+    let fs = [node("/dev/nvidia-fs0", 1, 3), node("/dev/nvidia-fs1", 1, 5)];
+    assert_eq!(real("/dev/gdrdrv").unwrap(), [node("/dev/gdrdrv", 1, 3)]);
+    assert_eq!(real("/dev/nvidia-fs*").unwrap(), fs);
+    assert_eq!(real("/dev/imex/channel*").unwrap(), [node("/dev/imex/channel0", 1, 3)]);
+    assert_eq!(real("/dev/infiniband/uverbs*").unwrap(), []);
+    assert_eq!(real("/dev/gdr").unwrap(), []);
+    let table = fs.iter().map(|node| (node.path.clone(), node.info)).collect();
+    assert_eq!(found(&DeviceNodes::Given(table), "/dev/nvidia-fs*").unwrap(), fs);
+    write(dir.path(), "dev/nvidia-fs2", b"");
+    real("/dev/nvidia-fs*").unwrap_err();
 }
 
 #[test]

@@ -87,13 +87,15 @@ unsafe extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> nvml
     unsafe { put(version, cuda_version) }
 }
 
-/// Asks libcuda, which a process has only if its loader finds it: the plugin's image has none.
+/// Asks libcuda, which a process has only if its loader finds it: the plugin's image has none. `$DIVVY_MOCK_LIBCUDA` says
+/// that the loader found it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> nvmlReturn_t {
-    let ask = || match bridge::mapped_file(|line| line.contains("/libcuda.so")) {
-        Some(_) => cuda_version(),
-        None => Err(GpuErrorCode::LIBRARY_NOT_FOUND),
+    let has_cuda = || {
+        std::env::var_os("DIVVY_MOCK_LIBCUDA").is_some()
+            || bridge::mapped_file(|line| line.contains("/libcuda.so")).is_some()
     };
+    let ask = || if has_cuda() { cuda_version() } else { Err(GpuErrorCode::LIBRARY_NOT_FOUND) };
     // SAFETY: see `abi`.
     unsafe { put(version, ask) }
 }

@@ -3,6 +3,7 @@
 //! The node has 11 GPUs of one kind, which cases share as they need them, and one each of five other kinds. A case that
 //! needs a certain GPU takes one of those, which is then its own: the comment at [`GPUS`] says whose.
 
+mod apply;
 mod claims;
 mod corpus;
 mod faults;
@@ -44,7 +45,8 @@ pub const ALL: &[Case] = &[
     together("cel_selects_by_product_memory_and_versions", pods::selectors),
     together("a_deployment_gets_its_gpus_from_a_template", pods::deployment),
     together("deleting_a_pod_frees_its_gpu", pods::deletion_frees),
-    together("an_unknown_field_in_a_config_is_told_to_the_user", pods::unknown_field),
+    together("claims_that_cannot_be_meant_are_refused_when_they_are_applied", apply::wrong_claims),
+    together("a_config_that_its_node_cannot_serve_is_reported_to_the_user", pods::not_offered),
     together("a_claim_serves_one_pod_after_another", successors::claim_reused),
     together("a_pod_follows_a_force_deleted_one_within_seconds", successors::force_deleted),
     together("no_pod_gets_a_gpu_while_its_old_pod_lives", successors::stubborn),

@@ -159,27 +159,28 @@ pub(super) fn deletion_frees(env: &Env) -> Result<()> {
     env.wait_until_gone("ResourceClaim", &claim)
 }
 
-pub(super) fn unknown_field(env: &Env) -> Result<()> {
+pub(super) fn not_offered(env: &Env) -> Result<()> {
     let mut spec = request(&product(SHARED), 1);
-    let parameters = json!({"apiVersion": names::API_VERSION, "kind": "GpuConfig", "sharring": {}});
+    let parameters =
+        json!({"apiVersion": names::API_VERSION, "kind": "GpuConfig", "extraNodes": ["/dev/kvm"]});
     let config = json!([{"opaque": {"driver": names::DRIVER, "parameters": parameters}}]);
     if let Some(devices) = spec.get_mut("devices").and_then(|devices| devices.as_object_mut()) {
         devices.insert("config".to_owned(), config);
     }
     env.create(&claim_for("wrong", &spec))?;
     env.create(&Pod::new("a").claim("wrong").build())?;
-    wait_for("event of pod a that names the unknown field", PATIENCE, || {
+    wait_for("event of pod a that names the device node", PATIENCE, || {
         let messages = env.messages("a");
-        Ok(messages.into_iter().find(|text| text.contains("unknown field") && text.contains("sharring")))
+        Ok(messages.into_iter().find(|text| text.contains("asks for /dev/kvm (extraNodes)")))
     })?;
     // Said on the claim, too, as the plugin's own rights let it: an Event and a condition.
-    wait_for("event of the claim that names the unknown field", PATIENCE, || {
-        Ok(env.messages("wrong").into_iter().find(|text| text.contains("sharring")))
+    wait_for("event of the claim that names the device node", PATIENCE, || {
+        Ok(env.messages("wrong").into_iter().find(|text| text.contains("/dev/kvm")))
     })?;
-    wait_for("condition of the claim that names the unknown field", PATIENCE, || {
+    wait_for("condition of the claim that names the device node", PATIENCE, || {
         let claim = env.claim("wrong")?;
         let condition = at(&claim, "status.devices.0.conditions.0");
         let message = at(condition, "message").as_str().unwrap_or_default();
-        Ok((at(condition, "status") == "False" && message.contains("sharring")).then_some(()))
+        Ok((at(condition, "status") == "False" && message.contains("/dev/kvm")).then_some(()))
     })
 }

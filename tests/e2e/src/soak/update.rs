@@ -30,7 +30,8 @@ fn record_version(env: &Env, claim_uid: &str) -> Result<u64> {
 /// Lives through it, on a cluster of its own.
 pub fn run(cluster: &Cluster, old: &Programs, new: &Programs) -> Result<()> {
     // The chart is the new one: it is installed before its pods are exchanged.
-    let driver = Driver::install(cluster, old, "h100x8")?;
+    // Plugins before `74788a7` need the CUDA version that NVML has from libcuda.
+    let driver = Driver::install_with(cluster, old, "h100x8", &[("DIVVY_MOCK_LIBCUDA", "1")])?;
     cluster.import(&images::driver(new, "new")?)?;
     let env = Env { cluster, driver: &driver, namespace: NAMESPACE.to_owned() };
     env.api().create("/api/v1/namespaces", &json!({"metadata": {"name": NAMESPACE}}))?;

@@ -73,6 +73,7 @@ pub(super) struct World {
     pub(super) modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
     pub(super) processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
     pub(super) living: Living,
+    pub(super) extra_nodes: Vec<String>,
 }
 
 impl World {
@@ -93,6 +94,7 @@ impl World {
             modes: BTreeMap::new(),
             processes: BTreeMap::new(),
             living: Living::new(),
+            extra_nodes: Vec::new(),
         }
     }
 
@@ -107,6 +109,7 @@ impl World {
             modes: &self.modes,
             processes: &self.processes,
             living: &self.living,
+            extra_nodes: &self.extra_nodes,
         }
     }
 

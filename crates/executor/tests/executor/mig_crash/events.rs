@@ -196,7 +196,8 @@ impl Story {
     pub(super) fn damage(&mut self) {
         let trouble = {
             let m = self.world.lock();
-            m.hardware_fault.is_some() || m.process_error.is_some() || !m.mig_late.is_empty()
+            let faults = m.hardware_fault.is_some() || m.process_error.is_some();
+            faults || !m.mig_late.is_empty() || !m.busy.is_empty()
         };
         if trouble || (0..GPUS).any(|n| is_lost(&self.world, &self.world.gpu(n))) {
             return;

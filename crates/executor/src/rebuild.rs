@@ -250,5 +250,12 @@ fn device(name: DeviceName, gpu: &GpuUuid, kind: HoldKind) -> RecordedDevice {
         admin_access: false,
         consumed_capacity: BTreeMap::new(),
     };
-    RecordedDevice { allocated, gpu: gpu.clone(), kind, time_slice: None, is_static: false }
+    RecordedDevice {
+        allocated,
+        gpu: gpu.clone(),
+        kind,
+        time_slice: None,
+        extra_nodes: Vec::new(),
+        is_static: false,
+    }
 }
