@@ -84,6 +84,8 @@ pub(crate) struct Search<'s, 'a> {
     looks: u64,
     /// Whether a request for all devices can never be satisfied, whatever this call picks.
     hopeless: bool,
+    /// Whether some branch of the search ends in an error; known after the first failure.
+    may_fail: Option<bool>,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
@@ -107,6 +109,7 @@ impl<'s, 'a> Search<'s, 'a> {
             limited: false,
             looks: 0,
             hopeless: false,
+            may_fail: None,
         }
     }
 
@@ -195,6 +198,28 @@ impl<'s, 'a> Search<'s, 'a> {
         !shared && !request.admin && self.for_all().any(needs)
     }
 
+    /// Whether some branch of the search ends in an error, which then must be found in the scheduler's order: nothing may
+    /// be left out.
+    fn may_fail(&mut self) -> bool {
+        if let Some(known) = self.may_fail {
+            return known;
+        }
+        let prepared = self.prepared;
+        let mut may_fail = false;
+        for request in prepared.claims.iter().flat_map(|c| &c.requests).flat_map(|r| &r.alternatives) {
+            may_fail |= request.mode == Mode::All && self.constraints_of(request).next().is_some();
+            for index in 0..prepared.candidates.len() {
+                may_fail |= match self.verdict(request, index) {
+                    Ok(Verdict::Selected) => self.lacking(request, index).is_err(),
+                    Ok(_) => false,
+                    Err(_) => true,
+                };
+            }
+        }
+        self.may_fail = Some(may_fail);
+        may_fail
+    }
+
     /// Whether so many devices from `start` on could be given to the request now; later there are only fewer.
     fn are_left(&mut self, request: &Request<'a>, start: usize, wanted: usize) -> bool {
         let mut left = wanted;
@@ -203,8 +228,12 @@ impl<'s, 'a> Search<'s, 'a> {
                 break;
             }
             self.looks += 1;
-            // What is an error counts, so that the search meets it.
-            left -= usize::from(!matches!(self.refusal(request, index), Ok(Some(_))));
+            match self.refusal(request, index) {
+                Ok(None) => left -= 1,
+                Ok(Some(_)) => {}
+                // The search is to meet it.
+                Err(_) => return true,
+            }
         }
         left == 0
     }
@@ -289,10 +318,10 @@ impl<'s, 'a> Search<'s, 'a> {
                 continue;
             }
             if failed {
-                if self.hopeless || !self.are_left(request, candidate, wanted) {
+                if !self.are_left(request, candidate, wanted) || (self.hopeless && !self.may_fail()) {
                     return Ok(Step::No);
                 }
-                if self.is_needed_whole(request, candidate) {
+                if self.is_needed_whole(request, candidate) && !self.may_fail() {
                     continue;
                 }
             }

@@ -10,7 +10,7 @@ use cel::{DeclarationError, Env};
 /// The variable that holds a pair; it cannot be written in an expression.
 const PAIR: &str = "@pair_of_range";
 /// The variable that holds an optional.
-const OPTIONAL: &str = "@optional";
+pub(super) const OPTIONAL: &str = "@optional";
 /// The accumulator of the standard macros.
 const RESULT: &str = "@result";
 

@@ -6,6 +6,7 @@
 
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue, operators};
 
+use super::macros::OPTIONAL;
 use super::{CelError, equality};
 
 /// How deeply an expression may nest: brackets count for [`BRACKET`], operators for one. The stack of any thread has
@@ -93,23 +94,37 @@ fn check_call(call: &CallExpr) -> Result<(), CelError> {
     if OFFLINE.contains(&name) {
         return Err(CelError::Offline(format!("it uses `{name}`")));
     }
-    if let (operators::EQUALS | operators::NOT_EQUALS, [left, right]) =
-        (call.func_name.as_str(), call.args.as_slice())
-        && let (Some(left), Some(right)) = (static_type(left), static_type(right))
-        && left != right
-        && [left, right].iter().all(|ty| SCALARS.contains(ty) || *ty == "null")
-    {
-        let operator = &call.func_name;
-        return Err(CelError::Compile(format!(
-            "found no matching overload for '{operator}' applied to '({left}, {right})'"
-        )));
+    let (left, right) = match (call.func_name.as_str(), call.args.as_slice()) {
+        (operators::EQUALS | operators::NOT_EQUALS, [left, right]) => (left, right),
+        (operators::IN, [left, IdedExpr { expr: Expr::List(list), .. }]) => match list.elements.first() {
+            Some(first) => (left, first),
+            None => return Ok(()),
+        },
+        _ => return Ok(()),
+    };
+    match (static_type(left), static_type(right)) {
+        (Some(left), Some(right)) if left != right && are_incomparable(left, right) => {
+            let operator = &call.func_name;
+            let types = format!("({left}, {right})");
+            Err(CelError::Compile(format!(
+                "found no matching overload for '{operator}' applied to '{types}'"
+            )))
+        }
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// Whether a comparison of two different types is refused; Kubernetes' own types may be compared with null.
+fn are_incomparable(left: &str, right: &str) -> bool {
+    let is_null = |ty: &str| ty == "null";
+    let is_own = |ty: &str| [QUANTITY, SEMVER].contains(&ty);
+    let both = [left, right].iter().all(|ty| SCALARS.contains(ty) || is_null(ty));
+    both && !(is_null(left) && is_own(right)) && !(is_own(left) && is_null(right))
 }
 
 /// Refuses a list or map whose elements are known to have different types.
 fn homogeneous<'e>(elements: impl Iterator<Item = &'e IdedExpr>) -> Result<(), CelError> {
-    let mut types = elements.filter_map(static_type).filter(|ty| *ty != "null");
+    let mut types = elements.filter_map(static_type);
     let Some(first) = types.next() else { return Ok(()) };
     match types.find(|ty| *ty != first) {
         None => Ok(()),
@@ -144,6 +159,13 @@ fn static_type(expr: &IdedExpr) -> Option<&'static str> {
             (DEVICE, "capacity") => Some(CAPACITIES),
             (DEVICE, "allowMultipleAllocations") => Some("bool"),
             (ty, _) => element(ty),
+        },
+        // `map.?id.orValue(…)`, expanded: what the map holds.
+        Expr::Comprehension(bind) if bind.accu_var == OPTIONAL => match &bind.accu_init.expr {
+            Expr::Call(select) if select.func_name == operators::OPT_SELECT => {
+                element(static_type(select.args.first()?)?)
+            }
+            _ => None,
         },
         Expr::Call(call) => match (call.func_name.as_str(), call.args.as_slice()) {
             (operators::INDEX, [of, _]) => element(static_type(of)?),

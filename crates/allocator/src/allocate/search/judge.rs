@@ -108,7 +108,11 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// Short of capacity.
-    fn lacking(&mut self, request: &Request<'a>, index: usize) -> Result<Option<Refusal<'a>>, AllocError> {
+    pub(super) fn lacking(
+        &mut self,
+        request: &Request<'a>,
+        index: usize,
+    ) -> Result<Option<Refusal<'a>>, AllocError> {
         let prepared = self.prepared;
         if !prepared.features.consumable_capacity {
             return Ok(None);
