@@ -164,7 +164,7 @@ fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<Stri
 
 /// A quantity in whole units.
 pub(super) fn amount(text: &str) -> Option<u64> {
-    let quantity: divvy_allocator::Quantity = text.parse().ok()?;
+    let quantity: divvy_model::Quantity = text.parse().ok()?;
     u64::try_from(quantity.rounded_up()).ok()
 }
 

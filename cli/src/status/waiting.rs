@@ -32,6 +32,8 @@ pub(crate) enum Verdict {
     Mistake,
     /// Objects that decide it cannot be read.
     Unknown,
+    /// Only the scheduler can evaluate it.
+    Offline,
 }
 
 impl Verdict {
@@ -45,6 +47,7 @@ impl Verdict {
             Self::NeverFits => "it fits on no node, even with all devices free",
             Self::Mistake => "the claim cannot be allocated as written",
             Self::Unknown => "unknown: objects that decide this cannot be listed",
+            Self::Offline => "unknown: only the scheduler can evaluate it",
         }
     }
 }
@@ -91,6 +94,8 @@ enum Answer {
     /// The reasons, and whether the claims would fit on the empty node.
     Not(Box<Short>, bool),
     Mistake(String),
+    /// The allocator cannot tell, for this reason.
+    Unknown(String),
 }
 
 /// Reasons of one node, to be merged with those of others.
@@ -168,6 +173,9 @@ impl<'a> Asker<'a> {
                     }];
                     return why;
                 }
+                Answer::Unknown(reason) => {
+                    return Why { verdict: Verdict::Offline, hint: Some(reason), ..why };
+                }
                 Answer::Mistake(mistake) => {
                     return Why { verdict: Verdict::Mistake, mistake: Some(mistake), ..why };
                 }
@@ -211,6 +219,7 @@ impl<'a> Asker<'a> {
                 Ok(Outcome::DoesNotFit(ever)) => Answer::Not(Box::new(Short::of(&ever)), false),
                 Err(_) => Answer::Not(Box::new(Short::of(&now)), false),
             },
+            Err(error) if error.is_unknown() => Answer::Unknown(format!("{:#}", anyhow::Error::new(error))),
             Err(error) if error.is_of_node() => {
                 let reasons = vec![error.to_string()];
                 Answer::Not(Box::new(Short { reasons, ..Short::default() }), false)

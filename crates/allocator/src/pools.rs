@@ -45,7 +45,8 @@ impl<'a> Slices<'a> {
     /// Indexes the slices of a cluster.
     pub fn new(slices: impl IntoIterator<Item = &'a ResourceSlice>) -> Self {
         let mut index = Self::default();
-        for slice in slices {
+        // A scheduler that does not know compatibility groups ignores the slices that have some.
+        for slice in slices.into_iter().filter(|slice| !counters::has_groups(slice)) {
             if slice.spec.node_name.is_none() {
                 index.anywhere.push(slice);
             }

@@ -3,11 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use divvy_conformance::{Expect, conformance, mig_conformance};
 use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId, Placement};
-use divvy_model::{
-    CudaVersion, Expect, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, MigActivation, MigMode, conformance,
-    mig_conformance,
-};
+use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, MigActivation, MigMode};
 
 use crate::{Engine, Fault, MIG_BOARDS, MigLatency, SimNode};
 

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
+use divvy_conformance::{Expect, conformance};
 use divvy_model::{
-    Architecture, CudaVersion, Expect, GpuDriver, GpuErrorCode, GpuOp, GpuProcess, HostTopology, MigMode,
-    NvLinkPeer, conformance,
+    Architecture, CudaVersion, GpuDriver, GpuErrorCode, GpuOp, GpuProcess, HostTopology, MigMode, NvLinkPeer,
 };
 
 use crate::{Engine, Fault, SimNode, SimSpec, profile, profiles};

@@ -1,4 +1,4 @@
-//! What is odd or lacking about a driver and does no harm: a note where [`crate::conformance`] would be an alarm.
+//! What is odd or lacking about a driver and does no harm: a note where `divvy-conformance` would be an alarm.
 
 use crate::health::RecoveryAction;
 use crate::{Architecture, GpuDriver, GpuFacts, MigMode};

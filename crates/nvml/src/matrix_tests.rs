@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
+use divvy_conformance::{Expect, conformance};
 use divvy_gpu_sim::Engine;
 use divvy_model::mig::MigCapabilities;
-use divvy_model::{Expect, GpuDriver, GpuError, GpuUuid, HostTopology, MigMode, conformance, peculiarities};
+use divvy_model::{GpuDriver, GpuError, GpuUuid, HostTopology, MigMode, peculiarities};
 use nvidia_ml::{GENERATIONS, Generation};
 
 use crate::read_inventory;

@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use divvy_conformance::{Expect, conformance, mig_conformance};
 use divvy_gpu_sim::{Fault, MIG_BOARDS};
 use divvy_model::mig::{GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, Placement};
-use divvy_model::{
-    CudaVersion, Expect, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, MigActivation, MigMode, conformance,
-    mig_conformance,
-};
+use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, MigActivation, MigMode};
 
 use crate::test_library::TestLibrary;
 use crate::{NvmlDriver, Session, SessionConfig};

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use divvy_conformance::{Expect, conformance, mig_conformance};
 use divvy_gpu_sim::{Fault, SimNode};
 use divvy_model::{
-    Expect, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
-    conformance, mig_conformance,
+    GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
 };
 
 use crate::session::{Session, SessionConfig};

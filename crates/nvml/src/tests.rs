@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use divvy_conformance::{Expect, conformance};
 use divvy_gpu_sim::Fault;
 use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{
-    Architecture, ComputeMode, Expect, FabricFacts, GpuDriver, GpuErrorCode, GpuFacts, GpuOp, GpuProcess,
-    HostTopology, MigMode, NvLinkPeer, conformance,
+    Architecture, ComputeMode, FabricFacts, GpuDriver, GpuErrorCode, GpuFacts, GpuOp, GpuProcess,
+    HostTopology, MigMode, NvLinkPeer,
 };
 use nvml_wrapper::Nvml;
 

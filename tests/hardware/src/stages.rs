@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use divvy_conformance::{Expect, conformance};
 use divvy_host::{Driver, DriverRoot, HostRoot, Smi};
-use divvy_model::{Expect, GpuDriver, GpuFacts, GpuUuid, Inventory, conformance};
+use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
 use divvy_nvml::NvmlDriver;
 use serde::Serialize;
 

@@ -1,59 +1,49 @@
-//! The publisher's cases as data, and two runners: [`run_pure`] for [`plan_sync`](crate::plan_sync), [`run`] for the
-//! whole publisher against any API server that is at hand, fake or real.
+//! A case of the publisher as data.
 //!
 //! Names follow the titles of the cases of the Go helper's controller, so that coverage can be compared; the fixtures
 //! are our own. Titles that do not apply are in [`NOT_APPLICABLE`], each with its reason.
 
-mod build;
-mod cases;
-mod live;
-mod pure;
-
 use divvy_offer::{Feature, Pool, Slice};
-
-pub use cases::cases;
-pub use live::{Outcome, run};
-pub use pure::run_pure;
 
 /// What exists, what is wanted, and what must come of it.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub(crate) struct Case {
     /// Title.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Slices before.
-    pub existing: Vec<Existing>,
+    pub(crate) existing: Vec<Existing>,
     /// What is published before `desired`, by the same publisher: for what it must remember.
-    pub before: Option<Pool>,
+    pub(crate) before: Option<Pool>,
     /// What is wanted.
-    pub desired: Pool,
+    pub(crate) desired: Pool,
     /// Feature gates that are off in the server.
-    pub gates_off: Vec<Feature>,
+    pub(crate) gates_off: Vec<Feature>,
     /// What must come of it.
-    pub expect: Expect,
+    pub(crate) expect: Expect,
 }
 
 /// A slice that exists before.
 #[derive(Debug, Clone)]
-pub struct Existing {
+pub(crate) struct Existing {
     /// Its name.
-    pub name: Name,
+    pub(crate) name: Name,
     /// Its pool.
-    pub pool: &'static str,
+    pub(crate) pool: &'static str,
     /// Generation of its pool.
-    pub generation: i64,
+    pub(crate) generation: i64,
     /// How many slices its pool has.
-    pub count: i64,
+    pub(crate) count: i64,
     /// What is in it.
-    pub slice: Slice,
+    pub(crate) slice: Slice,
     /// When its taints were added, if it says so.
-    pub tainted_at: Option<&'static str>,
+    pub(crate) tainted_at: Option<&'static str>,
     /// Whether the Node owns it.
-    pub owned: bool,
+    pub(crate) owned: bool,
 }
 
 /// The name of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Name {
+pub(crate) enum Name {
     /// As this publisher names the slice at an index.
     Index(usize),
     /// Any other, before the driver and node are appended.
@@ -62,7 +52,7 @@ pub enum Name {
 
 /// What must come of a case.
 #[derive(Debug, Clone)]
-pub enum Expect {
+pub(crate) enum Expect {
     /// Exactly these slices, and these features reported as dropped.
     Slices(Vec<Expected>, Vec<Feature>),
     /// Nothing is written; the error contains this.
@@ -71,20 +61,20 @@ pub enum Expect {
 
 /// A slice that must be there afterwards, at the index of its place in the list.
 #[derive(Debug, Clone)]
-pub struct Expected {
+pub(crate) struct Expected {
     /// Generation of its pool.
-    pub generation: i64,
+    pub(crate) generation: i64,
     /// What became of it.
-    pub fate: Fate,
+    pub(crate) fate: Fate,
     /// What is in it, as the server stores it.
-    pub slice: Slice,
+    pub(crate) slice: Slice,
     /// When its taints were added, if that is to be kept.
-    pub tainted_at: Option<&'static str>,
+    pub(crate) tainted_at: Option<&'static str>,
 }
 
 /// What became of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// Not written: same resource version.
     Kept,
     /// Same object, written.
@@ -94,7 +84,7 @@ pub enum Fate {
 }
 
 /// Titles that do not apply, and why.
-pub const NOT_APPLICABLE: &[(&str, &str)] = &[
+pub(crate) const NOT_APPLICABLE: &[(&str, &str)] = &[
     ("add-one-network-device-all-nodes", "slices are node-local: nodeName always"),
     ("add-one-network-device-some-nodes", "slices are node-local: nodeName always"),
     ("update-node-selector", "slices are node-local: nodeName always"),

@@ -13,15 +13,15 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::pure::{compare, fixture, owner, refused};
-use super::{Case, Expect};
-use crate::{PublishStatus, PublisherConfig, spawn};
+use crate::model::{Case, Expect};
+use crate::pure::{compare, fixture, owner, refused};
+use divvy_controller::{PublishStatus, PublisherConfig, spawn};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What became of running a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// As expected.
     Passed,
     /// The server's feature gates are not as the case needs them.
@@ -31,7 +31,7 @@ pub enum Outcome {
 /// Runs a case with a publisher of its own, against any API server. `scope` keeps runs apart: it becomes part of the
 /// names of a driver and a Node that are made for the case and deleted afterwards. `off` are the features whose gate
 /// is off in this server. The client may create and delete Nodes and ResourceSlices. `Err` says what differs.
-pub async fn run(
+pub(crate) async fn run(
     client: &Client,
     case: &Case,
     scope: &str,

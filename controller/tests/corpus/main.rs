@@ -1,10 +1,20 @@
 //! Every case of the corpus, against the pure plan and, with the whole publisher, against the fake API server.
 
+mod build;
+mod cases;
+mod live;
+mod model;
+mod pure;
+
 use std::collections::BTreeSet;
 
-use divvy_controller::corpus::{NOT_APPLICABLE, Outcome, cases, run, run_pure};
 use divvy_fake_cluster::{FakeApi, Gate};
 use divvy_offer::Feature;
+
+use crate::cases::cases;
+use crate::live::{Outcome, run};
+use crate::model::NOT_APPLICABLE;
+use crate::pure::run_pure;
 
 #[test]
 fn the_plan_passes_every_case() {

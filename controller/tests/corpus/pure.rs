@@ -7,13 +7,13 @@ use divvy_offer::{Pool, Slice, validate};
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 
-use super::{Case, Existing, Expect, Expected, Fate, Name};
-use crate::content::{comparable_spec, specs};
-use crate::{Accepted, Target, Write, plan_sync, slice_name};
+use crate::model::{Case, Existing, Expect, Expected, Fate, Name};
+use divvy_controller::{Accepted, Target, Write, plan_sync, slice_name};
+use divvy_controller::{comparable_spec, specs};
 
 /// Runs a case against [`plan_sync`] alone, twice: the second run must have nothing to do. `Err` says what differs.
 /// Cases with gates off need a server.
-pub fn run_pure(case: &Case) -> Result<(), String> {
+pub(crate) fn run_pure(case: &Case) -> Result<(), String> {
     if !case.gates_off.is_empty() {
         return Ok(());
     }
@@ -56,7 +56,7 @@ pub fn run_pure(case: &Case) -> Result<(), String> {
 }
 
 /// Checks that a case wanted this refusal.
-pub(super) fn refused(case: &Case, message: &str) -> Result<(), String> {
+pub(crate) fn refused(case: &Case, message: &str) -> Result<(), String> {
     match &case.expect {
         Expect::Error(part) if message.contains(part) => Ok(()),
         Expect::Error(part) => Err(format!("the error {message:?} does not contain {part:?}")),
@@ -64,7 +64,7 @@ pub(super) fn refused(case: &Case, message: &str) -> Result<(), String> {
     }
 }
 
-pub(super) fn owner(node: &str, uid: &str) -> OwnerReference {
+pub(crate) fn owner(node: &str, uid: &str) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
@@ -76,7 +76,7 @@ pub(super) fn owner(node: &str, uid: &str) -> OwnerReference {
 }
 
 /// An existing slice as an API object.
-pub(super) fn fixture(
+pub(crate) fn fixture(
     existing: &Existing,
     driver: &str,
     node: &str,
@@ -110,7 +110,7 @@ fn stamp(spec: &mut ResourceSliceSpec, at: Option<&str>) {
 }
 
 /// Compares what is there afterwards with what a case expects, whole.
-pub(super) fn compare(
+pub(crate) fn compare(
     case: &Case,
     driver: &str,
     node: &str,

@@ -4,11 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::mig::{
+use divvy_model::mig::{
     ComputeInstanceProfileId, GpuInstance, GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities,
     Placement,
 };
-use crate::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, MigActivation, MigMode, MigUuid, Violation};
+use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, MigActivation, MigMode, MigUuid};
+
+use crate::Violation;
 
 type Instance = (GpuInstanceProfileId, Placement);
 
@@ -205,13 +207,13 @@ fn bad_arguments(checks: &mut Checks<'_>, caps: &MigCapabilities) {
             });
         }
     }
-    let gone = crate::mig::GpuInstanceId(4711);
+    let gone = divvy_model::mig::GpuInstanceId(4711);
     let results = [
         driver.destroy_gpu_instance(gpu, gone),
         driver.compute_profiles(gpu, gone).map(|_| ()),
         driver.compute_instances(gpu, gone).map(|_| ()),
         driver.create_compute_instance(gpu, gone, ComputeInstanceProfileId(0)).map(|_| ()),
-        driver.destroy_compute_instance(gpu, gone, crate::mig::ComputeInstanceId(0)),
+        driver.destroy_compute_instance(gpu, gone, divvy_model::mig::ComputeInstanceId(0)),
     ];
     for result in results {
         checks.refused(result, GpuErrorCode::NOT_FOUND, || "a GPU instance that is not there".to_owned());

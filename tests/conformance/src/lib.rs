@@ -1,9 +1,13 @@
 //! The assertions every [`GpuDriver`] must pass: run on the simulator, on the mock library through NVML's C ABI,
 //! and on real hardware. Read only towards the GPU.
 
+mod mig;
+
 use std::collections::BTreeSet;
 
-use crate::{GpuDriver, GpuErrorCode, GpuFacts, GpuUuid, MigMode, NvLinkPeer};
+use divvy_model::{GpuDriver, GpuErrorCode, GpuFacts, GpuUuid, MigMode, NvLinkPeer};
+
+pub use mig::mig_conformance;
 
 /// What is known beforehand about the GPUs behind a driver. Leave out what is not known (real hardware).
 #[derive(Debug, Clone, Default)]
@@ -21,7 +25,7 @@ pub struct Expect {
 pub struct Violation(pub String);
 
 /// Checks a driver against the contract of [`GpuDriver`] and against `expect`; returns all violations. What drivers may do
-/// in their own way is none: see [`crate::peculiarities`].
+/// in their own way is none: see [`divvy_model::peculiarities`].
 pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
     let mut checks = Checks::default();
     checks.system(driver, expect);
@@ -62,7 +66,7 @@ impl Checks {
             Err(error) => return self.check(false, || format!("system() answers: {error}")),
         };
         let version = &system.driver_version;
-        self.check(crate::normalise_version(version).is_some(), || {
+        self.check(divvy_model::normalise_version(version).is_some(), || {
             format!("driver version {version:?} can be normalised")
         });
         self.check(system.cuda_version.is_none_or(|cuda| cuda.major >= 9), || {
@@ -117,7 +121,7 @@ impl Checks {
         self.check(mode == f.mig_mode, || format!("{gpu}: mig_mode() and facts() agree"));
         let able = mode == MigMode::Unsupported || f.compute_capability.major >= 8;
         self.check(able, || format!("{gpu}: MIG needs compute capability 8, has {}", f.compute_capability));
-        self.0.extend(crate::mig_conformance::read_only(driver, gpu, mode));
+        self.0.extend(mig::read_only(driver, gpu, mode));
     }
 
     fn vitals(&mut self, driver: &dyn GpuDriver, f: &GpuFacts) {

@@ -2,17 +2,17 @@
 
 use divvy_offer::{Device, Feature, Slice};
 
-use super::build::{
+use crate::build::{
     bigger, case, counters, device, driver_version, drops, existing, expected, gpu, indexed, of, partition,
     pool, refused, shared, shared_as_dropped, tainted,
 };
-use super::{Case, Existing, Expect, Expected, Fate, Name};
+use crate::model::{Case, Existing, Expect, Expected, Fate, Name};
 
 const OTHER_POOL: &str = "corpus/old";
 const TIME: &str = "2026-01-02T03:04:05Z";
 
 /// All cases.
-pub fn cases() -> Vec<Case> {
+pub(crate) fn cases() -> Vec<Case> {
     let mut all = one_slice();
     all.extend(several_slices());
     all.extend(dropped_fields());

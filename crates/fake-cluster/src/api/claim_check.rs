@@ -1,19 +1,61 @@
-//! ResourceClaims: what a scheduler, a claim controller or a driver can get wrong.
+//! What the API server refuses of a ResourceClaim with 422, as far as users and drivers can run into it. ResourceSlices
+//! are checked before they are written (`divvy_offer::validate`), and by the real server in tests/e2e.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::Value;
 
-use super::{Problems, is_label};
+use super::error::ApiError;
 
 const REQUESTS: usize = 32;
 const RESERVATIONS: usize = 256;
 const CONDITIONS: usize = 8;
 
-pub(super) fn check(problems: &mut Problems, old: Option<&Value>, new: &Value) {
+/// Checks a claim; `old` is what is stored, on updates.
+pub(crate) fn check(name: &str, old: Option<&Value>, new: &Value) -> Result<(), ApiError> {
+    let mut problems = Problems::default();
+    claim(&mut problems, old, new);
+    let list = match problems.0.as_slice() {
+        [] => return Ok(()),
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
+    };
+    Err(ApiError::new(422, format!("ResourceClaim.resource.k8s.io \"{name}\" is invalid: {list}")))
+}
+
+/// Every problem found, worded as the API server does: `path: message`.
+#[derive(Debug, Default)]
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn unless(&mut self, fine: bool, path: impl AsRef<str>, message: impl AsRef<str>) {
+        if !fine {
+            self.0.push(format!("{}: {}", path.as_ref(), message.as_ref()));
+        }
+    }
+
+    fn too_many(&mut self, path: impl AsRef<str>, count: usize, max: usize) {
+        self.unless(count <= max, path, format!("Too many: {count}: must have at most {max} items"));
+    }
+
+    fn immutable<T: PartialEq>(&mut self, path: &str, old: &T, new: &T) {
+        self.unless(old == new, path, "Invalid value: field is immutable");
+    }
+}
+
+/// DNS label, at most 63 characters.
+fn is_label(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= 63
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn claim(problems: &mut Problems, old: Option<&Value>, new: &Value) {
     let Ok(claim) = serde_json::from_value::<ResourceClaim>(new.clone()) else {
-        return problems.add("spec", "Required value");
+        return problems.unless(false, "spec", "Required value");
     };
     if let Some(old) = old {
         problems.immutable("spec", &old.get("spec"), &new.get("spec"));
