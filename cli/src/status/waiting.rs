@@ -94,7 +94,7 @@ enum Answer {
     /// The reasons, and whether the claims would fit on the empty node.
     Not(Box<Short>, bool),
     Mistake(String),
-    /// The allocator cannot tell, for this reason.
+    /// The allocator cannot decide, for this reason.
     Unknown(String),
 }
 

@@ -115,7 +115,7 @@ impl Explanation {
 }
 
 impl RequestReason {
-    /// How many devices the class and claim select, whoever has them.
+    /// How many devices the class and claim select, held or not.
     fn selected(&self) -> usize {
         let not = |r: &&DeviceReason| {
             matches!(r.reason, Reason::SelectorFalse { .. } | Reason::NotOnNode | Reason::FeatureOff)

@@ -1,4 +1,4 @@
-//! Plugin registration: sockets come and go, plugins are asked who they are, connections tell who is alive.
+//! Plugin registration: sockets come and go, plugins identify themselves, connections show which are alive.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -40,11 +40,11 @@ pub struct Plugin {
     pub socket: PathBuf,
     /// Whether the service socket accepts connections.
     pub connected: bool,
-    /// Which registration this is, counted over all drivers: tells a process that was started again from the one before.
+    /// Which registration this is, counted over all drivers: distinguishes a restarted process from the one before.
     pub registration: u64,
 }
 
-/// Inode and change time: tells a new file under an old name.
+/// Inode and change time: distinguishes a new file under an old name.
 type Identity = (u64, i64, i64);
 
 #[derive(Debug)]
@@ -206,7 +206,7 @@ fn sockets_in(folder: &Path) -> std::io::Result<BTreeMap<PathBuf, Identity>> {
     Ok(found)
 }
 
-/// One attempt: dial, ask, check, register, tell.
+/// One attempt: dial, ask, check, register, notify.
 async fn register(shared: Arc<Shared>, socket: PathBuf) {
     let result = attempt(&shared, &socket).await;
     {

@@ -136,7 +136,7 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
 }
 
 #[test]
-fn another_mode_is_refused_while_shares_run_and_told_who_holds_the_gpu() {
+fn another_mode_is_refused_while_shares_run_with_the_holders_of_the_gpu() {
     let mut node = node(1);
     node.place(share("a", "ts", "30Gi"));
     node.place(share("b", "ts", "30Gi"));
@@ -225,7 +225,7 @@ fn two_halves_with_a_matching_gpu_go_where_both_fit() {
 }
 
 #[test]
-fn a_pair_that_no_gpu_has_room_for_is_told_by_gpu() {
+fn a_pair_that_no_gpu_has_room_for_is_explained_by_gpu() {
     let mut node = node(2);
     node.place(one("a", "3g"));
     let mut second = one("b", "3g");
