@@ -104,6 +104,11 @@ impl OtherClaim {
     pub fn seen_from(namespace: &str, claim: &ClaimRef) -> Self {
         Self { claim: claim.clone(), is_near: claim.namespace == namespace }
     }
+
+    /// The claim, for what administrators read.
+    pub fn claim(&self) -> &ClaimRef {
+        &self.claim
+    }
 }
 
 impl fmt::Display for OtherClaim {
