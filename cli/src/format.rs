@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::Result;
+use divvy_gpu_sim::SimNode;
 use serde::Serialize;
 
 /// How to show the answer.
@@ -34,7 +35,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Talk, on standard error. If that is closed there is nobody to tell.
+/// A message on standard error. Failure to write it is ignored: there is no other place to report it.
 pub(crate) fn talk(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", harmless(text));
 }
@@ -48,6 +49,25 @@ fn harmless(text: &str) -> String {
     };
     let written = |c: char| if obeyed(c) { c.escape_unicode().to_string() } else { c.to_string() };
     text.chars().map(written).collect()
+}
+
+/// The argument of `--sim`, if it names GPUs.
+pub(crate) fn simulated(text: &str) -> Result<String, String> {
+    // Clap shows one line, whatever of the error's causes.
+    SimNode::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// The argument of `--log-level`: a level, or directives such as `warn,divvy_executor=debug`.
+pub(crate) fn log_level(text: &str) -> Result<String, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let known = |part: &str| {
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        LEVELS.contains(&level.to_ascii_lowercase().as_str())
+    };
+    match text.split(',').find(|part| !known(part.trim())) {
+        None => Ok(text.to_owned()),
+        Some(part) => Err(format!("{part:?} is neither one of {} nor TARGET=LEVEL", LEVELS.join(", "))),
+    }
 }
 
 /// Bytes as people say them: `80 GiB`, `512 MiB`.
