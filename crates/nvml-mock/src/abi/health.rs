@@ -101,9 +101,9 @@ unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
         if kind > 1 || counter > 1 {
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }
-        let counted = (kind, counter) == (UNCORRECTED, VOLATILE);
+        let is_known = (kind, counter) == (UNCORRECTED, VOLATILE);
         gpu(device, |g| match g.vitals.uncorrected_ecc {
-            Some(count) if counted => Ok(count),
+            Some(count) if is_known => Ok(count),
             Some(_) => Ok(0),
             None => Err(GpuErrorCode::NOT_SUPPORTED),
         })
