@@ -10,7 +10,6 @@ use super::{
 };
 use crate::case::PATIENCE;
 use crate::objects::{self, template};
-use crate::wait::wait_for;
 
 pub(in crate::cases) fn several(env: &Env) -> Result<()> {
     let gpus = [h100(env, 4)?, h100(env, 5)?];
