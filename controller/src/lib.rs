@@ -24,7 +24,7 @@ mod publisher;
 mod status;
 mod watch;
 
-pub use deadline::with_deadline;
+pub use deadline::{ANSWER, NoAnswer, with_deadline};
 pub use error::PublishError;
 pub use names::slice_name;
 pub use plan::{Accepted, Sync, Target, Write, plan_sync};

@@ -27,3 +27,4 @@ mod records;
 mod rolling;
 mod shares;
 mod telling;
+mod unanswered;
