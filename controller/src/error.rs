@@ -20,13 +20,13 @@ pub enum PublishError {
         verb: &'static str,
         /// On what.
         object: String,
-        /// The answer; told in full, so not a source.
+        /// The answer; shown in full, so not a source.
         error: kube::Error,
     },
     /// The Node has no UID: not a Node as API servers make them.
     #[error("Node {0} has no UID")]
     NoUid(String),
-    /// Somebody has a slice of our name.
+    /// Another object has the name of our slice.
     #[error(
         "ResourceSlice {name} belongs to driver {driver} on node {node}, not to this node: delete it with \
          `kubectl delete resourceslice {name}`"

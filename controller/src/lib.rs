@@ -14,8 +14,6 @@
 
 mod cache;
 mod content;
-#[cfg(feature = "corpus")]
-pub mod corpus;
 mod deadline;
 mod error;
 mod names;
@@ -24,6 +22,7 @@ mod publisher;
 mod status;
 mod watch;
 
+pub use content::{comparable_spec, specs};
 pub use deadline::{ANSWER, NoAnswer, with_deadline};
 pub use error::PublishError;
 pub use names::slice_name;

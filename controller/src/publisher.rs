@@ -24,7 +24,7 @@ use crate::status::PublishStatus;
 use crate::watch::{Event, LONGEST_WAIT, Watch, backoff};
 
 /// Slices are often deleted together (the kubelet wipes a node's): answering the first at once would be a generation
-/// for each. Grows while somebody keeps doing it, up to eight times as long.
+/// for each. Grows while the deletions continue, up to eight times as long.
 const SETTLE: Duration = Duration::from_millis(100);
 const SETTLE_DOUBLINGS: u32 = 3;
 /// Without foreign changes for this long, [`SETTLE`] counts from its start again.
@@ -192,7 +192,7 @@ impl Worker {
         }
     }
 
-    /// Somebody else changed or deleted something: put it right, soon.
+    /// Another client changed or deleted a slice: reconcile soon.
     fn disturb(&mut self, news: News) {
         match news {
             News::Old => return,

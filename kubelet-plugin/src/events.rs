@@ -29,7 +29,7 @@ const LONGEST_POLICY: usize = 200;
 const LONGEST_INSTANCE: usize = 128;
 const ALREADY_EXISTS: u16 = 409;
 
-/// What is told about a claim.
+/// A verdict about a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Whether its devices are prepared.
@@ -43,8 +43,8 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// The claim can be used: said after it was refused, and when there is something to tell that was not known
-    /// before, such as the UUIDs of partitions.
+    /// The claim can be used: reported after it was refused, and when there is news, such as the UUIDs of
+    /// partitions.
     pub(crate) fn prepared(partitions: BTreeMap<DeviceName, MigUuid>) -> Self {
         Self {
             prepared: true,
@@ -65,15 +65,15 @@ impl Verdict {
     }
 }
 
-/// Tells users.
-pub(crate) struct Teller {
+/// Writes Events and conditions for users.
+pub(crate) struct Notifier {
     client: Client,
     recorder: Recorder,
     driver: String,
     node: String,
 }
 
-impl Teller {
+impl Notifier {
     pub(crate) fn new(client: Client, driver: &str, node: &str) -> Self {
         let reporter = Reporter { controller: names::REPORTER.to_owned(), instance: Some(node.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
@@ -89,7 +89,7 @@ impl Teller {
 
     /// What has become of a device: on the node, on claims, on pods. Events of one reason about one object count as
     /// repetitions of the first; with an `action` that names the device each device has its own.
-    pub(crate) async fn tell_of_device(
+    pub(crate) async fn report_device(
         &self,
         about: &About<'_>,
         bad: bool,
@@ -154,7 +154,11 @@ impl Teller {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == ALREADY_EXISTS => {}
             Err(error) => {
-                tracing::warn!(policy = policy.name, error = crate::chain(&error), "Event not written");
+                tracing::warn!(
+                    policy = policy.name,
+                    error = crate::chain(&error),
+                    "failed to write an Event"
+                );
             }
         }
     }
@@ -174,7 +178,7 @@ impl Teller {
         };
         if let Err(error) = self.recorder.publish(&event, about).await {
             let error = crate::chain(&error);
-            tracing::warn!(kind = about.kind, name = about.name, error, "Event not written");
+            tracing::warn!(kind = about.kind, name = about.name, error, "failed to write an Event");
         }
     }
 
@@ -200,7 +204,7 @@ impl Teller {
         let written = api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await;
         if let Err(error) = &written {
             let error = crate::chain(error);
-            tracing::warn!(claim = %claim.reference(), error, "condition of the claim not written");
+            tracing::warn!(claim = %claim.reference(), error, "failed to write the claim's condition");
         }
         written.is_ok()
     }

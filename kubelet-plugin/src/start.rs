@@ -28,10 +28,10 @@ pub enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Logs cannot be set up.
-    #[error("logs cannot be set up (--log-format, --log-level)")]
+    #[error("failed to set up logging (--log-format, --log-level)")]
     Logs(#[source] LogError),
     /// The runtime or its signals cannot be set up.
-    #[error("the runtime cannot be set up")]
+    #[error("failed to start the runtime")]
     Runtime(#[source] std::io::Error),
     /// There is no usable configuration for the API server.
     #[error("no access to the Kubernetes API (run in a pod with a service account, or give --kubeconfig)")]
@@ -41,7 +41,7 @@ pub enum StartError {
     Run(#[from] RunError),
 }
 
-/// Runs the plugin until it is told to stop by SIGTERM or SIGINT. The caller has installed the TLS provider.
+/// Runs the plugin until SIGTERM or SIGINT. The caller has installed the TLS provider.
 pub fn start(args: Args) -> Result<(), StartError> {
     init_logs(args.log_format, &args.log_level).map_err(StartError::Logs)?;
     raise_file_limit();

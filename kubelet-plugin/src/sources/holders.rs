@@ -34,7 +34,7 @@ impl HoldersSource {
             if let Err(error) = &answer {
                 tracing::warn!(
                     error = crate::chain(error),
-                    "claims not listed: devices that are withdrawn stay published until it is known who holds them"
+                    "failed to list claims; withdrawn devices stay published until their holders are known"
                 );
             }
             if self.facts.send(Fact::Answer(answer.ok())).is_err() {
@@ -58,7 +58,7 @@ impl HoldersSource {
         Ok(names.filter(|name| !is_for_admins(name)).collect())
     }
 
-    /// Devices of our pool that claims have allocated. Admin access takes nothing from anybody, and is served by name.
+    /// Devices of our pool that claims have allocated. Admin access excludes no other claim, and is served by name.
     fn holders(&self, claims: Vec<ResourceClaim>) -> BTreeMap<DeviceName, BTreeSet<Claimant>> {
         let mut holders = BTreeMap::<DeviceName, BTreeSet<Claimant>>::new();
         for claim in claims {

@@ -38,11 +38,11 @@ pub(crate) async fn run(
     let changes = watcher(Api::<Node>::all(client), config).default_backoff().applied_objects();
     let mut changes = std::pin::pin!(changes);
     let follow = async {
-        let mut told = false;
+        let mut reported = false;
         while let Some(change) = changes.next().await {
             match change {
                 Ok(object) => {
-                    told = false;
+                    reported = false;
                     let now = NodeFacts::from(object);
                     facts.send_if_modified(|known| {
                         let new = known.as_deref() != Some(&now);
@@ -53,10 +53,10 @@ pub(crate) async fn run(
                     });
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut reported, true) {
                         tracing::warn!(
                             error = %crate::chain(&error),
-                            "the node's object cannot be watched: its labels and cordons are as last known; tried again by itself"
+                            "failed to watch the Node; using its last known labels and cordon, will retry"
                         );
                     }
                 }

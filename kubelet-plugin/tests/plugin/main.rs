@@ -24,7 +24,7 @@ mod node;
 mod policy;
 mod publish;
 mod records;
+mod reports;
 mod rolling;
 mod shares;
-mod telling;
 mod unanswered;

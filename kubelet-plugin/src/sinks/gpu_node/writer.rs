@@ -37,7 +37,7 @@ const LONGEST: Duration = Duration::from_mins(5);
 impl Writer {
     /// Runs until `stop`. The object stays, as slices do; it is deleted with its Node.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let (mut written, mut told) = (None::<GpuNodeStatus>, None::<String>);
+        let (mut written, mut reported) = (None::<GpuNodeStatus>, None::<String>);
         let mut not_before = Instant::now();
         let (mut is_there, mut pause) = (false, self.retry);
         let mut since = Since::default();
@@ -48,7 +48,7 @@ impl Writer {
                 since.see(report, Timestamp::now());
             }
             if !*self.publishes.borrow_and_update() {
-                // Whoever publishes meanwhile writes something else.
+                // The other instance publishes meanwhile, and writes something else.
                 written = None;
             } else if let Some(report) = now.filter(|report| written.as_ref() != Some(report)) {
                 tokio::select! {
@@ -60,15 +60,15 @@ impl Writer {
                 since.see(&report, Timestamp::now());
                 match self.write(&report, is_there, &mut since).await {
                     Ok(()) => {
-                        (written, told) = (Some(report), None);
+                        (written, reported) = (Some(report), None);
                         (is_there, pause) = (true, self.retry);
                         not_before = Instant::now() + self.every;
                     }
                     Err(error) => {
                         let problem = crate::chain(&error);
-                        if told.as_ref() != Some(&problem) {
-                            tracing::warn!(problem, "GpuNode not written; tried again by itself");
-                            told = Some(problem);
+                        if reported.as_ref() != Some(&problem) {
+                            tracing::warn!(problem, "failed to write the GpuNode, will retry");
+                            reported = Some(problem);
                         }
                         // It may have been deleted: then it is made again at once, also if the report is as it was.
                         written = None;
@@ -88,7 +88,7 @@ impl Writer {
                 Ok(()) = self.publishes.changed() => {}
                 () = sleep(self.look), if written.is_some() => {
                     if self.is_gone().await {
-                        tracing::info!("the GpuNode was deleted: written again");
+                        tracing::info!("the GpuNode was deleted; created again");
                         (written, is_there) = (None, false);
                     }
                 }
@@ -107,7 +107,7 @@ impl Writer {
         matches!(self.api().get_metadata_opt(&self.node).await, Ok(None))
     }
 
-    /// Writes the status, and before it the object unless it is there. The answer to that has what was told before.
+    /// Writes the status, and before it the object unless it exists. The answer to that has the earlier report.
     async fn write(
         &self,
         report: &GpuNodeStatus,
