@@ -143,13 +143,13 @@ async fn a_watch_from_a_version_that_the_server_forgot_begins_with_a_list() {
     let wanted = pool(&[&["gpu-0"]]);
     let mut world = start(&api, Some(wanted.clone()));
     world.stored(&wanted).await;
-    for (status, told) in [(410, false), (404, true)] {
+    for (status, reported) in [(410, false), (404, true)] {
         api.forget_requests();
         api.fail_next(1, "watch", SLICES, Fault::Status(status));
         api.close_watches();
         api.wait_until(|view| view.count("list", SLICES) == 1, PATIENCE).await.unwrap();
         api.wait_until(|view| view.count("watch", SLICES) == 2, PATIENCE).await.unwrap();
-        assert_eq!(world.status.borrow().watch_error.is_some(), told, "{status}");
+        assert_eq!(world.status.borrow().watch_error.is_some(), reported, "{status}");
     }
 }
 
