@@ -4,9 +4,8 @@ use std::error::Error as _;
 
 use divvy_offer::LimitError;
 use kube::runtime::watcher;
-use tower::timeout::error::Elapsed;
 
-use crate::deadline::ANSWER;
+use crate::deadline::NoAnswer;
 
 /// A failed attempt to publish.
 #[derive(Debug, thiserror::Error)]
@@ -79,9 +78,7 @@ impl PublishError {
 fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => return status.message.clone(),
-        kube::Error::Service(error) if error.is::<Elapsed>() => {
-            return format!("no answer in {ANSWER:?}; it may have happened all the same");
-        }
+        kube::Error::Service(error) if error.is::<NoAnswer>() => return error.to_string(),
         _ => {}
     }
     let mut text = error.to_string();

@@ -23,7 +23,7 @@ mod status;
 mod watch;
 
 pub use content::{comparable_spec, specs};
-pub use deadline::with_deadline;
+pub use deadline::{ANSWER, NoAnswer, with_deadline};
 pub use error::PublishError;
 pub use names::slice_name;
 pub use plan::{Accepted, Sync, Target, Write, plan_sync};

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, News};
 use crate::content::specs;
-use crate::deadline::{ANSWER, with_deadline};
+use crate::deadline::ANSWER;
 use crate::error::PublishError;
 use crate::plan::{Accepted, Target, Write, plan_sync};
 use crate::status::PublishStatus;
@@ -63,7 +63,8 @@ impl Publisher {
 }
 
 /// Starts publishing. While `desired` is `None` nothing is written: what an earlier instance published stays.
-/// Ends when `stop` is cancelled or the sender of `desired` is gone; the slices stay then too.
+/// Ends when `stop` is cancelled or the sender of `desired` is gone; the slices stay then too. Give it a client with a
+/// deadline ([`crate::with_deadline`]): without one, a request that is never answered stops it.
 /// Must be called in a tokio runtime.
 pub fn spawn(
     client: kube::Client,
@@ -72,7 +73,6 @@ pub fn spawn(
     stop: CancellationToken,
 ) -> Publisher {
     let (status, receiver) = watch::channel(PublishStatus::default());
-    let client = with_deadline(client);
     let worker = Worker {
         slices: Api::all(client.clone()),
         nodes: Api::all(client),

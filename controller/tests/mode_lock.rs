@@ -110,7 +110,7 @@ fn while_a_share_lives_its_gpu_is_nothing_else_and_the_last_one_frees_it() {
     assert_eq!(world.place("a", "gpu-share", &memory("30Gi")), Ok("gpu-0-ts".to_owned()));
     assert_eq!(world.place("b", "gpu-share", &memory("40Gi")), Ok("gpu-0-ts".to_owned()));
     let over = world.place("c", "gpu-share", &memory("20Gi")).unwrap_err();
-    assert!(over.contains("without enough memory left"), "{over}");
+    assert!(over.contains("is short of memory"), "{over}");
     for class in ["gpu", "mig"] {
         let why = world.place("x", class, &json!({})).unwrap_err();
         assert!(why.contains("counter set gpu-0") && why.contains("default/a"), "{class}: {why}");
@@ -144,7 +144,7 @@ fn who_asks_for_nothing_gets_a_fair_part_and_all_of_them_fit() {
         assert_eq!(world.place(&format!("s{n}"), "gpu-share", &json!({})), Ok("gpu-0-ts".to_owned()), "{n}");
     }
     let why = world.place("one-more", "gpu-share", &json!({})).unwrap_err();
-    assert!(why.contains("without enough"), "{why}");
+    assert!(why.contains("is short of cores"), "{why}");
 }
 
 #[test]

@@ -121,13 +121,13 @@ impl Shared {
     /// Opens the files, and makes the executor and the service of claims. Nothing runs yet.
     pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> Result<Self, RunError> {
         let Deps { client, kube, gpus, metrics, .. } = deps;
-        let client = with_deadline(client);
+        let client = with_deadline(client, config.timing.answer);
         let metrics = Metrics::new(&metrics);
         let host = HostRoot::under(&config.host_root);
         let edits = Arc::new(host_edits(&config, &host)?);
         let connect =
             kube.map_or_else(|| Connect::Shared(client.clone()), |config| Connect::Own(Box::new(config)));
-        let fetcher = Arc::new(ClaimFetcher::new(connect, config.timing.get));
+        let fetcher = Arc::new(ClaimFetcher::new(connect, config.timing.answer));
         let claims = Arc::new(KubeClaims {
             fetcher: fetcher.clone(),
             client: client.clone(),

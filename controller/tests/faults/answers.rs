@@ -114,13 +114,42 @@ async fn a_list_or_watch_that_is_never_answered_is_asked_again_and_the_error_end
             format!("cannot {verb} ResourceSlices: no answer in 10s; it may have happened all the same");
         assert_eq!(failed.watch_error.unwrap(), expected);
         world.stored(&wanted).await;
-        // Without any event that would report it.
         world.until(|status| status.watch_error.is_none()).await;
         api.delete::<ResourceSlice>("", &name(0)).unwrap();
         let deleted = Instant::now();
         world.until(|status| status.foreign_deletes == 1).await;
         world.stored(&wanted).await;
         assert!(deleted.elapsed() < Duration::from_secs(1), "{verb}: {:?}", deleted.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_stands_again_is_no_error_any_more_also_without_an_event() {
+    let api = server();
+    let wanted = pool(&[&["gpu-0"]]);
+    let mut world = start(&api, Some(wanted.clone()));
+    world.stored(&wanted).await;
+    api.fail_next(3, "watch", SLICES, Fault::Status(500));
+    api.close_watches();
+    world.until(|status| status.watch_error.is_some()).await;
+    let failed = Instant::now();
+    world.until(|status| status.watch_error.is_none()).await;
+    assert!(failed.elapsed() < Duration::from_secs(30), "{:?}", failed.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_from_a_version_that_the_server_forgot_begins_with_a_list() {
+    let api = server();
+    let wanted = pool(&[&["gpu-0"]]);
+    let mut world = start(&api, Some(wanted.clone()));
+    world.stored(&wanted).await;
+    for (status, reported) in [(410, false), (404, true)] {
+        api.forget_requests();
+        api.fail_next(1, "watch", SLICES, Fault::Status(status));
+        api.close_watches();
+        api.wait_until(|view| view.count("list", SLICES) == 1, PATIENCE).await.unwrap();
+        api.wait_until(|view| view.count("watch", SLICES) == 2, PATIENCE).await.unwrap();
+        assert_eq!(world.status.borrow().watch_error.is_some(), reported, "{status}");
     }
 }
 

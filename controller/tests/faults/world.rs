@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_controller::{PublishStatus, Publisher, PublisherConfig, slice_name, spawn};
+use divvy_controller::{ANSWER, PublishStatus, Publisher, PublisherConfig, slice_name, spawn, with_deadline};
 use divvy_fake_cluster::FakeApi;
 use divvy_fake_cluster::build::mk_node;
 use divvy_offer::{Device, Pool, Slice};
@@ -35,7 +35,7 @@ pub(crate) fn start(api: &FakeApi, desired: Option<Pool>) -> World {
     let (desired, receiver) = watch::channel(desired);
     let stop = CancellationToken::new();
     let config = PublisherConfig { driver: DRIVER.into(), node_name: NODE.into() };
-    let publisher = spawn(api.client(), config, receiver, stop.clone());
+    let publisher = spawn(with_deadline(api.client(), ANSWER), config, receiver, stop.clone());
     World { api: api.clone(), desired, status: publisher.status(), publisher, stop }
 }
 

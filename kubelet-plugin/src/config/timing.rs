@@ -9,8 +9,8 @@ pub struct Timing {
     /// How long one prepare or unprepare may take in all. The kubelet gives up after 45 s, and a failed prepare
     /// costs the pod 60 to 90 s, so that anything transient is retried up to here.
     pub call: Duration,
-    /// How long one GET of a claim may take before it is tried again.
-    pub get: Duration,
+    /// How long the API server may take to begin an answer.
+    pub answer: Duration,
     /// How often the list of GPUs is asked for.
     pub list: Duration,
     /// How often all facts are read again.
@@ -64,7 +64,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             call: Duration::from_secs(40),
-            get: Duration::from_secs(10),
+            answer: divvy_controller::ANSWER,
             list: Duration::from_secs(5),
             refresh: Duration::from_mins(1),
             neighbours: Duration::from_secs(15),

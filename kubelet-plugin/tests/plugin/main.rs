@@ -27,3 +27,4 @@ mod records;
 mod reports;
 mod rolling;
 mod shares;
+mod unanswered;
