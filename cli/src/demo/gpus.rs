@@ -28,7 +28,7 @@ pub(crate) struct GpuPicture {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "mode", rename_all = "kebab-case")]
 pub(crate) enum Mode {
-    /// Nobody's.
+    /// In no claim's hands.
     Idle,
     /// One claim's.
     Whole {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_an_idle_gpu_and_admins_are_named_beside_its_user() {
+    fn an_idle_gpu_has_no_holder_and_admins_are_named_beside_its_user() {
         let mut monitor = report("m/monitor", "gpu-0-admin", &[]);
         if let State::Prepared { devices, .. } = &mut monitor.state {
             devices[0].admin = true;
