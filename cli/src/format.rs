@@ -35,7 +35,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Talk, on standard error. If that is closed there is nobody to tell.
+/// A message on standard error. Failure to write it is ignored: there is no other place to report it.
 pub(crate) fn talk(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

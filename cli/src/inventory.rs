@@ -1,4 +1,4 @@
-//! `divvy inventory`: the GPUs of this machine or of a simulated one, and what divvy would publish of them.
+//! `divvy inventory`: the GPUs of this machine or of a simulated one, and the devices that divvy would publish.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,26 +24,26 @@ pub(crate) struct Args {
     /// Simulated GPUs instead of this machine's: models and numbers, such as h100x8 or a100-40x4,l4x2
     #[arg(long, value_name = "GPUS", value_parser = format::simulated)]
     sim: Option<String>,
-    /// What GPUs that can do MIG are offered as, as the node plugin's flag says it
+    /// How GPUs without a policy are offered, like the node plugin's flag
     #[arg(long, value_enum, default_value_t)]
     offer: Offer,
-    /// A file or folder with GpuPolicies that decide what the GPUs may become, or - for standard input; may be given
+    /// A file or folder with GpuPolicies that decide the modes of the GPUs, or - for standard input; may be given
     /// several times
     #[arg(long, value_name = "FILE")]
     policy: Vec<PathBuf>,
-    /// Name of the node that policies may ask for
+    /// Name of the node, which policies can select
     #[arg(long, value_name = "NAME", default_value = "this-node")]
     node_name: String,
-    /// Label of the node that policies may ask for; may be given several times
+    /// Label of the node, which policies can select; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     node_label: Vec<(String, String)>,
-    /// How to show it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// Where the driver is installed; found by itself if left out
+    /// Root of the NVIDIA driver's files; by default the known places are searched
     #[arg(long, env = "DRIVER_ROOT", value_name = "FOLDER")]
     driver_root: Option<PathBuf>,
-    /// The NVML library; found in the driver root if left out
+    /// The NVML library; by default the one in the driver root
     #[arg(long, env = "NVML_LIBRARY", value_name = "FILE")]
     nvml_library: Option<PathBuf>,
 }
@@ -79,7 +79,7 @@ struct ShownGpu {
 /// Runs `divvy inventory`. Exit status 1 when a GPU could not be read.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let inventory = match &args.sim {
-        Some(spec) => SimNode::parse(spec).context("--sim cannot be used")?.inventory(),
+        Some(spec) => SimNode::parse(spec).context("invalid --sim")?.inventory(),
         None => of_this_machine(args)?,
     };
     let shown = shown(&inventory, args)?;
@@ -93,11 +93,11 @@ fn of_this_machine(args: &Args) -> Result<Inventory> {
         path.clone()
     } else {
         divvy_host::find_driver(&host, args.driver_root.as_deref())
-            .context("no NVIDIA driver was found on this machine (divvy inventory --sim h100x2 needs none)")?
+            .context("this machine has no NVIDIA driver (divvy inventory --sim h100x2 needs none)")?
             .nvml_library
     };
     let driver = divvy_nvml::NvmlDriver::open(Some(&library))
-        .context("NVML cannot be used (divvy inventory --sim h100x2 needs no GPU)")?;
+        .context("failed to open NVML (divvy inventory --sim h100x2 needs no GPU)")?;
     let topology = |address| divvy_host::topology(&host, address).unwrap_or_default();
     Ok(divvy_nvml::read_inventory(&driver, &topology)?)
 }

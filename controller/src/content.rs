@@ -9,10 +9,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::quantity::comparable;
-
 /// The specs of a pool's slices, at least one, with generation 0.
-pub(crate) fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
+pub fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
     let empty = [Slice::default()];
     let slices = if pool.slices.is_empty() { &empty[..] } else { &pool.slices };
     let count = i64::try_from(slices.len()).unwrap_or(i64::MAX);
@@ -108,7 +106,7 @@ fn policy(policy: &RequestPolicy) -> CapacityRequestPolicy {
 
 /// A spec for comparing: without generation and count, without what the server adds or rewrites. Two specs that mean
 /// the same are equal. `timeAdded` of taints is left out: we never ask for a time.
-pub(crate) fn comparable_spec(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
+pub fn comparable_spec(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
     let mut spec = spec.clone();
     spec.pool.generation = 0;
     spec.pool.resource_slice_count = 0;
@@ -156,8 +154,11 @@ fn drop_empty<T>(list: &mut Option<Vec<T>>) {
     }
 }
 
+/// The server stores `1024Mi` as `1Gi`, and that is no change. What cannot be read is equal to itself only.
 fn rewrite(quantity: &mut Quantity) {
-    quantity.0 = comparable(&quantity.0);
+    if let Ok(amount) = quantity.0.parse::<divvy_model::Quantity>() {
+        quantity.0 = format!("{}n", amount.nanos());
+    }
 }
 
 /// Whether two comparable specs differ in taints and attributes of the same devices only.

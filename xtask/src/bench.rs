@@ -12,7 +12,7 @@ use crate::needs::Need;
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Passed on; see them with: cargo xtask bench -- --help. `scheduler` measures the scheduler
+    /// Passed on; see them with: cargo xtask bench -- --help.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
     options: Vec<OsString>,
 }
@@ -20,16 +20,15 @@ pub(crate) struct Args {
 impl Args {
     /// What has to be on the machine first.
     pub(crate) fn needs(&self) -> &'static [Need] {
-        let cluster = |option: &OsString| option == "--cluster" || option == "scheduler";
-        if self.options.iter().any(cluster) { &[Need::Build, Need::Cluster] } else { &[Need::Build] }
+        if self.options.iter().any(|option| option == "--cluster") {
+            &[Need::Build, Need::Cluster]
+        } else {
+            &[Need::Build]
+        }
     }
 }
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    if args.options.first().is_some_and(|first| first == "scheduler") {
-        // What is measured there is not ours, so it needs no release build.
-        return cargo(root, &["run", "--package", "divvy-bench", "--"], &args.options);
-    }
     cargo(
         root,
         &["build", "--profile", "node", "--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"],

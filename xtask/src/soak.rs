@@ -14,7 +14,7 @@ use divvy_e2e::runner::{Outcome, Plan, run as run_cases};
 use divvy_e2e::soak::{self, Day, Trouble};
 use divvy_e2e::{Cluster, Extent, Gates, Options};
 
-use crate::mutants;
+use crate::{allocator, mutants};
 
 /// The names of the clusters, for `cargo xtask cluster`: both may run at once.
 const OLDER_NAME: &str = "soak-versions";
@@ -59,6 +59,8 @@ enum What {
     },
     /// The crates that decide, changed one place at a time: which changes no test notices (hours; see `--shard`)
     Mutants(mutants::Args),
+    /// The offline allocator against the real scheduler's, on generated worlds
+    Allocator(allocator::Args),
     /// A day in fast motion: pods of every kind, and everything is killed again and again
     Day {
         /// How long it is, in minutes
@@ -80,8 +82,10 @@ enum What {
 }
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    if let What::Mutants(mutants) = &args.what {
-        return mutants::run(root, mutants, &args.failures);
+    match &args.what {
+        What::Mutants(mutants) => return mutants::run(root, mutants, &args.failures),
+        What::Allocator(args) => return allocator::run(root, args),
+        What::Versions { .. } | What::Update { .. } | What::Day { .. } => {}
     }
     let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
     parts::helm()?;
@@ -127,7 +131,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             one_day(&day, version, &programs, &args.failures)
         }
         // Needs neither programs nor a cluster.
-        What::Mutants(_) => Ok(()),
+        What::Mutants(_) | What::Allocator(_) => Ok(()),
     }
 }
 

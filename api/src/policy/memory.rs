@@ -3,19 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use divvy_model::{Format, Quantity};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
-
-const UNITS: [(&str, u64); 8] = [
-    ("Ki", 1 << 10),
-    ("Mi", 1 << 20),
-    ("Gi", 1 << 30),
-    ("Ti", 1 << 40),
-    ("k", 1_000),
-    ("M", 1_000_000),
-    ("G", 1_000_000_000),
-    ("T", 1_000_000_000_000),
-];
 
 /// An amount of memory in bytes. Written with a unit of 1024 (`Mi`) or of 1000 (`M`), without fractions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,27 +36,34 @@ impl FromStr for MemorySize {
     type Err = MemoryError;
 
     fn from_str(text: &str) -> Result<Self, MemoryError> {
-        let refused = || MemoryError(text.to_owned());
-        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = text.split_at_checked(end).ok_or_else(refused)?;
-        let factor = match unit {
-            "" => 1,
-            unit => {
-                UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor).ok_or_else(refused)?
-            }
-        };
-        let number: u64 = number.parse().map_err(|_| refused())?;
-        Ok(Self { bytes: number.checked_mul(factor).ok_or_else(refused)? })
+        // A quantity without sign, fraction, exponent or one of the units below one.
+        let plain = text.bytes().all(|b| b.is_ascii_digit() || b"KMGTPik".contains(&b));
+        let amount = plain.then(|| text.parse::<Quantity>().ok()).flatten();
+        let bytes = amount.and_then(|amount| amount.to_u64()).ok_or_else(|| MemoryError(text.to_owned()))?;
+        Ok(Self { bytes })
     }
 }
 
 impl fmt::Display for MemorySize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = |(_, factor): &&(&str, u64)| self.bytes >= *factor && self.bytes.is_multiple_of(*factor);
-        match UNITS.iter().take(4).rev().find(fits) {
-            Some((unit, factor)) => write!(f, "{}{unit}", self.bytes / factor),
-            None => write!(f, "{}", self.bytes),
-        }
+        Quantity::from_units(self.bytes, Format::BinarySi).fmt(f)
+    }
+}
+
+impl JsonSchema for MemorySize {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "MemorySize".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "pattern": "^[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        })
     }
 }
 
@@ -108,6 +106,8 @@ mod tests {
             ("1536Mi", 1536 << 20, "1536Mi"),
             ("2048Mi", 2 << 30, "2Gi"),
             ("1G", 1_000_000_000, "1000000000"),
+            ("1024Ti", 1 << 50, "1Pi"),
+            ("1Pi", 1 << 50, "1Pi"),
         ] {
             let size: MemorySize = text.parse().unwrap();
             assert_eq!((size.bytes, size.to_string().as_str()), (bytes, written), "{text}");

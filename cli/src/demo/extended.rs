@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_allocator::Quantity;
+use divvy_model::Quantity;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceRequest, ExactDeviceRequest};
 

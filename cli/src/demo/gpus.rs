@@ -28,7 +28,7 @@ pub(crate) struct GpuPicture {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "mode", rename_all = "kebab-case")]
 pub(crate) enum Mode {
-    /// In no claim's hands.
+    /// Not held by any claim.
     Idle,
     /// One claim's.
     Whole {
@@ -164,7 +164,7 @@ fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<Stri
 
 /// A quantity in whole units.
 pub(super) fn amount(text: &str) -> Option<u64> {
-    let quantity: divvy_allocator::Quantity = text.parse().ok()?;
+    let quantity: divvy_model::Quantity = text.parse().ok()?;
     u64::try_from(quantity.rounded_up()).ok()
 }
 

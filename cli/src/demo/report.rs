@@ -100,7 +100,7 @@ pub(crate) struct Scenario {
     /// What the node published under them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) published: Vec<PublishedDevice>,
-    /// What was seen once every pod had been tried, and again after some pods had ended.
+    /// The state after every pod had its turn, and again after some pods had ended.
     pub(crate) rounds: Vec<Round>,
     /// What kept the whole scenario from running.
     pub(crate) problem: Option<String>,
@@ -173,7 +173,7 @@ pub(crate) struct DeviceReport {
     /// What the share was granted of each capacity.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) consumed: BTreeMap<String, String>,
-    /// Whether with admin access, beside its holder.
+    /// Whether with admin access, beside the holders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) admin: bool,
 }

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use divvy_allocator::Quantity;
 use divvy_api::names::{self, capacity};
+use divvy_model::Quantity;
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceConstraint, DeviceRequest, DeviceToleration, ExactDeviceRequest,
     OpaqueDeviceConfiguration, ResourceSlice,

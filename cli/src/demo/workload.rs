@@ -12,7 +12,7 @@ use super::expect::{self, Expected};
 use super::extended;
 use crate::manifests::Manifests;
 
-/// What wants claims prepared: a pod, or a claim on its own.
+/// A user of claims: a pod, or none (a claim on its own).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Consumer {
     /// Pod name; `None` for a claim that no pod names.
@@ -33,7 +33,7 @@ impl Consumer {
         match (&self.pod, self.claims.first()) {
             (Some(pod), _) => format!("pod {}/{pod}", self.namespace),
             (None, Some(claim)) => format!("claim {}/{claim}", self.namespace),
-            (None, None) => "a pod without claims".to_owned(),
+            (None, None) => "no pod".to_owned(),
         }
     }
 }

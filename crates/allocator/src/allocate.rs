@@ -182,18 +182,16 @@ pub enum AllocError {
         /// `matchAttribute NAME` or `distinctAttribute NAME`.
         constraint: String,
     },
-    /// The search was given up; the scheduler gives up after ten seconds.
+    /// The search was given up.
     #[error(
-        "no answer after {steps} steps of the search: too many ways to combine the devices; ask for fewer devices in one pod, or pin the requests to a GPU with selectors"
+        "unknown: divvy gave up after {steps} steps of the search, as the scheduler does after ten seconds: there are too many ways to combine the devices; ask for fewer devices in one pod, or pin the requests to a GPU with selectors"
     )]
     TooHard {
         /// The steps taken.
         steps: u64,
     },
     /// What is asked for is part of Kubernetes and not of this allocator yet.
-    #[error(
-        "{subject}: {what} is not supported by the offline allocator yet, only the real scheduler can allocate it"
-    )]
+    #[error("{subject}: unknown: divvy cannot allocate {what} offline, only the scheduler can")]
     Unsupported {
         /// The request or device.
         subject: String,
@@ -222,6 +220,7 @@ pub struct SelectorError {
 impl SelectorError {
     fn stage(&self) -> String {
         match &self.device {
+            None if matches!(self.source, CelError::Offline(_)) => "expression".to_owned(),
             None => "compile error".to_owned(),
             Some(device) => format!("runtime error for device {device}"),
         }
@@ -239,9 +238,18 @@ impl AllocError {
         ))
     }
 
+    /// Whether this is no answer: the scheduler may well allocate the claim.
+    pub fn is_unknown(&self) -> bool {
+        match self {
+            Self::TooHard { .. } | Self::Unsupported { .. } => true,
+            Self::Selector(error) => matches!(error.source, CelError::Offline(_)),
+            _ => false,
+        }
+    }
+
     /// Whether only this node is ruled out; else the pod cannot be scheduled anywhere until an object changes.
     pub fn is_of_node(&self) -> bool {
-        matches!(self, Self::InvalidPool { .. } | Self::TooHard { .. })
+        matches!(self, Self::InvalidPool { .. })
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use crate::quantity::Quantity;
+use divvy_model::Quantity;
 
 /// A device of the cluster: driver, pool, name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -29,21 +29,22 @@
 //! # }
 //! ```
 
+#![warn(missing_docs)] // a library for others, too
+
 mod allocate;
 mod allocated;
-pub mod cel;
+mod cel;
 mod explain;
 mod features;
 mod nodes;
 mod pools;
-mod quantity;
 mod semver;
 
 pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError, Share};
 pub use allocated::{AllocatedState, DeviceId, Holder};
+pub use cel::CelError;
 pub use explain::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};
 pub use features::Features;
 pub use nodes::NodeSelectorError;
 pub use pools::Slices;
-pub use quantity::{Format, Quantity, QuantityError};
 pub use semver::{ParseError as SemverParseError, Semver, SemverError};

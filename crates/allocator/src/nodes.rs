@@ -10,6 +10,9 @@ pub enum NodeSelectorError {
     /// An operator that is not In, NotIn, Exists, DoesNotExist, Gt or Lt.
     #[error("{0:?} is not a valid node selector operator")]
     Operator(String),
+    /// The values do not go with the operator.
+    #[error("the node selector operator {0} does not take the values {1:?}")]
+    Values(String, Vec<String>),
     /// A field other than `metadata.name`.
     #[error("{0:?} is not a field that a node selector can use")]
     Field(String),
@@ -31,14 +34,9 @@ pub(crate) fn device_is_for(device: &Device, node: &Node) -> Result<bool, NodeSe
     device.node_selector.as_ref().map_or(Ok(false), |selector| matches(selector, node))
 }
 
-/// Whether any term of the selector matches the node.
+/// Whether any term of the selector matches the node. A mistake anywhere in the selector is an error.
 pub(crate) fn matches(selector: &NodeSelector, node: &Node) -> Result<bool, NodeSelectorError> {
-    for term in &selector.node_selector_terms {
-        if term_matches(term, node)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    selector.node_selector_terms.iter().try_fold(false, |any, term| Ok(term_matches(term, node)? || any))
 }
 
 fn term_matches(term: &NodeSelectorTerm, node: &Node) -> Result<bool, NodeSelectorError> {
@@ -64,23 +62,24 @@ fn requirement_holds(
     requirement: &NodeSelectorRequirement,
     value: Option<&str>,
 ) -> Result<bool, NodeSelectorError> {
-    let values = requirement.values.as_deref().unwrap_or_default();
+    let (operator, values) =
+        (requirement.operator.as_str(), requirement.values.as_deref().unwrap_or_default());
     let listed = || value.is_some_and(|v| values.iter().any(|listed| listed == v));
-    // Gt and Lt compare integers; anything else does not match.
-    let number = |text: Option<&str>| text.and_then(|t| t.parse::<i64>().ok());
-    let compare = |holds: fn(&i64, &i64) -> bool| {
-        let limit = number(values.first().map(String::as_str));
-        number(value).zip(limit).is_some_and(|(value, limit)| holds(&value, &limit))
+    let number = value.and_then(|text| text.parse::<i64>().ok());
+    let limit = || match values {
+        [limit] => limit.parse::<i64>().ok(),
+        _ => None,
     };
-    match requirement.operator.as_str() {
-        "In" => Ok(listed()),
-        "NotIn" => Ok(!listed()),
-        "Exists" => Ok(value.is_some()),
-        "DoesNotExist" => Ok(value.is_none()),
-        "Gt" => Ok(compare(i64::gt)),
-        "Lt" => Ok(compare(i64::lt)),
-        other => Err(NodeSelectorError::Operator(other.to_owned())),
-    }
+    let holds = match operator {
+        "In" => (!values.is_empty()).then(listed),
+        "NotIn" => (!values.is_empty()).then(|| !listed()),
+        "Exists" => values.is_empty().then_some(value.is_some()),
+        "DoesNotExist" => values.is_empty().then_some(value.is_none()),
+        "Gt" => limit().map(|limit| number.is_some_and(|number| number > limit)),
+        "Lt" => limit().map(|limit| number.is_some_and(|number| number < limit)),
+        other => return Err(NodeSelectorError::Operator(other.to_owned())),
+    };
+    holds.ok_or_else(|| NodeSelectorError::Values(operator.to_owned(), values.to_vec()))
 }
 
 #[cfg(test)]

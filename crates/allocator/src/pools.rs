@@ -28,7 +28,7 @@ pub struct Slices<'a> {
     of_node: BTreeMap<&'a str, OfNode<'a>>,
     /// Slices without `spec.nodeName`.
     anywhere: Vec<&'a ResourceSlice>,
-    /// Every slice of a pool, whatever its node: to tell whether a pool is complete.
+    /// Every slice of a pool, whatever its node: shows whether a pool is complete.
     of_pool: BTreeMap<(&'a str, &'a str), Vec<&'a ResourceSlice>>,
 }
 
@@ -45,7 +45,8 @@ impl<'a> Slices<'a> {
     /// Indexes the slices of a cluster.
     pub fn new(slices: impl IntoIterator<Item = &'a ResourceSlice>) -> Self {
         let mut index = Self::default();
-        for slice in slices {
+        // A scheduler that does not know compatibility groups ignores the slices that have some.
+        for slice in slices.into_iter().filter(|slice| !counters::has_groups(slice)) {
             if slice.spec.node_name.is_none() {
                 index.anywhere.push(slice);
             }

@@ -5,7 +5,6 @@
 //! an [`Inventory`] into devices, `claims` decides over [`Hold`]s and [`Mode`]s, `nvml` and `gpu-sim` implement
 //! [`GpuDriver`], `host` fills [`HostTopology`].
 
-mod conformance;
 mod device;
 mod driver;
 mod driver_error;
@@ -14,13 +13,12 @@ pub mod health;
 mod ids;
 mod inventory;
 pub mod mig;
-mod mig_conformance;
 mod mode;
 mod ordinals;
 mod peculiarities;
+mod quantity;
 mod version;
 
-pub use conformance::{Expect, Violation, conformance};
 pub use device::{DeviceKind, ParseDeviceNameError};
 pub use driver::{CallMarks, GpuDriver, MigActivation};
 pub use driver_error::{GpuError, GpuErrorCode, GpuOp};
@@ -30,8 +28,8 @@ pub use gpu::{
 };
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
 pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
-pub use mig_conformance::mig_conformance;
 pub use mode::{Hold, HoldKind, Mode, TimeSlice};
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
+pub use quantity::{Format, Quantity, QuantityError};
 pub use version::normalise_version;

@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use divvy_model::{Expect, GpuDriver, HostTopology, conformance, peculiarities};
+use divvy_conformance::{Expect, conformance};
+use divvy_model::{GpuDriver, HostTopology, peculiarities};
 use divvy_nvml::{NvmlDriver, Session, SessionConfig, read_inventory};
 use serde_json::{Value, json};
 

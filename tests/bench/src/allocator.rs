@@ -104,7 +104,7 @@ pub(crate) fn whole(of_one_node: &[ResourceSlice], rounds: usize) -> Result<Vec<
         });
         let title = format!("one claim on each of {NODES} nodes × {gpus} GPUs, {what}");
         let row = Row::new(title, took.all).beside("bare loop over the devices visited", bare);
-        rows.push(row.budget(Budget::AtMost(Value::Seconds(0.001))));
+        rows.push(row.budget(Budget::AtMost(Value::Seconds(0.01))));
         rows.push(Row::new(format!("the same claim on one node, {what}"), took.one));
     }
     Ok(rows)
@@ -135,7 +135,8 @@ pub(crate) fn everything(rounds: usize) -> Result<Vec<Row>> {
                 NODES => "fits",
                 _ => "fits on some",
             };
-            rows.push(Row::new(format!("{what} on each of {NODES} nodes, {state}: {answer}"), took.all));
+            let row = Row::new(format!("{what} on each of {NODES} nodes, {state}: {answer}"), took.all);
+            rows.push(row.budget(Budget::AtMost(Value::Seconds(0.01))));
             rows.push(Row::new(format!("{what} on one node, {state}"), took.one));
         }
     }
@@ -162,11 +163,11 @@ fn devices(slices: &[ResourceSlice]) -> impl Iterator<Item = &Device> {
     slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten())
 }
 
-pub(crate) fn selector(expression: &str) -> DeviceSelector {
+fn selector(expression: &str) -> DeviceSelector {
     DeviceSelector { cel: Some(CELDeviceSelector { expression: expression.to_owned() }) }
 }
 
-pub(crate) fn claim_for(class: &str, expression: &str) -> ResourceClaim {
+fn claim_for(class: &str, expression: &str) -> ResourceClaim {
     let mut claim = mk_claim("bench", "train", class, 1);
     let requests =
         claim.spec.iter_mut().flat_map(|s| s.devices.iter_mut().flat_map(|d| d.requests.iter_mut()));

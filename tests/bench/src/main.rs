@@ -1,4 +1,4 @@
-//! What the released plugin costs, each figure beside a reference of the same run and its budget (DESIGN section 9).
+//! What the released plugin costs, each figure beside a reference of the same run and its budget.
 //! Called by `cargo xtask bench`, which builds what is measured. Nothing here fails because something is slow.
 
 mod allocator;
@@ -8,12 +8,10 @@ mod latency;
 mod life;
 mod offered;
 mod partitions;
-mod placement;
 mod pods;
 mod process;
 mod pure;
 mod rig;
-mod scheduler;
 mod stats;
 mod table;
 
@@ -24,7 +22,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, ValueEnum};
 use divvy_e2e::parts::version_setting;
 use fs_err as fs;
 
@@ -33,23 +31,7 @@ use crate::table::Report;
 
 /// Measures the released plugin.
 #[derive(Debug, Parser)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
-    #[command(subcommand)]
-    command: Option<Command>,
-    #[command(flatten)]
-    released: Option<Released>,
-}
-
-/// What is measured without the plugin.
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// What published devices cost the scheduler: a real one, simulated nodes
-    Scheduler(scheduler::Args),
-}
-
-#[derive(Debug, clap::Args)]
-struct Released {
     /// The plugin's binary
     #[arg(long)]
     plugin: PathBuf,
@@ -96,25 +78,19 @@ enum Part {
     Carve,
     /// The allocator, on GPUs offered as everything
     Allocator,
-    /// Placements of partitions, tried in one order or the other
-    Placement,
     /// Size of the binary
     Size,
 }
 
 fn main() -> ExitCode {
-    // A process has one TLS provider, and kube's client panics if nobody chose.
+    // A process has one TLS provider, and kube's client panics if none is installed.
     drop(rustls::crypto::ring::default_provider().install_default());
     let mut arguments = std::env::args_os().skip(1);
     let outcome = match (arguments.next(), arguments.next()) {
         (Some(flag), Some(kubeconfig)) if flag == "--bare-client" => {
             life::bare_client(Path::new(&kubeconfig))
         }
-        _ => match Args::parse() {
-            Args { command: Some(Command::Scheduler(args)), .. } => scheduling(&args),
-            Args { released: Some(released), .. } => run(&released),
-            Args { .. } => Err(anyhow::anyhow!("--plugin and --mock are needed")),
-        },
+        _ => run(&Args::parse()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -125,13 +101,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn scheduling(args: &scheduler::Args) -> Result<()> {
-    let mut report = Report { machine: vec![load()?], sections: Vec::new() };
-    scheduler::measure(args, &mut report)?;
-    finish(&report, args.json.as_deref())
-}
-
-fn run(args: &Released) -> Result<()> {
+fn run(args: &Args) -> Result<()> {
     let programs = Programs { plugin: args.plugin.clone(), mock: args.mock.clone() };
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let wanted = |part| args.only.is_empty() || args.only.contains(&part);
@@ -183,12 +153,6 @@ fn run(args: &Released) -> Result<()> {
         let rows = allocator::everything(calls.min(100))?;
         report.add("Allocator, in this process, GPUs offered as everything".to_owned(), rows);
     }
-    if wanted(Part::Placement) {
-        report.add(
-            "Partitions that come and go on 8 H100, three quarters full".to_owned(),
-            placement::orders()?,
-        );
-    }
     if wanted(Part::Idle) {
         progress("idle");
         let rows = life::idle(&programs, &dir, Duration::from_secs(idle))?;
@@ -204,7 +168,7 @@ fn run(args: &Released) -> Result<()> {
 }
 
 /// Pods and claims on a real Kubernetes.
-fn on_a_cluster(args: &Released, programs: Programs, dir: &Path, report: &mut Report) -> Result<()> {
+fn on_a_cluster(args: &Args, programs: Programs, dir: &Path, report: &mut Report) -> Result<()> {
     progress("pods on a real Kubernetes");
     let Programs { plugin, mock } = programs;
     let built = match args.hook.clone() {
@@ -253,7 +217,7 @@ fn load() -> Result<String> {
     Ok(format!("Linux {}, {cores} cores, load {load} when this began", kernel.trim()))
 }
 
-/// For whoever waits.
+/// Progress for the person who waits.
 fn progress(what: &str) {
     let _ = writeln!(std::io::stderr(), "measuring: {what}");
 }

@@ -15,7 +15,6 @@ use divvy_api::names::DRIVER;
 use divvy_fake_cluster::build::mk_node;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, HttpServer, KubeletConfig};
 use divvy_gpu_sim::SimNode;
-use divvy_host::fixture::{Fixture, FixtureGpu};
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use fs_err as fs;
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
@@ -296,20 +295,8 @@ fn is_gpu(device: &Device) -> bool {
 
 /// The host's files, for GPUs as the mock library will make them; how many there are.
 fn host(root: &Path, gpus: &str, mock: &Path) -> Result<usize> {
-    let inventory = SimNode::parse(gpus)?.inventory();
-    let mut fixture_gpus = Vec::new();
-    for gpu in inventory.gpus.values() {
-        fixture_gpus.push(FixtureGpu {
-            minor: gpu.facts.minor.context("a simulated GPU has no minor number")?,
-            pci: gpu.facts.pci_address,
-            numa_node: gpu.topology.numa_node,
-            pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".to_owned()),
-        });
-    }
-    fixture_gpus.sort_by_key(|gpu| gpu.minor);
-    let count = fixture_gpus.len();
-    let mut fixture = Fixture::new(fixture_gpus);
-    fixture.driver_version.clone_from(&inventory.system.driver_version);
+    let mut fixture = divvy_e2e::gpus::fixture_of(&SimNode::parse(gpus)?.inventory())?;
+    let count = fixture.gpus.len();
     fixture.nvml = Some(mock.to_owned());
     let host = fixture.build(root)?;
     for gpu in &fixture.gpus {

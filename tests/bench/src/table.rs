@@ -18,15 +18,13 @@ pub(crate) enum Value {
     Percent(f64),
     /// A number of things.
     Count(u64),
-    /// Things per second.
-    PerSecond(f64),
 }
 
 impl Value {
     fn number(self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "sizes and counts here are far below 2^52")]
         match self {
-            Self::Seconds(n) | Self::Percent(n) | Self::PerSecond(n) => n,
+            Self::Seconds(n) | Self::Percent(n) => n,
             Self::Bytes(n) | Self::Count(n) => n as f64,
         }
     }
@@ -57,14 +55,13 @@ impl fmt::Display for Value {
                 n => write!(f, "{} s", three_digits(n)),
             },
             n if matches!(self, Self::Bytes(_)) => write!(f, "{} MiB", three_digits(n / f64::from(1 << 20))),
-            n if matches!(self, Self::PerSecond(_)) => write!(f, "{}/s", three_digits(n)),
             n if matches!(self, Self::Percent(_)) => write!(f, "{n:.3} %"),
             n => write!(f, "{n}"),
         }
     }
 }
 
-/// What DESIGN section 9 allows.
+/// The budget.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Budget {
@@ -72,8 +69,6 @@ pub(crate) enum Budget {
     Times(f64),
     /// At most this.
     AtMost(Value),
-    /// At least this part of the reference: 5 means a fifth.
-    AtLeastPart(f64),
 }
 
 impl fmt::Display for Budget {
@@ -82,7 +77,6 @@ impl fmt::Display for Budget {
             Self::Times(times) => write!(f, "≤ {times} ×"),
             Self::AtMost(value) if value.number() == 0.0 => f.write_str("none"),
             Self::AtMost(value) => write!(f, "≤ {value}"),
-            Self::AtLeastPart(part) => write!(f, "≥ 1/{part}"),
         }
     }
 }
@@ -116,7 +110,7 @@ pub(crate) struct Row {
     budget: Option<Budget>,
     #[serde(skip_serializing_if = "Option::is_none")]
     verdict: Option<Verdict>,
-    /// NVIDIA's driver, where DESIGN section 9 has a figure; measured earlier, on this kind of machine.
+    /// NVIDIA's driver, where a figure exists; measured earlier, on this kind of machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     theirs: Option<Cow<'static, str>>,
 }
@@ -139,7 +133,6 @@ impl Row {
     pub(crate) fn budget(mut self, budget: Budget) -> Self {
         let within = match budget {
             Budget::Times(times) => self.ratio.map(|ratio| ratio <= times),
-            Budget::AtLeastPart(part) => self.ratio.map(|ratio| ratio * part >= 1.0),
             Budget::AtMost(most) => Some(self.measured.number() <= most.number()),
         };
         self.verdict = within.map(|within| if within { Verdict::Within } else { Verdict::Over });

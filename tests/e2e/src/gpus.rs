@@ -11,7 +11,7 @@ use divvy_gpu_sim::{Engine, SimInstance, SimSpec};
 use divvy_host::capability_minor;
 use divvy_host::fixture::{Fixture, FixtureGpu, FixtureHost};
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
-use divvy_model::{CudaVersion, GpuProcess, GpuUuid, TimeSlice};
+use divvy_model::{CudaVersion, GpuProcess, GpuUuid, Inventory, TimeSlice};
 use fs_err as fs;
 use nvidia_ml::MockState;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
@@ -36,6 +36,23 @@ pub struct Gpu {
     pub product: String,
 }
 
+/// The host's files for simulated GPUs, in the order of their minor numbers.
+pub fn fixture_of(inventory: &Inventory) -> Result<Fixture> {
+    let mut gpus = Vec::new();
+    for gpu in inventory.gpus.values() {
+        gpus.push(FixtureGpu {
+            minor: gpu.facts.minor.context("a simulated GPU has no minor number")?,
+            pci: gpu.facts.pci_address,
+            numa_node: gpu.topology.numa_node,
+            pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".to_owned()),
+        });
+    }
+    gpus.sort_by_key(|gpu| gpu.minor);
+    let mut fixture = Fixture::new(gpus);
+    fixture.driver_version.clone_from(&inventory.system.driver_version);
+    Ok(fixture)
+}
+
 impl Gpus {
     /// Where NVIDIA's driver is on the node, below [`Gpus::root`]: where a driver container mounts it.
     pub const DRIVER_ROOT: &'static str = "/run/nvidia/driver";
@@ -45,21 +62,12 @@ impl Gpus {
         fs::create_dir_all(root.join(MOCK))?;
         let mock = MockState::open_or_create(root.join(MOCK).join("state.json"), &spec.parse::<SimSpec>()?)?;
         let inventory = mock.read()?.inventory();
-        let mut fixture_gpus = Vec::new();
         let mut by_uuid = BTreeMap::new();
         for (uuid, gpu) in &inventory.gpus {
             let minor = gpu.facts.minor.context("a simulated GPU has no minor number")?;
             by_uuid.insert(uuid.to_string(), Gpu { minor, product: gpu.facts.product_name.clone() });
-            fixture_gpus.push(FixtureGpu {
-                minor,
-                pci: gpu.facts.pci_address,
-                numa_node: gpu.topology.numa_node,
-                pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".to_owned()),
-            });
         }
-        fixture_gpus.sort_by_key(|gpu| gpu.minor);
-        let mut fixture = Fixture::new(fixture_gpus);
-        fixture.driver_version.clone_from(&inventory.system.driver_version);
+        let mut fixture = fixture_of(&inventory)?;
         fixture.driver_root = PathBuf::from(Self::DRIVER_ROOT);
         fixture.nvml = Some(nvml.to_owned());
         fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().clone_into(&mut fixture.boot_id);
@@ -147,7 +155,7 @@ impl Gpus {
         fitting.map(|(uuid, _)| uuid.as_str()).collect()
     }
 
-    /// A process opens a context on a GPU, as the NVML library tells it.
+    /// A process opens a context on a GPU, as the NVML library reports it.
     pub fn start_process(&self, uuid: &str, pid: u32) -> Result<()> {
         let known = MockState::open(self.mock_state())?.edit(|engine| {
             let gpu = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);

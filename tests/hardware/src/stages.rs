@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use divvy_conformance::{Expect, conformance};
 use divvy_host::{Driver, DriverRoot, HostRoot, Smi};
-use divvy_model::{Expect, GpuDriver, GpuFacts, GpuUuid, Inventory, conformance};
+use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
 use divvy_nvml::NvmlDriver;
 use serde::Serialize;
 
@@ -145,7 +146,7 @@ impl Machine<'_> {
         self.driver.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
     }
 
-    /// A GPU that nobody uses and that can be had whole without a change.
+    /// A GPU that is not in use and is available whole without a change.
     fn idle(&self) -> Option<GpuUuid> {
         let free = |uuid: &GpuUuid| self.nvml.processes(uuid).is_ok_and(|found| found.is_empty());
         let whole = self.inventory.gpus.iter().filter(|(_, gpu)| !gpu.facts.mig_mode.is_on());

@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
-use crate::quantity::{Format, Quantity};
+use divvy_model::{Format, Quantity};
 
 /// Billionths in a unit, and in a thousandth.
 const ONE: i128 = 1_000_000_000;
@@ -26,7 +26,7 @@ pub(crate) struct Demand<'a> {
     pub(crate) total: Quantity,
 }
 
-/// Why the device can never satisfy the request, whoever else uses it.
+/// Why the device can never satisfy the request, independent of other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unfit<'a> {
     /// It does not have the capacity.
@@ -76,7 +76,7 @@ pub(crate) fn demands<'a>(
         if breaks(&demand.amount, policy, fractions)
             .map_err(|p| Incomputable { capacity: name.to_owned(), problem: p })?
         {
-            return Ok(Err(Unfit::Policy(name, demand.amount.clone())));
+            return Ok(Err(Unfit::Policy(name, demand.amount)));
         }
         if demand.amount > demand.total {
             return Ok(Err(Unfit::Short(demand.clone())));
@@ -86,7 +86,11 @@ pub(crate) fn demands<'a>(
 }
 
 fn read(raw: &Raw) -> Result<Quantity, String> {
-    raw.0.parse().map_err(|e: crate::QuantityError| e.to_string())
+    if raw.0.is_empty() {
+        // A value that was left out is zero.
+        return Ok(Quantity::from_units(0, Format::DecimalSi));
+    }
+    raw.0.parse().map_err(|e: divvy_model::QuantityError| e.to_string())
 }
 
 /// The amount after the policy has filled it in or rounded it up.
@@ -98,7 +102,7 @@ fn amount(
 ) -> Result<Quantity, String> {
     let Some(asked) = asked else {
         let default = policy.and_then(|p| p.default.as_ref());
-        return default.map_or_else(|| Ok(total.clone()), read);
+        return default.map_or_else(|| Ok(*total), read);
     };
     let Some(policy) = policy else { return Ok(asked) };
     if let Some(range) = &policy.valid_range {
@@ -166,7 +170,7 @@ impl Range {
 
     fn round_up(&self, asked: Quantity) -> Result<Quantity, String> {
         if asked < self.min {
-            return Ok(self.min.clone());
+            return Ok(self.min);
         }
         let Some((step, format)) = self.step else { return Ok(asked) };
         let beyond =

@@ -191,20 +191,4 @@ impl<'a> State<'a> {
     pub(crate) fn pop(&mut self) {
         self.stack.pop();
     }
-
-    /// All that later picks depend on, as numbers.
-    pub(crate) fn digest(&self, kind: Kind, into: &mut Vec<i128>) {
-        let number = |n: &usize| i128::try_from(*n).unwrap_or(i128::MAX);
-        match kind {
-            Kind::Match => into.push(self.stack.last().map_or(-1, number)),
-            Kind::Distinct => {
-                let start = into.len() + 1;
-                into.push(number(&self.stack.len()));
-                into.extend(self.stack.iter().map(number));
-                if let Some(values) = into.get_mut(start..) {
-                    values.sort_unstable();
-                }
-            }
-        }
-    }
 }

@@ -13,10 +13,9 @@ pub(crate) struct Ledger {
 
 #[derive(Debug)]
 struct Account {
-    /// By counter, in billionths: what is left now, and what was before the search.
+    /// By counter, in billionths.
     left: Vec<i128>,
-    initial: Vec<i128>,
-    /// The first counter of which more is held than there is: then nobody gets anything of the pool's.
+    /// The first counter of which more is held than there is: then no device of the pool that charges any can be had.
     overdrawn: Option<usize>,
 }
 
@@ -66,18 +65,13 @@ impl Ledger {
             }
         }
     }
-
-    /// What was left of a counter before the search.
-    pub(crate) fn initial(&self, pool: usize, counter: usize) -> i128 {
-        self.pools.get(pool).and_then(|p| p.initial.get(counter)).copied().unwrap_or(0)
-    }
 }
 
 impl Account {
     fn new(pool: &Pool<'_>, allocated: &AllocatedState) -> Self {
         let mut left: Vec<i128> = pool.counters.iter().map(|c| c.declared).collect();
         if left.is_empty() {
-            return Self { left, initial: Vec::new(), overdrawn: None };
+            return Self { left, overdrawn: None };
         }
         // A device with many shares is in the map once and charged once.
         for (device, _) in allocated.of_pool(pool.driver, pool.name) {
@@ -88,7 +82,7 @@ impl Account {
             }
         }
         let overdrawn = left.iter().position(|left| *left < 0);
-        Self { initial: left.clone(), left, overdrawn }
+        Self { left, overdrawn }
     }
 }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use super::constraints::Constraint;
-use super::{AllocError, Allocator, Inputs, MAX_RESULTS, SelectorError};
+use super::{AllocError, Allocator, Inputs, MAX_RESULTS};
 use crate::allocated::{DeviceId, Holder};
 use crate::cel::{CelError, Program};
 use crate::features::Features;
@@ -68,7 +68,9 @@ pub(crate) enum Mode {
 pub(crate) struct Selector<'a> {
     pub(crate) origin: Origin<'a>,
     pub(crate) index: usize,
-    program: Arc<Result<Program, CelError>>,
+    pub(crate) expression: &'a str,
+    /// A mistake in it only counts once a device is tried, as in the scheduler.
+    pub(crate) program: Arc<Result<Program, CelError>>,
 }
 
 /// Where a selector is written.
@@ -84,13 +86,6 @@ impl fmt::Display for Origin<'_> {
             Self::Class(name) => write!(f, "class {name}"),
             Self::Claim(claim) => write!(f, "claim {}", Holder::of(claim)),
         }
-    }
-}
-
-impl Selector<'_> {
-    /// The compiled expression; requests whose selectors do not compile are refused before.
-    pub(crate) fn program(&self) -> Option<&Program> {
-        self.program.as_ref().as_ref().ok()
     }
 }
 
@@ -312,16 +307,8 @@ impl<'a> Prepared<'a> {
                 )));
             };
             let program = allocator.program(&cel.expression);
-            if let Err(source) = program.as_ref() {
-                return Err(AllocError::Selector(Box::new(SelectorError {
-                    origin: origin.to_string(),
-                    index: number,
-                    expression: cel.expression.clone(),
-                    device: None,
-                    source: source.clone(),
-                })));
-            }
-            selectors.push(Selector { origin, index: number, program });
+            let expression = cel.expression.as_str();
+            selectors.push(Selector { origin, index: number, expression, program });
         }
         let id = self.requests;
         self.requests += 1;

@@ -78,7 +78,7 @@ fn result(
         pool: candidate.pool.to_owned(),
         device: device.name.clone(),
         admin_access: request.admin.then_some(true),
-        tolerations: request.tolerations.filter(|t| features.device_taints && !t.is_empty()).cloned(),
+        tolerations: request.tolerations.filter(|t| !t.is_empty()).cloned(),
         binding_conditions: device.binding_conditions.clone().filter(|_| binding),
         binding_failure_conditions: device.binding_failure_conditions.clone().filter(|_| binding),
         ..DeviceRequestAllocationResult::default()

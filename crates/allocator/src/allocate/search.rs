@@ -1,16 +1,13 @@
 //! The search: depth first, first fit, as the scheduler does it.
 //!
 //! Within a request only combinations are tried (the next device comes after the last one), across requests all
-//! orders. The scheduler's search is exponential when a late request fails; here a state that failed is not
-//! entered again, and devices that no request can tell apart count as the same. That changes the time, never the
-//! result.
+//! orders. That is exponential when a late request fails, in the scheduler as here. Only what certainly fails is left
+//! out, and only after a first failure, so that errors on the way are the scheduler's too.
 
 mod judge;
-mod memory;
 mod taints;
 
 use self::judge::Demands;
-use self::memory::Memory;
 use super::constraints;
 use super::ledger::{Ledger, Shared};
 use super::request::{Choice, Mode, Prepared, Request};
@@ -20,13 +17,9 @@ use crate::pools::Gathered;
 
 pub(crate) use judge::{Refusal, Verdict};
 
-/// Dead ends after which the search begins to remember them: remembering costs more than a few of them. In unit
-/// tests it begins at once, so that small cases go through it.
-const PATIENCE: u64 = if cfg!(test) { 0 } else { 64 };
-
-/// The most steps of a search. The scheduler gives up after ten seconds; a limit on work has the same answer on
-/// every machine.
-const MAX_STEPS: u64 = 500_000;
+/// How often a search may look at a device: a second or so. The scheduler gives up after ten seconds; a limit on work
+/// has the same answer on every machine.
+const MAX_LOOKS: u64 = 4_000_000;
 
 /// A device that was picked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,8 +81,11 @@ pub(crate) struct Search<'s, 'a> {
     pub(crate) steps: u64,
     /// Whether a branch ended because a claim would have got too many devices.
     pub(crate) limited: bool,
-    dead_ends: u64,
-    memory: Option<Memory>,
+    looks: u64,
+    /// Whether a request for all devices can never be satisfied, whatever this call picks.
+    hopeless: bool,
+    /// Whether some branch of the search ends in an error; known after the first failure.
+    may_fail: Option<bool>,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
@@ -111,8 +107,9 @@ impl<'s, 'a> Search<'s, 'a> {
             chosen: prepared.claims.iter().map(|c| vec![0; c.requests.len()]).collect(),
             steps: 0,
             limited: false,
-            dead_ends: 0,
-            memory: None,
+            looks: 0,
+            hopeless: false,
+            may_fail: None,
         }
     }
 
@@ -155,8 +152,9 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Whether the device could satisfy the request, were it not used at all.
     fn fits_empty(&mut self, request: &Request<'a>, index: usize) -> Result<bool, AllocError> {
-        let shared = self.prepared.candidates.get(index).is_some_and(|c| c.shared);
-        if !self.prepared.features.consumable_capacity || (request.capacity.is_none() && !shared) {
+        let Some(candidate) = self.prepared.candidates.get(index) else { return Ok(true) };
+        let plain = request.capacity.is_none() && !candidate.shared && !judge::has_odd_capacity(candidate);
+        if !self.prepared.features.consumable_capacity || plain {
             return Ok(true);
         }
         self.demand(request, index)?;
@@ -173,14 +171,75 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Searches; afterwards the picks are the answer.
     pub(crate) fn run(&mut self) -> Result<bool, AllocError> {
+        for request in self.for_all() {
+            let all = self.all.get(request.id).cloned().unwrap_or_default();
+            for index in all {
+                self.hopeless |= matches!(self.refusal_of_all(request, index), Ok(Some(_)));
+            }
+        }
         Ok(self.one(At::request(0, 0))? == Step::Fits)
+    }
+
+    /// The requests for all devices that no alternative can replace.
+    fn for_all(&self) -> impl Iterator<Item = &'s Request<'a>> + use<'s, 'a> {
+        let choices = self.prepared.claims.iter().flat_map(|claim| &claim.requests);
+        let only = choices.filter(|choice| !choice.prioritized).flat_map(|choice| &choice.alternatives);
+        only.filter(|request| request.mode == Mode::All)
+    }
+
+    /// Whether a request for all devices, other than this one, needs the device for itself.
+    fn is_needed_whole(&self, request: &Request<'a>, index: usize) -> bool {
+        let shared = self.prepared.candidates.get(index).is_none_or(|candidate| candidate.shared);
+        let needs = |other: &Request<'a>| {
+            other.id != request.id
+                && !other.admin
+                && self.all.get(other.id).is_some_and(|all| all.contains(&index))
+        };
+        !shared && !request.admin && self.for_all().any(needs)
+    }
+
+    /// Whether some branch of the search ends in an error, which then must be found in the scheduler's order: nothing may
+    /// be left out.
+    fn may_fail(&mut self) -> bool {
+        if let Some(known) = self.may_fail {
+            return known;
+        }
+        let prepared = self.prepared;
+        let mut may_fail = false;
+        for request in prepared.claims.iter().flat_map(|c| &c.requests).flat_map(|r| &r.alternatives) {
+            may_fail |= request.mode == Mode::All && self.constraints_of(request).next().is_some();
+            for index in 0..prepared.candidates.len() {
+                may_fail |= match self.verdict(request, index) {
+                    Ok(Verdict::Selected) => self.lacking(request, index).is_err(),
+                    Ok(_) => false,
+                    Err(_) => true,
+                };
+            }
+        }
+        self.may_fail = Some(may_fail);
+        may_fail
+    }
+
+    /// Whether so many devices from `start` on could be given to the request now; later there are only fewer.
+    fn are_left(&mut self, request: &Request<'a>, start: usize, wanted: usize) -> bool {
+        let mut left = wanted;
+        for index in start..self.prepared.candidates.len() {
+            if left == 0 {
+                break;
+            }
+            self.looks += 1;
+            match self.refusal(request, index) {
+                Ok(None) => left -= 1,
+                Ok(Some(_)) => {}
+                // The search is to meet it.
+                Err(_) => return true,
+            }
+        }
+        left == 0
     }
 
     fn one(&mut self, at: At) -> Result<Step, AllocError> {
         self.steps += 1;
-        if self.steps > MAX_STEPS {
-            return Err(AllocError::TooHard { steps: MAX_STEPS });
-        }
         let prepared = self.prepared;
         let Some(claim) = prepared.claims.get(at.claim) else { return Ok(Step::Fits) };
         let Some(choice) = claim.requests.get(at.request) else {
@@ -209,25 +268,10 @@ impl<'s, 'a> Search<'s, 'a> {
             return Ok(Step::TooMany);
         }
         let at = At { alternative: Some(alternative), ..at };
-        let key = self.memory.as_ref().map(|memory| self.key(memory, at, alternative, results));
-        if let (Some(key), Some(memory)) = (&key, &self.memory)
-            && memory.failed.contains(key)
-        {
-            return Ok(Step::No);
+        match request.mode {
+            Mode::All => self.next_of_all(at, alternative, request),
+            Mode::Exact(_) => self.next_exact(at, alternative, request, wanted - at.found),
         }
-        let step = match request.mode {
-            Mode::All => self.next_of_all(at, alternative, request)?,
-            Mode::Exact(_) => self.next_exact(at, alternative, request)?,
-        };
-        if step == Step::No {
-            self.dead_ends += 1;
-            if let (Some(key), Some(memory)) = (key, &mut self.memory) {
-                memory.failed.insert(key);
-            } else if self.dead_ends > PATIENCE && self.memory.is_none() {
-                self.memory = Some(self.kinds());
-            }
-        }
-        Ok(step)
     }
 
     fn first_available(&mut self, at: At, choice: &Choice<'a>) -> Result<Step, AllocError> {
@@ -257,13 +301,32 @@ impl<'s, 'a> Search<'s, 'a> {
         self.with(at, alternative, request, candidate)
     }
 
-    fn next_exact(&mut self, at: At, alternative: usize, request: &Request<'a>) -> Result<Step, AllocError> {
+    fn next_exact(
+        &mut self,
+        at: At,
+        alternative: usize,
+        request: &Request<'a>,
+        wanted: usize,
+    ) -> Result<Step, AllocError> {
+        let mut failed = false;
         for candidate in at.start..self.prepared.candidates.len() {
+            self.looks += 1;
+            if self.looks > MAX_LOOKS {
+                return Err(AllocError::TooHard { steps: self.steps });
+            }
             if self.refusal(request, candidate)?.is_some() {
                 continue;
             }
+            if failed {
+                if !self.are_left(request, candidate, wanted) || (self.hopeless && !self.may_fail()) {
+                    return Ok(Step::No);
+                }
+                if self.is_needed_whole(request, candidate) && !self.may_fail() {
+                    continue;
+                }
+            }
             match self.with(at, alternative, request, candidate)? {
-                Step::No => {}
+                Step::No => failed = true,
                 done => return Ok(done),
             }
         }

@@ -35,6 +35,7 @@ pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
         env.add_overload(name, name, vec![LIST_TYPE, LIST_TYPE], function)?;
     }
     // What the comprehension macros expand to; `@` cannot be written in an expression.
+    env.add_overload("@reverse", "@reverse", vec![LIST_TYPE], reverse)?;
     env.add_overload("@pairs", "list_pairs", vec![LIST_TYPE], pairs)?;
     env.add_overload("@pairs", "map_pairs", vec![MAP_TYPE], pairs)?;
     env.add_overload("@key", "pair_key", vec![LIST_TYPE], pair_key)?;
@@ -63,6 +64,12 @@ fn items<'v>(list: &(dyn Val + 'v)) -> Result<Vec<Box<dyn Val + 'v>>, ExecutionE
         all.push(item.clone_as_boxed());
     }
     Ok(all)
+}
+
+/// Of lists only: cel-go's later version for strings is not in Kubernetes.
+fn reverse<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
+    let [list] = take(args)?;
+    Ok(list_of(items(list.as_ref())?.into_iter().rev().collect()))
 }
 
 fn compare(a: &dyn Val, b: &dyn Val) -> Result<Ordering, ExecutionError> {

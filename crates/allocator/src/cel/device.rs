@@ -13,7 +13,10 @@ use ::cel::common::types::{CelBool, CelInt, CelList, CelString, MAP_TYPE, Type};
 use ::cel::common::value::{CowVal, Val};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
 
-use crate::{Quantity, Semver};
+use divvy_model::Quantity;
+
+use super::types::CelQuantity;
+use crate::Semver;
 
 /// The CEL type of the variable `device`.
 static DEVICE: Type = Type::new_unspecified_type("kubernetes.DRADevice");
@@ -23,12 +26,27 @@ static DEVICE: Type = Type::new_unspecified_type("kubernetes.DRADevice");
 pub(super) struct DeviceView<'a> {
     driver: &'a str,
     device: &'a Device,
+    /// Whether devices that several claims can have are known as such.
+    shares: bool,
 }
 
 impl<'a> DeviceView<'a> {
-    pub(super) fn new(driver: &'a str, device: &'a Device) -> Self {
-        Self { driver, device }
+    pub(super) fn new(driver: &'a str, device: &'a Device, shares: bool) -> Self {
+        Self { driver, device, shares }
     }
+}
+
+/// Whether an attribute has no value that is known.
+pub(super) fn is_empty(attribute: &DeviceAttribute) -> bool {
+    let DeviceAttribute { bool, bools, int, ints, string, strings, version, versions } = attribute;
+    string.is_none()
+        && int.is_none()
+        && bool.is_none()
+        && version.is_none()
+        && strings.is_none()
+        && ints.is_none()
+        && bools.is_none()
+        && versions.is_none()
 }
 
 impl fmt::Debug for DeviceView<'_> {
@@ -44,6 +62,11 @@ impl Val for DeviceView<'_> {
 
     fn cel_type() -> &'static Type {
         &DEVICE
+    }
+
+    /// There is only one device in an evaluation.
+    fn equals(&self, other: &dyn Val) -> bool {
+        other.get_type() == &DEVICE
     }
 
     fn as_indexer<'b, 'v>(&'b self) -> Option<&'b (dyn Indexer + 'v)>
@@ -72,9 +95,10 @@ impl Indexer for DeviceView<'_> {
             "attributes" => Ok(CowVal::owned(view)),
             "capacity" => Ok(CowVal::owned(MapView { level: Level::Domains(Kind::Capacity), ..view })),
             "allowMultipleAllocations" => {
-                Ok(CowVal::owned(CelBool::from(self.device.allow_multiple_allocations.unwrap_or(false))))
+                let shared = self.shares && self.device.allow_multiple_allocations == Some(true);
+                Ok(CowVal::owned(CelBool::from(shared)))
             }
-            other => Err(no_such_key(other)),
+            other => Err(ExecutionError::function_error("device", format!("undefined field '{other}'"))),
         }
     }
 
@@ -152,6 +176,10 @@ impl<'a> MapView<'a> {
     where
         'a: 'v,
     {
+        if id.contains('/') {
+            // `domain/id` is how the API spells a name, never an id.
+            return None;
+        }
         let device = self.device.device;
         let bare = (domain == self.device.driver).then_some(id);
         let qualified = || format!("{domain}/{id}");
@@ -165,7 +193,7 @@ impl<'a> MapView<'a> {
                 let map = device.capacity.as_ref()?;
                 let found = bare.and_then(|id| map.get(id)).or_else(|| map.get(&qualified()))?;
                 let amount = found.value.0.parse::<Quantity>();
-                let amount = amount.map(|q| Box::new(q) as Box<dyn Val + 'v>);
+                let amount = amount.map(|q| Box::new(CelQuantity(q)) as Box<dyn Val + 'v>);
                 Some(amount.map_err(|e| ExecutionError::function_error("capacity", e)))
             }
         }
@@ -199,10 +227,7 @@ fn attribute<'a: 'v, 'v>(
         DeviceAttribute { bools: Some(v), .. } => list(v, |b| Ok(CelBool::from(*b))),
         DeviceAttribute { strings: Some(v), .. } => list(v, |s| Ok(CelString::from(s.as_str()))),
         DeviceAttribute { versions: Some(v), .. } => list(v, |s| version(s)),
-        _ => Err(ExecutionError::function_error(
-            "attributes",
-            format!("attribute {id}: unsupported attribute value"),
-        )),
+        _ => Err(no_such_key(id)),
     }
 }
 
@@ -219,6 +244,15 @@ impl Val for MapView<'_> {
 
     fn cel_type() -> &'static Type {
         &MAP_TYPE
+    }
+
+    fn equals(&self, other: &dyn Val) -> bool {
+        let (Some(sizer), Some(indexer)) = (other.as_sizer(), other.as_indexer()) else { return false };
+        let same = |key: &CelString<'_>| match (self.get(key), indexer.get(key)) {
+            (Ok(own), Ok(other)) => own.equals(other.as_ref()),
+            _ => false,
+        };
+        other.get_type() == &MAP_TYPE && sizer.size() == self.size() && self.keys().iter().all(same)
     }
 
     fn as_container(&self) -> Option<&dyn Container> {

@@ -7,8 +7,11 @@ use cel::common::value::{CowVal, Val};
 use cel::{DeclarationError, Env, ExecutionError, add_member_overload, add_overload};
 
 use super::collections::{list_of, take};
+use super::types::CelQuantity;
 use super::{collections, regexes, types};
-use crate::{Format, Quantity, Semver};
+use divvy_model::{Format, Quantity};
+
+use crate::Semver;
 
 /// What a function of the environment gives.
 pub(super) type Outcome<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
@@ -41,72 +44,73 @@ fn ordering(order: Ordering) -> CelInt {
 
 fn quantities(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_type(types::QUANTITY.to_owned())?;
-    add_overload!(env, fn quantity: (CelString) -> Result<Quantity>)?;
+    add_overload!(env, fn quantity: (CelString) -> Result<CelQuantity>)?;
     add_overload!(env, fn is_quantity: (CelString) -> CelBool)?;
-    add_member_overload!(env, fn sign: (Quantity) -> CelInt)?;
-    add_member_overload!(env, fn is_integer: (Quantity) -> CelBool)?;
-    add_member_overload!(env, fn as_integer: (Quantity) -> Result<CelInt>)?;
-    add_member_overload!(env, fn as_approximate_float: (Quantity) -> CelDouble)?;
-    add_member_overload!(env, fn q_greater: (Quantity, Quantity) -> CelBool, name = "isGreaterThan")?;
-    add_member_overload!(env, fn q_less: (Quantity, Quantity) -> CelBool, name = "isLessThan")?;
-    add_member_overload!(env, fn q_compare: (Quantity, Quantity) -> CelInt, name = "compareTo")?;
-    add_member_overload!(env, fn q_add: (Quantity, Quantity) -> Result<Quantity>, name = "add")?;
-    add_member_overload!(env, fn q_sub: (Quantity, Quantity) -> Result<Quantity>, name = "sub")?;
-    add_member_overload!(env, fn q_add_int: (Quantity, CelInt) -> Result<Quantity>, name = "add")?;
-    add_member_overload!(env, fn q_sub_int: (Quantity, CelInt) -> Result<Quantity>, name = "sub")
+    // A global function, unlike the others: so Kubernetes declares it.
+    add_overload!(env, fn sign: (CelQuantity) -> CelInt)?;
+    add_member_overload!(env, fn is_integer: (CelQuantity) -> CelBool)?;
+    add_member_overload!(env, fn as_integer: (CelQuantity) -> Result<CelInt>)?;
+    add_member_overload!(env, fn as_approximate_float: (CelQuantity) -> CelDouble)?;
+    add_member_overload!(env, fn q_greater: (CelQuantity, CelQuantity) -> CelBool, name = "isGreaterThan")?;
+    add_member_overload!(env, fn q_less: (CelQuantity, CelQuantity) -> CelBool, name = "isLessThan")?;
+    add_member_overload!(env, fn q_compare: (CelQuantity, CelQuantity) -> CelInt, name = "compareTo")?;
+    add_member_overload!(env, fn q_add: (CelQuantity, CelQuantity) -> Result<CelQuantity>, name = "add")?;
+    add_member_overload!(env, fn q_sub: (CelQuantity, CelQuantity) -> Result<CelQuantity>, name = "sub")?;
+    add_member_overload!(env, fn q_add_int: (CelQuantity, CelInt) -> Result<CelQuantity>, name = "add")?;
+    add_member_overload!(env, fn q_sub_int: (CelQuantity, CelInt) -> Result<CelQuantity>, name = "sub")
 }
 
-fn quantity(text: &CelString<'_>) -> Result<Quantity, ExecutionError> {
-    text.inner().parse().map_err(|e| failed("quantity", e))
+fn quantity(text: &CelString<'_>) -> Result<CelQuantity, ExecutionError> {
+    text.inner().parse().map(CelQuantity).map_err(|e| failed("quantity", e))
 }
 
 fn is_quantity(text: &CelString<'_>) -> CelBool {
     CelBool::from(text.inner().parse::<Quantity>().is_ok())
 }
 
-fn sign(this: &Quantity) -> CelInt {
-    CelInt::from(this.signum())
+fn sign(this: &CelQuantity) -> CelInt {
+    CelInt::from(this.0.signum())
 }
 
-fn is_integer(this: &Quantity) -> CelBool {
-    CelBool::from(this.to_i64().is_some())
+fn is_integer(this: &CelQuantity) -> CelBool {
+    CelBool::from(this.0.to_i64().is_some())
 }
 
-fn as_integer(this: &Quantity) -> Result<CelInt, ExecutionError> {
-    let value = this.to_i64().ok_or_else(|| failed("asInteger", "cannot convert value to integer"))?;
+fn as_integer(this: &CelQuantity) -> Result<CelInt, ExecutionError> {
+    let value = this.0.to_i64().ok_or_else(|| failed("asInteger", "cannot convert value to integer"))?;
     Ok(CelInt::from(value))
 }
 
-fn as_approximate_float(this: &Quantity) -> CelDouble {
-    CelDouble::from(this.to_f64())
+fn as_approximate_float(this: &CelQuantity) -> CelDouble {
+    CelDouble::from(this.0.to_f64())
 }
 
-fn q_greater(this: &Quantity, other: &Quantity) -> CelBool {
-    CelBool::from(this > other)
+fn q_greater(this: &CelQuantity, other: &CelQuantity) -> CelBool {
+    CelBool::from(this.0 > other.0)
 }
 
-fn q_less(this: &Quantity, other: &Quantity) -> CelBool {
-    CelBool::from(this < other)
+fn q_less(this: &CelQuantity, other: &CelQuantity) -> CelBool {
+    CelBool::from(this.0 < other.0)
 }
 
-fn q_compare(this: &Quantity, other: &Quantity) -> CelInt {
-    ordering(this.cmp(other))
+fn q_compare(this: &CelQuantity, other: &CelQuantity) -> CelInt {
+    ordering(this.0.cmp(&other.0))
 }
 
-fn q_add(this: &Quantity, other: &Quantity) -> Result<Quantity, ExecutionError> {
-    this.checked_add(other).ok_or_else(|| failed("add", "quantity out of range"))
+fn q_add(this: &CelQuantity, other: &CelQuantity) -> Result<CelQuantity, ExecutionError> {
+    this.0.checked_add(&other.0).map(CelQuantity).ok_or_else(|| failed("add", "quantity out of range"))
 }
 
-fn q_sub(this: &Quantity, other: &Quantity) -> Result<Quantity, ExecutionError> {
-    this.checked_sub(other).ok_or_else(|| failed("sub", "quantity out of range"))
+fn q_sub(this: &CelQuantity, other: &CelQuantity) -> Result<CelQuantity, ExecutionError> {
+    this.0.checked_sub(&other.0).map(CelQuantity).ok_or_else(|| failed("sub", "quantity out of range"))
 }
 
-fn q_add_int(this: &Quantity, other: &CelInt) -> Result<Quantity, ExecutionError> {
-    q_add(this, &Quantity::from_units(*other.inner(), Format::DecimalSi))
+fn q_add_int(this: &CelQuantity, other: &CelInt) -> Result<CelQuantity, ExecutionError> {
+    q_add(this, &CelQuantity(Quantity::from_units(*other.inner(), Format::DecimalSi)))
 }
 
-fn q_sub_int(this: &Quantity, other: &CelInt) -> Result<Quantity, ExecutionError> {
-    q_sub(this, &Quantity::from_units(*other.inner(), Format::DecimalSi))
+fn q_sub_int(this: &CelQuantity, other: &CelInt) -> Result<CelQuantity, ExecutionError> {
+    q_sub(this, &CelQuantity(Quantity::from_units(*other.inner(), Format::DecimalSi)))
 }
 
 // --- semver ---

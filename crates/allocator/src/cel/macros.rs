@@ -1,4 +1,4 @@
-//! `cel.bind` and the two-variable comprehensions, expanded while parsing.
+//! `cel.bind`, the two-variable comprehensions and what is lazy in cel-go, expanded while parsing.
 //!
 //! The interpreter ignores a comprehension's second variable, so `r.all(k, v, p)` becomes a one-variable
 //! comprehension over the pairs of `r` with `k` and `v` bound inside.
@@ -7,8 +7,10 @@ use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, Li
 use cel::parser::{Macro, MacroExprHelper, ParseError};
 use cel::{DeclarationError, Env};
 
-/// The variable that holds a pair; nobody can write it.
+/// The variable that holds a pair; it cannot be written in an expression.
 const PAIR: &str = "@pair_of_range";
+/// The variable that holds an optional.
+pub(super) const OPTIONAL: &str = "@optional";
 /// The accumulator of the standard macros.
 const RESULT: &str = "@result";
 
@@ -17,6 +19,13 @@ type Expansion = Result<Option<IdedExpr>, ParseError>;
 /// Declares the macros.
 pub(super) fn extension(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_macro(Macro::receiver("bind", 3, cel_bind))?;
+    env.add_macro(Macro::receiver("or", 1, |helper, target, args| Ok(default(helper, target, args, false))))?;
+    env.add_macro(Macro::receiver("orValue", 1, |helper, target, args| {
+        Ok(default(helper, target, args, true))
+    }))?;
+    env.add_macro(Macro::receiver("reverse", 0, |helper, target, _| {
+        Ok(target.take().map(|list| call(helper, "@reverse", vec![list])))
+    }))?;
     for name in ["all", "exists", "existsOne", "exists_one"] {
         env.add_macro(Macro::receiver(name, 3, move |helper, target, args| {
             predicate(helper, target, args, name)
@@ -91,6 +100,25 @@ fn cel_bind(
     };
     *target = None;
     Ok(Some(bind(helper, variable, init, body)))
+}
+
+/// `optional.or(other)` and `optional.orValue(other)`: `other` is only evaluated where the optional is empty.
+fn default(
+    helper: &mut MacroExprHelper<'_>,
+    target: &mut Option<IdedExpr>,
+    args: &mut Vec<IdedExpr>,
+    value: bool,
+) -> Option<IdedExpr> {
+    let (target, other) = (target.take()?, args.pop()?);
+    let mut method = |name: &str| {
+        let optional = Box::new(ident(helper, OPTIONAL));
+        let call = CallExpr { func_name: name.to_owned(), target: Some(optional), args: Vec::new() };
+        helper.next_expr(Expr::Call(call))
+    };
+    let has = method("hasValue");
+    let own = if value { method("value") } else { ident(helper, OPTIONAL) };
+    let body = call(helper, operators::CONDITIONAL, vec![has, own, other]);
+    Some(bind(helper, OPTIONAL.to_owned(), target, body))
 }
 
 /// The two variables and what follows them; `body` of the loop sees them.

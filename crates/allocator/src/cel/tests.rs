@@ -57,7 +57,7 @@ fn device() -> Device {
 /// The answer, or the error as text.
 fn outcome(expression: &str) -> Result<bool, String> {
     let program = compile(expression).map_err(|e| e.to_string())?;
-    eval(&program, DRIVER, &device()).map_err(|e| e.to_string())
+    eval(&program, DRIVER, &device(), true).map_err(|e| e.to_string())
 }
 
 #[track_caller]
@@ -84,13 +84,10 @@ fn syntax_error() {
 
 #[test]
 fn type_error() {
-    fails(
-        r#"device.attributes["no-such-domain"]"#,
-        "must evaluate to bool or the unknown type, not map(string, any)",
-    );
-    fails("1", "must evaluate to bool or the unknown type, not int");
-    fails(r#""a""#, "not string");
-    fails(r#"device.capacity["dra.example.com"].memory"#, "not kubernetes.Quantity");
+    fails(r#"device.attributes["no-such-domain"]"#, "CEL result of type map could not be converted to bool");
+    fails("1", "CEL result of type int");
+    fails(r#""a""#, "CEL result of type string");
+    fails(r#"device.capacity["dra.example.com"].memory"#, "CEL result of type kubernetes.Quantity");
 }
 
 #[test]
@@ -178,10 +175,8 @@ fn a_version_compared_with_a_text_is_an_error_and_not_false() {
             "{expression}"
         );
     }
-    fails(
-        r#"device.attributes["dra.example.com"].driverVersion != "580.95.5""#,
-        "no such overload: _!=_(kubernetes.Semver, string)",
-    );
+    // As in Kubernetes, where the error of the comparison becomes a difference.
+    holds(r#"device.attributes["dra.example.com"].driverVersion != "580.95.5""#);
     fails(
         r#"device.attributes["dra.example.com"].driverVersion >= "580.95.5""#,
         "no such overload: _>=_(kubernetes.Semver, string)",
@@ -200,11 +195,11 @@ fn quantity() {
     holds(r#"device.capacity["dra.example.com"].memory.compareTo(quantity("40Gi")) > 0"#);
     holds(r#"device.capacity["dra.example.com"].memory.isGreaterThan(quantity("79Gi"))"#);
     holds(r#"device.capacity["dra.example.com"].memory == quantity("81920Mi")"#);
-    holds(r#"quantity("1k").add(quantity("24")).sub(24).asInteger() == 1000 && quantity("-1").sign() == -1"#);
+    holds(r#"quantity("1k").add(quantity("24")).sub(24).asInteger() == 1000 && sign(quantity("-1")) == -1"#);
     holds(r#"isQuantity("1.5Gi") && !isQuantity("1.5GB") && quantity("1500m").asApproximateFloat() == 1.5"#);
     holds(r#"!quantity("100m").isInteger()"#);
     fails(r#"quantity("100m").asInteger() == 0"#, "cannot convert value to integer");
-    fails(r#"quantity("10GB").sign() == 1"#, "is not a quantity");
+    fails(r#"sign(quantity("10GB")) == 1"#, "is not a quantity");
 }
 
 #[test]
@@ -276,10 +271,7 @@ fn strings_lists_sets_and_regexes() {
     holds(r"[1, 2, 3].sum() == 6 && [3, 1].min() == 1 && [3, 1].max() == 3 && ![3, 1].isSorted()");
     holds(r"[1, 2, 1].indexOf(1) == 0 && [1, 2, 1].lastIndexOf(1) == 2 && [1].indexOf(5) == -1");
     holds(r"sets.contains([1, 2], [2]) && sets.equivalent([1, 1], [1]) && !sets.intersects([1], [2])");
-    fails(
-        r#"device.driver.matches("a(")"#,
-        "compilation failed: ERROR: <input>:1:23: invalid matches argument",
-    );
+    fails(r#"device.driver.matches("a(")"#, "regex parse error");
     fails(r#"device.driver.matches("a" + "(")"#, "regex");
 }
 
@@ -307,7 +299,7 @@ fn allow_multiple_allocations_default_false_and_set() {
     holds("device.allowMultipleAllocations == false");
     let program = compile("device.allowMultipleAllocations").unwrap();
     let shared = Device { allow_multiple_allocations: Some(true), ..device() };
-    assert_eq!(eval(&program, DRIVER, &shared), Ok(true));
+    assert_eq!(eval(&program, DRIVER, &shared, true), Ok(true));
 }
 
 #[test]
@@ -324,46 +316,91 @@ fn an_expression_over_the_length_limit_is_refused() {
     assert!(compile(&fits).is_ok());
 }
 
-#[test]
-fn what_can_never_work_is_refused_when_compiling() {
-    for (expression, problem) in [
-        ("devices.driver == \"a\"", "undeclared reference to 'devices' (in container '')"),
-        ("device.nodeName == \"a\"", "undefined field 'nodeName'"),
-        ("device.driver.lower() == \"a\"", "undeclared reference to 'lower' (in container '')"),
-        ("nope(1)", "undeclared reference to 'nope' (in container '')"),
-        ("device.driver == 1", "found no matching overload for '_==_' applied to '(string, int)'"),
-        ("device.driver && true", "found no matching overload for '_&&_' applied to '(string, bool)'"),
-        ("!device.driver", "found no matching overload for '!_' applied to '(string)'"),
-        (
-            r#"device.capacity["a"].memory > quantity("1")"#,
-            "found no matching overload for '_>_' applied to '(kubernetes.Quantity, kubernetes.Quantity)'",
-        ),
-        (
-            r#"device.capacity["a"].memory.compareTo("1") > 0"#,
-            "found no matching overload for 'compareTo' applied to 'kubernetes.Quantity.(string)'",
-        ),
-        ("device.driver.matches(1)", "found no matching overload for 'matches' applied to 'string.(int)'"),
-        ("[1, \"a\"].size() == 2", "expected type 'int' but found 'string'"),
-        (
-            "device.driver.exists(x, true)",
-            "expression of type 'string' cannot be range of a comprehension (must be list, map, or dynamic)",
-        ),
-        ("device.attributes[1].x == 1", "found no matching overload for '_[_]'"),
-        ("isIP(device.driver)", "Kubernetes has it, this evaluator does not support it yet"),
-    ] {
-        fails(expression, problem);
+/// The real scheduler's answers, on a device like that of [`as_upstream`]; written by `upstream/`. A line that begins
+/// with `differs` is in the list of `docs/allocator.md`.
+const EXPRESSIONS: &str = include_str!("expressions.txt");
+
+fn as_upstream() -> Device {
+    let text = |value: &str| DeviceAttribute { string: Some(value.to_owned()), ..Default::default() };
+    let attributes = [
+        ("type", text("gpu")),
+        ("numa", DeviceAttribute { int: Some(1), ..Default::default() }),
+        ("healthy", DeviceAttribute { bool: Some(true), ..Default::default() }),
+        ("model", text("NVIDIA H100 80GB")),
+        ("driverVersion", DeviceAttribute { version: Some("580.95.5".to_owned()), ..Default::default() }),
+        ("gpu.divvy.dev/qual", text("q")),
+        ("resource.kubernetes.io/pcieRoot", text("pci0")),
+    ];
+    let capacity = [("memory", "80Gi"), ("cores", "100")].map(|(name, value)| {
+        (name.to_owned(), DeviceCapacity { value: ApiQuantity(value.to_owned()), ..Default::default() })
+    });
+    Device {
+        attributes: Some(attributes.map(|(name, value)| (name.to_owned(), value)).into()),
+        capacity: Some(capacity.into()),
+        ..Device::default()
     }
 }
 
 #[test]
-fn a_compile_error_shows_the_place() {
-    assert_eq!(
-        compile("true &&\n nope").map(drop),
-        Err(CelError::Compile(
-            "ERROR: <input>:2:2: undeclared reference to 'nope' (in container '')\n |  nope\n | .^"
-                .to_owned()
-        ))
+fn expressions_give_what_they_give_in_the_real_scheduler() {
+    let device = as_upstream();
+    let mut compared = 0;
+    for line in EXPRESSIONS.lines() {
+        let (expected, expression) = line.split_once(' ').unwrap();
+        let got = compile(expression).and_then(|program| eval(&program, "gpu.divvy.dev", &device, true));
+        let got = match &got {
+            Ok(true) => "fits",
+            Ok(false) => "none",
+            Err(CelError::Offline(_)) => "unknown",
+            Err(_) => "error",
+        };
+        match expected {
+            "differs" => continue,
+            _ => assert_eq!(got, expected, "{expression}"),
+        }
+        compared += 1;
+    }
+    assert!(compared > 120, "{compared}");
+}
+
+#[test]
+fn what_cannot_be_evaluated_offline_is_named() {
+    for (expression, why) in [
+        ("duration('1h') > duration('30m')", "it uses `duration`"),
+        ("true || isIP(device.driver)", "it uses `isIP`"),
+        ("!format.named('uuid').value().validate(device.driver).hasValue()", "it uses `format`"),
+    ] {
+        assert_eq!(compile(expression).map(drop), Err(CelError::Offline(why.to_owned())), "{expression}");
+    }
+    fails(
+        "duration('1h') > duration('30m')",
+        "unknown: divvy cannot evaluate this selector offline because it uses `duration`",
     );
+}
+
+#[test]
+fn what_the_api_server_refuses_for_its_types_gives_no_answer() {
+    for (expression, problem) in [
+        ("devices.driver == \"a\"", "undeclared reference to 'devices'"),
+        ("device.nodeName == \"a\"", "undefined field 'nodeName'"),
+        ("device.driver.lower() == \"a\"", "undeclared reference to 'lower'"),
+        ("nope(1)", "undeclared reference to 'nope'"),
+        ("device.driver == 1", "found no matching overload for '_==_' applied to '(string, int)'"),
+        ("device.driver && true", "no such overload"),
+        ("!device.driver", "no such overload"),
+        (r#"device.capacity["dra.example.com"].memory > quantity("1")"#, "no such overload"),
+        (r#"device.capacity["dra.example.com"].memory.compareTo("1") > 0"#, "no such overload"),
+        ("device.driver.matches(1)", "no such overload"),
+        ("[1, \"a\"].size() == 2", "expected type 'int' but found 'string'"),
+        (
+            r#"["x", device.attributes["a"].b].size() == 2"#,
+            "expected type 'string' but found 'dyn'; an attribute can be of any type: compare it",
+        ),
+        ("device.driver.exists(x, true)", "got 'string', want 'iterable'"),
+        ("device.attributes[1].x == 1", "no such overload"),
+    ] {
+        fails(expression, problem);
+    }
 }
 
 #[test]
@@ -392,7 +429,7 @@ fn the_longest_chains_that_fit_are_answered_or_refused_and_never_overflow_the_st
         let got = outcome(&expression);
         assert!(
             got == Ok(true)
-                || got.as_ref().is_err_and(|e| e.contains("recursion") || e.contains("Syntax error")),
+                || got.as_ref().is_err_and(|e| e.contains("nests too deeply") || e.contains("Syntax error")),
             "{got:?}"
         );
     }

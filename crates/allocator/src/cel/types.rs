@@ -5,9 +5,15 @@ use std::any::Any;
 use cel::common::types::Type;
 use cel::common::value::{StaticVal, Val};
 
-use crate::{Quantity, Semver};
+use divvy_model::Quantity;
 
-/// The CEL type of [`Quantity`].
+use crate::Semver;
+
+/// A quantity as a CEL value.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct CelQuantity(pub(super) Quantity);
+
+/// The CEL type of [`CelQuantity`].
 pub(super) static QUANTITY: Type = Type::new_unspecified_type("kubernetes.Quantity");
 /// The CEL type of [`Semver`].
 pub(super) static SEMVER: Type = Type::new_unspecified_type("kubernetes.Semver");
@@ -40,5 +46,5 @@ macro_rules! opaque_value {
     };
 }
 
-opaque_value!(Quantity, QUANTITY);
+opaque_value!(CelQuantity, QUANTITY);
 opaque_value!(Semver, SEMVER);

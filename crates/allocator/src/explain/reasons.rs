@@ -4,7 +4,7 @@ use super::Reason;
 use crate::allocate::{Prepared, Refusal, Request, Short, Unfit, Verdict, holders};
 use crate::allocated::Uses;
 use crate::pools::Gathered;
-use crate::quantity::{Format, Quantity};
+use divvy_model::{Format, Quantity};
 
 use crate::allocate::Candidate;
 
@@ -14,7 +14,7 @@ pub(super) fn of_verdict(request: &Request<'_>, verdict: Verdict) -> Option<Reas
         Verdict::Rejected(place) => {
             let selector = request.selectors.get(place)?;
             let origin = selector.origin.to_string();
-            let expression = selector.program()?.source().to_owned();
+            let expression = selector.expression.to_owned();
             Some(Reason::SelectorFalse { origin, index: selector.index, expression })
         }
         Verdict::NotOnNode => Some(Reason::NotOnNode),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
-use crate::quantity::Quantity;
+use divvy_model::Quantity;
 
 /// A counter of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -66,12 +66,6 @@ impl<'a> Table<'a> {
             let Some(numbers) = self.numbers.get(set.as_str()) else {
                 return Err(format!("device {device} references unknown counter set {set}"));
             };
-            if consumption.compatibility_groups.as_ref().is_some_and(|g| !g.is_empty()) {
-                // The scheduler without the feature cannot tell what may live side by side.
-                return Err(format!(
-                    "device {device} has compatibility groups, which need the feature gate DRADeviceCompatibilityGroups"
-                ));
-            }
             for (name, counter) in &consumption.counters {
                 let Some(number) = numbers.get(name.as_str()) else {
                     return Err(format!(
@@ -91,8 +85,14 @@ impl<'a> Table<'a> {
     }
 }
 
+/// Whether a device of the slice has compatibility groups, which need the alpha gate `DRADeviceCompatibilityGroups`.
+pub(super) fn has_groups(slice: &ResourceSlice) -> bool {
+    let consumed = super::devices(&slice.spec).flat_map(|device| device.consumes_counters.iter().flatten());
+    consumed.flat_map(|consumption| &consumption.compatibility_groups).any(|groups| !groups.is_empty())
+}
+
 /// An amount in billionths; most are small whole numbers.
-fn amount(raw: &Raw) -> Result<i128, crate::QuantityError> {
+fn amount(raw: &Raw) -> Result<i128, divvy_model::QuantityError> {
     match raw.0.parse::<u32>() {
         Ok(units) if !raw.0.starts_with('+') => Ok(i128::from(units) * 1_000_000_000),
         _ => raw.0.parse::<Quantity>().map(|q| q.nanos()),

@@ -1,10 +1,10 @@
 //! What the server changes on write: canonical quantities, defaults, no empty lists.
 
+use divvy_model::Quantity;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::json::prune_empty;
-use super::quantity::Quantity;
 
 /// Brings a normalised object into the form in which the server stores it. `now` stamps taints.
 pub(crate) fn store_form(kind: &str, object: &mut Value, now: &str) -> Result<(), ApiError> {
@@ -85,11 +85,11 @@ fn each(
 fn canonical(value: Option<&mut Value>) -> Result<(), ApiError> {
     let Some(value) = value else { return Ok(()) };
     let text = value.as_str().unwrap_or_default().to_owned();
-    let parsed = Quantity::parse(&text).ok_or_else(|| {
+    let parsed = text.parse::<Quantity>().map_err(|_| {
         let hint =
             "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
         ApiError::new(400, format!("\"{text}\": {hint}"))
     })?;
-    *value = Value::String(parsed.canonical());
+    *value = Value::String(parsed.to_string());
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! authentication, admission, garbage collection by owner, graceful pod deletion, paging, JSON patches.
 
 mod call;
+mod claim_check;
 mod custom;
 mod defaults;
 mod error;
@@ -14,14 +15,12 @@ mod http_server;
 mod json;
 mod kinds;
 mod patch;
-mod quantity;
 mod select;
 mod service;
 mod state;
 mod store;
 #[cfg(test)]
 mod tests;
-mod validate;
 mod watch;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,7 +9,6 @@ mod calls;
 mod health;
 mod pod_resources;
 mod pods;
-mod raw;
 mod registry;
 #[cfg(test)]
 mod tests;
@@ -28,7 +27,6 @@ use tokio::task::JoinHandle;
 pub use calls::{ClaimRef, Prepared};
 pub use health::HealthWatch;
 pub use pods::ContainerDevices;
-pub use raw::RawError;
 pub use registry::Plugin;
 
 use crate::api::FakeApi;

@@ -12,7 +12,7 @@ use crate::allocated::{Holder, Uses};
 use crate::cel;
 use crate::nodes;
 
-/// What a request thinks of a device, whoever holds it.
+/// The suitability of a device for a request, independent of its holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
     Selected,
@@ -29,7 +29,7 @@ pub(crate) enum Verdict {
 pub(crate) enum Refusal<'a> {
     Taken,
     Verdict(Verdict),
-    /// Never, whoever else uses it.
+    /// Never, independent of other users.
     Unfit(Unfit<'a>),
     /// Others have too much of a capacity: this is left, in billionths.
     CapacityShort(Demand<'a>, i128),
@@ -120,7 +120,7 @@ impl<'a> Search<'_, 'a> {
         let Some(candidate) = prepared.candidates.get(index) else { return Ok(None) };
         let uses = self.uses(candidate);
         let plain = !candidate.shared && request.capacity.is_none() && !uses.is_some_and(Uses::is_shared);
-        if plain && !has_negative_capacity(candidate) {
+        if plain && !has_odd_capacity(candidate) {
             // It is consumed whole, and it is whole.
             return Ok(None);
         }
@@ -144,6 +144,10 @@ impl<'a> Search<'_, 'a> {
     /// Short of counters, or tainted.
     fn uncharged(&self, request: &Request<'a>, index: usize) -> Option<Refusal<'a>> {
         let candidate = self.prepared.candidates.get(index)?;
+        let counters = candidate.device.consumes_counters.as_ref().is_some_and(|c| !c.is_empty());
+        if counters && !self.prepared.features.partitionable_devices {
+            return Some(Refusal::Verdict(Verdict::FeatureOff));
+        }
         if let Some(charges) = self.charges(index)
             && let Some(short) = self.ledger.short(candidate.home, charges)
         {
@@ -181,16 +185,10 @@ impl<'a> Search<'_, 'a> {
 
     /// The counters that picking the candidate now would charge; none for a share of a device that is charged.
     pub(super) fn charges(&self, index: usize) -> Option<&'_ [crate::pools::Charge]> {
-        let picked = self.shared.get(index).is_some_and(|s| s.picked > 0);
-        self.first_charges(index).filter(|_| !picked)
-    }
-
-    /// The counters that the first pick of the candidate charges.
-    pub(super) fn first_charges(&self, index: usize) -> Option<&'_ [crate::pools::Charge]> {
         let candidate = self.prepared.candidates.get(index)?;
-        let charges = candidate.charges?;
+        let picked = self.shared.get(index).is_some_and(|s| s.picked > 0);
         let paid = candidate.shared && self.uses(candidate).is_some_and(Uses::is_shared);
-        (!paid).then_some(charges)
+        candidate.charges.filter(|_| !picked && !paid)
     }
 
     /// Computes what the request consumes of the candidate, once.
@@ -231,11 +229,7 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// The first taint that keeps the request away.
-    pub(super) fn untolerated(
-        &self,
-        request: &Request<'a>,
-        candidate: &Candidate<'a>,
-    ) -> Option<&'a DeviceTaint> {
+    fn untolerated(&self, request: &Request<'a>, candidate: &Candidate<'a>) -> Option<&'a DeviceTaint> {
         if !self.prepared.features.device_taints {
             return None;
         }
@@ -260,26 +254,25 @@ impl<'a> Search<'_, 'a> {
         let prepared = self.prepared;
         let Some(candidate) = prepared.candidates.get(index) else { return Ok(Verdict::NotOnNode) };
         let (device, features) = (candidate.device, prepared.features);
-        let non_empty = |conditions: &Option<Vec<String>>| conditions.as_ref().is_some_and(|c| !c.is_empty());
-        let binding = non_empty(&device.binding_conditions) && !features.device_binding;
-        let counters = device.consumes_counters.as_ref().is_some_and(|c| !c.is_empty());
-        if binding || (counters && !features.partitionable_devices) {
+        let binding = device.binding_conditions.as_ref().is_some_and(|c| !c.is_empty());
+        if binding && !features.device_binding {
             return Ok(Verdict::FeatureOff);
         }
         for (place, selector) in request.selectors.iter().enumerate() {
-            let Some(program) = selector.program() else { continue };
-            match cel::eval(program, candidate.driver, device) {
+            let failed = |device, source: &cel::CelError| {
+                AllocError::Selector(Box::new(SelectorError {
+                    origin: selector.origin.to_string(),
+                    index: selector.index,
+                    expression: selector.expression.to_owned(),
+                    device,
+                    source: source.clone(),
+                }))
+            };
+            let program = selector.program.as_ref().as_ref().map_err(|source| failed(None, source))?;
+            match cel::eval(program, candidate.driver, device, features.consumable_capacity) {
                 Ok(true) => {}
                 Ok(false) => return Ok(Verdict::Rejected(place)),
-                Err(source) => {
-                    return Err(AllocError::Selector(Box::new(SelectorError {
-                        origin: selector.origin.to_string(),
-                        index: selector.index,
-                        expression: program.source().to_owned(),
-                        device: Some(candidate.id()),
-                        source,
-                    })));
-                }
+                Err(source) => return Err(failed(Some(candidate.id()), &source)),
             }
         }
         let per_device = candidate.slice.spec.per_device_node_selection == Some(true);
@@ -290,9 +283,11 @@ impl<'a> Search<'_, 'a> {
     }
 }
 
-/// A capacity below nothing would be an error of the allocation.
-fn has_negative_capacity(candidate: &Candidate<'_>) -> bool {
-    candidate.device.capacity.iter().flatten().any(|(_, capacity)| capacity.value.0.starts_with('-'))
+/// Whether a capacity has to be looked at although the request says nothing about it: a policy may forbid it, and an
+/// amount below nothing is an error of the allocation.
+pub(super) fn has_odd_capacity(candidate: &Candidate<'_>) -> bool {
+    let mut capacities = candidate.device.capacity.iter().flatten().map(|(_, capacity)| capacity);
+    capacities.any(|c| c.request_policy.is_some() || c.value.0.is_empty() || c.value.0.starts_with('-'))
 }
 
 impl std::fmt::Display for super::super::constraints::Constraint<'_> {

@@ -29,12 +29,21 @@ fn two() -> ResourceClaim {
     claim("c", vec![request("r1", CLASS_A, 1), request("r2", CLASS_A, 1)])
 }
 
+/// Devices of one value each and a class without a selector: one would fail for a value of an unknown type.
+fn unselected(values: Vec<Option<DeviceAttribute>>, claim: ResourceClaim) -> World {
+    let mut world = World::new(devices(values), vec![claim]);
+    for class in &mut world.classes {
+        class.spec.as_mut().unwrap().selectors = None;
+    }
+    world
+}
+
 fn matched(values: Vec<Option<DeviceAttribute>>) -> String {
-    World::new(devices(values), vec![matching(two(), RACK, &[])]).try_it()
+    unselected(values, matching(two(), RACK, &[])).try_it()
 }
 
 fn distinct(values: Vec<Option<DeviceAttribute>>) -> String {
-    World::new(devices(values), vec![differing(two(), RACK, &[])]).try_it()
+    unselected(values, differing(two(), RACK, &[])).try_it()
 }
 
 #[test]
@@ -59,7 +68,7 @@ fn with_constraint_non_existent_attribute() {
     );
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 1 can be had
+        r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 1 available
   1 device is without a value for the claim's constraint matchAttribute driver-a/rack: device-1"#
     );
     // The attribute of another driver is not the device's.
@@ -198,8 +207,7 @@ fn with_lists(
     values: Vec<Option<DeviceAttribute>>,
     constrain: fn(ResourceClaim, &str, &[&str]) -> ResourceClaim,
 ) -> String {
-    let world = World::new(devices(values), vec![constrain(two(), RACK, &[])]);
-    world.features(|f| f.list_attributes = true).try_it()
+    unselected(values, constrain(two(), RACK, &[])).features(|f| f.list_attributes = true).try_it()
 }
 
 #[test]
@@ -259,8 +267,8 @@ fn nine_distinct_of_eight_are_refused_at_once() {
         World::new(devices(values), vec![differing(claim("c", vec![request("r", CLASS_A, 9)]), RACK, &[])]);
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: each device could be had alone, not so many of them together
-claim default/c, request "r" wants 9 devices of class class-a, 9 of 9 can be had
-  constraint distinctAttribute driver-a/rack of claim default/c: 9 devices must differ and those that can be had have only 8 values: 0, 1, 2, 3 …"#
+        r#"node node-1: each device is available alone, but not so many together
+claim default/c, request "r" needs 9 devices of class class-a, 9 of 9 available
+  constraint distinctAttribute driver-a/rack of claim default/c: 9 devices must differ, but the available ones have only 8 values: 0, 1, 2, 3 …"#
     );
 }

@@ -37,17 +37,34 @@ fn check_combinations_with_backtracking_does_not_try_them_all() {
     let claims =
         vec![claim("a", vec![request("r", CLASS_A, 16)]), claim("b", vec![request("r", CLASS_A, 16)])];
     let world = World::new(vec![devices(31)], claims);
+    assert!(matches!(world.outcome(), Err(AllocError::TooHard { .. })), "the scheduler times out too");
+    // One request too large is seen at once.
+    let alone = World::new(vec![devices(31)], vec![claim("a", vec![request("r", CLASS_A, 32)])]);
+    assert_eq!(alone.try_it(), "does not fit");
+}
+
+#[test]
+fn all_devices_of_which_one_is_taken_by_a_request_before_are_refused_at_once() {
+    let all = || all_of("all", CLASS_A);
+    for first in
+        [request("some", CLASS_A, 15), first_of("some", vec![sub("a", CLASS_A, 15), sub("b", CLASS_A, 8)])]
+    {
+        let world = World::new(vec![devices(16)], vec![claim("c", vec![first, all()])]);
+        assert_eq!(world.try_it(), "does not fit");
+    }
+    let claims = vec![claim("c", vec![request("some", CLASS_A, 12), all()])];
+    let world = World::new(vec![devices(20)], claims).held(&["device-19"]);
     assert_eq!(world.try_it(), "does not fit");
 }
 
 #[test]
 fn check_combinations_with_backtracking_across_pools_finds_the_first_fit() {
     // The small request comes first and must leave the big devices alone; they are listed first.
-    let mut names: Vec<String> = (0..10).map(|i| format!("big-{i}")).collect();
-    names.extend((0..10).map(|i| format!("device-{i}")));
+    let mut names: Vec<String> = (0..7).map(|i| format!("big-{i}")).collect();
+    names.extend((0..7).map(|i| format!("device-{i}")));
     let all: Vec<&str> = names.iter().map(String::as_str).collect();
-    let big = selecting("big", CLASS_A, 10, r#"device.attributes["driver-a"].big"#);
-    let claims = vec![claim("c", vec![request("any", CLASS_A, 10), big])];
+    let big = selecting("big", CLASS_A, 7, r#"device.attributes["driver-a"].big"#);
+    let claims = vec![claim("c", vec![request("any", CLASS_A, 7), big])];
     let text = World::new(vec![slice(&all)], claims).try_it();
     assert!(text.starts_with("any=device-0 any=device-1"), "{text}");
 }

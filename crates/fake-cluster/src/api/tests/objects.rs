@@ -2,9 +2,7 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{
-    Counter, CounterSet, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourceClaimStatus,
-};
+use k8s_openapi::api::resource::v1::{DeviceCapacity, DeviceTaint, ResourceClaimStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions as Must};
@@ -164,66 +162,6 @@ async fn slices_come_back_in_the_form_the_server_stores() {
     assert_eq!(device.capacity.unwrap()["memory"].value, Quantity("1Gi".into()));
     assert_eq!(device.attributes, None, "empty maps are not kept");
     assert!(device.taints.unwrap()[0].time_added.is_some(), "the server stamps taints");
-}
-
-#[tokio::test]
-async fn slices_beyond_a_limit_are_refused_with_the_field_named() {
-    let api = FakeApi::new();
-    let many = |n: usize| (0..n).map(|i| mk_device(&format!("gpu-{i}"))).collect::<Vec<_>>();
-    let taint = DeviceTaint { key: "k".into(), effect: "NoSchedule".into(), ..DeviceTaint::default() };
-    let mut tainted = many(65);
-    tainted[0].taints = Some(vec![taint]);
-    let mut lists = mk_device("gpu-0");
-    let bad = DeviceAttribute { version: Some("580.95.05".into()), ..DeviceAttribute::default() };
-    lists.attributes = Some([("driverVersion".to_owned(), bad)].into());
-    let counters: std::collections::BTreeMap<_, _> =
-        [("memory".to_owned(), Counter { value: Quantity("1Gi".into()) })].into();
-    let with = |change: &dyn Fn(&mut ResourceSlice)| {
-        let mut slice = slice("a", "n");
-        change(&mut slice);
-        slice
-    };
-    let cases = [
-        (
-            with(&|s| s.spec.devices = Some(many(129))),
-            "spec.devices: Too many: 129: must have at most 128 items",
-        ),
-        (
-            with(&|s| s.spec.devices = Some(tainted.clone())),
-            "spec.devices: Too many: 65: must have at most 64 items",
-        ),
-        (with(&|s| s.spec.all_nodes = Some(true)), "spec: Invalid value: exactly one of `nodeName`"),
-        (with(&|s| s.spec.pool.resource_slice_count = 0), "spec.pool.resourceSliceCount: Invalid value"),
-        (with(&|s| s.spec.devices = Some(vec![mk_device("GPU")])), "spec.devices[0].name: Invalid value"),
-        (
-            with(&|s| s.spec.devices = Some(vec![mk_device("x"), mk_device("x")])),
-            "spec.devices[1].name: Duplicate value: \"x\"",
-        ),
-        (
-            with(&|s| s.spec.devices = Some(vec![lists.clone()])),
-            "spec.devices[0].attributes[driverVersion].version: Invalid value: \"580.95.05\"",
-        ),
-        (
-            with(&|s| {
-                let set = CounterSet { name: "gpu-0".into(), counters: counters.clone() };
-                s.spec.shared_counters = Some(vec![set]);
-            }),
-            "spec: Invalid value: only one of `sharedCounters` or `devices` is allowed",
-        ),
-    ];
-    for (slice, expected) in cases {
-        let (code, message) = refusal(slices(&api).create(&PostParams::default(), &slice).await);
-        assert_eq!(code, 422, "{message}");
-        assert!(message.contains(expected), "expected {expected:?} in {message:?}");
-    }
-    api.put(&slice("b", "n")).unwrap();
-    let moved = Patch::Merge(json!({"spec": {"nodeName": "other"}}));
-    let (code, message) = refusal(slices(&api).patch("b", &PatchParams::default(), &moved).await);
-    assert_eq!(
-        (code, message.contains("spec.nodeName: Invalid value: field is immutable")),
-        (422, true),
-        "{message}"
-    );
 }
 
 #[tokio::test]
