@@ -279,7 +279,7 @@ impl Why {
             Self::InUse { clash: Clash::TimeSlice { .. }, .. } => ("time-slice-conflict", Later),
             Self::TwoTimeSlices { .. } => ("time-slice-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
-            Self::ExtraNode { .. } => ("extra-node", Later),
+            Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
             Self::ForeignProcesses(_) => ("foreign-processes", Soon),
             Self::OtherDriver(_) => ("other-driver", Soon),

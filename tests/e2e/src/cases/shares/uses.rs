@@ -91,11 +91,12 @@ pub(in crate::cases) fn admin(env: &Env) -> Result<()> {
         end(env, name, &uid)?;
     }
     // Devices for monitors are closed to other claims.
-    create(env, "cheat", &[request("gpu", names::CLASS_ADMIN, &[shared])])?;
-    wait_for("refusal of an admin device for a claim without admin access", PATIENCE, || {
-        let reported = env.messages("cheat");
-        Ok(reported.into_iter().find(|text| text.contains("admin")))
-    })?;
+    let refused = create(env, "cheat", &[request("gpu", names::CLASS_ADMIN, &[shared])]);
+    let words = "is for requests with adminAccess: true only";
+    ensure!(
+        refused.as_ref().is_err_and(|error| format!("{error:#}").contains(words)),
+        "an admin device for a claim without admin access: {refused:?}"
+    );
     end(env, "share", &first)?;
     end(env, "part", &second)
 }
