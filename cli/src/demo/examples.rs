@@ -199,7 +199,7 @@ mod tests {
             }
             let readme = format!("{}/../examples/{name}/README.md", env!("CARGO_MANIFEST_DIR"));
             let readme = fs_err::read_to_string(readme).unwrap();
-            for command in ["apply", "delete"] {
+            for command in ["apply", "delete --ignore-not-found"] {
                 assert!(
                     readme.contains(&format!("kubectl {command} -f examples/{name}/manifests.yaml")),
                     "{name}"

@@ -61,7 +61,8 @@ fn run(env: &Env, example: &Path, namespace: &str) -> Result<()> {
     let file = file.display().to_string();
     env.cluster.kubectl(&["apply", "-f", &file])?;
     let ran = runs(env, namespace);
-    env.cluster.kubectl(&["delete", "--wait", "-f", &file])?;
+    // With the namespace goes what is in it, perhaps before its turn comes.
+    env.cluster.kubectl(&["delete", "--wait", "--ignore-not-found", "-f", &file])?;
     ran.map(|pods| say(&format!("{namespace}: {pods} pods")))
 }
 
