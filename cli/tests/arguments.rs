@@ -34,8 +34,8 @@ fn example(path: &str) -> String {
 #[test]
 fn wrong_arguments_end_with_2_and_say_what_is_wrong() {
     for (arguments, says) in [
-        (&["demo", "--sim", "nothing"][..], "\"nothing\" is not known"),
-        (&["inventory", "--sim", "nothing"], "\"nothing\" is not known"),
+        (&["demo", "--sim", "nothing"][..], "unknown simulated GPU model \"nothing\""),
+        (&["inventory", "--sim", "nothing"], "unknown simulated GPU model \"nothing\""),
         (&["demo", "--only", "nothing"], "no example has that in its name"),
         (&["demo", "--log-level", "loud"], "\"loud\" is neither one of off, error"),
         (&["demo", "--mig-on", "2"], "--mig-on 2: the GPUs are numbered from 0 to 1"),
