@@ -13,7 +13,7 @@ use divvy_fake_cluster::build::{
 };
 use divvy_fake_cluster::{FakeApi, Fault, GpuNode, HttpServer};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{CELDeviceSelector, DeviceSelector, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 
 const DRIVER: &str = "gpu.divvy.dev";
@@ -74,6 +74,31 @@ impl Cluster {
 
 fn divvy() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_divvy"))
+}
+
+/// A claim's CEL is its tenant's text, and an administrator's terminal shows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_text_of_tenants_cannot_clear_an_administrators_terminal() {
+    let cluster = Cluster::new().await;
+    let mut free: ResourceSlice = mk_slice("n2-0", DRIVER, "n2", vec![mk_device("gpu-0")]);
+    "n2/divvy".clone_into(&mut free.spec.pool.name);
+    cluster.api.put(&mk_node("n2")).unwrap();
+    cluster.api.put(&free).unwrap();
+    let mut claim: ResourceClaim = mk_claim("default", "evil", DRIVER, 1);
+    let expression = "device.attributes['gpu.divvy.dev'].productName == '\u{1b}[2J\u{1b}[31mOWNED\u{202e}'";
+    let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
+    let request = devices.requests.as_mut().unwrap()[0].exactly.as_mut().unwrap();
+    request.selectors =
+        Some(vec![DeviceSelector { cel: Some(CELDeviceSelector { expression: expression.to_owned() }) }]);
+    cluster.api.put(&claim).unwrap();
+    let status = PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() };
+    let pod = Pod { status: Some(status), ..mk_pod("default", "evil", None, &["evil"]) };
+    cluster.api.put(&pod).unwrap();
+    for about in [&[][..], &["claim", "evil"]] {
+        let (_, text) = cluster.status(about).await;
+        assert!(text.contains(r"\u{1b}[2J"), "{text:?}");
+        assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -96,7 +96,7 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
     let written = object.spec.and_then(|spec| spec.devices?.config).unwrap_or_default();
-    let results = devices.results.iter().flatten().cloned().filter(|result| result.driver == driver);
+    let results = devices.results.iter().flatten().filter(|result| result.driver == driver).cloned();
     let results = results.map(allocated).collect::<Result<_, _>>();
     let results = results.map_err(|source| ClaimError::BadDevice {
         claim: Box::new(asked.clone()),

@@ -53,6 +53,7 @@ pub const ALL: &[Case] = &[
     together("a_gpu_in_use_is_tainted_and_not_given_out", successors::in_use),
     together("a_plugin_may_write_only_slices_of_its_own_node", policy::own_slices),
     together("a_plugin_may_write_only_its_own_part_of_a_claims_status", policy::own_status),
+    together("a_plugin_may_write_only_its_own_events", policy::own_events),
     together("who_may_view_the_cluster_may_ask_for_status", policy::viewers),
     together("the_plugin_runs_with_what_it_needs_and_no_more", policy::plugin_pod),
     together("the_chart_refuses_values_that_cannot_work", policy::chart_values),

@@ -107,6 +107,51 @@ pub(super) fn own_status(env: &Env) -> Result<()> {
     refused(without.patch_status(&devices(&[&theirs, &ours])), CLAIM_NO_NODE)
 }
 
+pub(super) fn own_events(env: &Env) -> Result<()> {
+    let with_node = Token::new(env, &OF_NODE)?;
+    let event = |name: &str, reporter: &str, node: &str| {
+        json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event",
+            "metadata": {"name": name, "namespace": env.namespace},
+            "eventTime": "2026-01-01T00:00:00.000000Z", "action": "Prepare", "reason": "Test", "type": "Normal",
+            "reportingController": reporter, "reportingInstance": node,
+            "regarding": {"kind": "Pod", "name": "x", "namespace": env.namespace},
+        })
+        .to_string()
+    };
+    with_node
+        .create(&event("own", names::REPORTER, Layout::NODE))
+        .context("an Event of its own is refused")?;
+    refused(
+        with_node.create(&event("theirs", "kubelet", Layout::NODE)),
+        "only Events with reportingController",
+    )?;
+    refused(
+        with_node.create(&event("elsewhere", names::REPORTER, "node-2")),
+        "may write only Events with that reportingInstance",
+    )?;
+    // Another reporter's is not taken over; kubectl reads what it patches, which the plugin may not.
+    let read = json!({"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["get"]});
+    let _reading = MoreRights::grant(env, "e2e-reads-events", &[read])?;
+    wait_for("right to read Events", PATIENCE, || {
+        let question = ["auth", "can-i", "get", "events.events.k8s.io"];
+        Ok((with_node.kubectl(&question, "")?.trim() == "yes").then_some(()))
+    })?;
+    env.cluster.apply(&event("kubelets", "kubelet", Layout::NODE))?;
+    let own = json!({"note": "changed", "reportingController": names::REPORTER}).to_string();
+    let patch = [
+        "patch",
+        "events.events.k8s.io",
+        "kubelets",
+        "--namespace",
+        &env.namespace,
+        "--type=merge",
+        "--patch",
+        &own,
+    ];
+    refused(with_node.kubectl(&patch, "").map(drop), "only Events with reportingController")
+}
+
 /// A rule of a role, about resources of claims.
 fn rule(resource: &str, verbs: &[&str]) -> Value {
     json!({"apiGroups": ["resource.k8s.io"], "resources": [resource], "verbs": verbs})
