@@ -149,6 +149,7 @@ impl<'a> Asker<'a> {
         }
         let everywhere = self.snapshot.slices.iter().any(|slice| slice.spec.node_name.is_none());
         let mut why = Why { verdict: Verdict::NeverFits, mistake: None, nodes: Vec::new(), hint: None };
+        let mut unknown = None;
         // By reasons; who holds what is added up.
         let mut alike: Vec<(Short, Vec<String>)> = Vec::new();
         // Nodes that may not be read stand there with nothing but their names.
@@ -177,9 +178,8 @@ impl<'a> Asker<'a> {
                     }];
                     return why;
                 }
-                Answer::Unknown(reason) => {
-                    return Why { verdict: Verdict::Offline, hint: Some(reason), ..why };
-                }
+                // Another node may have room for certain.
+                Answer::Unknown(reason) => unknown = Some(reason),
                 Answer::Mistake(mistake) => {
                     return Why { verdict: Verdict::Mistake, mistake: Some(mistake), ..why };
                 }
@@ -196,6 +196,9 @@ impl<'a> Asker<'a> {
                     }
                 }
             }
+        }
+        if unknown.is_some() {
+            return Why { verdict: Verdict::Offline, hint: unknown, ..why };
         }
         if alike.is_empty() {
             why.hint = Some("no driver publishes devices for any node: is one running?".to_owned());

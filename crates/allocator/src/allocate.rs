@@ -27,8 +27,6 @@ pub(crate) use constraints::{Constraint, Kind, Value};
 pub(crate) use ledger::{Short, holders};
 pub(crate) use request::{Candidate, Claim, Mode, Prepared, Request};
 pub(crate) use search::{Refusal, Search, Verdict};
-pub use shares::Share;
-use shares::ShareIds;
 
 /// The most devices that one claim can get.
 pub(crate) const MAX_RESULTS: usize = 32;
@@ -259,7 +257,6 @@ impl AllocError {
 #[derive(Debug, Default)]
 pub struct Allocator {
     features: Features,
-    share_ids: ShareIds,
     programs: Mutex<BTreeMap<String, Arc<Result<Program, CelError>>>>,
 }
 
@@ -267,15 +264,6 @@ impl Allocator {
     /// An allocator for a scheduler with these features.
     pub fn new(features: Features) -> Self {
         Self { features, ..Self::default() }
-    }
-
-    /// The same with a source of ids for the shares of devices that several claims can have.
-    ///
-    /// Without one an id is derived from what the share is of and for: the same question has the same answer. An id
-    /// must be a UUID in lower case that no other share of the device has.
-    #[must_use]
-    pub fn with_share_ids(self, source: impl Fn(&Share<'_>) -> String + Send + Sync + 'static) -> Self {
-        Self { share_ids: ShareIds::new(source), ..self }
     }
 
     /// Whether the claims of one pod can be satisfied together on the node, and with which devices; if not, why.
@@ -310,7 +298,7 @@ impl Allocator {
         let mut search = Search::new(&prepared, &pools);
         search.collect_all()?;
         if search.run()? {
-            let results = results::assemble(&prepared, &search, &self.share_ids)?;
+            let results = results::assemble(&prepared, &search)?;
             return Ok(Ok(Allocated { results, steps: search.steps }));
         }
         if let Some((pool, problem)) = pools.iter().find_map(|p| Some((p, p.invalid()?))) {

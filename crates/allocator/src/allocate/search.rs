@@ -73,7 +73,7 @@ pub(crate) struct Search<'s, 'a> {
     /// What is left of the pools' counters.
     pub(crate) ledger: Ledger,
     /// By claim and constraint.
-    pub(crate) constraints: Vec<Vec<constraints::State<'a>>>,
+    constraints: Vec<Vec<constraints::State<'a>>>,
     /// By claim, in order.
     pub(crate) picks: Vec<Vec<Pick>>,
     /// By claim and request: the alternative that was taken.
@@ -92,7 +92,7 @@ impl<'s, 'a> Search<'s, 'a> {
     pub(crate) fn new(prepared: &'s Prepared<'a>, pools: &[Gathered<'a>]) -> Self {
         let candidates = prepared.candidates.len();
         let states = |c: &super::request::Claim<'a>| {
-            c.constraints.iter().map(|_| constraints::State::new(candidates)).collect()
+            c.constraints.iter().map(|_| constraints::State::default()).collect()
         };
         Self {
             prepared,
@@ -373,9 +373,9 @@ impl<'s, 'a> Search<'s, 'a> {
             claims.push(request.claim);
         }
         for (number, constraint) in self.constraints_of(request) {
-            let Some(value) = self.value(request.claim, number, index) else { continue };
+            let Some(values) = self.values(&constraint, index) else { continue };
             if let Some(state) = self.constraints.get_mut(request.claim).and_then(|c| c.get_mut(number)) {
-                state.push(constraint.kind, value);
+                state.push(constraint.kind, values);
             }
         }
         charged
