@@ -109,11 +109,7 @@ async fn run_ready(
     let mut keeper = shared.add_tasks(&mut tasks, senders, facts, &ready);
     for (server, listener) in http_servers(&shared.config, http, shared.debug()).await? {
         let until = tasks.stop.clone();
-        tasks.add("the HTTP server", async move {
-            if let Err(error) = server.serve(listener, until.cancelled_owned()).await {
-                tracing::error!(%error, "HTTP server failed");
-            }
-        });
+        tasks.add("the HTTP server", server.serve(listener, until.cancelled_owned()));
     }
 
     // Containers of running pods may start at any time: their files come first.

@@ -181,7 +181,7 @@ impl Failure {
         Some(Fact::Conflict(ModeConflict {
             claim: named(claim),
             device: device.clone(),
-            holder: named(holder),
+            holder: named(holder.claim()),
             held: held.clone(),
             gpu: gpu.clone(),
         }))

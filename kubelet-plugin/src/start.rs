@@ -10,6 +10,7 @@ use divvy_nvml::{NvmlDriver, Session, SessionConfig};
 use divvy_telemetry::{LogError, MetricsRegistry, Readiness, init_logs};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +43,7 @@ pub enum StartError {
 /// Runs the plugin until it is told to stop by SIGTERM or SIGINT. The caller has installed the TLS provider.
 pub fn start(args: Args) -> Result<(), StartError> {
     init_logs(args.log_format, &args.log_level).map_err(StartError::Logs)?;
+    raise_file_limit();
     let mut config = Config::try_from(args)?;
     config.hook_path = config.hook_path.or_else(hook_beside_us);
     let runtime =
@@ -62,6 +64,14 @@ pub fn start(args: Args) -> Result<(), StartError> {
     // A call that hangs in the driver must not keep the process.
     runtime.shutdown_background();
     outcome
+}
+
+/// Container runtimes start programs with 1024 file descriptors, for those that still use `select`.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, ?limit, "the limit of open files cannot be raised");
+    }
 }
 
 fn hook_beside_us() -> Option<PathBuf> {

@@ -95,6 +95,36 @@ impl fmt::Display for ClaimRef {
     }
 }
 
+/// A claim that another one is refused for. Its names are for its own namespace: refusals are Events and conditions that the
+/// tenant of the refused claim reads. Elsewhere its UID has to do, by which an administrator finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherClaim {
+    claim: ClaimRef,
+    is_near: bool,
+}
+
+impl OtherClaim {
+    /// `claim` as a tenant of this namespace may know it.
+    pub fn seen_from(namespace: &str, claim: &ClaimRef) -> Self {
+        Self { claim: claim.clone(), is_near: claim.namespace == namespace }
+    }
+
+    /// The claim, for what administrators read.
+    pub fn claim(&self) -> &ClaimRef {
+        &self.claim
+    }
+}
+
+impl fmt::Display for OtherClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_near {
+            write!(f, "claim {}", self.claim)
+        } else {
+            write!(f, "a claim of another namespace (UID {})", self.claim.uid)
+        }
+    }
+}
+
 /// An allocated claim: UID checked, only our driver's results kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {

@@ -25,7 +25,7 @@ mod step;
 mod stored;
 
 pub use claim::{
-    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
+    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, OtherClaim, PodRef, base_request,
 };
 pub use divvy_model::TimeSlice;
 

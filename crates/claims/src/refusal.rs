@@ -5,9 +5,9 @@ use std::error::Error;
 use std::fmt;
 
 use divvy_api::ConfigError;
-use divvy_model::{DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
+use divvy_model::{ClaimUid, DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
 
-use crate::{Claim, ClaimRef, Clash, ConfigSource, RecordedDevice};
+use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, RecordedDevice};
 
 /// A claim that is not served.
 #[derive(Debug)]
@@ -111,18 +111,20 @@ pub enum Why {
         version: u32,
     },
     /// Another claim, whose record was written by a later version, may hold the GPU.
-    #[error("its GPU is held by {holder}, whose record was written by a later divvy (version {version})")]
+    #[error(
+        "its GPU is held by claim UID {holder}, whose record was written by a later divvy (version {version})"
+    )]
     HeldByNewer {
-        /// Which claim holds it.
-        holder: String,
+        /// The claim that holds it.
+        holder: ClaimUid,
         /// Version of the file.
         version: u32,
     },
     /// A claim that is in use holds what is wanted.
-    #[error("{}claim {holder}, which has {held} allocated and is in use{}", .clash.begin(), .clash.end())]
+    #[error("{}{holder}, which has {held} allocated and is in use{}", .clash.begin(), .clash.end())]
     InUse {
         /// The claim that holds it.
-        holder: ClaimRef,
+        holder: OtherClaim,
         /// The holder's device.
         held: DeviceName,
         /// Why the two do not go together.
@@ -154,10 +156,10 @@ pub enum Why {
     )]
     NoStaticPartition,
     /// The hand-over took longer than a call may last.
-    #[error("it is still held by claim {holder}, which no longer has it allocated: {why}")]
+    #[error("it is still held by {holder}, which no longer has it allocated: {why}")]
     StillHeld {
         /// The claim that holds it.
-        holder: ClaimRef,
+        holder: OtherClaim,
         /// What the holder waits for.
         why: String,
     },
@@ -374,5 +376,24 @@ impl fmt::Display for Refusal {
 impl Error for Refusal {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.why.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_category_is_in_the_documents() {
+        let refusals = include_str!("../../../docs/refusals.md");
+        let runbook = include_str!("../../../docs/runbooks/prepare-fails.md");
+        let source = include_str!("refusal.rs");
+        let arms = source.split("(\"").skip(1).filter_map(|rest| rest.split_once("\", "));
+        let after = ["Soon)", "Later)", "Never)", "if error"];
+        let categories: Vec<_> =
+            arms.filter(|(_, rest)| after.iter().any(|end| rest.starts_with(end))).collect();
+        assert!(categories.len() > 20, "{}", categories.len());
+        for (category, _) in categories {
+            assert!(refusals.contains(&format!("`{category}`")), "{category} is not in docs/refusals.md");
+            assert!(runbook.contains(&format!("`{category}`")), "{category} is not in the runbook");
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Decision, Holder, Holders, Leaving, Living, Phase, Plan, Prepared, ProcessOnGpu, Record, Refusal,
-    Retry, Snapshot, Stored, Why,
+    Claim, Decision, Holder, Holders, Leaving, Living, OtherClaim, Phase, Plan, Prepared, ProcessOnGpu,
+    Record, Refusal, Retry, Snapshot, Stored, Why,
 };
 use divvy_model::{ClaimUid, DeviceKind, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
@@ -290,7 +290,10 @@ impl Executor {
     fn undo_first(&self, claim: &Claim, record: &Record) -> Result<Option<Refusal>, PrepareCause> {
         let why = match self.release(record) {
             Ok(Release::Released) => return Ok(None),
-            Ok(Release::Blocked { why, .. }) => Why::StillHeld { holder: record.reference(), why },
+            Ok(Release::Blocked { why, .. }) => {
+                let holder = OtherClaim::seen_from(&claim.namespace, &record.reference());
+                Why::StillHeld { holder, why }
+            }
             Err(LeftBehind::Steps { reason, .. }) => Why::Fenced(reason),
             Err(LeftBehind::Store(error)) => return Err(error.into()),
             Err(LeftBehind::Cdi(error)) => return Err(error.into()),

@@ -113,12 +113,14 @@ pub fn resolve(
         let rules = match found {
             None => defaults.clone(),
             Some((by, rule)) => {
-                let problem = gpu.and_then(|gpu| problem(rule, gpu));
-                resolved.problems.extend(problem.map(|problem| PolicyProblem {
-                    rule: by.clone(),
-                    gpu: uuid.clone(),
-                    problem,
-                }));
+                let problems = gpu.map(|gpu| [no_such_profile(rule, gpu), one_share_only(rule, gpu)]);
+                resolved.problems.extend(
+                    problems.into_iter().flatten().flatten().map(|problem| PolicyProblem {
+                        rule: by.clone(),
+                        gpu: uuid.clone(),
+                        problem,
+                    }),
+                );
                 resolved.by.insert(uuid.clone(), by.clone());
                 apply(rule, defaults)
             }
@@ -221,8 +223,19 @@ fn mode(mode: api::OfferedMode) -> OfferedMode {
     }
 }
 
+/// A least share of more than the GPU has to give makes one share of all.
+fn one_share_only(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
+    let shares = rule.shares.as_ref()?;
+    let least = shares.min_memory?.mib();
+    let held_back = shares.reserved_memory.map_or(0, api::MemorySize::mib);
+    let has = (gpu.facts.memory_bytes? >> 20).saturating_sub(held_back);
+    (least > has).then(|| {
+        format!("it has one share, of all its memory: minMemory is {least}Mi, and it has {has}Mi for shares")
+    })
+}
+
 /// Profiles that no such GPU has are most likely a slip.
-fn problem(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
+fn no_such_profile(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
     let wanted = rule.mig.as_ref()?.profiles.as_ref()?;
     let capabilities = &gpu.mig.as_ref()?.capabilities;
     let has: BTreeSet<String> =

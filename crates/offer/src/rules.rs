@@ -91,9 +91,9 @@ pub struct ShareRules {
 
 impl Default for ShareRules {
     /// Sixteen: enough for notebooks and small inference, and what fits in 80 GB with the 300 to 500 MB that a CUDA
-    /// context takes of each.
+    /// context takes of each. Less than 256 MiB holds no context, whatever a claim asks for.
     fn default() -> Self {
-        Self { slots: 16, smallest_mib: 1, smallest_cores: 0 }
+        Self { slots: 16, smallest_mib: 256, smallest_cores: 0 }
     }
 }
 

@@ -1,18 +1,43 @@
 //! The HTTP endpoints: `/metrics`, `/healthz`, `/readyz`, `/debug/state`.
 
 use std::fmt;
-use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::{MetricsRegistry, Readiness};
+
+/// What strangers may take of the process: the endpoints are open to every pod of the cluster, and file descriptors are
+/// also what prepares need.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Connections at once; further ones wait to be accepted.
+    connections: usize,
+    /// Time for the head of a request to arrive.
+    head: Duration,
+    /// Time for a connection, which serves one request.
+    connection: Duration,
+}
+
+const LIMITS: Limits =
+    Limits { connections: 32, head: Duration::from_secs(5), connection: Duration::from_secs(30) };
+
+/// After a connection could not be accepted: the process has no file descriptors left, say.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 type DebugState = Arc<dyn Fn() -> Value + Send + Sync>;
 
@@ -22,6 +47,7 @@ pub struct HttpServer {
     metrics: MetricsRegistry,
     readiness: Readiness,
     debug: Option<DebugState>,
+    limits: Limits,
 }
 
 impl fmt::Debug for HttpServer {
@@ -33,7 +59,7 @@ impl fmt::Debug for HttpServer {
 impl HttpServer {
     /// Endpoints over a registry and a readiness set; without `/debug/state`, which [`debug_state`](Self::debug_state) adds.
     pub fn new(metrics: MetricsRegistry, readiness: Readiness) -> Self {
-        Self { metrics, readiness, debug: None }
+        Self { metrics, readiness, debug: None, limits: LIMITS }
     }
 
     /// What `/debug/state` answers: called for each request, on a thread that may block.
@@ -48,17 +74,45 @@ impl HttpServer {
         self.debug.is_some()
     }
 
-    /// Serves until `shutdown` is done, and then until open requests are answered.
-    pub async fn serve(
-        self,
-        listener: TcpListener,
-        shutdown: impl Future<Output = ()> + Send + 'static,
-    ) -> io::Result<()> {
-        axum::serve(listener, self.router()).with_graceful_shutdown(shutdown).await
+    /// Serves until `shutdown` is done, and then until open requests are answered. A connection serves one request, within
+    /// bounds of time and number, so that idle connections cost the process nothing that it needs.
+    pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()> + Send + 'static) {
+        let limits = self.limits;
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(limits.head).keep_alive(false);
+        let service = TowerToHyperService::new(self.router());
+        let places = Arc::new(Semaphore::new(limits.connections));
+        let mut open = JoinSet::new();
+        let mut shutdown = pin!(shutdown);
+        loop {
+            let next = async {
+                let place = Arc::clone(&places).acquire_owned().await;
+                (place, listener.accept().await)
+            };
+            let (place, accepted) = tokio::select! {
+                () = &mut shutdown => break,
+                next = next => next,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+                    open.spawn(async move {
+                        // The client's affair.
+                        drop(timeout(limits.connection, connection).await);
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection to the HTTP endpoints cannot be accepted");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                }
+            }
+            while open.try_join_next().is_some() {}
+        }
+        while open.join_next().await.is_some() {}
     }
 
-    /// The routes, for callers that have a server of their own.
-    pub fn router(self) -> Router {
+    fn router(self) -> Router {
         Router::new()
             .route("/metrics", get(metrics))
             .route("/healthz", get(|| async { "ok\n" }))
@@ -112,9 +166,35 @@ mod tests {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         stop.send(()).unwrap();
-        serving.await.unwrap().unwrap();
+        serving.await.unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    /// A pod that opens connections and says nothing keeps nobody from the endpoints.
+    #[tokio::test]
+    async fn idle_connections_give_their_places_back() {
+        let limits =
+            Limits { connections: 2, head: Duration::from_millis(20), connection: LIMITS.connection };
+        let server = HttpServer { limits, ..HttpServer::new(MetricsRegistry::new(), Readiness::new()) };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(server.serve(listener, std::future::pending()));
+        let mut idle = Vec::new();
+        for _ in 0..8 {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        // One whose head never ends is cut, too.
+        for stream in &mut idle {
+            let mut left = Vec::new();
+            drop(stream.read_to_end(&mut left).await);
+        }
+        serving.abort();
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use divvy_model::{ClaimUid, DeviceName, GpuUuid, Hold, HoldKind, TimeSlice};
 
 use super::Snapshot;
-use crate::{Claim, ClaimRef, Phase, RecordedDevice, Refusal, Stored, Why};
+use crate::{Claim, ClaimRef, OtherClaim, Phase, RecordedDevice, Refusal, Stored, Why};
 
 /// Why a holder is in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,12 +73,13 @@ impl Holder {
 
     /// What a claim is refused for that this holder is in the way of.
     pub fn refusal(&self, claim: &Claim, wanted: &Holders, in_use: bool) -> Refusal {
+        let named = |holder: &ClaimRef| OtherClaim::seen_from(&claim.namespace, holder);
         let why = match self {
             Self::Record { claim: holder, device, clash, .. } if in_use => {
-                Why::InUse { holder: holder.clone(), held: device.clone(), clash: *clash }
+                Why::InUse { holder: named(holder), held: device.clone(), clash: *clash }
             }
             Self::Record { claim: holder, leaving, .. } => Why::StillHeld {
-                holder: holder.clone(),
+                holder: named(holder),
                 why: leaving.clone().unwrap_or_else(|| "it has not been unprepared yet".to_owned()),
             },
             Self::Unreadable { claim: holder, reason } => {
@@ -133,9 +134,7 @@ fn holders(own: &ClaimUid, wanted: &RecordedDevice, seen: &Snapshot<'_>) -> Resu
                 holders.push(Holder::Unreadable { claim: uid.clone(), reason: reason.clone() });
             }
             Stored::Newer { version, head } if head.gpus.contains(&wanted.gpu) => {
-                let named = head.claim.as_ref().map(|reference| format!("claim {reference}"));
-                let holder = named.unwrap_or_else(|| format!("claim UID {uid}"));
-                return Err(Why::HeldByNewer { holder, version: *version });
+                return Err(Why::HeldByNewer { holder: uid.clone(), version: *version });
             }
             Stored::Absent | Stored::Newer { .. } => {}
             Stored::Fine(record) => {

@@ -171,6 +171,10 @@ fn a_holder_that_has_its_device_allocated_is_in_use_and_each_clash_has_its_words
         let refusal = other.refusal(&second, &holders, true);
         assert_eq!(refusal.category(), category);
         assert!(refusal.to_string().contains(words), "{refusal}");
+        // The author of a claim elsewhere does not learn whose GPU it is.
+        let stranger = Claim { namespace: "tenant-b".to_owned(), ..second.clone() };
+        let text = other.refusal(&stranger, &holders, true).to_string();
+        assert!(text.contains("a claim of another namespace") && !text.contains("ns/"), "{text}");
     }
     let unreadable = Holder::Unreadable { claim: "x".parse().unwrap(), reason: String::new() };
     assert!(!unreadable.is_in_use(&first));

@@ -177,7 +177,7 @@ fn a_record_of_a_later_version_keeps_its_gpus_and_is_left_untouched() {
     assert_eq!(
         chain(&world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err()),
         format!(
-            "device gpu-0 ({}) of claim ns/b (UID uid-b): its GPU is held by claim ns/a (UID uid-a), whose record was written by a later divvy (version 99) (run that version again, or delete the pod and claim named last)",
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): its GPU is held by claim UID uid-a, whose record was written by a later divvy (version 99) (run that version again, or delete the pod and claim named last)",
             world.gpu(0)
         )
     );

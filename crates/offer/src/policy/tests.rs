@@ -168,6 +168,23 @@ fn profiles_that_a_gpu_does_not_have_are_told_if_it_has_none_of_them() {
 }
 
 #[test]
+fn a_least_share_of_more_than_a_gpu_has_is_reported() {
+    let (inventory, ordinals) = node_of("l4x1");
+    let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
+    let problems = |least: &str| {
+        let shares = json!({ "minMemory": least, "reservedMemory": "2Gi" });
+        let policies = [policy("p", &json!({ "rules": [{ "modes": ["TimeSlicing"], "shares": shares }] }))];
+        let resolved = resolve(&policies, &node, &inventory, &ordinals, &GpuRules::default());
+        resolved.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(problems("20Gi"), Vec::<String>::new());
+    let told = problems("200Gi");
+    assert_eq!(told.len(), 1, "{told:?}");
+    let words = "it has one share, of all its memory: minMemory is 204800Mi, and it has 20986Mi for shares";
+    assert!(told[0].contains(words), "{told:?}");
+}
+
+#[test]
 fn a_gpu_that_cannot_be_read_keeps_the_rule_it_had() {
     let (mut inventory, ordinals) = node_of("h100x2");
     let policies = [policy("p", &json!({ "rules": [{ "gpus": { "products": ["*"] }, "modes": ["Mig"] }] }))];

@@ -32,7 +32,7 @@ fn a_share_says_what_its_gpu_is_and_gives_it_out_in_parts() {
     let mib = |n: u64| Amount::Bytes(n * MIB);
     let count = Amount::Count;
     expected.capacity = [
-        (cap::MEMORY, parts(mib(81559), mib(5097), mib(1), mib(1))),
+        (cap::MEMORY, parts(mib(81559), mib(5097), mib(256), mib(1))),
         (cap::CORES, parts(count(100), count(6), count(0), count(1))),
         (cap::SLOTS, parts(count(16), count(1), count(1), count(1))),
     ]
