@@ -225,9 +225,7 @@ impl<'a> Asker<'a> {
                 Ok(Outcome::DoesNotFit(ever)) => Answer::Not(Box::new(Short::of(&ever)), false),
                 Err(_) => Answer::Not(Box::new(Short::of(&now)), false),
             },
-            Err(error) if error.is_unknown() => {
-                Answer::Unknown(format!("{:#}", anyhow::Error::new(error)))
-            }
+            Err(error) if error.is_unknown() => Answer::Unknown(format!("{:#}", anyhow::Error::new(error))),
             Err(error) if error.is_of_node() => {
                 let reasons = vec![error.to_string()];
                 Answer::Not(Box::new(Short { reasons, ..Short::default() }), false)

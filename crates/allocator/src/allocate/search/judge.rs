@@ -161,7 +161,8 @@ impl<'a> Search<'_, 'a> {
         let states = self.constraints.get(request.claim)?;
         let refuses = |(number, constraint): (usize, Constraint<'a>)| {
             let values = self.values(&constraint, index);
-            let allowed = values.is_some_and(|v| states.get(number).is_some_and(|s| s.after(constraint.kind, &v).is_some()));
+            let allowed = values
+                .is_some_and(|v| states.get(number).is_some_and(|s| s.after(constraint.kind, &v).is_some()));
             (!allowed).then_some(Refusal::Constraint(number))
         };
         self.constraints_of(request).find_map(refuses)
