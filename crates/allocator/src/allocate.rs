@@ -71,40 +71,16 @@ pub struct Allocated {
 /// the node.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AllocError {
-    /// A request has neither `exactly` nor `firstAvailable`, a selector no `cel`, a constraint no attribute, or a
-    /// mode is unknown: from a newer API, or never validated.
+    /// A request cannot be satisfied as it is written: its class does not exist, a gate is off, a capacity is not an
+    /// amount, or it comes from a newer API.
     #[error("claim {claim}, request {request:?}: {problem}")]
-    Malformed {
+    Request {
         /// The claim.
         claim: Holder,
         /// The request, or the part of the claim.
         request: String,
         /// What is wrong and how it should be.
         problem: String,
-    },
-    /// The class of a request does not exist.
-    #[error(
-        "claim {claim}, request {request:?}: device class {class:?} does not exist; `kubectl get deviceclasses` lists those that do"
-    )]
-    NoSuchClass {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The class it names.
-        class: String,
-    },
-    /// The scheduler that is imitated does not have the feature.
-    #[error("claim {claim}, request {request:?}: {field} needs the feature gate {gate}, which is off")]
-    FeatureOff {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The field that asks for it.
-        field: &'static str,
-        /// The gate.
-        gate: &'static str,
     },
     /// A selector does not compile or failed for a device.
     #[error(transparent)]
@@ -118,20 +94,6 @@ pub enum AllocError {
         claim: Holder,
         /// The sum of its requests, each at its smallest alternative.
         wanted: usize,
-    },
-    /// `allocationMode: All` while a pool is not whole.
-    #[error(
-        "claim {claim}, request {request:?}: asks for all devices, but resource pool {pool} is currently {state}"
-    )]
-    AllFromPartialPool {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// `driver/pool`.
-        pool: String,
-        /// `being updated` or `invalid: why`.
-        state: String,
     },
     /// Nothing fits, and a pool that might have is invalid.
     #[error("resource pool {pool} is invalid: {problem}; no other pool of the node can satisfy the claim")]
@@ -151,34 +113,6 @@ pub enum AllocError {
         slice: String,
         /// The number of its terms.
         terms: usize,
-    },
-    /// A capacity of a device, or what is asked of it, is not an amount that can be consumed.
-    #[error(
-        "claim {claim}, request {request:?}: device {device}, {problem}; correct the request, or the capacity in the ResourceSlice"
-    )]
-    Capacity {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The device.
-        device: Box<DeviceId>,
-        /// `capacity NAME: what is wrong`.
-        problem: String,
-    },
-    /// `allocationMode: All` and a constraint that forbids one of the devices.
-    #[error(
-        "claim {claim}, request {request:?}: cannot add device {device} because a claim constraint would not be satisfied: {constraint}; all devices must satisfy it, so select fewer or drop the constraint"
-    )]
-    AllAgainstConstraint {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The device.
-        device: Box<DeviceId>,
-        /// `matchAttribute NAME` or `distinctAttribute NAME`.
-        constraint: String,
     },
     /// The search was given up.
     #[error(
@@ -226,6 +160,14 @@ impl SelectorError {
 }
 
 impl AllocError {
+    pub(crate) fn of(claim: &ResourceClaim, request: &str, problem: impl Into<String>) -> Self {
+        Self::Request { claim: Holder::of(claim), request: request.to_owned(), problem: problem.into() }
+    }
+
+    pub(crate) fn gate(claim: &ResourceClaim, request: &str, field: &str, gate: &str) -> Self {
+        Self::of(claim, request, format!("{field} needs the feature gate {gate}, which is off"))
+    }
+
     /// What to change so that the error goes away, where the error alone does not say it.
     pub fn hint(&self) -> Option<String> {
         let Self::Selector(error) = self else { return None };

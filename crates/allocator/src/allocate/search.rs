@@ -7,6 +7,8 @@
 mod judge;
 mod taints;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
 use self::judge::Demands;
 use super::constraints;
 use super::ledger::{Ledger, Shared};
@@ -121,7 +123,7 @@ impl<'s, 'a> Search<'s, 'a> {
             for choice in &claim.requests {
                 for request in &choice.alternatives {
                     if request.mode == Mode::All {
-                        self.collect(request, Holder::of(claim.object))?;
+                        self.collect(request, claim.object)?;
                     }
                 }
                 let counts = choice.alternatives.iter().map(|a| self.wanted(a));
@@ -134,9 +136,10 @@ impl<'s, 'a> Search<'s, 'a> {
         Ok(())
     }
 
-    fn collect(&mut self, request: &Request<'a>, claim: Holder) -> Result<(), AllocError> {
-        if let Some((pool, state)) = self.prepared.partial.clone() {
-            return Err(AllocError::AllFromPartialPool { claim, request: request.name.clone(), pool, state });
+    fn collect(&mut self, request: &Request<'a>, claim: &ResourceClaim) -> Result<(), AllocError> {
+        if let Some((pool, state)) = &self.prepared.partial {
+            let problem = format!("asks for all devices, but resource pool {pool} is currently {state}");
+            return Err(AllocError::of(claim, &request.name, problem));
         }
         let mut all = Vec::new();
         for index in 0..self.prepared.candidates.len() {

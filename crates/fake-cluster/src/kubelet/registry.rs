@@ -1,4 +1,4 @@
-//! Plugin registration: sockets come and go, plugins are asked who they are, connections tell who is alive.
+//! Plugin registration: sockets come and go, plugins are asked for their names, connections show which are alive.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -206,7 +206,7 @@ fn sockets_in(folder: &Path) -> std::io::Result<BTreeMap<PathBuf, Identity>> {
     Ok(found)
 }
 
-/// One attempt: dial, ask, check, register, tell.
+/// One attempt: dial, ask, check, register, notify.
 async fn register(shared: Arc<Shared>, socket: PathBuf) {
     let result = attempt(&shared, &socket).await;
     {

@@ -8,7 +8,7 @@ use super::super::ledger::Short;
 use super::super::request::{Candidate, Request};
 use super::super::{AllocError, SelectorError};
 use super::{Search, taints};
-use crate::allocated::{Holder, Uses};
+use crate::allocated::Uses;
 use crate::cel;
 use crate::nodes;
 
@@ -72,15 +72,12 @@ impl<'a> Search<'_, 'a> {
         if let Some(Refusal::Constraint(number)) = self.constrained(request, index) {
             let claim = self.prepared.claims.get(request.claim);
             let constraint = claim.and_then(|c| c.constraints.get(number));
-            if let (Some(claim), Some(constraint), Some(candidate)) =
-                (claim, constraint, self.prepared.candidates.get(index))
-            {
-                return Err(AllocError::AllAgainstConstraint {
-                    claim: Holder::of(claim.object),
-                    request: request.name.clone(),
-                    device: Box::new(candidate.id()),
-                    constraint: constraint.to_string(),
-                });
+            if let (Some(constraint), Some(candidate)) = (constraint, self.prepared.candidates.get(index)) {
+                let device = candidate.id();
+                let problem = format!(
+                    "cannot add device {device} because a claim constraint would not be satisfied: {constraint}; all devices must satisfy it, so select fewer or drop the constraint"
+                );
+                return Err(AllocError::of(request.of, &request.name, problem));
             }
         }
         self.lacking(request, index)
@@ -195,14 +192,12 @@ impl<'a> Search<'_, 'a> {
         if slot.is_none() {
             let demands =
                 capacity::demands(request.capacity, candidate.device, prepared.features.fractional_capacity);
-            *slot = Some(demands.map_err(|error| AllocError::Capacity {
-                claim: prepared.claims.get(request.claim).map_or_else(
-                    || Holder { namespace: String::new(), name: String::new() },
-                    |c| Holder::of(c.object),
-                ),
-                request: request.name.clone(),
-                device: Box::new(candidate.id()),
-                problem: format!("capacity {:?}: {}", error.capacity, error.problem),
+            *slot = Some(demands.map_err(|error| {
+                let (device, capacity, problem) = (candidate.id(), error.capacity, error.problem);
+                let problem = format!(
+                    "device {device}, capacity {capacity:?}: {problem}; correct the request, or the capacity in the ResourceSlice"
+                );
+                AllocError::of(request.of, &request.name, problem)
             })?);
         }
         Ok(())
