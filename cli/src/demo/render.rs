@@ -67,11 +67,7 @@ fn head(report: &Report, look: Look) -> Vec<String> {
     );
     let mut lines = wrapped(&text, "", "");
     if look.wide || report.scenarios.is_empty() {
-        let mut table = Table::new(["DEVICE", "PRODUCT", "MEMORY", "NUMA", "TAINTS", "UUID"]);
-        for (name, device) in report::rows(&report.published) {
-            table.row(published_row(name, device));
-        }
-        lines.extend(table.render(2).lines().map(str::to_owned));
+        lines.extend(published(report, look).render(2).lines().map(str::to_owned));
         lines.push(format!("Published {} ms after the plugin's start.", report.published_after_ms));
     }
     let has_taint = |device: &&PublishedDevice| !device.taints.is_empty();
@@ -88,16 +84,26 @@ fn head(report: &Report, look: Look) -> Vec<String> {
     lines
 }
 
-fn published_row(name: String, device: &PublishedDevice) -> [String; 6] {
+fn published(report: &Report, look: Look) -> Table {
+    let mut table = if look.wide {
+        Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS", "NUMA", "UUID"])
+    } else {
+        Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS"])
+    };
     let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    [
-        name,
-        text(device.product.clone()),
-        text(device.memory_bytes.map(crate::format::bytes)),
-        text(device.numa_node.map(|node| node.to_string())),
-        text(Some(device.taints.join(", ")).filter(|taints| !taints.is_empty())),
-        text(device.uuid.clone()),
-    ]
+    for (name, device) in report::rows(&report.published) {
+        let mut cells = vec![
+            name,
+            text(device.product.clone()),
+            text(device.memory_bytes.map(crate::format::bytes)),
+            text(Some(device.taints.join(", ")).filter(|taints| !taints.is_empty())),
+        ];
+        if look.wide {
+            cells.extend([text(device.numa_node.map(|node| node.to_string())), text(device.uuid.clone())]);
+        }
+        table.cells(cells);
+    }
+    table
 }
 
 fn notes(notes: &[String], look: Look) -> Vec<String> {
@@ -180,7 +186,7 @@ fn namespace_of(scenario: &Scenario) -> String {
 fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str, look: Look) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let short = |text: &str| text.strip_prefix(namespace).unwrap_or(text).to_owned();
-    if !drawn || look.wide {
+    if (!drawn || look.wide) && !round.claims.is_empty() {
         lines.extend(table(round, short, look.wide).render(2).lines().map(str::to_owned));
     }
     if drawn {

@@ -178,7 +178,7 @@ pub(crate) struct DeviceReport {
     pub(crate) admin: bool,
 }
 
-/// Devices that differ only in where a partition begins, as one row: `gpu-0-mig-1g10gb-19-{0,1,2}`.
+/// Devices by name; those that differ only in where a partition begins are one row: `gpu-0-mig-1g10gb-19-{0,1,2}`.
 pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice)> {
     let mut rows: Vec<(String, Vec<&str>, &PublishedDevice)> = Vec::new();
     for device in devices {
@@ -200,7 +200,10 @@ pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice
         [one] => format!("{stem}-{one}"),
         several => format!("{stem}-{{{}}}", several.join(",")),
     };
-    rows.into_iter().map(|(stem, starts, device)| (name(stem, starts), device)).collect()
+    let mut rows: Vec<_> =
+        rows.into_iter().map(|(stem, starts, device)| (name(stem, starts), device)).collect();
+    rows.sort_by(|(a, _), (b, _)| a.cmp(b));
+    rows
 }
 
 /// The devices of the slices in the API, in the order in which the scheduler tries them.

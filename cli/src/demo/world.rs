@@ -104,7 +104,7 @@ impl World {
         Ok(Self { api, kubelet, published_after, notes, tainted, plugin, stop, folder })
     }
 
-    /// Waits until every device is open to claims again that was open at the start.
+    /// Waits until no device is tainted that was not tainted at the start.
     pub(crate) async fn settle(&self) -> Result<()> {
         let settled = self.api.wait_until(|seen| tainted(&seen.list()) == self.tainted, PATIENCE).await;
         settled.with_context(|| {
@@ -116,7 +116,9 @@ impl World {
     /// The CDI document of a claim.
     pub(crate) fn cdi(&self, uid: &str) -> Option<serde_json::Value> {
         let file = self.folder.path().join("cdi").join(divvy_cdi::claim_file_name(names::DRIVER, uid));
-        serde_json::from_slice(&fs_err::read(file).ok()?).ok()
+        let text = fs_err::read_to_string(file).ok()?;
+        // On a node the folders are at the root.
+        serde_json::from_str(&text.replace(self.folder.path().to_str()?, "")).ok()
     }
 
     /// Stops the plugin and names what claims have left on the node: records and CDI files.
