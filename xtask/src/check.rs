@@ -34,6 +34,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[];
 /// Which of our crates each may use in a shipped build: one way only (ARCHITECTURE.md, "What lives where").
 const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-model", &[]),
+    ("divvy-conformance", &["divvy-model"]),
     ("divvy-proto", &[]),
     ("divvy-cdi", &[]),
     ("divvy-allocator", &["divvy-model"]),

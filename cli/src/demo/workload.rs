@@ -33,7 +33,7 @@ impl Consumer {
         match (&self.pod, self.claims.first()) {
             (Some(pod), _) => format!("pod {}/{pod}", self.namespace),
             (None, Some(claim)) => format!("claim {}/{claim}", self.namespace),
-            (None, None) => "no pod".to_owned(),
+            (None, None) => "a pod without claims".to_owned(),
         }
     }
 }

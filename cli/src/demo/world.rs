@@ -104,7 +104,7 @@ impl World {
         Ok(Self { api, kubelet, published_after, notes, tainted, plugin, stop, folder })
     }
 
-    /// Waits until every device is open to claims again that was open at the start.
+    /// Waits until no device is tainted that was not tainted at the start.
     pub(crate) async fn settle(&self) -> Result<()> {
         let settled = self.api.wait_until(|seen| tainted(&seen.list()) == self.tainted, PATIENCE).await;
         settled.with_context(|| {

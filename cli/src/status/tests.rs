@@ -301,6 +301,24 @@ fn a_claim_shows_what_it_has_or_why_it_waits_node_by_node() {
 }
 
 #[test]
+fn a_claim_that_only_the_scheduler_can_evaluate_is_unknown_and_no_mistake() {
+    let mut world = world();
+    let waits =
+        world.claims.iter_mut().find(|claim| claim.metadata.name.as_deref() == Some("waits")).unwrap();
+    let devices = waits.spec.as_mut().unwrap().devices.as_mut().unwrap();
+    let exact = devices.requests.as_mut().unwrap()[0].exactly.as_mut().unwrap();
+    exact.selectors = Some(typed(json!([{"cel": {"expression": "duration('1h') > duration('30m')"}}])));
+    let report = claim::claim(&world, "default", "waits").unwrap();
+    let why = report.waiting.unwrap();
+    assert_eq!((why.verdict, report.needs_person), (Verdict::Offline, false));
+    let hint = why.hint.unwrap();
+    assert!(
+        hint.ends_with("divvy cannot evaluate this selector offline because it uses `duration`"),
+        "{hint}"
+    );
+}
+
+#[test]
 fn room_that_came_free_is_seen_and_what_keeps_the_pod_is_left_to_the_scheduler() {
     let mut world = world();
     world.nodes.iter_mut().for_each(|node| node.spec.as_mut().unwrap().unschedulable = None);

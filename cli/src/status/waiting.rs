@@ -145,6 +145,7 @@ impl<'a> Asker<'a> {
         }
         let everywhere = self.snapshot.slices.iter().any(|slice| slice.spec.node_name.is_none());
         let mut why = Why { verdict: Verdict::NeverFits, mistake: None, nodes: Vec::new(), hint: None };
+        let mut unknown = None;
         // Nodes by reasons, with the holders of all of them.
         let mut alike: Vec<(Short, Vec<String>)> = Vec::new();
         // Where nodes cannot be listed, stand-ins have only a name.
@@ -173,9 +174,8 @@ impl<'a> Asker<'a> {
                     }];
                     return why;
                 }
-                Answer::Unknown(reason) => {
-                    return Why { verdict: Verdict::Offline, hint: Some(reason), ..why };
-                }
+                // Another node may have room for certain.
+                Answer::Unknown(reason) => unknown = Some(reason),
                 Answer::Mistake(mistake) => {
                     return Why { verdict: Verdict::Mistake, mistake: Some(mistake), ..why };
                 }
@@ -192,6 +192,9 @@ impl<'a> Asker<'a> {
                     }
                 }
             }
+        }
+        if unknown.is_some() {
+            return Why { verdict: Verdict::Offline, hint: unknown, ..why };
         }
         if alike.is_empty() {
             why.hint =

@@ -27,8 +27,6 @@ pub(crate) use constraints::{Constraint, Kind, Value};
 pub(crate) use ledger::{Short, holders};
 pub(crate) use request::{Candidate, Claim, Mode, Prepared, Request};
 pub(crate) use search::{Refusal, Search, Verdict};
-pub use shares::Share;
-use shares::ShareIds;
 
 /// The most devices that one claim can get.
 pub(crate) const MAX_RESULTS: usize = 32;
@@ -73,40 +71,16 @@ pub struct Allocated {
 /// the node.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AllocError {
-    /// A request has neither `exactly` nor `firstAvailable`, a selector no `cel`, a constraint no attribute, or a
-    /// mode is unknown: from a newer API, or never validated.
+    /// A request cannot be satisfied as it is written: its class does not exist, a gate is off, a capacity is not an
+    /// amount, or it comes from a newer API.
     #[error("claim {claim}, request {request:?}: {problem}")]
-    Malformed {
+    Request {
         /// The claim.
         claim: Holder,
         /// The request, or the part of the claim.
         request: String,
         /// What is wrong and how it should be.
         problem: String,
-    },
-    /// The class of a request does not exist.
-    #[error(
-        "claim {claim}, request {request:?}: device class {class:?} does not exist; `kubectl get deviceclasses` lists those that do"
-    )]
-    NoSuchClass {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The class it names.
-        class: String,
-    },
-    /// The scheduler that is imitated does not have the feature.
-    #[error("claim {claim}, request {request:?}: {field} needs the feature gate {gate}, which is off")]
-    FeatureOff {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The field that asks for it.
-        field: &'static str,
-        /// The gate.
-        gate: &'static str,
     },
     /// A selector does not compile or failed for a device.
     #[error(transparent)]
@@ -120,20 +94,6 @@ pub enum AllocError {
         claim: Holder,
         /// The sum of its requests, each at its smallest alternative.
         wanted: usize,
-    },
-    /// `allocationMode: All` while a pool is not whole.
-    #[error(
-        "claim {claim}, request {request:?}: asks for all devices, but resource pool {pool} is currently {state}"
-    )]
-    AllFromPartialPool {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// `driver/pool`.
-        pool: String,
-        /// `being updated` or `invalid: why`.
-        state: String,
     },
     /// Nothing fits, and a pool that might have is invalid.
     #[error("resource pool {pool} is invalid: {problem}; no other pool of the node can satisfy the claim")]
@@ -153,34 +113,6 @@ pub enum AllocError {
         slice: String,
         /// The number of its terms.
         terms: usize,
-    },
-    /// A capacity of a device, or what is asked of it, is not an amount that can be consumed.
-    #[error(
-        "claim {claim}, request {request:?}: device {device}, {problem}; correct the request, or the capacity in the ResourceSlice"
-    )]
-    Capacity {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The device.
-        device: Box<DeviceId>,
-        /// `capacity NAME: what is wrong`.
-        problem: String,
-    },
-    /// `allocationMode: All` and a constraint that forbids one of the devices.
-    #[error(
-        "claim {claim}, request {request:?}: cannot add device {device} because a claim constraint would not be satisfied: {constraint}; all devices must satisfy it, so select fewer or drop the constraint"
-    )]
-    AllAgainstConstraint {
-        /// The claim.
-        claim: Holder,
-        /// The request.
-        request: String,
-        /// The device.
-        device: Box<DeviceId>,
-        /// `matchAttribute NAME` or `distinctAttribute NAME`.
-        constraint: String,
     },
     /// The search was given up.
     #[error(
@@ -228,6 +160,14 @@ impl SelectorError {
 }
 
 impl AllocError {
+    pub(crate) fn of(claim: &ResourceClaim, request: &str, problem: impl Into<String>) -> Self {
+        Self::Request { claim: Holder::of(claim), request: request.to_owned(), problem: problem.into() }
+    }
+
+    pub(crate) fn gate(claim: &ResourceClaim, request: &str, field: &str, gate: &str) -> Self {
+        Self::of(claim, request, format!("{field} needs the feature gate {gate}, which is off"))
+    }
+
     /// What to change so that the error goes away, where the error alone does not say it.
     pub fn hint(&self) -> Option<String> {
         let Self::Selector(error) = self else { return None };
@@ -259,7 +199,6 @@ impl AllocError {
 #[derive(Debug, Default)]
 pub struct Allocator {
     features: Features,
-    share_ids: ShareIds,
     programs: Mutex<BTreeMap<String, Arc<Result<Program, CelError>>>>,
 }
 
@@ -267,15 +206,6 @@ impl Allocator {
     /// An allocator for a scheduler with these features.
     pub fn new(features: Features) -> Self {
         Self { features, ..Self::default() }
-    }
-
-    /// The same with a source of ids for the shares of devices that several claims can have.
-    ///
-    /// Without one an id is derived from what the share is of and for: the same question has the same answer. An id
-    /// must be a UUID in lower case that no other share of the device has.
-    #[must_use]
-    pub fn with_share_ids(self, source: impl Fn(&Share<'_>) -> String + Send + Sync + 'static) -> Self {
-        Self { share_ids: ShareIds::new(source), ..self }
     }
 
     /// Whether the claims of one pod can be satisfied together on the node, and with which devices; if not, why.
@@ -310,7 +240,7 @@ impl Allocator {
         let mut search = Search::new(&prepared, &pools);
         search.collect_all()?;
         if search.run()? {
-            let results = results::assemble(&prepared, &search, &self.share_ids)?;
+            let results = results::assemble(&prepared, &search)?;
             return Ok(Ok(Allocated { results, steps: search.steps }));
         }
         if let Some((pool, problem)) = pools.iter().find_map(|p| Some((p, p.invalid()?))) {

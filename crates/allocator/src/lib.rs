@@ -40,7 +40,7 @@ mod nodes;
 mod pools;
 mod semver;
 
-pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError, Share};
+pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError};
 pub use allocated::{AllocatedState, DeviceId, Holder};
 pub use cel::CelError;
 pub use explain::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};

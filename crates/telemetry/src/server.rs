@@ -171,7 +171,7 @@ mod tests {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
-    /// A pod that opens connections and says nothing does not keep others from the endpoints.
+    /// A pod that opens connections and sends nothing does not block other clients of the endpoints.
     #[tokio::test]
     async fn idle_connections_give_their_places_back() {
         let limits =

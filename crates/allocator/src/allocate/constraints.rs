@@ -1,8 +1,4 @@
 //! Constraints of a claim: devices that must have an attribute in common, or must differ in it.
-//!
-//! Values are numbered when first seen, so that a search compares numbers and can remember them.
-
-use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceConstraint};
 
@@ -97,98 +93,37 @@ fn common<'a>(a: &[Value<'a>], b: &[Value<'a>]) -> Vec<Value<'a>> {
     a.iter().filter(|v| **v != Value::Unknown && b.binary_search(v).is_ok()).copied().collect()
 }
 
-/// What is known of a candidate's values.
-#[derive(Debug, Clone, Copy)]
-enum Seen {
-    NotAsked,
-    Lacking,
-    List(usize),
-}
-
-/// The devices that were picked under a constraint, by their values.
-#[derive(Debug)]
-pub(crate) struct State<'a> {
-    /// Value lists, numbered.
-    numbers: BTreeMap<Vec<Value<'a>>, usize>,
-    lists: Vec<Vec<Value<'a>>>,
-    /// By candidate: the number of its value list.
-    seen: Vec<Seen>,
-    /// For a match: what all picks so far have in common, one entry a pick. Else the picks' own values.
-    stack: Vec<usize>,
-}
+/// The devices that were picked under a constraint: for a match what all picks so far have in common, one entry a
+/// pick; else the picks' own values.
+#[derive(Debug, Default)]
+pub(crate) struct State<'a>(Vec<Vec<Value<'a>>>);
 
 impl<'a> State<'a> {
-    pub(crate) fn new(candidates: usize) -> Self {
-        Self {
-            numbers: BTreeMap::new(),
-            lists: Vec::new(),
-            seen: vec![Seen::NotAsked; candidates],
-            stack: Vec::new(),
-        }
-    }
-
-    /// The number of a candidate's values.
-    pub(crate) fn number(
-        &mut self,
-        candidate: usize,
-        values: impl FnOnce() -> Option<Vec<Value<'a>>>,
-    ) -> Option<usize> {
-        match self.seen.get(candidate) {
-            Some(Seen::List(number)) => return Some(*number),
-            Some(Seen::Lacking) => return None,
-            Some(Seen::NotAsked) | None => {}
-        }
-        let number = values().map(|values| self.intern(values));
-        if let Some(slot) = self.seen.get_mut(candidate) {
-            *slot = number.map_or(Seen::Lacking, Seen::List);
-        }
-        number
-    }
-
-    fn intern(&mut self, values: Vec<Value<'a>>) -> usize {
-        if let Some(number) = self.numbers.get(&values) {
-            return *number;
-        }
-        let number = self.lists.len();
-        self.lists.push(values.clone());
-        self.numbers.insert(values, number);
-        number
-    }
-
-    pub(crate) fn list(&self, number: usize) -> &[Value<'a>] {
-        self.lists.get(number).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    /// What the stack would get if a device with these values were added; `None` when it must not be.
-    fn after(&mut self, kind: Kind, number: usize) -> Option<usize> {
+    /// What would be added for a device with these values; `None` when it must not join those that are there.
+    pub(crate) fn after(&self, kind: Kind, values: &[Value<'a>]) -> Option<Vec<Value<'a>>> {
         match kind {
             Kind::Match => {
-                let Some(last) = self.stack.last().copied() else { return Some(number) };
-                let common = common(self.list(last), self.list(number));
-                if common.is_empty() { None } else { Some(self.intern(common)) }
+                let Some(last) = self.0.last() else { return Some(values.to_vec()) };
+                let common = common(last, values);
+                (!common.is_empty()).then_some(common)
             }
             Kind::Distinct => {
-                let unknown = self.list(number).contains(&Value::Unknown);
-                let clash = |other: &usize| !common(self.list(*other), self.list(number)).is_empty();
-                let refused = !self.stack.is_empty() && (unknown || self.stack.iter().any(clash));
-                (!refused).then_some(number)
+                let unknown = values.contains(&Value::Unknown);
+                let clash = |other: &Vec<Value<'a>>| !common(other, values).is_empty();
+                let refused = !self.0.is_empty() && (unknown || self.0.iter().any(clash));
+                (!refused).then(|| values.to_vec())
             }
         }
-    }
-
-    /// Whether a device with these values may join those that are there.
-    pub(crate) fn allows(&mut self, kind: Kind, number: usize) -> bool {
-        self.after(kind, number).is_some()
     }
 
     /// Adds a device that is allowed.
-    pub(crate) fn push(&mut self, kind: Kind, number: usize) {
-        let after = self.after(kind, number).unwrap_or(number);
-        self.stack.push(after);
+    pub(crate) fn push(&mut self, kind: Kind, values: Vec<Value<'a>>) {
+        let after = self.after(kind, &values).unwrap_or(values);
+        self.0.push(after);
     }
 
     /// Takes the last device back.
     pub(crate) fn pop(&mut self) {
-        self.stack.pop();
+        self.0.pop();
     }
 }

@@ -45,8 +45,9 @@ pub(crate) struct Choice<'a> {
 pub(crate) struct Request<'a> {
     /// Its number among all requests of the call.
     pub(crate) id: usize,
-    /// Its claim's number.
+    /// Its claim's number, and its claim.
     pub(crate) claim: usize,
+    pub(crate) of: &'a ResourceClaim,
     /// `request`, or `request/subrequest`.
     pub(crate) name: String,
     pub(crate) class: &'a DeviceClass,
@@ -177,11 +178,8 @@ impl<'a> Prepared<'a> {
             return Err(AllocError::TooManyDevices { claim: Holder::of(claim), wanted });
         }
         let constraints = spec.constraints.iter().flatten().map(|c| {
-            Constraint::new(c).ok_or_else(|| AllocError::Malformed {
-                claim: Holder::of(claim),
-                request: "spec.devices.constraints".to_owned(),
-                problem: "empty constraint (unsupported constraint type?)".to_owned(),
-            })
+            let problem = "empty constraint (unsupported constraint type?)";
+            Constraint::new(c).ok_or_else(|| AllocError::of(claim, "spec.devices.constraints", problem))
         });
         let constraints = constraints.collect::<Result<_, _>>()?;
         Ok(Claim { object: claim, spec, requests, constraints })
@@ -195,12 +193,7 @@ impl<'a> Prepared<'a> {
     ) -> Result<Choice<'a>, AllocError> {
         if let Some(exact) = &request.exactly {
             if exact.admin_access.is_some() && !self.features.admin_access {
-                return Err(AllocError::FeatureOff {
-                    claim: Holder::of(claim),
-                    request: request.name.clone(),
-                    field: "adminAccess",
-                    gate: "DRAAdminAccess",
-                });
+                return Err(AllocError::gate(claim, &request.name, "adminAccess", "DRAAdminAccess"));
             }
             let fields = Fields {
                 class: &exact.device_class_name,
@@ -217,19 +210,11 @@ impl<'a> Prepared<'a> {
         }
         let subrequests = request.first_available.as_deref().unwrap_or_default();
         if subrequests.is_empty() {
-            return Err(AllocError::Malformed {
-                claim: Holder::of(claim),
-                request: request.name.clone(),
-                problem: "neither exactly nor firstAvailable is set (unsupported request type?)".to_owned(),
-            });
+            let problem = "neither exactly nor firstAvailable is set (unsupported request type?)";
+            return Err(AllocError::of(claim, &request.name, problem));
         }
         if !self.features.prioritized_list {
-            return Err(AllocError::FeatureOff {
-                claim: Holder::of(claim),
-                request: request.name.clone(),
-                field: "firstAvailable",
-                gate: "DRAPrioritizedList",
-            });
+            return Err(AllocError::gate(claim, &request.name, "firstAvailable", "DRAPrioritizedList"));
         }
         let mut alternatives = Vec::with_capacity(subrequests.len());
         for sub in subrequests {
@@ -256,19 +241,16 @@ impl<'a> Prepared<'a> {
         name: String,
         fields: &Fields<'a>,
     ) -> Result<Request<'a>, AllocError> {
-        let malformed = |problem: String| AllocError::Malformed {
-            claim: Holder::of(claim),
-            request: name.clone(),
-            problem,
-        };
+        let malformed = |problem: String| AllocError::of(claim, &name, problem);
         if fields.class.is_empty() {
             return Err(malformed("deviceClassName is empty (unsupported request type?)".to_owned()));
         }
         let class = self.inputs.classes.iter().find(|c| c.metadata.name.as_deref() == Some(fields.class));
-        let class = class.ok_or_else(|| AllocError::NoSuchClass {
-            claim: Holder::of(claim),
-            request: name.clone(),
-            class: fields.class.to_owned(),
+        let class = class.ok_or_else(|| {
+            let name = fields.class;
+            malformed(format!(
+                "device class {name:?} does not exist; `kubectl get deviceclasses` lists those that do"
+            ))
         })?;
         let mode = match fields.mode {
             // The API server fills in the defaults; a file that was never sent to one has none.
@@ -282,12 +264,7 @@ impl<'a> Prepared<'a> {
         };
         let capacity = fields.capacity.filter(|c| c.requests.as_ref().is_some_and(|r| !r.is_empty()));
         if capacity.is_some() && !self.features.consumable_capacity {
-            return Err(AllocError::FeatureOff {
-                claim: Holder::of(claim),
-                request: name,
-                field: "capacity",
-                gate: "DRAConsumableCapacity",
-            });
+            return Err(AllocError::gate(claim, &name, "capacity", "DRAConsumableCapacity"));
         }
         if fields.derived.is_some_and(|d| !d.is_empty()) {
             return Err(AllocError::Unsupported {
@@ -313,7 +290,18 @@ impl<'a> Prepared<'a> {
         let id = self.requests;
         self.requests += 1;
         let (admin, tolerations) = (fields.admin, fields.tolerations);
-        Ok(Request { id, claim: index, name, class, selectors, mode, admin, tolerations, capacity })
+        Ok(Request {
+            id,
+            claim: index,
+            of: claim,
+            name,
+            class,
+            selectors,
+            mode,
+            admin,
+            tolerations,
+            capacity,
+        })
     }
 }
 

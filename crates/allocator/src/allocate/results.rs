@@ -12,7 +12,7 @@ use super::AllocError;
 use super::capacity;
 use super::request::{Candidate, Claim, Prepared, Request};
 use super::search::{Pick, Search};
-use super::shares::{Share, ShareIds};
+use super::shares::{self, Share};
 use crate::features::Features;
 use crate::nodes;
 
@@ -20,10 +20,9 @@ use crate::nodes;
 pub(super) fn assemble(
     prepared: &Prepared<'_>,
     search: &Search<'_, '_>,
-    share_ids: &ShareIds,
 ) -> Result<Vec<AllocationResult>, AllocError> {
     let claims = prepared.claims.iter().zip(&search.picks).zip(&search.chosen);
-    claims.map(|((claim, picks), chosen)| of_claim(prepared, claim, picks, chosen, share_ids)).collect()
+    claims.map(|((claim, picks), chosen)| of_claim(prepared, claim, picks, chosen)).collect()
 }
 
 fn of_claim(
@@ -31,7 +30,6 @@ fn of_claim(
     claim: &Claim<'_>,
     picks: &[Pick],
     chosen: &[usize],
-    share_ids: &ShareIds,
 ) -> Result<AllocationResult, AllocError> {
     let mut results = Vec::with_capacity(picks.len());
     let mut candidates = Vec::with_capacity(picks.len());
@@ -44,7 +42,7 @@ fn of_claim(
                 let number = results.len();
                 let share =
                     Share { claim: claim.object, request: &request.name, device: candidate.id(), number };
-                result.share_id = Some(share_ids.id(prepared.inputs.allocated, &share));
+                result.share_id = Some(shares::id(prepared.inputs.allocated, share));
                 result.consumed_capacity = consumed(prepared.features, request, candidate);
             }
             results.push(result);

@@ -7,6 +7,8 @@
 mod judge;
 mod taints;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
 use self::judge::Demands;
 use super::constraints;
 use super::ledger::{Ledger, Shared};
@@ -73,7 +75,7 @@ pub(crate) struct Search<'s, 'a> {
     /// What is left of the pools' counters.
     pub(crate) ledger: Ledger,
     /// By claim and constraint.
-    pub(crate) constraints: Vec<Vec<constraints::State<'a>>>,
+    constraints: Vec<Vec<constraints::State<'a>>>,
     /// By claim, in order.
     pub(crate) picks: Vec<Vec<Pick>>,
     /// By claim and request: the alternative that was taken.
@@ -92,7 +94,7 @@ impl<'s, 'a> Search<'s, 'a> {
     pub(crate) fn new(prepared: &'s Prepared<'a>, pools: &[Gathered<'a>]) -> Self {
         let candidates = prepared.candidates.len();
         let states = |c: &super::request::Claim<'a>| {
-            c.constraints.iter().map(|_| constraints::State::new(candidates)).collect()
+            c.constraints.iter().map(|_| constraints::State::default()).collect()
         };
         Self {
             prepared,
@@ -121,7 +123,7 @@ impl<'s, 'a> Search<'s, 'a> {
             for choice in &claim.requests {
                 for request in &choice.alternatives {
                     if request.mode == Mode::All {
-                        self.collect(request, Holder::of(claim.object))?;
+                        self.collect(request, claim.object)?;
                     }
                 }
                 let counts = choice.alternatives.iter().map(|a| self.wanted(a));
@@ -134,9 +136,10 @@ impl<'s, 'a> Search<'s, 'a> {
         Ok(())
     }
 
-    fn collect(&mut self, request: &Request<'a>, claim: Holder) -> Result<(), AllocError> {
-        if let Some((pool, state)) = self.prepared.partial.clone() {
-            return Err(AllocError::AllFromPartialPool { claim, request: request.name.clone(), pool, state });
+    fn collect(&mut self, request: &Request<'a>, claim: &ResourceClaim) -> Result<(), AllocError> {
+        if let Some((pool, state)) = &self.prepared.partial {
+            let problem = format!("asks for all devices, but resource pool {pool} is currently {state}");
+            return Err(AllocError::of(claim, &request.name, problem));
         }
         let mut all = Vec::new();
         for index in 0..self.prepared.candidates.len() {
@@ -373,9 +376,9 @@ impl<'s, 'a> Search<'s, 'a> {
             claims.push(request.claim);
         }
         for (number, constraint) in self.constraints_of(request) {
-            let Some(value) = self.value(request.claim, number, index) else { continue };
+            let Some(values) = self.values(&constraint, index) else { continue };
             if let Some(state) = self.constraints.get_mut(request.claim).and_then(|c| c.get_mut(number)) {
-                state.push(constraint.kind, value);
+                state.push(constraint.kind, values);
             }
         }
         charged

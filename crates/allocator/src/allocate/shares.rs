@@ -1,65 +1,33 @@
 //! The ids of shares.
 
-use std::fmt;
-use std::sync::Arc;
-
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::allocated::{AllocatedState, DeviceId};
 
 /// A share that gets an id.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Share<'a> {
+#[derive(Debug)]
+pub(super) struct Share<'a> {
     /// The claim that gets it.
-    pub claim: &'a ResourceClaim,
+    pub(super) claim: &'a ResourceClaim,
     /// The request, `request` or `request/subrequest`.
-    pub request: &'a str,
+    pub(super) request: &'a str,
     /// The device that is shared.
-    pub device: DeviceId,
+    pub(super) device: DeviceId,
     /// Which device of the claim's allocation it is, from 0.
-    pub number: usize,
+    pub(super) number: usize,
 }
 
-type Source = dyn Fn(&Share<'_>) -> String + Send + Sync;
-
-/// Where ids come from.
-#[derive(Clone)]
-pub(super) struct ShareIds(Arc<Source>);
-
-impl ShareIds {
-    pub(super) fn new(source: impl Fn(&Share<'_>) -> String + Send + Sync + 'static) -> Self {
-        Self(Arc::new(source))
+/// The id of a share: the same question has the same answer, unless an existing share of the device has that.
+pub(super) fn id(allocated: &AllocatedState, mut share: Share<'_>) -> String {
+    let DeviceId { driver, pool, device } = &share.device;
+    let uses = allocated.uses(driver, pool, device);
+    let mut id = derived(&share);
+    while uses.is_some_and(|uses| uses.has_share(&id)) {
+        // Beyond the most devices of a claim, so that it is not the number of another share.
+        share.number += 1000;
+        id = derived(&share);
     }
-
-    /// The id of a share; asked again a few times when an existing share of the device has it.
-    pub(super) fn id(&self, allocated: &AllocatedState, share: &Share<'_>) -> String {
-        let device = &share.device;
-        let uses = allocated.uses(&device.driver, &device.pool, &device.device);
-        let free = |id: &String| uses.is_none_or(|u| !u.has_share(id));
-        let mut again = share.clone();
-        let mut id = (self.0)(share);
-        for _ in 0..8 {
-            if free(&id) {
-                break;
-            }
-            // Beyond the most devices of a claim, so that it is not the number of another share.
-            again.number += 1000;
-            id = (self.0)(&again);
-        }
-        id
-    }
-}
-
-impl Default for ShareIds {
-    fn default() -> Self {
-        Self::new(derived)
-    }
-}
-
-impl fmt::Debug for ShareIds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ShareIds")
-    }
+    id
 }
 
 /// A UUID (version 8) from the share's claim, request, device and number, by FNV-1a.

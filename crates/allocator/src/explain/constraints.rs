@@ -12,11 +12,9 @@ const NAMED: usize = 4;
 /// The constraints that no choice among the devices that can be had would satisfy, with the reason.
 pub(super) fn unsatisfied<'a>(prepared: &Prepared<'a>, search: &mut Search<'_, 'a>) -> Vec<ConstraintReason> {
     let mut reasons = Vec::new();
-    for (place, claim) in prepared.claims.iter().enumerate() {
-        for (number, constraint) in claim.constraints.iter().enumerate() {
-            let Some(available) = available(prepared, search, claim, (place, number), constraint) else {
-                continue;
-            };
+    for claim in &prepared.claims {
+        for constraint in &claim.constraints {
+            let Some(available) = available(prepared, search, claim, constraint) else { continue };
             let problem = match constraint.kind {
                 Kind::Match => no_common_value(&available),
                 Kind::Distinct => too_few_values(&available),
@@ -42,7 +40,6 @@ fn available<'a>(
     prepared: &Prepared<'a>,
     search: &mut Search<'_, 'a>,
     claim: &Claim<'a>,
-    (place, number): (usize, usize),
     constraint: &Constraint<'a>,
 ) -> Option<Vec<Available>> {
     let mut all = Vec::new();
@@ -63,9 +60,7 @@ fn available<'a>(
             if !matches!(search.refusal(request, index), Ok(None)) {
                 continue;
             }
-            let Some(value) = search.value(place, number, index) else { continue };
-            let state = search.constraints.get(place).and_then(|c| c.get(number));
-            for value in state.map(|s| s.list(value)).unwrap_or_default() {
+            for value in search.values(constraint, index).iter().flatten() {
                 *of_value.entry(text(value)).or_default() += 1;
             }
         }

@@ -13,20 +13,17 @@ pub enum Gate {
     DeviceTaints,
     /// `DRAPartitionableDevices`: shared counters, what devices consume of them, node fields per device.
     PartitionableDevices,
-    /// `DRADeviceBindingConditions`: `bindsToNode` and both condition lists.
-    BindingConditions,
     /// `DRAConsumableCapacity`: `allowMultipleAllocations` and request policies.
     ConsumableCapacity,
 }
 
 impl Gate {
-    const ALL: [Self; 4] =
-        [Self::DeviceTaints, Self::PartitionableDevices, Self::BindingConditions, Self::ConsumableCapacity];
+    const ALL: [Self; 3] = [Self::DeviceTaints, Self::PartitionableDevices, Self::ConsumableCapacity];
 
     fn slice_fields(self) -> &'static [&'static str] {
         match self {
             Self::PartitionableDevices => &["sharedCounters", "perDeviceNodeSelection"],
-            Self::DeviceTaints | Self::BindingConditions | Self::ConsumableCapacity => &[],
+            Self::DeviceTaints | Self::ConsumableCapacity => &[],
         }
     }
 
@@ -34,7 +31,6 @@ impl Gate {
         match self {
             Self::DeviceTaints => &["taints"],
             Self::PartitionableDevices => &["consumesCounters", "nodeName", "nodeSelector", "allNodes"],
-            Self::BindingConditions => &["bindsToNode", "bindingConditions", "bindingFailureConditions"],
             Self::ConsumableCapacity => &["allowMultipleAllocations"],
         }
     }

@@ -177,17 +177,12 @@ impl FakeApi {
 
     /// One object; the namespace is "" for cluster-scoped types.
     pub fn get<K: Object>(&self, namespace: &str, name: &str) -> Option<K> {
-        self.view(|view| view.get(namespace, name))
+        View(&self.0.lock()).get(namespace, name)
     }
 
     /// All objects of a type, ordered by namespace and name.
     pub fn list<K: Object>(&self) -> Vec<K> {
         View(&self.0.lock()).list()
-    }
-
-    /// Looks at the state under the server's lock.
-    pub fn view<T>(&self, look: impl FnOnce(&View<'_>) -> T) -> T {
-        look(&View(&self.0.lock()))
     }
 
     /// Waits until a condition holds, looking again after every request and change.
@@ -242,7 +237,7 @@ impl FakeApi {
     /// How many requests arrived with this verb for this resource (`resourceclaims/status` for a subresource);
     /// `*` stands for any.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
-        self.view(|view| view.count(verb, resource))
+        View(&self.0.lock()).count(verb, resource)
     }
 
     /// Starts counting afresh.
@@ -272,11 +267,6 @@ impl FakeApi {
     /// Turns a feature gate off: its fields vanish from what is written from now on.
     pub fn turn_off(&self, gate: Gate) {
         self.0.lock().store.gates_off.insert(gate);
-    }
-
-    /// Turns a feature gate on again.
-    pub fn turn_on(&self, gate: Gate) {
-        self.0.lock().store.gates_off.remove(&gate);
     }
 
     /// Deletes the ResourceSlices of a node, as the kubelet does when it starts (`driver` `None`) or when a driver
@@ -309,12 +299,6 @@ impl FakeApi {
     /// Ends all open watches cleanly, as a server does from time to time.
     pub fn close_watches(&self) {
         self.0.lock().epoch += 1;
-        self.0.wake();
-    }
-
-    /// Sends a bookmark on every open watch that wants them.
-    pub fn send_bookmarks(&self) {
-        self.0.lock().bookmarks += 1;
         self.0.wake();
     }
 

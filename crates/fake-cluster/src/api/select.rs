@@ -1,4 +1,4 @@
-//! Field and label selectors.
+//! Field selectors.
 
 use serde_json::Value;
 
@@ -6,23 +6,14 @@ use super::call::Query;
 use super::error::ApiError;
 use super::json::text;
 
-/// A parsed pair of selectors.
+/// A parsed field selector. Label selectors are refused: none of our programs sends one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector {
     fields: Vec<(String, bool, String)>,
-    labels: Vec<Label>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Label {
-    In(String, Vec<String>),
-    NotIn(String, Vec<String>),
-    Exists(String),
-    Absent(String),
 }
 
 impl Selector {
-    /// Parses both selectors of a request. `minor` is the server's minor version: some field selectors are young.
+    /// Parses the selector of a request. `minor` is the server's minor version: some field selectors are young.
     pub(crate) fn parse(plural: &str, query: &Query, minor: u32) -> Result<Self, ApiError> {
         let mut fields = Vec::new();
         for term in query.get("fieldSelector").map(String::as_str).unwrap_or_default().split(',') {
@@ -41,21 +32,15 @@ impl Selector {
             }
             fields.push((format!("/{}", key.replace('.', "/")), equal, value.to_owned()));
         }
-        let labels = terms(query.get("labelSelector").map(String::as_str).unwrap_or_default());
-        Ok(Self { fields, labels: labels.into_iter().map(label).collect::<Result<_, _>>()? })
+        if query.get("labelSelector").is_some_and(|selector| !selector.is_empty()) {
+            return Err(ApiError::new(400, "the fake API server knows no label selectors".to_owned()));
+        }
+        Ok(Self { fields })
     }
 
     /// Whether the object is selected.
     pub(crate) fn matches(&self, object: &Value) -> bool {
-        let labels = object.pointer("/metadata/labels");
-        let label = |key: &str| labels.and_then(|l| l.get(key)).and_then(Value::as_str);
         self.fields.iter().all(|(pointer, equal, value)| (text(object, pointer) == value) == *equal)
-            && self.labels.iter().all(|term| match term {
-                Label::In(key, values) => label(key).is_some_and(|l| values.iter().any(|v| v == l)),
-                Label::NotIn(key, values) => !label(key).is_some_and(|l| values.iter().any(|v| v == l)),
-                Label::Exists(key) => label(key).is_some(),
-                Label::Absent(key) => label(key).is_none(),
-            })
     }
 }
 
@@ -72,74 +57,28 @@ fn field_is_indexed(plural: &str, key: &str, minor: u32) -> bool {
     }
 }
 
-/// Splits at the commas outside parentheses.
-fn terms(selector: &str) -> Vec<&str> {
-    let mut depth = 0_u32;
-    selector
-        .split(|c: char| {
-            match c {
-                '(' => depth += 1,
-                ')' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            c == ',' && depth == 0
-        })
-        .map(str::trim)
-        .filter(|term| !term.is_empty())
-        .collect()
-}
-
-fn label(term: &str) -> Result<Label, ApiError> {
-    let set = |values: &str| {
-        let inner = values.trim().strip_prefix('(').and_then(|v| v.strip_suffix(')'));
-        inner
-            .map(|v| v.split(',').map(|s| s.trim().to_owned()).collect::<Vec<_>>())
-            .ok_or_else(|| ApiError::new(400, format!("invalid label selector term: {term}")))
-    };
-    if let Some((key, values)) = term.split_once(" notin ") {
-        return Ok(Label::NotIn(key.trim().into(), set(values)?));
-    }
-    if let Some((key, values)) = term.split_once(" in ") {
-        return Ok(Label::In(key.trim().into(), set(values)?));
-    }
-    if let Some((key, value)) = term.split_once("!=") {
-        return Ok(Label::NotIn(key.trim().into(), vec![value.trim().into()]));
-    }
-    if let Some((key, value)) = term.split_once('=') {
-        let value = value.strip_prefix('=').unwrap_or(value);
-        return Ok(Label::In(key.trim().into(), vec![value.trim().into()]));
-    }
-    Ok(match term.strip_prefix('!') {
-        Some(key) => Label::Absent(key.trim().into()),
-        None => Label::Exists(term.into()),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
-    fn selects(plural: &str, fields: &str, labels: &str) -> bool {
-        let query = [("fieldSelector".into(), fields.into()), ("labelSelector".into(), labels.into())].into();
+    fn selects(plural: &str, fields: &str) -> bool {
+        let query = [("fieldSelector".into(), fields.into())].into();
         let object = json!({
-            "metadata": {"name": "a", "labels": {"app": "x", "tier": "1"}},
+            "metadata": {"name": "a"},
             "spec": {"nodeName": "n", "driver": "d", "pool": {"name": "p"}},
         });
         Selector::parse(plural, &query, 37).unwrap().matches(&object)
     }
 
     #[test]
-    fn terms_of_both_selectors_are_anded() {
-        assert!(selects(
-            "resourceslices",
-            "spec.nodeName=n,spec.driver==d,spec.pool.name=p",
-            "app=x,tier in (1,2),!z"
-        ));
-        assert!(!selects("resourceslices", "spec.nodeName=n,spec.driver!=d", ""));
-        assert!(!selects("resourceslices", "spec.nodeName=n", "app notin (x, y)"));
-        assert!(!selects("pods", "metadata.name=a", "app=x,missing"));
+    fn all_terms_must_hold_and_labels_are_refused() {
+        assert!(selects("resourceslices", "spec.nodeName=n,spec.driver==d,spec.pool.name=p"));
+        assert!(!selects("resourceslices", "spec.nodeName=n,spec.driver!=d"));
+        assert!(selects("pods", "metadata.name=a"));
+        let labels = [("labelSelector".into(), "app=x".into())].into();
+        assert_eq!(Selector::parse("pods", &labels, 37).unwrap_err().code, 400);
     }
 
     #[test]

@@ -30,8 +30,6 @@ pub(crate) struct State {
     pub(crate) running: bool,
     /// Raised to end all open watches.
     pub(crate) epoch: u64,
-    /// Raised to send a bookmark on all open watches that want them.
-    pub(crate) bookmarks: u64,
     /// `major.minor.patch`.
     pub(crate) version: String,
     log: VecDeque<Seen>,
@@ -45,7 +43,6 @@ impl Default for State {
             faults: Faults::default(),
             running: true,
             epoch: 0,
-            bookmarks: 0,
             version: "1.37.1".into(),
             log: VecDeque::new(),
             counts: BTreeMap::new(),

@@ -29,7 +29,6 @@ struct Open {
     /// Everything up to this version has been sent.
     cursor: u64,
     epoch: u64,
-    bookmarks: Option<u64>,
     deadline: Option<Instant>,
     queue: VecDeque<Value>,
     done: bool,
@@ -72,7 +71,6 @@ pub(crate) fn open(
         selector,
         cursor,
         epoch: state.epoch,
-        bookmarks: (parameter("allowWatchBookmarks") == "true").then_some(state.bookmarks),
         deadline: seconds.and_then(|s| Instant::now().checked_add(Duration::from_secs(s))),
         queue,
         done: false,
@@ -122,10 +120,6 @@ impl Open {
         let news: Vec<Value> = changes.filter_map(|change| self.relevant(change)).collect();
         self.queue.extend(news);
         self.cursor = state.store.version();
-        if let Some(sent) = self.bookmarks.filter(|sent| *sent < state.bookmarks) {
-            self.queue.push_back(bookmark(&self.kind, self.cursor));
-            self.bookmarks = Some(sent + 1);
-        }
         Ok(())
     }
 

@@ -3,12 +3,12 @@
 use k8s_openapi::api::resource::v1::DeviceTaint;
 
 use super::super::capacity::{self, Demand, Unfit};
-use super::super::constraints::Kind;
+use super::super::constraints::{Constraint, Kind, Value};
 use super::super::ledger::Short;
 use super::super::request::{Candidate, Request};
 use super::super::{AllocError, SelectorError};
 use super::{Search, taints};
-use crate::allocated::{Holder, Uses};
+use crate::allocated::Uses;
 use crate::cel;
 use crate::nodes;
 
@@ -72,15 +72,12 @@ impl<'a> Search<'_, 'a> {
         if let Some(Refusal::Constraint(number)) = self.constrained(request, index) {
             let claim = self.prepared.claims.get(request.claim);
             let constraint = claim.and_then(|c| c.constraints.get(number));
-            if let (Some(claim), Some(constraint), Some(candidate)) =
-                (claim, constraint, self.prepared.candidates.get(index))
-            {
-                return Err(AllocError::AllAgainstConstraint {
-                    claim: Holder::of(claim.object),
-                    request: request.name.clone(),
-                    device: Box::new(candidate.id()),
-                    constraint: constraint.to_string(),
-                });
+            if let (Some(constraint), Some(candidate)) = (constraint, self.prepared.candidates.get(index)) {
+                let device = candidate.id();
+                let problem = format!(
+                    "cannot add device {device} because a claim constraint would not be satisfied: {constraint}; all devices must satisfy it, so select fewer or drop the constraint"
+                );
+                return Err(AllocError::of(request.of, &request.name, problem));
             }
         }
         self.lacking(request, index)
@@ -157,30 +154,21 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// Against a constraint.
-    fn constrained(&mut self, request: &Request<'a>, index: usize) -> Option<Refusal<'a>> {
-        let prepared = self.prepared;
-        let claim = prepared.claims.get(request.claim)?;
-        for (number, constraint) in claim.constraints.iter().enumerate() {
-            if !constraint.covers(&request.name) {
-                continue;
-            }
-            let value = self.value(request.claim, number, index);
-            let state = self.constraints.get_mut(request.claim)?.get_mut(number)?;
-            if !value.is_some_and(|value| state.allows(constraint.kind, value)) {
-                return Some(Refusal::Constraint(number));
-            }
-        }
-        None
+    fn constrained(&self, request: &Request<'a>, index: usize) -> Option<Refusal<'a>> {
+        let states = self.constraints.get(request.claim)?;
+        let refuses = |(number, constraint): (usize, Constraint<'a>)| {
+            let values = self.values(&constraint, index);
+            let allowed = values
+                .is_some_and(|v| states.get(number).is_some_and(|s| s.after(constraint.kind, &v).is_some()));
+            (!allowed).then_some(Refusal::Constraint(number))
+        };
+        self.constraints_of(request).find_map(refuses)
     }
 
-    /// The number of the candidate's value for a constraint of a claim.
-    pub(crate) fn value(&mut self, claim: usize, number: usize, index: usize) -> Option<usize> {
-        let prepared = self.prepared;
-        let constraint = prepared.claims.get(claim)?.constraints.get(number)?;
-        let candidate = prepared.candidates.get(index)?;
-        let state = self.constraints.get_mut(claim)?.get_mut(number)?;
-        let lists = prepared.features.list_attributes;
-        state.number(index, || constraint.values(candidate.driver, candidate.device, lists))
+    /// The candidate's values for a constraint.
+    pub(crate) fn values(&self, constraint: &Constraint<'a>, index: usize) -> Option<Vec<Value<'a>>> {
+        let candidate = self.prepared.candidates.get(index)?;
+        constraint.values(candidate.driver, candidate.device, self.prepared.features.list_attributes)
     }
 
     /// The counters that picking the candidate now would charge; none for a share of a device that is charged.
@@ -204,14 +192,12 @@ impl<'a> Search<'_, 'a> {
         if slot.is_none() {
             let demands =
                 capacity::demands(request.capacity, candidate.device, prepared.features.fractional_capacity);
-            *slot = Some(demands.map_err(|error| AllocError::Capacity {
-                claim: prepared.claims.get(request.claim).map_or_else(
-                    || Holder { namespace: String::new(), name: String::new() },
-                    |c| Holder::of(c.object),
-                ),
-                request: request.name.clone(),
-                device: Box::new(candidate.id()),
-                problem: format!("capacity {:?}: {}", error.capacity, error.problem),
+            *slot = Some(demands.map_err(|error| {
+                let (device, capacity, problem) = (candidate.id(), error.capacity, error.problem);
+                let problem = format!(
+                    "device {device}, capacity {capacity:?}: {problem}; correct the request, or the capacity in the ResourceSlice"
+                );
+                AllocError::of(request.of, &request.name, problem)
             })?);
         }
         Ok(())
@@ -290,7 +276,7 @@ pub(super) fn has_odd_capacity(candidate: &Candidate<'_>) -> bool {
     capacities.any(|c| c.request_policy.is_some() || c.value.0.is_empty() || c.value.0.starts_with('-'))
 }
 
-impl std::fmt::Display for super::super::constraints::Constraint<'_> {
+impl std::fmt::Display for Constraint<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = match self.kind {
             Kind::Match => "matchAttribute",

@@ -78,11 +78,10 @@ async fn a_gate_that_is_off_drops_its_fields_and_only_those() {
         taints: Some(vec![taint]),
         consumes_counters: Some(vec![consumed.clone()]),
         allow_multiple_allocations: Some(true),
-        binds_to_node: Some(true),
         ..mk_device("gpu-0")
     };
     wanted.spec.devices = Some(vec![device.clone()]);
-    for gate in [Gate::DeviceTaints, Gate::ConsumableCapacity, Gate::BindingConditions] {
+    for gate in [Gate::DeviceTaints, Gate::ConsumableCapacity] {
         api.turn_off(gate);
     }
     let stored = slices(&api).create(&PostParams::default(), &wanted).await.unwrap();
