@@ -155,7 +155,7 @@ fn decode_tree(tree: Tree) -> Result<DeviceConfig, ConfigError> {
     }
 }
 
-/// `timeSlicing: { interval: … }`. An empty object is a mistake: it asks for nothing, and whoever wrote it wanted something.
+/// `timeSlicing: { interval: … }`. An empty object is a mistake: it requests nothing, although its author wanted a time slice.
 fn time_slicing(fields: &mut Fields) -> Result<Option<TimeSlicing>, ConfigError> {
     let Some(mut inside) = fields.object("timeSlicing")? else { return Ok(None) };
     let known = TimeSlice::ALL.map(TimeSlice::name);

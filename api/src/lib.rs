@@ -5,6 +5,9 @@
 //! Pure: text or JSON in, a config or an error with a hint out. Called by `claims` (the config entries of an
 //! allocation), by `carve`, `controller` and the node plugin (names), and by the command line tool.
 
+#![warn(missing_docs)] // a library for others, too
+#![allow(clippy::duplicated_attributes, reason = "columns of one type, in the attributes of CustomResource")]
+
 mod config;
 pub mod crd;
 mod error;

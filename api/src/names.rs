@@ -26,7 +26,7 @@ pub const CLASS_MIG: &str = "mig.divvy.dev";
 pub const CLASS_SHARE: &str = "share.divvy.dev";
 /// DeviceClass of MPS shares.
 pub const CLASS_MPS: &str = "mps.divvy.dev";
-/// DeviceClass of GPUs for admin access beside whoever holds them.
+/// DeviceClass of GPUs for admin access beside their holders.
 pub const CLASS_ADMIN: &str = "admin.divvy.dev";
 
 /// Field manager of the conditions that the node plugin applies to claims.
@@ -153,7 +153,7 @@ pub mod taints {
     pub const FOREIGN: &str = "gpu.divvy.dev/foreign";
     /// The GPU is used in another mode, and the scheduler is not trusted to know.
     pub const MODE: &str = "gpu.divvy.dev/mode";
-    /// Another driver or the device plugin has given the GPU, or a part of it, to somebody.
+    /// Another driver or a device plugin has allocated the GPU or a part of it.
     pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
     /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that containers need.
     pub const DRIVER_DOWN: &str = "gpu.divvy.dev/driver-down";
@@ -183,8 +183,8 @@ pub mod env {
     }
 
     /// Memory that the shares of a device were granted, in bytes: `DIVVY_MEMORY_`, and the device's name in capitals
-    /// with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one request are added up. Nobody enforces
-    /// it: a program that keeps to it gets along with its neighbours.
+    /// with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one request are added up. It is not
+    /// enforced: programs have to limit themselves.
     pub fn share_memory(device: &str) -> String {
         format!("DIVVY_MEMORY_{}", in_capitals(device))
     }

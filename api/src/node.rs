@@ -1,147 +1,230 @@
 //! `GpuNode`: what a node's plugin says about its GPUs, for people and for `divvy status`. Cluster-scoped, one object per
 //! node, written by that node's plugin only. Readers take unknown fields as they come: they may be older.
 
+use kube_derive::CustomResource;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `kind`.
 pub const KIND: &str = "GpuNode";
-/// Name of the resource in URLs.
-pub const PLURAL: &str = "gpunodes";
 
-/// `status`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A report has no `spec`: nothing can be requested of a node.
+#[derive(CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "divvy.dev",
+    version = "v1beta1",
+    kind = "GpuNode",
+    plural = "gpunodes",
+    shortname = "gpun",
+    category = "divvy",
+    no_spec,
+    status = "GpuNodeStatus",
+    crates(kube_core = "kube_core"),
+    doc = "A GpuNode reports what the GPUs of one node are used for, which claims hold them, and what is wrong with them. \
+           It is written by the divvy plugin of the node; changes by others are overwritten.",
+    printcolumn(
+        name = "GPUs",
+        type_ = "integer",
+        json_path = ".status.summary.gpus",
+        description = "Number of GPUs"
+    ),
+    printcolumn(
+        name = "Free",
+        type_ = "integer",
+        json_path = ".status.summary.free",
+        description = "Number of GPUs that no claim holds and that can be allocated"
+    ),
+    printcolumn(
+        name = "Claims",
+        type_ = "integer",
+        json_path = ".status.summary.claims",
+        description = "Number of claims that hold a device"
+    ),
+    printcolumn(
+        name = "Modes",
+        type_ = "string",
+        json_path = ".status.summary.modes",
+        description = "Number of GPUs in each mode"
+    ),
+    printcolumn(
+        name = "Trouble",
+        type_ = "string",
+        json_path = ".status.summary.trouble",
+        description = "Problems that need attention"
+    ),
+    printcolumn(
+        name = "Since",
+        type_ = "date",
+        json_path = ".status.summary.since",
+        description = "Time since the oldest of these problems began"
+    ),
+    printcolumn(
+        name = "Driver",
+        type_ = "string",
+        json_path = ".status.versions.driver",
+        description = "Version of the NVIDIA driver"
+    ),
+    printcolumn(
+        name = "Changed",
+        type_ = "date",
+        json_path = ".status.changed",
+        description = "Time since the last change of this report"
+    ),
+    printcolumn(
+        name = "Divvy",
+        type_ = "string",
+        json_path = ".status.versions.divvy",
+        description = "Version of the divvy plugin",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Kubernetes",
+        type_ = "string",
+        json_path = ".status.versions.kubernetes",
+        description = "Version of the API server",
+        priority = 1
+    )
+)]
+pub struct GpuNodeSpec {}
+
+/// The state of the node's GPUs as last observed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuNodeStatus {
-    /// Numbers for columns.
+    /// The figures shown by kubectl get.
     pub summary: Summary,
-    /// Versions in force.
+    /// The versions in use.
     pub versions: Versions,
-    /// The GPUs, by number.
+    /// The GPUs, ordered by number.
     pub gpus: Vec<GpuStatus>,
-    /// What is wrong or not as it could be: with the node first, then by GPU.
+    /// Problems and deviations, those of the node first, then by GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<Trouble>,
-    /// Policies whose present version the node cannot read.
+    /// The names of policies whose current version the node cannot read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bad_policies: Vec<String>,
-    /// When any of this changed last (RFC 3339).
+    /// When this report last changed.
+    #[schemars(extend("format" = "date-time"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed: Option<String>,
 }
 
-/// Numbers for columns.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The figures shown by kubectl get.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Summary {
-    /// GPUs known.
+    /// The number of GPUs.
     pub gpus: u32,
-    /// GPUs that nobody holds and that can be given out.
+    /// The number of GPUs that no claim holds and that can be allocated.
     pub free: u32,
-    /// Claims that hold something.
+    /// The number of claims that hold a device.
     pub claims: u32,
-    /// GPUs by mode, in words: `2 whole, 1 partitioned, 5 idle`.
+    /// The number of GPUs in each mode, such as: 2 whole, 1 partitioned, 5 idle.
     pub modes: String,
-    /// What needs a person, in words: `bad-policy, gpu-3 lost`.
+    /// The problems that need attention, such as: bad-policy, gpu-3 lost.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
-    /// Since when the oldest of it is so (RFC 3339).
+    /// When the oldest of these problems began.
+    #[schemars(extend("format" = "date-time"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
 }
 
-/// Versions in force.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The versions in use.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Versions {
-    /// Of divvy's node plugin.
+    /// The version of the divvy plugin.
     pub divvy: String,
-    /// Of the NVIDIA driver, as it writes it.
+    /// The version of the NVIDIA driver, as the driver writes it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub driver: String,
-    /// Of the API server, as the node has seen it.
+    /// The version of the API server that the node last saw.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kubernetes: String,
 }
 
-/// One GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuStatus {
-    /// `gpu-3`.
+    /// The name that begins the names of its devices, such as gpu-3.
     pub name: String,
-    /// Its UUID.
+    /// The UUID of the GPU.
     pub uuid: String,
-    /// Its product, if it can be read.
+    /// The product name, if it can be read.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub product: String,
-    /// `idle`, `whole`, `partitioned`, `time-sliced`.
+    /// The current mode of the GPU: idle, whole, partitioned or time-sliced.
     pub mode: String,
-    /// What it is offered as: `whole`, `partitions`, `shares`.
+    /// The kinds of devices that the GPU is offered as: whole, partitions, shares.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offered: Vec<String>,
-    /// The rule that decides what it may become, if one does: `policy/rule`.
+    /// The policy rule that decides what the GPU may become, as policy/rule. It is empty if no rule matches.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub policy: String,
-    /// Who holds it.
+    /// The claims that hold devices of the GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
-    /// Why it, or part of it, is not given out: keys of the taints on its devices, without the domain.
+    /// The taints that keep the GPU, or a part of it, from being allocated: keys without their domain.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<String>,
-    /// Why it is fenced, in words.
+    /// Why the GPU is fenced, as text.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fence: String,
 }
 
 /// A claim that holds a device.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Holder {
-    /// The claim's namespace.
+    /// The namespace of the claim.
     pub namespace: String,
-    /// The claim's name.
+    /// The name of the claim.
     pub name: String,
-    /// The claim's UID.
+    /// The UID of the claim.
     pub uid: String,
-    /// The device.
+    /// The name of the device.
     pub device: String,
-    /// `preparing`, `prepared`, `leaving`.
+    /// The phase of the claim: preparing, prepared or leaving.
     pub phase: String,
-    /// What keeps it, while it is leaving.
+    /// What keeps a leaving claim from ending.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The pods that the claim was prepared for.
+    /// The names of the pods that the claim was prepared for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<String>,
-    /// When the claim was allocated (RFC 3339), if the API server tells.
+    /// When the claim was allocated, if known.
+    #[schemars(extend("format" = "date-time"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
 }
 
-/// Something that is wrong with a node, a GPU or a part of it, or not as it could be.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A problem or deviation of the node, a GPU or a part of a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Trouble {
-    /// What, as a stable word: `lost`, `xid`, `fenced`, `lingering`, `neighbour`, `driver-down`, …
+    /// The type of the problem, a stable word such as lost, xid, fenced, lingering, neighbour or driver-down.
     pub kind: String,
-    /// Whether nobody needs to do anything: it was asked for, or goes by itself.
+    /// Whether no action is needed, because the state was requested or ends by itself.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub notice: bool,
-    /// The GPU, as `gpu-3`; empty: the node.
+    /// The GPU, such as gpu-3. It is empty if the whole node is affected.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub gpu: String,
-    /// The device, partition or policy it is about, where it is not all of the GPU or node.
+    /// The device, partition or policy concerned, if it is not the whole GPU or node.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub subject: String,
-    /// The claim concerned, as `namespace/name`.
+    /// The claim concerned, as namespace/name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub claim: String,
-    /// Why, in words.
+    /// The cause, as text.
     pub why: String,
-    /// What to do about it.
+    /// What to do about the problem.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remedy: String,
-    /// Since when (RFC 3339). It outlasts restarts of the node's plugin.
+    /// When the problem began. The time is kept across restarts of the plugin.
+    #[schemars(extend("format" = "date-time"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
 }

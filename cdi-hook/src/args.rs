@@ -34,7 +34,6 @@ pub(crate) enum Command {
 /// A link to make.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// Its content.
     pub(crate) target: String,
     /// Its path in the container.
     pub(crate) path: String,

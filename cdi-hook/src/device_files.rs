@@ -1,5 +1,5 @@
-//! `disable-device-node-modification`: NVIDIA's libraries read `/proc/driver/nvidia/params` and, unless told otherwise, make
-//! missing device nodes and change the rights of existing ones. In a container that is not theirs to do.
+//! `disable-device-node-modification`: by default, NVIDIA's libraries read `/proc/driver/nvidia/params` and create missing
+//! device nodes and change the rights of existing ones. In a container they must not.
 //!
 //! The file is a view into the kernel module, so a changed copy is mounted over it, in the container's mount namespace only.
 //! The copy lives in a small read-only tmpfs that has no other place in the container.

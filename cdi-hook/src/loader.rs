@@ -88,7 +88,7 @@ fn with<'a>(mut cache: Cache<'a>, folders: &[String], libraries: &'a [(String, S
     cache.to_bytes()
 }
 
-/// So that the libraries stay in the cache when somebody runs `ldconfig` in the container, as package managers do.
+/// So that the libraries stay in the cache when `ldconfig` runs in the container, as package managers do.
 fn glibc_config(root: &RootFs, folders: &[String]) -> Result<(), HookError> {
     root.write(OUR_CONFIG, format!("# by divvy\n{}\n", folders.join("\n")).as_bytes())?;
     let old = root.read(CONFIG)?.unwrap_or_default();

@@ -7,10 +7,10 @@
 //! - `create-symlinks --link TARGET::LINK …` makes the names under which libraries are asked for;
 //! - `update-ldcache --folder FOLDER …` enters the folders' libraries into the loader's cache ([`loader`]);
 //! - `enable-cuda-compat --host-driver-version VERSION --folder FOLDER` lets an image's newer libraries of CUDA win ([`compat`]);
-//! - `update-application-profile` says to EGL and Vulkan which GPUs are the container's ([`profile`]);
-//! - `disable-device-node-modification` tells the driver's libraries not to make or change device nodes ([`device_files`]).
+//! - `update-application-profile` restricts EGL and Vulkan to the container's GPUs ([`profile`]);
+//! - `disable-device-node-modification` keeps the driver's libraries from making or changing device nodes ([`device_files`]).
 //!
-//! It runs as root on the host with files of an image that nobody checked. Hence: nothing of the image is ever executed;
+//! It runs as root on the host with files of an unchecked image. Hence: nothing of the image is ever executed;
 //! every path is resolved by the kernel with the container's root as its end ([`rootfs`]), so that no link leads out; nothing
 //! is written to a volume of the pod; and the program is static, so that `LD_PRELOAD` of an image cannot reach it.
 

@@ -1,7 +1,7 @@
 //! The container's root file system, used without ever leaving it.
 //!
 //! Every path is opened by `openat2` relative to the root's descriptor with `RESOLVE_IN_ROOT`: the kernel treats the root as
-//! `/` for absolute links and `..` alike, also when somebody exchanges folders for links meanwhile. Writing in addition
+//! `/` for absolute links and `..` alike, also when folders are exchanged for links meanwhile. Writing in addition
 //! stays on the root's own mount (`RESOLVE_NO_XDEV`): a volume of the pod, perhaps a folder of the host, is never changed.
 
 use std::io::{self, Read, Write};
@@ -53,7 +53,7 @@ impl RootFs {
         let mut last = Errno::AGAIN;
         for _ in 0..TRIES {
             match fs::openat2(&self.root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
-                // Somebody renames folders on the way; the kernel asks for another try.
+                // A folder on the way is being renamed; the kernel asks for another try.
                 Err(error @ (Errno::AGAIN | Errno::INTR)) => last = error,
                 other => return other,
             }
@@ -160,7 +160,7 @@ impl RootFs {
             folder = match open(&place) {
                 Err(Errno::NOENT) => {
                     match fs::mkdirat(&folder, part, Mode::from_raw_mode(FOLDER_MODE)) {
-                        // A link that leads nowhere, or made meanwhile: opening it again tells.
+                        // A link that leads nowhere, or made meanwhile: opening it again shows which.
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(error) => return Err(failed(error)),
                     }

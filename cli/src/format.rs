@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::Result;
+use divvy_gpu_sim::SimNode;
 use serde::Serialize;
 
 /// How to show the answer.
@@ -19,7 +20,7 @@ pub(crate) enum Format {
 /// Shows a value: as it is in JSON and YAML, or drawn by `table`.
 pub(crate) fn show<T: Serialize>(value: &T, format: Format, table: impl FnOnce(&T) -> String) -> Result<()> {
     match format {
-        Format::Table => print(&table(value)),
+        Format::Table => print(&harmless(&table(value))),
         Format::Json => print(&serde_json::to_string_pretty(value)?),
         Format::Yaml => print(serde_saphyr::to_string(value)?.trim_end()),
     }
@@ -34,9 +35,39 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Talk, on standard error. If that is closed there is nobody to tell.
+/// A message on standard error. Failure to write it is ignored: there is no other place to report it.
 pub(crate) fn talk(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", harmless(text));
+}
+
+/// The text with every character that a terminal would obey, and not show, written as `\u{1b}`: names, expressions and
+/// messages in it are what tenants wrote.
+fn harmless(text: &str) -> String {
+    let obeyed = |c: char| {
+        let turns_or_hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+        c != '\n' && c.is_control() || turns_or_hides
+    };
+    let written = |c: char| if obeyed(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    text.chars().map(written).collect()
+}
+
+/// The argument of `--sim`, if it names GPUs.
+pub(crate) fn simulated(text: &str) -> Result<String, String> {
+    // Clap shows one line, whatever of the error's causes.
+    SimNode::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// The argument of `--log-level`: a level, or directives such as `warn,divvy_executor=debug`.
+pub(crate) fn log_level(text: &str) -> Result<String, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let known = |part: &str| {
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        LEVELS.contains(&level.to_ascii_lowercase().as_str())
+    };
+    match text.split(',').find(|part| !known(part.trim())) {
+        None => Ok(text.to_owned()),
+        Some(part) => Err(format!("{part:?} is neither one of {} nor TARGET=LEVEL", LEVELS.join(", "))),
+    }
 }
 
 /// Bytes as people say them: `80 GiB`, `512 MiB`.
@@ -60,7 +91,16 @@ pub(crate) fn bytes(amount: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::{bytes, harmless};
+
+    #[test]
+    fn what_a_terminal_would_obey_is_written_out() {
+        assert_eq!(harmless("gpu-0  ── 79.6 GiB\nµ\t"), "gpu-0  ── 79.6 GiB\nµ\\u{9}");
+        assert_eq!(
+            harmless("\u{1b}[2J\u{9b}31m\r\u{7}\u{202e}abc\u{2066}\u{200d}"),
+            "\\u{1b}[2J\\u{9b}31m\\u{d}\\u{7}\\u{202e}abc\\u{2066}\\u{200d}"
+        );
+    }
 
     #[test]
     fn bytes_read_well() {

@@ -1,6 +1,5 @@
-//! `divvy inventory`: the GPUs of this machine or of a simulated one, and what divvy would publish of them.
+//! `divvy inventory`: the GPUs of this machine or of a simulated one, and the devices that divvy would publish.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,15 +8,13 @@ use divvy_api::policy::GpuPolicy;
 use divvy_gpu_sim::SimNode;
 use divvy_host::HostRoot;
 use divvy_kubelet_plugin::Offer;
-use divvy_model::{GpuFacts, HostTopology, Inventory, MigMode, NvLinkPeer, Ordinals, SystemFacts};
-use divvy_offer::{
-    GpuRules, Input, KubeVersion, NodeFacts, Note, Partitioning, Pool, ServerFeatures, carve_partitions,
-    resolve,
-};
+use divvy_model::{GpuFacts, HostTopology, Inventory, MigMode, NvLinkPeer, SystemFacts};
+use divvy_offer::{GpuRules, NodeFacts, Pool};
 use serde::Serialize;
 
 use crate::format::{self, Format};
-use crate::manifests::Manifests;
+use crate::manifests;
+use crate::offered::{Offered, offered};
 use crate::slices::Picture;
 use crate::table::Table;
 
@@ -25,27 +22,28 @@ use crate::table::Table;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Simulated GPUs instead of this machine's: models and numbers, such as h100x8 or a100-40x4,l4x2
-    #[arg(long, value_name = "GPUS")]
+    #[arg(long, value_name = "GPUS", value_parser = format::simulated)]
     sim: Option<String>,
-    /// What GPUs that can do MIG are offered as, as the node plugin's flag says it
+    /// How GPUs without a policy are offered, like the node plugin's flag
     #[arg(long, value_enum, default_value_t)]
     offer: Offer,
-    /// A file with GpuPolicies that decide what the GPUs may become; may be given several times
+    /// A file or folder with GpuPolicies that decide the modes of the GPUs, or - for standard input; may be given
+    /// several times
     #[arg(long, value_name = "FILE")]
     policy: Vec<PathBuf>,
-    /// Name of the node that policies may ask for
+    /// Name of the node, which policies can select
     #[arg(long, value_name = "NAME", default_value = "this-node")]
     node_name: String,
-    /// Label of the node that policies may ask for; may be given several times
+    /// Label of the node, which policies can select; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     node_label: Vec<(String, String)>,
-    /// How to show it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// Where the driver is installed; found by itself if left out
+    /// Root of the NVIDIA driver's files; by default the known places are searched
     #[arg(long, env = "DRIVER_ROOT", value_name = "FOLDER")]
     driver_root: Option<PathBuf>,
-    /// The NVML library; found in the driver root if left out
+    /// The NVML library; by default the one in the driver root
     #[arg(long, env = "NVML_LIBRARY", value_name = "FILE")]
     nvml_library: Option<PathBuf>,
 }
@@ -81,7 +79,7 @@ struct ShownGpu {
 /// Runs `divvy inventory`. Exit status 1 when a GPU could not be read.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let inventory = match &args.sim {
-        Some(spec) => SimNode::parse(spec).context("--sim cannot be used")?.inventory(),
+        Some(spec) => SimNode::parse(spec).context("invalid --sim")?.inventory(),
         None => of_this_machine(args)?,
     };
     let shown = shown(&inventory, args)?;
@@ -95,11 +93,11 @@ fn of_this_machine(args: &Args) -> Result<Inventory> {
         path.clone()
     } else {
         divvy_host::find_driver(&host, args.driver_root.as_deref())
-            .context("no NVIDIA driver was found on this machine (divvy inventory --sim h100x2 needs none)")?
+            .context("this machine has no NVIDIA driver (divvy inventory --sim h100x2 needs none)")?
             .nvml_library
     };
     let driver = divvy_nvml::NvmlDriver::open(Some(&library))
-        .context("NVML cannot be used (divvy inventory --sim h100x2 needs no GPU)")?;
+        .context("failed to open NVML (divvy inventory --sim h100x2 needs no GPU)")?;
     let topology = |address| divvy_host::topology(&host, address).unwrap_or_default();
     Ok(divvy_nvml::read_inventory(&driver, &topology)?)
 }
@@ -112,38 +110,17 @@ fn label(text: &str) -> Result<(String, String), String> {
 fn policies(files: &[PathBuf]) -> Result<Vec<GpuPolicy>> {
     let mut policies = Vec::new();
     for file in files {
-        let text = fs_err::read_to_string(file)?;
-        policies.extend(Manifests::parse(&file.display().to_string(), &text)?.policies);
+        policies.extend(manifests::read(file)?.into_iter().flat_map(|(_, manifests)| manifests.policies));
     }
     Ok(policies)
 }
 
 fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
-    let mut ordinals = Ordinals::default();
-    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
-    let capabilities: BTreeMap<_, _> = inventory
-        .gpus
-        .iter()
-        .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone())))
-        .collect();
     let defaults = GpuRules { modes: args.offer.modes(), ..GpuRules::default() };
     let labels = args.node_label.iter().cloned().collect();
     let node = NodeFacts { name: &args.node_name, labels: &labels };
-    let resolved = resolve(&policies(&args.policy)?, &node, inventory, &ordinals, &defaults);
-    let lock = resolved.mode_lock.as_ref().map(|(lock, _)| *lock).unwrap_or_default();
-    let input = Input {
-        node: &args.node_name,
-        inventory,
-        ordinals: &ordinals,
-        taints: &BTreeMap::new(),
-        held: &BTreeSet::new(),
-        leaving: &BTreeSet::new(),
-        recorded: &BTreeSet::new(),
-        previous: None,
-        // As on a cluster that has everything divvy uses.
-        features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 0)).with_mode_lock(lock),
-    };
-    let carved = carve_partitions(&input, &Partitioning::new(&capabilities, &resolved.rules));
+    let Offered { ordinals, resolved, pool, notes } =
+        offered(inventory, &node, &policies(&args.policy)?, &defaults);
     let domains = inventory.nvlink_domains();
     let mut gpus: Vec<ShownGpu> = inventory
         .gpus
@@ -162,13 +139,12 @@ fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
         })
         .collect();
     gpus.sort_by_key(|gpu| gpu.ordinal);
-    let odd = resolved.problems.iter().map(ToString::to_string);
     Ok(Shown {
         system: inventory.system.clone(),
         gpus,
         problems: inventory.problems.iter().map(|p| p.error.to_string()).collect(),
-        pool: carved.pool,
-        notes: carved.notes.iter().map(Note::to_string).chain(odd).collect(),
+        pool,
+        notes,
     })
 }
 

@@ -2,6 +2,7 @@
 //! `kubectl-divvy` the same program is a plugin of kubectl.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -11,11 +12,13 @@ mod demo;
 mod format;
 mod inventory;
 mod manifests;
+mod offered;
 mod slices;
 mod status;
+mod strict;
 mod table;
 
-/// GPUs for Kubernetes, as all they can become.
+/// Whole GPUs, MIG partitions and shares on Kubernetes, from the same cards.
 ///
 /// Exit status: 0 all well, 1 something failed or stays pending (it says what and why), 2 wrong arguments, 3 (status) all
 /// was read and something needs a person.
@@ -34,7 +37,26 @@ enum Command {
     Inventory(inventory::Args),
     /// Show the GPUs of a cluster, who holds them, what is stuck since when and why, and what to do
     Status(status::Args),
+    /// Print a completion script: source <(divvy completion bash)
+    Completion {
+        /// The shell that completes
+        shell: clap_complete::Shell,
+    },
+    /// Print the version, and which Kubernetes it is for
+    Version,
 }
+
+/// Arguments that clap takes and the program cannot use: exit status 2, as with clap.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
 
 /// How usage calls the program: as the user does.
 fn called(program: Option<&OsStr>) -> &'static str {
@@ -56,14 +78,27 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Inventory(args) => inventory::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Completion { shell } => completion(shell),
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            format::print(&format!("divvy {version}, for Kubernetes 1.34 and later"))
+                .map(|()| ExitCode::SUCCESS)
+        }
     };
     match result {
         Ok(code) => code,
         Err(error) => {
             format::talk(&format!("divvy: {}", divvy_telemetry::Chain(error.as_ref())));
-            ExitCode::FAILURE
+            if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn completion(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "divvy", &mut script);
+    format::print(String::from_utf8_lossy(&script).trim_end())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

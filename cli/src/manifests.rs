@@ -1,14 +1,21 @@
-//! Kubernetes manifests from YAML files: the kinds that matter for claims, typed; anything else is named and refused,
-//! rather than silently left out.
+//! Kubernetes manifests from YAML files: the kinds that matter for claims, typed and decoded strictly. Workloads become
+//! the pods that their controllers would make; other kinds are passed over, and named.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use divvy_api::names;
 use divvy_api::policy::{self, GpuPolicy};
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodTemplateSpec};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+use crate::strict::decode;
 
 /// The objects of a manifest, in the order of the file.
 #[derive(Debug, Default, PartialEq)]
@@ -17,9 +24,40 @@ pub(crate) struct Manifests {
     pub(crate) classes: Vec<DeviceClass>,
     pub(crate) templates: Vec<ResourceClaimTemplate>,
     pub(crate) claims: Vec<ResourceClaim>,
+    /// Those of the file, and those of its workloads.
     pub(crate) pods: Vec<Pod>,
-    pub(crate) deployments: Vec<Deployment>,
     pub(crate) policies: Vec<GpuPolicy>,
+    /// Objects of other kinds, as `kind name`.
+    pub(crate) passed_over: Vec<String>,
+}
+
+/// What of a file was read: a folder's files are read one by one.
+pub(crate) fn read(path: &Path) -> Result<Vec<(String, Manifests)>> {
+    let name = path.display().to_string();
+    if name == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(vec![("standard input".to_owned(), Manifests::parse("standard input", &text)?)]);
+    }
+    let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
+    let read = |file: PathBuf| {
+        let name = file.display().to_string();
+        let manifests = Manifests::parse(&name, &fs_err::read_to_string(&file)?)?;
+        Ok((name, manifests))
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// The files that `kubectl apply -f FOLDER` takes.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> =
+        fs_err::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.retain(|file| file.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "json"));
+    files.sort();
+    if files.is_empty() {
+        bail!("{}: no .yaml, .yml or .json file in it", folder.display());
+    }
+    Ok(files)
 }
 
 impl Manifests {
@@ -28,74 +66,136 @@ impl Manifests {
         let documents: Vec<Value> =
             serde_saphyr::from_multiple(text).with_context(|| format!("{name} is not YAML"))?;
         let mut manifests = Self::default();
-        for (number, document) in documents.into_iter().enumerate() {
+        for (number, document) in documents.iter().enumerate() {
             if !document.is_null() {
                 manifests.add(document).with_context(|| format!("{name}, document {}", number + 1))?;
             }
         }
-        if manifests == Self::default() {
+        if documents.iter().all(Value::is_null) {
             bail!("{name}: no objects in it");
         }
         Ok(manifests)
     }
 
-    /// Whether anybody in it wants a device.
+    /// Whether it has pods, or claims on their own, that want devices.
     pub(crate) fn has_users(&self) -> bool {
-        !(self.claims.is_empty() && self.pods.is_empty() && self.deployments.is_empty())
+        !(self.claims.is_empty() && self.pods.is_empty())
     }
 
-    fn add(&mut self, document: Value) -> Result<()> {
-        let text = |key: &str| document.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    fn add(&mut self, object: &Value) -> Result<()> {
+        let text = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
-        match (version.as_str(), kind.as_str()) {
-            ("v1", "Namespace") => self.namespaces.push(typed(document)?),
-            ("v1", "Pod") => self.pods.push(typed(document)?),
-            ("apps/v1", "Deployment") => self.deployments.push(typed(document)?),
-            ("resource.k8s.io/v1", "DeviceClass") => self.classes.push(typed(document)?),
-            ("resource.k8s.io/v1", "ResourceClaim") => self.claims.push(typed(document)?),
-            ("resource.k8s.io/v1", "ResourceClaimTemplate") => self.templates.push(typed(document)?),
-            (names::API_VERSION, policy::KIND) => self.policies.push(policy::decode_policy(&document)?),
+        match (version, kind) {
+            ("", _) | (_, "") => bail!("apiVersion and kind must be set"),
+            ("v1", "Namespace") => self.namespaces.push(typed(object)?),
+            ("v1", "Pod") => self.pods.push(typed(object)?),
+            ("apps/v1", "Deployment") => self.workload::<Deployment>(object, "/spec", "replicas")?,
+            ("apps/v1", "ReplicaSet") => self.workload::<ReplicaSet>(object, "/spec", "replicas")?,
+            ("apps/v1", "StatefulSet") => self.workload::<StatefulSet>(object, "/spec", "replicas")?,
+            // One node, one pod.
+            ("apps/v1", "DaemonSet") => self.workload::<DaemonSet>(object, "/spec", "")?,
+            ("batch/v1", "Job") => self.workload::<Job>(object, "/spec", "parallelism")?,
+            ("batch/v1", "CronJob") => {
+                self.workload::<CronJob>(object, "/spec/jobTemplate/spec", "parallelism")?;
+            }
+            ("resource.k8s.io/v1", "DeviceClass") => self.classes.push(typed(object)?),
+            ("resource.k8s.io/v1", "ResourceClaim") => self.claims.push(typed(object)?),
+            ("resource.k8s.io/v1", "ResourceClaimTemplate") => self.templates.push(typed(object)?),
+            (names::API_VERSION, policy::KIND) => self.policies.push(policy::decode_policy(object)?),
             ("v1", "List") => {
-                for item in document.get("items").and_then(Value::as_array).cloned().unwrap_or_default() {
+                for item in object.get("items").and_then(Value::as_array).into_iter().flatten() {
                     self.add(item)?;
                 }
             }
-            (version, kind) if version.starts_with("resource.k8s.io/") => bail!(
-                "{kind} of {version} is not read here: write resource.k8s.io/v1 (served since Kubernetes 1.34)"
-            ),
-            (version, kind) => bail!(
-                "{kind} of {version:?} is not read here: expected Namespace, Pod, Deployment, DeviceClass, \
-                 ResourceClaim, ResourceClaimTemplate or GpuPolicy"
-            ),
+            (version, "DeviceClass" | "ResourceClaim" | "ResourceClaimTemplate")
+                if version.starts_with("resource.k8s.io/") =>
+            {
+                bail!(
+                    "{kind} of {version} is not read: write resource.k8s.io/v1 (served since Kubernetes 1.34)"
+                )
+            }
+            (version, policy::KIND) => {
+                bail!("{kind} of {version} does not exist: write {}", names::API_VERSION)
+            }
+            (_, kind) => self.passed_over.push(format!("{kind} {}", name_of(object))),
+        }
+        Ok(())
+    }
+
+    /// The pods that a controller makes of a workload: `spec` is where it has their template and their count.
+    fn workload<T: DeserializeOwned>(&mut self, object: &Value, spec: &str, count: &str) -> Result<()> {
+        let _: T = typed(object)?;
+        let meta: ObjectMeta = object.get("metadata").map(decode).transpose()?.unwrap_or_default();
+        let spec = object.pointer(spec).unwrap_or(&Value::Null);
+        let template: PodTemplateSpec = spec.get("template").map(decode).transpose()?.unwrap_or_default();
+        let count = spec.get(count).and_then(Value::as_u64);
+        for number in 0..count.unwrap_or(1) {
+            let metadata = ObjectMeta {
+                name: Some(format!("{}-{number}", meta.name.as_deref().unwrap_or("workload"))),
+                namespace: meta.namespace.clone(),
+                ..template.metadata.clone().unwrap_or_default()
+            };
+            self.pods.push(Pod { metadata, spec: template.spec.clone(), status: None });
         }
         Ok(())
     }
 }
 
-fn typed<T: DeserializeOwned>(document: Value) -> Result<T> {
-    let name = document.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("(no name)").to_owned();
-    let kind = document.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
-    serde_json::from_value(document).with_context(|| format!("{kind} {name}"))
+fn name_of(object: &Value) -> &str {
+    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("(no name)")
+}
+
+fn typed<T: DeserializeOwned>(object: &Value) -> Result<T> {
+    let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
+    decode(object).with_context(|| format!("{kind} {}", name_of(object)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::Manifests;
 
+    fn refused(text: &str) -> String {
+        format!("{:#}", Manifests::parse("x.yaml", text).unwrap_err())
+    }
+
     #[test]
-    fn documents_are_sorted_by_kind_and_strangers_are_named() {
-        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}}\n";
+    fn documents_are_sorted_by_kind_and_other_kinds_are_passed_over() {
+        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}}\n- {apiVersion: v1, kind: Service, metadata: {name: s}}\n";
         let read = Manifests::parse("x.yaml", text).unwrap();
         assert_eq!((read.pods.len(), read.claims.len()), (1, 1));
-        let error = Manifests::parse("x.yaml", "apiVersion: v1\nkind: Service\n").unwrap_err();
-        assert!(
-            format!("{error:#}").starts_with("x.yaml, document 1: Service of \"v1\" is not read here"),
-            "{error:#}"
-        );
+        assert_eq!(read.passed_over, ["Service s"]);
         let old = "apiVersion: resource.k8s.io/v1beta1\nkind: ResourceClaim\n";
-        assert!(
-            format!("{:#}", Manifests::parse("x", old).unwrap_err()).contains("write resource.k8s.io/v1")
+        assert!(refused(old).contains("write resource.k8s.io/v1"), "{}", refused(old));
+        assert!(refused("kind: Pod\n").contains("apiVersion and kind must be set"));
+        assert!(refused("---\n").ends_with("no objects in it"));
+    }
+
+    #[test]
+    fn workloads_become_the_pods_of_their_controllers() {
+        let template = "template: {spec: {containers: []}}";
+        for (version, kind, spec, pods) in [
+            ("apps/v1", "Deployment", format!("replicas: 2, {template}"), 2),
+            ("apps/v1", "ReplicaSet", template.to_owned(), 1),
+            ("apps/v1", "StatefulSet", format!("replicas: 3, {template}"), 3),
+            ("apps/v1", "DaemonSet", template.to_owned(), 1),
+            ("batch/v1", "Job", format!("parallelism: 2, completions: 5, {template}"), 2),
+            ("batch/v1", "CronJob", format!("schedule: '@daily', jobTemplate: {{spec: {{{template}}}}}"), 1),
+            ("apps/v1", "Deployment", format!("replicas: 0, {template}"), 0),
+        ] {
+            let text = format!(
+                "{{apiVersion: {version}, kind: {kind}, metadata: {{name: w, namespace: ns}}, spec: {{{spec}}}}}"
+            );
+            let read = Manifests::parse("x", &text).unwrap();
+            assert_eq!(read.pods.len(), pods, "{kind}");
+            if let Some(pod) = read.pods.last() {
+                assert_eq!(pod.metadata.name, Some(format!("w-{}", pods - 1)));
+                assert_eq!(pod.metadata.namespace.as_deref(), Some("ns"));
+            }
+        }
+        let text = "{apiVersion: batch/v1, kind: Job, metadata: {name: w}, spec: {template: {spec: {container: []}}}}";
+        assert_eq!(
+            refused(text),
+            "x.yaml, document 1: Job w: unknown field \"spec.template.spec.container\" (did you mean \"containers\"?)"
         );
-        assert!(Manifests::parse("empty.yaml", "---\n").is_err());
     }
 }

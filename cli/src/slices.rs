@@ -10,11 +10,11 @@ pub(crate) struct Picture {
     pub(crate) gpu: String,
     /// How many memory slices it has.
     pub(crate) slices: u32,
-    /// The partitions that live, by start.
+    /// The existing partitions, by start.
     pub(crate) partitions: Vec<Part>,
 }
 
-/// A partition that lives.
+/// An existing partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Part {
     /// First memory slice.
@@ -66,7 +66,7 @@ impl Picture {
             let (size, text) = match part {
                 Some(part) => {
                     let key = char::from(b'A' + u8::try_from(legend.len() % 26).unwrap_or(0));
-                    let holder = part.holder.as_deref().unwrap_or("(nobody's claim)");
+                    let holder = part.holder.as_deref().unwrap_or("(no claim)");
                     legend.push(format!("{key}  {}  {holder}", part.profile));
                     (part.size, format!("{key} {}", part.profile))
                 }
@@ -131,7 +131,7 @@ mod tests {
             "       └────────┴────────┴─────────────────┴───────────────────────────────────┘",
             "        0        1        2        3        4        5        6        7",
             "        A  1g.10gb  default/a",
-            "        B  2g.20gb  (nobody's claim)",
+            "        B  2g.20gb  (no claim)",
             "        C  3g.40gb  default/c",
         ];
         assert_eq!(picture.lines(), expected);

@@ -15,7 +15,12 @@ impl Table {
 
     /// Adds a row.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.into());
+        self.cells(cells.into());
+    }
+
+    /// Adds a row that may be shorter than the others.
+    pub(crate) fn cells(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
     }
 
     /// The table as text, each line indented.

@@ -13,7 +13,7 @@ use divvy_fake_cluster::build::{
 };
 use divvy_fake_cluster::{FakeApi, Fault, GpuNode, HttpServer};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{CELDeviceSelector, DeviceSelector, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 
 const DRIVER: &str = "gpu.divvy.dev";
@@ -76,19 +76,44 @@ fn divvy() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_divvy"))
 }
 
+/// A claim's CEL is its tenant's text, and an administrator's terminal shows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_comes_from_a_server_and_its_exit_status_says_whether_somebody_is_needed() {
+async fn the_text_of_tenants_cannot_clear_an_administrators_terminal() {
+    let cluster = Cluster::new().await;
+    let mut free: ResourceSlice = mk_slice("n2-0", DRIVER, "n2", vec![mk_device("gpu-0")]);
+    "n2/divvy".clone_into(&mut free.spec.pool.name);
+    cluster.api.put(&mk_node("n2")).unwrap();
+    cluster.api.put(&free).unwrap();
+    let mut claim: ResourceClaim = mk_claim("default", "evil", DRIVER, 1);
+    let expression = "device.attributes['gpu.divvy.dev'].productName == '\u{1b}[2J\u{1b}[31mOWNED\u{202e}'";
+    let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
+    let request = devices.requests.as_mut().unwrap()[0].exactly.as_mut().unwrap();
+    request.selectors =
+        Some(vec![DeviceSelector { cel: Some(CELDeviceSelector { expression: expression.to_owned() }) }]);
+    cluster.api.put(&claim).unwrap();
+    let status = PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() };
+    let pod = Pod { status: Some(status), ..mk_pod("default", "evil", None, &["evil"]) };
+    cluster.api.put(&pod).unwrap();
+    for about in [&[][..], &["claim", "evil"]] {
+        let (_, text) = cluster.status(about).await;
+        assert!(text.contains(r"\u{1b}[2J"), "{text:?}");
+        assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_answer_comes_from_a_server_and_its_exit_status_shows_whether_action_is_required() {
     let cluster = Cluster::new().await;
     let (code, fleet) = cluster.status(&[]).await;
     assert_eq!(code, Some(0), "{fleet}");
     assert!(fleet.contains("\nn1    1     0     1       1 whole  -        580.95.05  -\n"), "{fleet}");
     assert!(fleet.contains("pod default/w"), "{fleet}");
-    assert!(fleet.contains("no room now: it waits for what others hold"), "{fleet}");
+    assert!(fleet.contains("no room now: other claims hold the devices"), "{fleet}");
     assert!(fleet.contains("held by default/held"), "{fleet}");
-    assert!(fleet.ends_with("\nnothing needs anybody\n"), "{fleet}");
+    assert!(fleet.ends_with("\nno action required\n"), "{fleet}");
     let (code, claim) = cluster.status(&["claim", "waits"]).await;
     assert_eq!(code, Some(0), "{claim}");
-    assert!(claim.starts_with("claim default/waits, pods w\nwaits: nothing is allocated"), "{claim}");
+    assert!(claim.starts_with("claim default/waits, pods w\nwaiting: no device is allocated"), "{claim}");
     let (_, claim) = cluster.status(&["claim", "default/held", "-o", "json"]).await;
     let claim: Value = serde_json::from_str(&claim).unwrap();
     let device = &claim["devices"][0];
@@ -114,26 +139,26 @@ async fn every_answer_comes_from_a_server_and_its_exit_status_says_whether_someb
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_may_not_be_read_is_told_and_what_cannot_be_found_fails() {
+async fn unreadable_kinds_are_named_and_a_missing_object_is_an_error() {
     let cluster = Cluster::new().await;
     cluster.api.fail_next(2, "list", "resourceclaims", Fault::Status(403));
     let (code, text) = cluster.status(&[]).await;
     assert_eq!(code, Some(0), "{text}");
-    let right = "not known:\n  ResourceClaims may not be listed: who holds and who waits is not known (you lack the right to \
-                 list resourceclaims.resource.k8s.io in the whole cluster; ask an admin of it for a ClusterRoleBinding to view, \
-                 or name a namespace that you may read (-n))\n\nnothing that is known needs anybody";
+    let right = "unknown:\n  ResourceClaims cannot be listed; unknown: which claims hold devices and which wait (you may not list \
+                 resourceclaims.resource.k8s.io in the whole cluster; ask a cluster admin for a ClusterRoleBinding to view, \
+                 or choose a namespace that you may read (-n))\n\nno action required, as far as is known";
     assert!(text.contains(right), "{text}");
     // Those of one namespace may be.
     cluster.api.fail_next(1, "list", "resourceclaims", Fault::Status(403));
     let (code, text) = cluster.status(&["claim", "default/held"]).await;
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("its devices are ready"), "{text}");
-    assert!(text.contains("ResourceClaims of namespaces other than default may not be listed"), "{text}");
+    assert!(text.contains("devices are ready"), "{text}");
+    assert!(text.contains("ResourceClaims of namespaces other than default cannot be listed"), "{text}");
     for (resource, words) in [
-        ("gpunodes", "ask an admin of it for a ClusterRoleBinding to divvy-view"),
-        ("nodes", "list nodes in the whole cluster; ask an admin of it for a ClusterRole with it"),
-        ("resourceslices", "what is published is not known (you lack the right"),
-        ("deviceclasses", "what claims ask for is not known (you lack the right"),
+        ("gpunodes", "ask a cluster admin for a ClusterRoleBinding to divvy-view"),
+        ("nodes", "list nodes in the whole cluster; ask a cluster admin for a ClusterRole that grants it"),
+        ("resourceslices", "unknown: the published devices (you may not list"),
+        ("deviceclasses", "unknown: which devices the classes select (you may not list"),
     ] {
         cluster.api.fail_next(1, "list", resource, Fault::Status(403));
         let (code, text) = cluster.status(&[]).await;
@@ -143,7 +168,7 @@ async fn what_may_not_be_read_is_told_and_what_cannot_be_found_fails() {
     cluster.api.unregister::<GpuNode>();
     let (code, text) = cluster.status(&["node", "n1"]).await;
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("the cluster has no GpuNodes (is divvy's chart installed?)"), "{text}");
+    assert!(text.contains("the cluster does not serve GpuNodes (is divvy's chart installed?)"), "{text}");
     let (code, text) = cluster.status(&["--context", "nowhere"]).await;
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("nowhere"), "{text}");

@@ -21,9 +21,9 @@ pub(crate) struct Cache {
 pub(crate) enum News {
     /// Nothing that was not known.
     Old,
-    /// Somebody else changed or created a slice.
+    /// Another client changed or created a slice.
     Changed,
-    /// Somebody else deleted a slice.
+    /// Another client deleted a slice.
     Deleted,
 }
 
@@ -37,7 +37,7 @@ impl Cache {
         self.slices.values().cloned().collect()
     }
 
-    /// A full list. Tells whether something was not known.
+    /// A full list. Returns whether something was not known.
     pub(crate) fn replace(&mut self, slices: Vec<ResourceSlice>, version: Option<&str>) -> News {
         let listed: BTreeMap<_, _> = slices.into_iter().map(|slice| (slice.name_any(), slice)).collect();
         let news = if self.slices.keys().any(|name| !listed.contains_key(name)) {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_tells_what_went_missing() {
+    fn a_new_list_shows_what_went_missing() {
         let mut cache = Cache::default();
         cache.replace(vec![slice("a", "1", 5), slice("b", "2", 5)], Some("5"));
         assert_eq!(cache.replace(vec![slice("a", "1", 5)], Some("6")), News::Deleted);

@@ -1,14 +1,12 @@
 //! Why a pool could not be published, for the log and the status.
 
 use std::error::Error as _;
-use std::future::Future;
-use std::time::Duration;
 
 use divvy_offer::LimitError;
-use tokio::time::timeout;
+use kube::runtime::watcher;
+use tower::timeout::error::Elapsed;
 
-/// Waiting for one answer. Shorter than a lost connection takes to be noticed; the client retries 429 and 503 within.
-const ANSWER: Duration = Duration::from_secs(10);
+use crate::deadline::ANSWER;
 
 /// A failed attempt to publish.
 #[derive(Debug, thiserror::Error)]
@@ -23,23 +21,13 @@ pub enum PublishError {
         verb: &'static str,
         /// On what.
         object: String,
-        /// The answer; told in full, so not a source.
+        /// The answer; shown in full, so not a source.
         error: kube::Error,
-    },
-    /// The API server did not answer.
-    #[error("cannot {verb} {object}: no answer in {limit:?}; it may have happened all the same")]
-    NoAnswer {
-        /// What was tried.
-        verb: &'static str,
-        /// On what.
-        object: String,
-        /// How long was waited.
-        limit: Duration,
     },
     /// The Node has no UID: not a Node as API servers make them.
     #[error("Node {0} has no UID")]
     NoUid(String),
-    /// Somebody has a slice of our name.
+    /// Another object has the name of our slice.
     #[error(
         "ResourceSlice {name} belongs to driver {driver} on node {node}, not to this node: delete it with \
          `kubectl delete resourceslice {name}`"
@@ -55,6 +43,24 @@ pub enum PublishError {
 }
 
 impl PublishError {
+    /// For `map_err`, with what was tried on what.
+    pub(crate) fn of(verb: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        move |error| Self::Api { verb, object: object.into(), error }
+    }
+
+    pub(crate) fn watch(objects: &'static str, error: watcher::Error) -> Self {
+        match error {
+            watcher::Error::InitialListFailed(error) => Self::of("list", objects)(error),
+            watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => {
+                Self::of("watch", objects)(error)
+            }
+            watcher::Error::WatchError(status) => Self::of("watch", objects)(kube::Error::Api(status)),
+            error @ watcher::Error::NoResourceVersion => {
+                Self::of("watch", objects)(kube::Error::Service(error.into()))
+            }
+        }
+    }
+
     /// Whether the same attempt may succeed later.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Invalid(_))
@@ -71,8 +77,12 @@ impl PublishError {
 
 /// The server's own words, or the whole chain of what went wrong on the way to it.
 fn reason(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return status.message.clone();
+    match error {
+        kube::Error::Api(status) => return status.message.clone(),
+        kube::Error::Service(error) if error.is::<Elapsed>() => {
+            return format!("no answer in {ANSWER:?}; it may have happened all the same");
+        }
+        _ => {}
     }
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -101,18 +111,5 @@ fn hint(verb: &str, error: &kube::Error) -> &'static str {
             " (is resource.k8s.io/v1 served? It needs Kubernetes 1.34 or later)"
         }
         _ => "",
-    }
-}
-
-/// Waits for an answer of the API server, but not for ever.
-pub(crate) async fn answered<T>(
-    verb: &'static str,
-    object: impl Fn() -> String,
-    call: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, PublishError> {
-    match timeout(ANSWER, call).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(PublishError::Api { verb, object: object(), error }),
-        Err(_) => Err(PublishError::NoAnswer { verb, object: object(), limit: ANSWER }),
     }
 }

@@ -131,7 +131,7 @@ enum Change {
 /// Decides the writes. `existing` are the slices of this driver and node; others are left alone.
 ///
 /// Slices are matched by name, which contains the index. One slice more or less, or two slices with different
-/// devices, is a new generation on all of them: nobody then sees half of the change. One slice alone is one write
+/// devices, is a new generation on all of them: so that no reader sees half of the change. One slice alone is one write
 /// anyway, and taints and attributes need not change together, so those keep the generation.
 pub fn plan_sync(existing: &[ResourceSlice], target: &Target<'_>) -> Sync {
     let wanted: Vec<(String, ResourceSliceSpec)> = specs(target.driver, target.node, target.pool)

@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::ExponentialBackoff;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -15,18 +17,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, News};
 use crate::content::specs;
-use crate::error::{PublishError, answered};
+use crate::deadline::{ANSWER, with_deadline};
+use crate::error::PublishError;
 use crate::plan::{Accepted, Target, Write, plan_sync};
-use crate::retry::Backoff;
 use crate::status::PublishStatus;
-use crate::watch::{Event, Watch};
+use crate::watch::{Event, LONGEST_WAIT, Watch, backoff};
 
 /// Slices are often deleted together (the kubelet wipes a node's): answering the first at once would be a generation
-/// for each. Grows while somebody keeps doing it, up to eight times as long.
+/// for each. Grows while the deletions continue, up to eight times as long.
 const SETTLE: Duration = Duration::from_millis(100);
 const SETTLE_DOUBLINGS: u32 = 3;
 /// Without foreign changes for this long, [`SETTLE`] counts from its start again.
 const QUIET: Duration = Duration::from_secs(30);
+/// A watch that has not failed again for so long stands: each attempt has failed before then.
+const STANDS: Duration = ANSWER.saturating_add(LONGEST_WAIT);
+
 /// Whose slices are published.
 #[derive(Debug, Clone)]
 pub struct PublisherConfig {
@@ -67,6 +72,7 @@ pub fn spawn(
     stop: CancellationToken,
 ) -> Publisher {
     let (status, receiver) = watch::channel(PublishStatus::default());
+    let client = with_deadline(client);
     let worker = Worker {
         slices: Api::all(client.clone()),
         nodes: Api::all(client),
@@ -78,7 +84,8 @@ pub fn spawn(
         accepted: Accepted::default(),
         owner: None,
         due: Due { at: Some(Instant::now()), list: false },
-        backoff: Backoff::new(Duration::from_millis(200), Duration::from_secs(10)),
+        watch_failed: None,
+        backoff: backoff(),
         disturbed: (0, None),
     };
     Publisher { status: receiver, task: tokio::spawn(worker.run(stop)) }
@@ -95,7 +102,9 @@ struct Worker {
     accepted: Accepted,
     owner: Option<OwnerReference>,
     due: Due,
-    backoff: Backoff,
+    /// When the watch failed last, if it may not stand since.
+    watch_failed: Option<Instant>,
+    backoff: ExponentialBackoff,
     /// Foreign changes in a row, and when the last was.
     disturbed: (u32, Option<Instant>),
 }
@@ -111,7 +120,7 @@ struct Due {
 
 impl Worker {
     async fn run(mut self, stop: CancellationToken) {
-        let mut watch = Watch::new(self.slices.clone(), self.selector.clone(), "ResourceSlices");
+        let mut watch = Watch::new(self.slices.clone(), &self.selector, "ResourceSlices");
         loop {
             let now = Instant::now();
             // Before the first list nothing can be due.
@@ -134,6 +143,9 @@ impl Worker {
                     self.due_in(Duration::ZERO);
                 }
                 () = sleep_until(due.unwrap_or(now)), if due.is_some() => {}
+                () = sleep_until(self.watch_failed.unwrap_or(now) + STANDS), if self.watch_failed.is_some() => {
+                    self.watches();
+                }
                 event = watch.next() => self.heed(event),
             }
         }
@@ -148,20 +160,18 @@ impl Worker {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
-                tracing::warn!(%error, "the slices are not watched");
+                tracing::warn!(%error, "ResourceSlices are not watched");
+                self.watch_failed = Some(Instant::now());
                 self.status.send_modify(|status| status.watch_error = Some(error.to_string()));
                 return;
             }
         };
         let news = match event {
-            Event::Listed(slices, version) => self.cache.replace(slices, version.as_deref()),
-            Event::Watching => {
-                let back = self.status.send_if_modified(|status| status.watch_error.take().is_some());
-                // The server answers again: what failed while it did not is worth another try at once.
-                if back && self.due.at.is_some() {
-                    self.due_in(Duration::ZERO);
-                }
-                News::Old
+            // Nothing is written while a list is read, so it is not older than an own write.
+            Event::Listed(slices) => {
+                let news = self.cache.replace(slices, None);
+                self.disturb(news);
+                return;
             }
             Event::Apply(slice) => self.cache.apply(*slice),
             Event::Delete(slice) => {
@@ -172,10 +182,17 @@ impl Worker {
                 news
             }
         };
+        self.watches();
         self.disturb(news);
     }
 
-    /// Somebody else changed or deleted something: put it right, soon.
+    fn watches(&mut self) {
+        if self.watch_failed.take().is_some() {
+            self.status.send_modify(|status| status.watch_error = None);
+        }
+    }
+
+    /// Another client changed or deleted a slice: reconcile soon.
     fn disturb(&mut self, news: News) {
         match news {
             News::Old => return,
@@ -213,7 +230,7 @@ impl Worker {
                 self.note_success(pool, generation);
             }
             Err(error) => {
-                let retry = error.is_retryable().then(|| self.backoff.next());
+                let retry = error.is_retryable().then(|| self.backoff.next().unwrap_or_default());
                 self.due.list = true;
                 self.due.at = retry.map(|wait| Instant::now() + wait);
                 tracing::warn!(%error, ?retry, "cannot publish the pool");
@@ -254,7 +271,8 @@ impl Worker {
     async fn sync(&mut self, pool: &Pool) -> Result<i64, PublishError> {
         if self.due.list {
             let selected = ListParams::default().fields(&self.selector);
-            let list = answered("list", || "ResourceSlices".to_owned(), self.slices.list(&selected)).await?;
+            let list =
+                self.slices.list(&selected).await.map_err(PublishError::of("list", "ResourceSlices"))?;
             self.cache.replace(list.items, list.metadata.resource_version.as_deref());
             self.due.list = false;
         }
@@ -274,7 +292,8 @@ impl Worker {
             return Ok(owner.clone());
         }
         let name = &self.config.node_name;
-        let node = answered("get", || format!("Node {name}"), self.nodes.get_metadata(name)).await?;
+        let node =
+            self.nodes.get_metadata(name).await.map_err(PublishError::of("get", format!("Node {name}")))?;
         let owner = OwnerReference {
             api_version: "v1".to_owned(),
             kind: "Node".to_owned(),
@@ -288,34 +307,32 @@ impl Worker {
     }
 
     async fn write(&mut self, write: Write) -> Result<(), PublishError> {
-        let (name, verb) = (write.name().to_owned(), write.verb());
-        let object = || format!("ResourceSlice {name}");
+        let name = write.name().to_owned();
+        let failed = PublishError::of(write.verb(), format!("ResourceSlice {name}"));
         match write {
             Write::Delete { uid, resource_version, .. } => {
                 let must = DeleteParams {
                     preconditions: Some(Preconditions { uid, resource_version }),
                     ..DeleteParams::default()
                 };
-                match answered(verb, object, self.slices.delete(&name, &must)).await {
-                    Err(error) if error.code() != Some(404) => return Err(error),
-                    _ => {}
+                match self.slices.delete(&name, &must).await {
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    done => drop(done.map_err(failed)?),
                 }
                 self.cache.deleted(&name);
                 self.accepted.forget(&name);
                 self.status.send_modify(|status| status.writes.deleted += 1);
             }
             Write::Update(slice) => {
-                let stored =
-                    answered(verb, object, self.slices.replace(&name, &PostParams::default(), &slice))
-                        .await?;
+                let replaced = self.slices.replace(&name, &PostParams::default(), &slice).await;
+                let stored = replaced.map_err(failed)?;
                 self.accepted.remember(&slice, &stored);
                 self.cache.wrote(stored);
                 self.status.send_modify(|status| status.writes.updated += 1);
             }
             Write::Create(slice) => {
-                let created =
-                    answered(verb, object, self.slices.create(&PostParams::default(), &slice)).await;
-                let stored = match created {
+                let created = self.slices.create(&PostParams::default(), &slice).await;
+                let stored = match created.map_err(failed) {
                     Err(error) if error.code() == Some(409) => return Err(self.whose(&name, error).await),
                     created => created?,
                 };
@@ -329,8 +346,7 @@ impl Worker {
 
     /// Says who has the name that could not be created. Our own slice is no mystery: the next list brings it.
     async fn whose(&self, name: &str, conflict: PublishError) -> PublishError {
-        let object = || format!("ResourceSlice {name}");
-        let Ok(slice) = answered("get", object, self.slices.get(name)).await else { return conflict };
+        let Ok(slice) = self.slices.get(name).await else { return conflict };
         let (driver, node) = (slice.spec.driver, slice.spec.node_name.unwrap_or_default());
         if driver == self.config.driver && node == self.config.node_name {
             return conflict;

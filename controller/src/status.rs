@@ -1,4 +1,4 @@
-//! What the publisher tells the rest of the plugin: for readiness, `/debug/state`, metrics and GpuNode.
+//! What the publisher reports to the rest of the plugin: for readiness, `/debug/state`, metrics and GpuNode.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct PublishStatus {
     pub altered: BTreeSet<String>,
     /// Rounds of comparing and writing that succeeded.
     pub rounds: u64,
-    /// Slices that somebody else deleted.
+    /// Slices deleted by other clients.
     pub foreign_deletes: u64,
     /// Writes so far.
     pub writes: Writes,

@@ -46,7 +46,7 @@ impl ClaimsApi for KubeClaims {
                 self.judge(uid, all.into_iter().find(is))
             }
             Ok(Err(error)) => Lookup::Unknown(crate::chain(&error)),
-            Err(_late) => Lookup::Unknown(LATE.to_owned()),
+            Err(_late) => Lookup::Unknown("the API server did not answer in time".to_owned()),
         }
     }
 
@@ -72,8 +72,6 @@ impl ClaimsApi for KubeClaims {
     }
 }
 
-const LATE: &str = "the API server did not answer in time";
-
 /// The number in a device's name.
 fn number(device: &str) -> Option<u32> {
     Some(DeviceKind::parse(&device.parse().ok()?).ok()?.ordinal())
@@ -82,11 +80,7 @@ fn number(device: &str) -> Option<u32> {
 impl KubeClaims {
     /// Waits for an answer as one of the executor's threads.
     fn ask<T>(&self, question: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
-        let answer = async { tokio::time::timeout(self.fetcher.deadline(), question).await };
-        match self.runtime.block_on(answer) {
-            Ok(answer) => answer.map_err(|error| crate::chain(&error)),
-            Err(_) => Err(LATE.to_owned()),
-        }
+        self.runtime.block_on(question).map_err(|error| crate::chain(&error))
     }
 
     fn judge(&self, uid: &ClaimUid, found: Option<ResourceClaim>) -> Lookup {

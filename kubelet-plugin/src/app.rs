@@ -49,7 +49,6 @@ impl Tasks {
         Self { running: JoinSet::new(), names: HashMap::new(), stop: CancellationToken::new() }
     }
 
-    /// Adds one.
     pub(crate) fn add(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         let id = self.running.spawn(work).id();
         self.names.insert(id, name);
@@ -62,7 +61,7 @@ impl Tasks {
             Some(Err(died)) => Some(died.id()),
             None => None,
         };
-        id.and_then(|id| self.names.get(&id)).copied().unwrap_or("every part of the plugin")
+        id.and_then(|id| self.names.get(&id)).copied().unwrap_or("every task")
     }
 
     async fn stopped(&mut self) {
@@ -114,7 +113,7 @@ async fn run_ready(
 
     // Containers of running pods may start at any time: their files come first.
     keeper.before_registration().await;
-    tasks.add("the keeper of files and records", keeper.run(tasks.stop.clone()));
+    tasks.add("the reconciler of files and records", keeper.run(tasks.stop.clone()));
     remove_stale(&shared.config.sockets, &shared.config.driver_name);
     let mut servers = Grpc::bind(&shared, registered, ready.sockets.clone())?;
 
@@ -133,7 +132,7 @@ async fn run_ready(
 /// Takes no more calls, and finishes those that are being worked on.
 async fn drain(shared: &Shared, mut servers: Grpc) {
     let service = &shared.service;
-    tracing::info!(claims = service.running(), "stopping: finishing what is being worked on");
+    tracing::info!(claims = service.running(), "stopping: waiting for running calls");
     servers.close();
     let drained = async {
         servers.finished().await;
@@ -142,7 +141,7 @@ async fn drain(shared: &Shared, mut servers: Grpc) {
     if tokio::time::timeout(shared.config.timing.drain, drained).await.is_err() {
         tracing::warn!(
             claims = service.running(),
-            "stopping although work is not finished; its records say so to the next instance"
+            "stopping before all calls have finished; the next instance continues from their records"
         );
     }
     servers.remove();

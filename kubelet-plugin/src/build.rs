@@ -59,7 +59,7 @@ impl InventorySource for Latest {
         match self.gpus.facts(gpu) {
             Ok(facts) => drop(self.newer().insert(gpu.clone(), (Instant::now(), facts))),
             // It is read with the others as soon as it answers.
-            Err(error) => tracing::warn!(%gpu, error = crate::chain(&error), "a changed GPU cannot be read"),
+            Err(error) => tracing::warn!(%gpu, error = crate::chain(&error), "failed to read a changed GPU"),
         }
         self.refresh.notify_one();
     }

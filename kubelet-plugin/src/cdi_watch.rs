@@ -12,7 +12,7 @@ use rustix::fs::inotify;
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
-/// Tells when something vanished from a folder.
+/// Reports files that vanish from a folder.
 pub(crate) struct FolderWatch {
     inotify: AsyncFd<OwnedFd>,
 }
@@ -35,28 +35,28 @@ impl FolderWatch {
         Ok(Self { inotify })
     }
 
-    /// Waits until something vanished, and then for `settle`, so that a burst is told once.
+    /// Waits until a file vanished, and then for `settle`, so that a burst is reported once.
     pub(crate) async fn vanished(&mut self, settle: Duration) -> io::Result<()> {
         loop {
-            let mut told = self.inotify.readable().await?;
-            let vanished = drain(told.get_inner())?;
+            let mut event = self.inotify.readable().await?;
+            let vanished = drain(event.get_inner())?;
             // Readiness as it was before the drain: what came since stays ready.
-            told.clear_ready();
+            event.clear_ready();
             if vanished {
                 break;
             }
         }
         tokio::time::sleep(settle).await;
-        if let Some(told) = self.inotify.readable().now_or_never() {
-            let mut told = told?;
-            drain(told.get_inner())?;
-            told.clear_ready();
+        if let Some(event) = self.inotify.readable().now_or_never() {
+            let mut event = event?;
+            drain(event.get_inner())?;
+            event.clear_ready();
         }
         Ok(())
     }
 }
 
-/// Reads all that is told; whether something vanished that a runtime would have read.
+/// Reads all pending events; whether a file vanished that a runtime would have read.
 fn drain(fd: &OwnedFd) -> io::Result<bool> {
     let mut vanished = false;
     let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_or_the_folder_that_vanishes_is_told() {
+    async fn a_file_or_the_folder_that_vanishes_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("cdi");
         fs_err::create_dir(&folder).unwrap();
@@ -87,13 +87,13 @@ mod tests {
         fs_err::write(folder.join("b.tmp"), "{}").unwrap();
         fs_err::rename(folder.join("b.tmp"), folder.join("b.json")).unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.vanished(Duration::ZERO)).await;
-        assert!(quiet.is_err(), "a file that is written is not told");
+        assert!(quiet.is_err(), "a file that is being written is not reported");
         fs_err::remove_file(folder.join("a.json")).unwrap();
         let in_time = Duration::from_secs(10);
         let settle = Duration::from_millis(1);
         tokio::time::timeout(in_time, watch.vanished(settle)).await.unwrap().unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.vanished(settle)).await;
-        assert!(quiet.is_err(), "told once");
+        assert!(quiet.is_err(), "reported once");
         fs_err::remove_dir_all(&folder).unwrap();
         tokio::time::timeout(in_time, watch.vanished(settle)).await.unwrap().unwrap();
         assert!(FolderWatch::new(&folder).is_err());

@@ -45,7 +45,7 @@ impl fmt::Display for Asked {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimError {
     /// The kubelet's UID is none.
-    #[error("the kubelet asked for claim {claim} with a UID that is none")]
+    #[error("the kubelet sent claim {claim} with an invalid UID")]
     BadUid {
         claim: String,
         #[source]
@@ -53,14 +53,14 @@ pub(crate) enum ClaimError {
     },
     /// The name now belongs to a later claim.
     #[error(
-        "claim {asked} is not the one in the API, which has UID {found}: it was deleted and made again under the same name (delete the pod so that it gets the new claim)"
+        "claim {asked} does not match the claim in the API, which has UID {found}: the claim was deleted and created again under the same name (delete the pod so that it gets the new claim)"
     )]
     OtherUid { asked: Box<ClaimRef>, found: String },
-    /// Nobody allocated it.
-    #[error("claim {0} has no allocation (the scheduler has not placed it, or it was released again)")]
+    /// The claim has no allocation.
+    #[error("claim {0} has no allocation (the scheduler has not allocated it, or it was deallocated again)")]
     NotAllocated(Box<ClaimRef>),
     /// A device name no driver of ours can have published.
-    #[error("claim {claim} has an allocated device whose name is none")]
+    #[error("claim {claim} has an allocated device with an invalid name")]
     BadDevice {
         claim: Box<ClaimRef>,
         #[source]
@@ -68,7 +68,7 @@ pub(crate) enum ClaimError {
     },
     /// All its devices are of another node.
     #[error(
-        "claim {claim} has devices of pool {found} allocated, and none of this node's pool {pool} (delete the pod: it was bound to a node that the claim was not allocated for)"
+        "claim {claim} has devices of pool {found}, but none of this node's pool {pool} (delete the pod: it was bound to a node that its claim was not allocated for)"
     )]
     OtherNode { claim: Box<ClaimRef>, found: String, pool: String },
 }
@@ -96,7 +96,7 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
     let written = object.spec.and_then(|spec| spec.devices?.config).unwrap_or_default();
-    let results = devices.results.iter().flatten().cloned().filter(|result| result.driver == driver);
+    let results = devices.results.iter().flatten().filter(|result| result.driver == driver).cloned();
     let results = results.map(allocated).collect::<Result<_, _>>();
     let results = results.map_err(|source| ClaimError::BadDevice {
         claim: Box::new(asked.clone()),
@@ -210,13 +210,13 @@ mod tests {
 
     #[test]
     fn the_time_of_an_allocation_is_kept_as_utc_to_the_second_or_finer_where_it_is_so() {
-        for (told, kept) in [
+        for (given, kept) in [
             ("2026-11-21T14:00:00Z", "2026-11-21T14:00:00Z"),
             ("2026-11-21T15:00:00+01:00", "2026-11-21T14:00:00Z"),
             ("2026-11-21T14:00:00.250Z", "2026-11-21T14:00:00.25Z"),
         ] {
-            let time: Time = serde_json::from_value(json!(told)).unwrap();
-            assert_eq!(rfc3339(&time), kept, "{told}");
+            let time: Time = serde_json::from_value(json!(given)).unwrap();
+            assert_eq!(rfc3339(&time), kept, "{given}");
         }
     }
 
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(pools(claim(&[]).unwrap()), Vec::<String>::new());
         assert_eq!(
             claim(&["n2/divvy"]).unwrap_err().to_string(),
-            "claim ns/c (UID uid-1) has devices of pool n2/divvy allocated, and none of this node's pool n1/divvy (delete the pod: it was bound to a node that the claim was not allocated for)"
+            "claim ns/c (UID uid-1) has devices of pool n2/divvy, but none of this node's pool n1/divvy (delete the pod: it was bound to a node that its claim was not allocated for)"
         );
     }
 
@@ -336,16 +336,16 @@ mod tests {
         let refused = |object| from_api(&asked(), object, "d").unwrap_err().to_string();
         assert_eq!(
             refused(object("uid-2", json!({}))),
-            "claim ns/c (UID uid-1) is not the one in the API, which has UID uid-2: it was deleted and made again under the same name (delete the pod so that it gets the new claim)"
+            "claim ns/c (UID uid-1) does not match the claim in the API, which has UID uid-2: the claim was deleted and created again under the same name (delete the pod so that it gets the new claim)"
         );
         assert_eq!(
             refused(object("uid-1", json!({}))),
-            "claim ns/c (UID uid-1) has no allocation (the scheduler has not placed it, or it was released again)"
+            "claim ns/c (UID uid-1) has no allocation (the scheduler has not allocated it, or it was deallocated again)"
         );
         let error = Asked::new("ns".into(), "c".into(), "../x".into()).check().unwrap_err();
         assert_eq!(
             crate::chain(&error),
-            "the kubelet asked for claim ns/c with a UID that is none: claim UID \"../x\" is not valid: expected 1 to 63 letters, digits and dashes"
+            "the kubelet sent claim ns/c with an invalid UID: claim UID \"../x\" is not valid: expected 1 to 63 letters, digits and dashes"
         );
     }
 }

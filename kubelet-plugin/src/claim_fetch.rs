@@ -22,16 +22,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) enum FetchError {
     /// There is no such claim (any more).
     #[error(
-        "claim {0} is not in the API: it was deleted (the kubelet asks again for a pod that still needs it)"
+        "claim {0} does not exist in the API: it was deleted (the kubelet retries for a pod that still needs it)"
     )]
     NotFound(String),
     /// We are not allowed to read claims.
     #[error(
-        "claim {0} may not be read: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io"
+        "reading claim {0} is forbidden: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io"
     )]
     Forbidden(String, #[source] Box<kube::Error>),
     /// The API server did not give it in time.
-    #[error("claim {claim} could not be read from the API within {} s, {attempts} attempts", within.as_secs())]
+    #[error("failed to read claim {claim} from the API within {} s, in {attempts} attempts", within.as_secs())]
     Unavailable {
         claim: String,
         within: Duration,
@@ -40,10 +40,10 @@ pub(crate) enum FetchError {
         last: Option<Box<kube::Error>>,
     },
     /// An unprepare came meanwhile.
-    #[error("prepare of claim {0} was given up: it is being unprepared")]
+    #[error("prepare of claim {0} was cancelled because the claim is being unprepared")]
     Cancelled(String),
     /// The thread that read it panicked.
-    #[error("the thread that read a claim ended unexpectedly ({0}; a fault of divvy)")]
+    #[error("the thread reading a claim ended unexpectedly ({0}; a bug in divvy)")]
     Died(String),
 }
 
@@ -107,11 +107,6 @@ impl ClaimFetcher {
         }
     }
 
-    /// How long one question may take.
-    pub(crate) fn deadline(&self) -> Duration {
-        self.each
-    }
-
     /// The claim as it is now; tries until `until` while the failure may pass. Blocks the thread, which must be none of the
     /// runtime's workers.
     pub(crate) fn get(
@@ -133,7 +128,7 @@ impl ClaimFetcher {
                 }
                 Attempt::Failed(error) => {
                     attempts += 1;
-                    tracing::debug!(claim = %claim, error = %crate::chain(&error), "claim not read, trying again");
+                    tracing::debug!(claim = %claim, error = %crate::chain(&error), "failed to read the claim, will retry");
                     last = Some(Box::new(error));
                 }
                 Attempt::Late => attempts += 1,

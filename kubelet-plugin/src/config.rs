@@ -21,9 +21,7 @@ pub use timing::Timing;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("--{flag} {value:?} cannot be used: {reason}")]
 pub struct ConfigError {
-    /// The flag.
     pub flag: &'static str,
-    /// Its value.
     pub value: String,
     /// Why, and what is expected.
     pub reason: String,
@@ -64,7 +62,6 @@ pub enum Delivery {
 pub struct Config {
     /// Node name in the API.
     pub node_name: String,
-    /// Driver name.
     pub driver_name: String,
     /// Folder of records, locks and the DRA socket.
     pub plugin_dir: PathBuf,
@@ -104,7 +101,7 @@ pub struct Config {
     pub hook_dir: PathBuf,
     /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
     pub http: Vec<SocketAddr>,
-    /// The same for a second server, which also tells the plugin's state; empty: none.
+    /// The same for a second server, which also serves the plugin's state; empty: none.
     pub debug_http: Vec<SocketAddr>,
     /// Kubeconfig, if a certain one.
     pub kubeconfig: Option<PathBuf>,
@@ -122,7 +119,7 @@ impl TryFrom<Args> for Config {
     type Error = ConfigError;
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
-        // Taken apart in full, so that a flag nobody uses does not compile without a warning.
+        // Destructured in full, so that an unused flag causes a compiler warning.
         let Args {
             node_name,
             driver_name,
@@ -244,8 +241,8 @@ impl Config {
         GpuRules { modes: self.offer.modes(), rare: self.mig_profiles.clone(), ..GpuRules::default() }
     }
 
-    /// Whether the telemetry server may tell the plugin's state too: only to processes of its own host or pod.
-    pub(crate) fn http_tells_state(&self) -> bool {
+    /// Whether the telemetry server may serve the plugin's state too: only to processes of its own host or pod.
+    pub(crate) fn http_serves_state(&self) -> bool {
         self.debug_http.is_empty() && self.http.iter().all(|address| address.ip().is_loopback())
     }
 }

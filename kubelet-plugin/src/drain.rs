@@ -1,7 +1,7 @@
-//! Whether somebody wants the NVIDIA driver let go, so that its kernel module can be unloaded (ADR 4).
+//! Whether the NVIDIA driver has to be released, so that its kernel module can be unloaded (ADR 4).
 //!
-//! An open NVML session pins the module. It is let go while somebody asks and no claim holds a device of this node;
-//! while one does, its containers pin the module anyway.
+//! An open NVML session pins the module. The plugin closes it while a release is requested and no claim holds a device
+//! of this node; while a claim does, its containers pin the module anyway.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub(crate) fn file_in(plugin_dir: &Path) -> PathBuf {
 /// Who asks for it, in words. `file` is the file that asks, if it is there.
 pub(crate) fn asked(node: Option<&NodeFacts>, file: Option<&Path>) -> Option<String> {
     if let Some(file) = file {
-        return Some(format!("{} is there", file.display()));
+        return Some(format!("the file {} exists", file.display()));
     }
     let node = node?;
     let paused =
@@ -57,8 +57,8 @@ mod tests {
                 None,
                 Some("the node's label nvidia.com/gpu.deploy.dra-driver is paused-for-driver-upgrade"),
             ),
-            (None, Some("/p/release-driver"), Some("/p/release-driver is there")),
-            (Some(node(true, &[])), Some("/p/release-driver"), Some("/p/release-driver is there")),
+            (None, Some("/p/release-driver"), Some("the file /p/release-driver exists")),
+            (Some(node(true, &[])), Some("/p/release-driver"), Some("the file /p/release-driver exists")),
         ];
         for (node, file, expected) in cases {
             assert_eq!(asked(node.as_ref(), file.map(Path::new)).as_deref(), expected, "{node:?} {file:?}");

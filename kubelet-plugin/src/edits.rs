@@ -80,7 +80,7 @@ impl HostEdits {
         let driver = self.at.find(&self.host).map_err(|e| {
             // Mounts of files that are gone would only fail later, at container creation.
             *self.lock() = None;
-            edits_error("the NVIDIA driver's files are not there", e)
+            edits_error("the NVIDIA driver's files were not found", e)
         })?;
         let control = self.control()?;
         let same = |known: &Common| known.driver == driver && known.control == control;
@@ -88,7 +88,7 @@ impl HostEdits {
             return Ok(false);
         }
         let edits = CommonEdits::new(self.list(&driver, &control)?)
-            .map_err(|e| edits_error("what the NVIDIA driver brings cannot be written as CDI", e))?;
+            .map_err(|e| edits_error("the NVIDIA driver's files cannot be expressed in CDI", e))?;
         let before = self.lock().replace(Common { driver, control, edits: edits.clone() });
         Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
     }
@@ -98,7 +98,7 @@ impl HostEdits {
         const UVM: &str = "nvidia-uvm";
         let look = || {
             divvy_host::control_nodes(&self.host, &self.nodes)
-                .map_err(|e| edits_error("the driver's control nodes cannot be worked out", e))
+                .map_err(|e| edits_error("the driver's control nodes cannot be determined", e))
         };
         let control = look()?;
         let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
@@ -109,7 +109,7 @@ impl HostEdits {
         }
         match divvy_host::load_module(&self.host, UVM) {
             Ok(()) => tracing::info!("the kernel module {UVM} was loaded"),
-            Err(error) => tracing::warn!(%error, "the kernel module {UVM} cannot be loaded"),
+            Err(error) => tracing::warn!(%error, "failed to load the kernel module {UVM}"),
         }
         look()
     }
@@ -136,7 +136,7 @@ impl HostEdits {
 
     fn list(&self, driver: &Driver, control: &ControlNodes) -> Result<ContainerEdits, EditsError> {
         let files = divvy_host::driver_files(&self.host, driver)
-            .map_err(|e| edits_error("the NVIDIA driver's files cannot be listed", e))?;
+            .map_err(|e| edits_error("failed to list the NVIDIA driver's files", e))?;
         if let Some(missing) = control.missing.iter().find(|node| node.needed) {
             let what = format!(
                 "{} does not exist and its kernel module is not loaded (load {} on the node)",
@@ -152,10 +152,10 @@ impl HostEdits {
     fn make_nodes<'a>(&self, wanted: impl IntoIterator<Item = &'a divvy_host::DeviceNode>) {
         match divvy_host::make_nodes(&self.host, &self.nodes, wanted) {
             Ok(made) if made.is_empty() => {}
-            Ok(made) => tracing::info!(nodes = ?made, "device nodes were made on the node"),
+            Ok(made) => tracing::info!(nodes = ?made, "created device nodes on the node"),
             Err(error) if !self.no_nodes.swap(true, Ordering::Relaxed) => tracing::warn!(
                 %error,
-                "device nodes cannot be made on the node; pods with `hostUsers: false` do not start"
+                "failed to create device nodes on the node; pods with `hostUsers: false` will not start"
             ),
             Err(_) => {}
         }
@@ -177,7 +177,7 @@ impl HostEdits {
             return Ok(nodes.clone());
         }
         let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, pci)
-            .map_err(|e| edits_error(&format!("the device nodes of {} are not known", gpu.facts.uuid), e))?;
+            .map_err(|e| edits_error(&format!("the device nodes of {} are unknown", gpu.facts.uuid), e))?;
         self.make_nodes([&nodes.main]);
         known.insert((minor, pci), nodes.clone());
         Ok(nodes)
@@ -194,7 +194,7 @@ impl DeviceEdits for HostEdits {
             Some(common) => Ok(common.edits.clone()),
             // Another thread found the driver gone just now.
             None => {
-                Err(EditsError { what: "the NVIDIA driver's files are not there".to_owned(), source: None })
+                Err(EditsError { what: "the NVIDIA driver's files were not found".to_owned(), source: None })
             }
         }
     }
@@ -207,10 +207,7 @@ impl DeviceEdits for HostEdits {
     ) -> Result<ContainerEdits, EditsError> {
         let facts = &gpu.facts;
         let minor = facts.minor.ok_or_else(|| EditsError {
-            what: format!(
-                "{} has no minor number, so its device node is not known (is this WSL?)",
-                facts.uuid
-            ),
+            what: format!("{} has no minor number, so its device node is unknown (is this WSL?)", facts.uuid),
             source: None,
         })?;
         let nodes = self.nodes_of(gpu, minor)?;
@@ -239,14 +236,14 @@ impl HostEdits {
     ) -> Result<Edits, EditsError> {
         let name = &device.allocated.device;
         let made = device.partition(steps).ok_or_else(|| EditsError {
-            what: format!("the record does not say which MIG instances {name} is"),
+            what: format!("the record lacks the MIG instances of {name}"),
             source: None,
         })?;
         let (gi, ci) = (made.gpu_instance, made.compute_instance);
         let nodes = divvy_host::mig_nodes(&self.host, &self.nodes, minor, gi, ci)
-            .map_err(|e| edits_error(&format!("the device nodes of {name} are not known"), e))?;
+            .map_err(|e| edits_error(&format!("the device nodes of {name} are unknown"), e))?;
         if !nodes.as_expected {
-            tracing::debug!(device = %name, ?nodes, "the driver counts MIG capabilities in another way than known");
+            tracing::debug!(device = %name, ?nodes, "the driver numbers MIG capabilities in an unknown way");
         }
         self.make_nodes([&nodes.gpu_instance, &nodes.compute_instance]);
         let mut edits = divvy_host::partition_edits(gpu, &nodes, graphics);

@@ -6,10 +6,10 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The boot id cannot be read.
-    #[error("the node's boot id cannot be read (is --host-root right?)")]
+    #[error("failed to read the node's boot ID (check --host-root)")]
     Boot(#[source] divvy_host::HostFileError),
     /// The boot id is none.
-    #[error("the node's boot id is none (is --host-root right?)")]
+    #[error("the node's boot ID is invalid (check --host-root)")]
     BadBoot(#[source] divvy_model::IdError),
     /// A folder or socket cannot be used.
     #[error("{what} cannot be used")]
@@ -33,7 +33,7 @@ pub enum RunError {
     #[error("the CDI hook cannot be installed")]
     Hook(#[source] divvy_host::InstallError),
     /// A part of the plugin that should run for ever ended.
-    #[error("{0} ended unexpectedly (a fault of divvy); the plugin stops, to be started again")]
+    #[error("{0} ended unexpectedly (a bug in divvy); the plugin exits and is restarted")]
     Ended(&'static str),
     /// A socket's server failed.
     #[error("the server of the {0} socket failed")]

@@ -2,7 +2,6 @@
 //! the kubelet has its answer; a failure to write never fails a prepare.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use divvy_api::names;
 use divvy_claims::{Claim, ClaimRef, PodRef};
@@ -16,10 +15,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
-/// How long one write may take.
-const ANSWER: Duration = Duration::from_secs(10);
 /// Longest note of an Event, in bytes.
 const LONGEST_NOTE: usize = 1024;
 /// Longest message of a condition, in bytes.
@@ -33,7 +29,7 @@ const LONGEST_POLICY: usize = 200;
 const LONGEST_INSTANCE: usize = 128;
 const ALREADY_EXISTS: u16 = 409;
 
-/// What is told about a claim.
+/// A verdict about a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Whether its devices are prepared.
@@ -47,8 +43,8 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// The claim can be used: said after it was refused, and when there is something to tell that was not known
-    /// before, such as the UUIDs of partitions.
+    /// The claim can be used: reported after it was refused, and when there is news, such as the UUIDs of
+    /// partitions.
     pub(crate) fn prepared(partitions: BTreeMap<DeviceName, MigUuid>) -> Self {
         Self {
             prepared: true,
@@ -69,15 +65,15 @@ impl Verdict {
     }
 }
 
-/// Tells users.
-pub(crate) struct Teller {
+/// Writes Events and conditions for users.
+pub(crate) struct Notifier {
     client: Client,
     recorder: Recorder,
     driver: String,
     node: String,
 }
 
-impl Teller {
+impl Notifier {
     pub(crate) fn new(client: Client, driver: &str, node: &str) -> Self {
         let reporter = Reporter { controller: names::REPORTER.to_owned(), instance: Some(node.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
@@ -93,7 +89,7 @@ impl Teller {
 
     /// What has become of a device: on the node, on claims, on pods. Events of one reason about one object count as
     /// repetitions of the first; with an `action` that names the device each device has its own.
-    pub(crate) async fn tell_of_device(
+    pub(crate) async fn report_device(
         &self,
         about: &About<'_>,
         bad: bool,
@@ -154,13 +150,17 @@ impl Teller {
             ..events::v1::Event::default()
         };
         let api = Api::<events::v1::Event>::namespaced(self.client.clone(), CLUSTER_SCOPED);
-        let problem = match timeout(ANSWER, api.create(&PostParams::default(), &event)).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(kube::Error::Api(status))) if status.code == ALREADY_EXISTS => return,
-            Ok(Err(error)) => crate::chain(&error),
-            Err(_) => "no answer in time".to_owned(),
-        };
-        tracing::warn!(policy = policy.name, problem, "Event not written");
+        match api.create(&PostParams::default(), &event).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == ALREADY_EXISTS => {}
+            Err(error) => {
+                tracing::warn!(
+                    policy = policy.name,
+                    error = crate::chain(&error),
+                    "failed to write an Event"
+                );
+            }
+        }
     }
 
     /// A warning on a claim.
@@ -176,12 +176,10 @@ impl Teller {
             action: action.to_owned(),
             secondary: None,
         };
-        let problem = match timeout(ANSWER, self.recorder.publish(&event, about)).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => crate::chain(&error),
-            Err(_) => "no answer in time".to_owned(),
-        };
-        tracing::warn!(kind = about.kind, name = about.name, problem, "Event not written");
+        if let Err(error) = self.recorder.publish(&event, about).await {
+            let error = crate::chain(&error);
+            tracing::warn!(kind = about.kind, name = about.name, error, "failed to write an Event");
+        }
     }
 
     /// Puts the verdict into the claim's status, unless it is there already.
@@ -203,18 +201,12 @@ impl Teller {
         let patch = self.patch(claim, status, verdict, since.unwrap_or_else(Timestamp::now));
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(names::FIELD_MANAGER).force();
-        match timeout(ANSWER, api.patch_status(&claim.name, &params, &Patch::Apply(patch))).await {
-            Ok(Ok(_)) => true,
-            Ok(Err(error)) => {
-                let error = crate::chain(&error);
-                tracing::warn!(claim = %claim.reference(), error, "condition of the claim not written");
-                false
-            }
-            Err(_) => {
-                tracing::warn!(claim = %claim.reference(), "condition of the claim not written: no answer in time");
-                false
-            }
+        let written = api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await;
+        if let Err(error) = &written {
+            let error = crate::chain(error);
+            tracing::warn!(claim = %claim.reference(), error, "failed to write the claim's condition");
         }
+        written.is_ok()
     }
 
     fn patch(&self, claim: &Claim, status: &str, verdict: &Verdict, since: Timestamp) -> Value {

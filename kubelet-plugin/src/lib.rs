@@ -1,7 +1,7 @@
 //! The node plugin. Called by its `main`, and by `divvy demo` and tests with fakes in [`Deps`].
 //!
 //! A claim's way through it: `dra` (gRPC in, gRPC out) → `service` (one claim: read it from the API, check it, hand
-//! it to the executor, tell the user) → `tasks` (one claim, one task) → `divvy_executor` on a thread of its own.
+//! it to the executor, report to the user) → `tasks` (one claim, one task) → `divvy_executor` on a thread of its own.
 //! What is published goes the other way: `sources` observe and send facts, `node` takes them in and decides
 //! (`divvy_offer::step`), `sinks` follow what comes out: slices (`divvy_controller`, while this instance holds the
 //! `publisher_lock`), the GpuNode, Events, metrics. `reconcile` keeps files and records right. `wiring` makes these tasks,
@@ -26,7 +26,6 @@ mod pods;
 mod publisher_lock;
 mod ready;
 mod reconcile;
-mod resources;
 mod servers;
 mod service;
 mod sinks;
@@ -42,7 +41,6 @@ pub use args::Args;
 pub use config::{Config, ConfigError, Delivery, Offer, Timing};
 pub use divvy_host::become_other;
 pub use error::RunError;
-pub use resources::gpu_nodes;
 pub use sockets::{SocketNames, TooLong};
 pub use start::{StartError, start};
 

@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     if let Some(code) = become_other(std::env::args_os()) {
         return code.into();
     }
-    // Before all else: a process has one TLS provider, and kube's client panics if nobody chose.
+    // First of all: a process has one TLS provider, and kube's client panics if none is installed.
     drop(rustls::crypto::ring::default_provider().install_default());
     match start(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,14 +1,13 @@
-//! Neighbours: GPUs that a device plugin or another DRA driver has given out, or on which processes compute that no
-//! claim of ours accounts for. They stay published, tainted, and the reason is told.
+//! Neighbours: GPUs that a device plugin or another DRA driver has allocated, or on which processes compute that belong to
+//! no claim of ours. They stay published, tainted, and an Event has the reason.
 //!
-//! The kubelet's PodResources tell what pods hold, the API which GPU a device of another driver is and which claims
-//! have it allocated, and NVML which processes compute. `decide` makes of it what is told.
+//! The kubelet's PodResources list the devices of pods, the API has the GPU of another driver's device and the claims with
+//! it, and NVML lists the processes that compute. `decide` derives the uses from these.
 
 mod decide;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use divvy_executor::Executor;
 use divvy_model::{GpuDriver, GpuUuid, Inventory};
@@ -23,7 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::config::Config;
-use crate::events::{About, Teller};
+use crate::events::{About, Notifier};
 use crate::grpc::pod_resources;
 use crate::node::{Fact, Facts};
 use crate::sources::inventory::Seen;
@@ -34,9 +33,6 @@ use decide::{Around, DriverDevice, GivenOut, Giver};
 /// Who uses which GPU beside us.
 pub(crate) type Uses = BTreeMap<GpuUuid, BTreeSet<Use>>;
 
-/// How long one question to the API may take.
-const ANSWER: Duration = Duration::from_secs(10);
-
 /// Looks for neighbours.
 pub(crate) struct Neighbours {
     pub(crate) gpus: Arc<dyn GpuDriver>,
@@ -44,12 +40,12 @@ pub(crate) struct Neighbours {
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) config: Config,
     pub(crate) seen: watch::Receiver<Seen>,
-    /// Whether this instance is the one to publish: nobody else needs to know.
+    /// Whether this instance publishes: no other needs to know.
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) facts: Facts,
-    /// Told of what is new; in the background.
-    pub(crate) teller: Arc<Teller>,
-    pub(crate) told: TaskTracker,
+    /// Reports new uses, in the background.
+    pub(crate) notifier: Arc<Notifier>,
+    pub(crate) reports: TaskTracker,
 }
 
 /// What is remembered from one look to the next.
@@ -58,7 +54,7 @@ struct Memory {
     /// What was sent last.
     uses: Uses,
     processes: BTreeMap<GpuUuid, BTreeSet<u32>>,
-    /// What pods hold of others, as last told.
+    /// Devices of pods outside of divvy, by the last answer.
     given: BTreeSet<GivenOut>,
     /// GPUs behind devices of other drivers, and what their claims have allocated; as of when.
     drivers: Option<(Instant, Drivers)>,
@@ -100,7 +96,7 @@ impl Neighbours {
         match pod_resources::pods(&self.config.pod_resources_socket).await {
             Ok(pods) => memory.given = given_by_others(&pods, &self.config.driver_name),
             Err(error) => {
-                tracing::debug!(error = %crate::chain(&error), "the kubelet could not be asked what others gave to pods");
+                tracing::debug!(error = %crate::chain(&error), "failed to list device plugin allocations from the kubelet");
             }
         }
         let theirs: BTreeSet<DriverDevice> =
@@ -120,7 +116,10 @@ impl Neighbours {
                     memory.drivers = Some((Instant::now(), found));
                 }
                 Err(error) => {
-                    tracing::debug!(error, "other drivers' devices are as last known");
+                    tracing::debug!(
+                        error = crate::chain(&error),
+                        "failed to list devices of other drivers; using the last result"
+                    );
                 }
             }
         } else if let Some((_, known)) = &mut memory.drivers {
@@ -154,7 +153,7 @@ impl Neighbours {
             held: &held,
         });
         memory.processes = processes;
-        self.tell(&memory.uses, &uses);
+        self.report(&memory.uses, &uses);
         if memory.uses != uses {
             memory.uses.clone_from(&uses);
             // Without a brain the plugin ends.
@@ -162,10 +161,10 @@ impl Neighbours {
         }
     }
 
-    fn tell(&self, before: &Uses, uses: &Uses) {
+    fn report(&self, before: &Uses, uses: &Uses) {
         for (gpu, uses) in uses {
             let known = before.get(gpu);
-            // Processes come and go; that there are some is told once.
+            // Processes come and go; that there are some is reported once.
             let new = uses.iter().filter(|new| {
                 !known.is_some_and(|known| match new {
                     Use::Processes { .. } => known.iter().any(|old| matches!(old, Use::Processes { .. })),
@@ -174,27 +173,23 @@ impl Neighbours {
             });
             for used in new {
                 let note = format!(
-                    "{gpu} is not given out: {used} (a GPU belongs to one driver: take the label divvy.dev/gpu or the other driver off this node, or end the process)"
+                    "{gpu} is not allocated to new claims: {used} (a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process)"
                 );
                 tracing::warn!(%gpu, "{note}");
-                let (teller, action) = (self.teller.clone(), format!("Withhold {gpu}"));
-                self.told.spawn(async move {
-                    teller.tell_of_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
+                let (notifier, action) = (self.notifier.clone(), format!("Withhold {gpu}"));
+                self.reports.spawn(async move {
+                    notifier.report_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
                 });
             }
         }
     }
 
     /// Devices of other drivers on this node that are our GPUs, and claims that have them allocated.
-    async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, String> {
-        let asked = tokio::time::timeout(ANSWER, self.ask_drivers(inventory, before)).await;
-        asked.map_err(|_| "no answer in time".to_owned())?.map_err(|error| crate::chain(&error))
-    }
-
-    /// The node's slices cost the server little. A list of all claims of the cluster does not: it is asked for only if
-    /// another driver publishes one of our GPUs, when that becomes so and then now and then, and from the server's
-    /// cache. In between the claims found are asked for by name; what pods hold, the kubelet tells all the time.
-    async fn ask_drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
+    ///
+    /// The node's slices cost the server little. A list of all claims of the cluster does not: it is read only if another
+    /// driver publishes one of our GPUs, when that begins and then at intervals, and from the server's cache. In between,
+    /// the claims found are read by name; the kubelet lists the devices of pods all the time.
+    async fn drivers(&self, inventory: &Inventory, before: Drivers) -> Result<Drivers, kube::Error> {
         let of_node = format!("spec.nodeName={}", self.config.node_name);
         // From the server's cache: this is not urgent.
         let params = ListParams::default().fields(&of_node).match_any();
@@ -244,8 +239,11 @@ impl Neighbours {
             }
             Ok::<(), kube::Error>(())
         };
-        if !matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(()))) {
-            tracing::debug!("claims of other drivers are as last known");
+        if let Err(error) = asked.await {
+            tracing::debug!(
+                error = crate::chain(&error),
+                "failed to list claims of other drivers; using the last result"
+            );
         }
         allocated.retain(|_, given| !given.is_empty());
     }

@@ -1,9 +1,9 @@
 //! Only one instance on a node publishes and reconciles, also while two run side by side in a rolling update.
 //!
-//! Whoever holds the lock file publishes. An instance that the kubelet has registered and that does not hold it
-//! writes its own number, higher than all before, as a wish; a holder that sees a wish higher than its own number
-//! lets go and waits. So the newest registered instance publishes, and when it dies the kernel frees the lock and
-//! the other takes it again.
+//! The holder of the lock file publishes. An instance that is registered with the kubelet and does not hold the lock
+//! writes its own number, higher than all before, as a wish; a holder that reads a wish higher than its own number
+//! releases the lock and waits. So the newest registered instance publishes, and when it dies the kernel frees the lock
+//! and the other instance takes it again.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -62,7 +62,7 @@ impl PublisherLock {
             match self.step(&mut state, known) {
                 Ok(()) => complained = false,
                 Err(error) if !complained => {
-                    tracing::error!(%error, "publisher lock: nothing is published until it can be taken");
+                    tracing::error!(%error, "failed to take the publisher lock; nothing is published until it is taken");
                     complained = true;
                 }
                 Err(_) => {}
@@ -88,8 +88,8 @@ impl PublisherLock {
             }
             return Ok(());
         }
-        // One that the kubelet does not know yet asks nobody to leave. A lock that is free needs no wish: a full disk is no
-        // reason not to publish.
+        // An instance that is not registered does not ask the holder to leave. A free lock needs no wish, so a full disk does
+        // not prevent publishing.
         let asked = if registered && wished < self.number { self.ask() } else { Ok(()) };
         let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&self.path)?;
         let (file, _) = file.into_parts();
@@ -97,7 +97,7 @@ impl PublisherLock {
             Ok(()) if wished > self.number && state.found_free < PATIENCE => state.found_free += 1,
             Ok(()) => {
                 if wished > self.number {
-                    tracing::warn!("the newer instance is gone: publishing again");
+                    tracing::warn!("the newer instance has exited; publishing again");
                     self.ask()?;
                 }
                 *state = State { held: Some(file), found_free: 0 };
@@ -119,10 +119,10 @@ impl PublisherLock {
         Ok(self.wished()? == self.number)
     }
 
-    /// The highest number that asked; 0 if nobody did.
+    /// The highest number written as a wish; 0 if there is none.
     fn wished(&self) -> io::Result<u128> {
         match fs_err::read_to_string(&self.wish) {
-            // What is not a number was cut off by a crash: nobody asks.
+            // Text that is not a number was cut off by a crash: no wish.
             Ok(text) => Ok(text.trim().parse().unwrap_or(0)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
             Err(error) => Err(error),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_that_cannot_write_its_wish_publishes_all_the_same_if_nobody_else_does() {
+    fn an_instance_that_cannot_write_its_wish_publishes_if_no_other_does() {
         let dir = tempfile::tempdir().unwrap();
         let unwritable = |number| PublisherLock {
             wish: dir.path().join("no/such/folder"),
@@ -171,7 +171,7 @@ mod tests {
         one.step(&mut a, true).unwrap();
         assert!(a.held.is_some());
         other.step(&mut b, true).unwrap_err();
-        assert!(b.held.is_none(), "and it is told why it waits");
+        assert!(b.held.is_none(), "and it knows why it waits");
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(crate) fn what_is_missing(seen: &Seen) -> Option<String> {
         Seen { problem: Some(problem), .. } => Some(problem.clone()),
         Seen { down: Some(why), released: None, .. } => Some(why.clone()),
         Seen { inventory: Some(_), .. } => None,
-        Seen { inventory: None, .. } => Some("GPUs are being read".to_owned()),
+        Seen { inventory: None, .. } => Some("reading the GPUs".to_owned()),
     }
 }
 

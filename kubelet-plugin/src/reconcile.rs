@@ -24,7 +24,7 @@ use crate::cdi_watch::FolderWatch;
 use crate::claim_fetch::FetchError;
 use crate::config::Config;
 use crate::edits::HostEdits;
-use crate::events::{Teller, Verdict, condition_of};
+use crate::events::{Notifier, Verdict, condition_of};
 use crate::grpc::pod_resources::{self, PodsOfClaims};
 use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
@@ -49,12 +49,12 @@ pub(crate) struct Keeper {
     pub(crate) seen: watch::Receiver<Seen>,
     pub(crate) registered: watch::Receiver<Registered>,
     pub(crate) publishes: watch::Receiver<bool>,
-    /// Told when records have changed.
+    /// Notified when records have changed.
     pub(crate) changed: Arc<Notify>,
-    /// Tells that a claim was unprepared and lingers.
+    /// Notifies that a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
     /// Puts what is known of claims into their status.
-    pub(crate) teller: Arc<Teller>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     pub(crate) records: ReadyHandle,
 }
@@ -107,8 +107,8 @@ impl Keeper {
         tokio::join!(files, lingering, self.rounds(stop));
     }
 
-    /// Frees the devices of lingering claims soon after their last process has ended. Every instance does: nobody but
-    /// the GPUs is asked, so the one that answered the unprepare need not tell the one in charge.
+    /// Frees the devices of lingering claims soon after their last process has ended. Every instance does this: it depends
+    /// only on the GPUs, so the instance that answered the unprepare need not notify the one that publishes.
     async fn lingering(self, stop: CancellationToken) {
         let mut logged = BTreeSet::new();
         let mut some = true;
@@ -178,12 +178,12 @@ impl Keeper {
         match tokio::task::spawn_blocking(move || edits.refresh(thorough)).await {
             Ok(Ok(changed)) => {
                 if changed {
-                    tracing::info!("the driver's files have changed: CDI files are written again");
+                    tracing::info!("the driver's files have changed; rewriting CDI files");
                 }
                 changed
             }
             Ok(Err(error)) => {
-                tracing::debug!(error = %crate::chain(&error), "driver files not listed");
+                tracing::debug!(error = %crate::chain(&error), "failed to list driver files");
                 false
             }
             Err(_) => false,
@@ -201,7 +201,7 @@ impl Keeper {
     async fn rounds(mut self, stop: CancellationToken) {
         let timing = self.config.timing;
         let mut logged = BTreeSet::new();
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         let mut connected_since = None;
         let mut busy = timing.reconcile_busy;
         let mut pods = PodsOfClaims::new();
@@ -212,7 +212,7 @@ impl Keeper {
                 if registered { connected_since.or_else(|| Some(SystemClock.now())) } else { None };
             let publishes = *self.publishes.borrow_and_update();
             let wait = if publishes {
-                let open = self.round(connected_since, &mut logged, &mut told).await;
+                let open = self.round(connected_since, &mut logged, &mut reported).await;
                 self.records.ready();
                 busy = if open { (busy * 2).min(LONGEST_BUSY) } else { timing.reconcile_busy };
                 if open { busy.min(timing.reconcile) } else { timing.reconcile }
@@ -234,7 +234,7 @@ impl Keeper {
         &self,
         connected_since: Option<Duration>,
         logged: &mut BTreeSet<Event>,
-        told: &mut BTreeSet<ClaimUid>,
+        reported: &mut BTreeSet<ClaimUid>,
     ) -> bool {
         self.metrics.reconciles.inc();
         let (found, running) = tokio::join!(self.allocated(), self.running());
@@ -252,21 +252,21 @@ impl Keeper {
         let Ok((report, unfinished)) = work.await else { return true };
         let open = report.events.iter().any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
         self.heed(&report, logged);
-        let untold = match found {
-            Some(found) => self.tell_untold(found, told).await,
+        let unreported = match found {
+            Some(found) => self.report_new(found, reported).await,
             None => false,
         };
-        open || unfinished || untold
+        open || unfinished || unreported
     }
 
     /// A plugin that was killed after its answer, or that the server did not answer, has not written which partitions the
     /// claim has, or that it is no longer refused. What the status says nothing of is written once each: a server may drop
     /// it. Whether something could not be written.
-    async fn tell_untold(&self, found: BTreeMap<ClaimUid, Found>, told: &mut BTreeSet<ClaimUid>) -> bool {
-        told.retain(|uid| found.contains_key(uid));
+    async fn report_new(&self, found: BTreeMap<ClaimUid, Found>, reported: &mut BTreeSet<ClaimUid>) -> bool {
+        reported.retain(|uid| found.contains_key(uid));
         let untrue = |uid: &ClaimUid, said: &Option<Condition>| match said {
             Some(said) => said.status != "True",
-            None => !told.contains(uid),
+            None => !reported.contains(uid),
         };
         let silent: Vec<Found> =
             found.into_iter().filter(|(uid, (_, said))| untrue(uid, said)).map(|(_, found)| found).collect();
@@ -274,7 +274,7 @@ impl Keeper {
             return false;
         }
         let executor = self.executor.clone();
-        let untold = tokio::task::spawn_blocking(move || {
+        let unreported = tokio::task::spawn_blocking(move || {
             let held = executor.held().unwrap_or_default().into_iter();
             let prepared: BTreeSet<ClaimUid> =
                 held.filter(|held| held.phase == Phase::Prepared).map(|held| held.claim.uid).collect();
@@ -291,9 +291,9 @@ impl Keeper {
                 .collect::<Vec<_>>()
         });
         let mut left = false;
-        for (claim, said, partitions) in untold.await.unwrap_or_default() {
-            if self.teller.condition(&claim, said.as_ref(), &Verdict::prepared(partitions)).await {
-                told.insert(claim.uid.clone());
+        for (claim, said, partitions) in unreported.await.unwrap_or_default() {
+            if self.notifier.condition(&claim, said.as_ref(), &Verdict::prepared(partitions)).await {
+                reported.insert(claim.uid.clone());
             } else {
                 left = true;
             }
@@ -301,9 +301,9 @@ impl Keeper {
         left
     }
 
-    /// Claims of this node that are allocated, as far as records and files name them; `None` if the API cannot say.
-    /// Asked for one by one as long as records tell their names: a list of all claims of the cluster is for when
-    /// something is wrong.
+    /// Claims of this node that are allocated, as far as records and files name them; `None` if the API does not answer.
+    /// They are read one by one as long as records have their names: a list of all claims of the cluster is needed only
+    /// when records or files are damaged.
     async fn allocated(&self) -> Option<BTreeMap<ClaimUid, Found>> {
         let (executor, config) = (self.executor.clone(), self.config.clone());
         let known = tokio::task::spawn_blocking(move || {
@@ -338,7 +338,7 @@ impl Keeper {
                 Some(ours.collect())
             }
             Err(error) => {
-                tracing::warn!(%error, "claims cannot be compared with the API; tried again by itself");
+                tracing::warn!(%error, "failed to compare claims with the API, will retry");
                 None
             }
         }
@@ -348,13 +348,13 @@ impl Keeper {
         match pod_resources::list(&self.config.pod_resources_socket, &self.config.driver_name).await {
             Ok(held) => Some(held),
             Err(error) => {
-                tracing::debug!(error = %crate::chain(&error), "the kubelet could not be asked what pods hold");
+                tracing::debug!(error = %crate::chain(&error), "failed to list the devices of pods from the kubelet");
                 None
             }
         }
     }
 
-    /// Logs what is new, counts, and tells those who depend on records.
+    /// Logs new events, counts, and notifies tasks that depend on records.
     fn heed(&self, report: &Report, logged: &mut BTreeSet<Event>) {
         let events: BTreeSet<Event> = report.events.iter().cloned().collect();
         for event in events.difference(logged) {
@@ -363,15 +363,15 @@ impl Keeper {
                     tracing::error!(
                         claim.uid = claim.as_ref().map(ClaimUid::as_str),
                         error,
-                        "not put right; tried again"
+                        "reconcile failed, will retry"
                     );
                 }
                 Event::Kept { claim, why } => tracing::warn!(claim.uid = %claim, why, "record kept"),
                 Event::CdiRestored { claim } => {
                     self.metrics.cdi_restored.inc();
-                    tracing::warn!(claim.uid = %claim, "CDI file had vanished or was out of date: written again");
+                    tracing::warn!(claim.uid = %claim, "CDI file was missing or out of date; rewritten");
                 }
-                other => tracing::info!(what = ?other, "put right"),
+                other => tracing::info!(what = ?other, "reconciled"),
             }
         }
         if events
@@ -380,13 +380,13 @@ impl Keeper {
         {
             self.changed.notify_one();
         }
-        // Only what lasts is remembered: a file that vanishes twice is told twice.
+        // Only lasting conditions are remembered: a file that vanishes twice is logged twice.
         *logged =
             events.into_iter().filter(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. })).collect();
     }
 }
 
-/// Claim UIDs that the names of files in a folder tell; a folder that is not there has none.
+/// Claim UIDs in the names of files in a folder; none if the folder does not exist.
 fn uids(folder: &Path, read: impl Fn(&str) -> Option<ClaimUid>) -> BTreeSet<ClaimUid> {
     let Ok(entries) = fs_err::read_dir(folder) else { return BTreeSet::new() };
     entries.filter_map(|entry| read(entry.ok()?.file_name().to_str()?)).collect()

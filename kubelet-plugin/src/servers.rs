@@ -101,24 +101,24 @@ pub(crate) async fn serve(
     served.map_err(|error| RunError::Server(name, error))
 }
 
-/// Everyone may ask for metrics and readiness; what claims there are is told where `config` says, by default to
-/// processes of this host or pod only.
+/// Metrics and readiness are open to all clients; the claims are served where `config` permits, by default only to
+/// processes of this host or pod.
 pub(crate) async fn http_servers(
     config: &Config,
     server: HttpServer,
     debug: Debug,
 ) -> Result<Vec<(HttpServer, TcpListener)>, RunError> {
-    let telling = server.clone().debug_state(move || debug.state());
-    let open = if config.http_tells_state() { telling.clone() } else { server };
+    let with_state = server.clone().debug_state(move || debug.state());
+    let open = if config.http_serves_state() { with_state.clone() } else { server };
     let mut servers = Vec::new();
     for (flag, addresses, server) in
-        [("--http", &config.http, open), ("--debug-http", &config.debug_http, telling)]
+        [("--http", &config.http, open), ("--debug-http", &config.debug_http, with_state)]
     {
         let Some(first) = addresses.first() else { continue };
         let bound = TcpListener::bind(&**addresses).await;
         let listener = bound.map_err(io_error(format!("{flag} {first}")))?;
         if let Ok(address) = listener.local_addr() {
-            tracing::info!(%address, state = server.tells_state(), "serving /metrics, /healthz and /readyz");
+            tracing::info!(%address, state = server.serves_state(), "serving /metrics, /healthz and /readyz");
         }
         servers.push((server, listener));
     }

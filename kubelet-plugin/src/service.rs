@@ -1,5 +1,5 @@
-//! One claim's prepare and unprepare: read it from the API, check that it is the one asked for, hand it to the
-//! executor on a thread, count it, and tell the user what the kubelet's answer does not.
+//! One claim's prepare and unprepare: read it from the API, check that its UID is the requested one, run the executor on
+//! a thread, count the result, and report to the user what the kubelet's answer does not contain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use tracing::Instrument;
 
 use crate::claim::{Asked, from_api, in_pool};
 use crate::claim_fetch::{ClaimFetcher, FetchError};
-use crate::events::{Teller, Verdict, condition_of};
+use crate::events::{Notifier, Verdict, condition_of};
 use crate::node::{Fact, Facts};
 use crate::sinks::metrics::{self, Metrics};
 use crate::tasks::{ClaimTasks, Reading};
 
-/// A failure as the kubelet is told it.
+/// A failure, as text for the kubelet.
 type Failed = String;
 type Prepared = Result<Vec<PreparedDevice>, Failed>;
 type Released = Result<(), Failed>;
@@ -44,13 +44,13 @@ pub(crate) struct One {
     pub(crate) pool: String,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
-    pub(crate) teller: Arc<Teller>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     /// How long a call may take.
     pub(crate) budget: Duration,
-    /// Told when records have changed.
+    /// Notified when records have changed.
     pub(crate) changed: Arc<Notify>,
-    /// Told when a claim was unprepared and lingers.
+    /// Notified when a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
     /// Where a GPU that was given out in two modes is reported.
     pub(crate) facts: Facts,
@@ -127,7 +127,7 @@ impl ClaimService {
         self.tasks.running()
     }
 
-    /// Waits until nothing is being worked on and users have been told.
+    /// Waits until no call runs and all reports to users are written.
     pub(crate) async fn drained(&self) {
         self.tasks.drained().await;
         self.one.after.close();
@@ -137,7 +137,7 @@ impl ClaimService {
 
 fn died(asked: &Asked) -> Failed {
     format!(
-        "claim {asked}: the work on it ended unexpectedly (a fault of divvy: see the node plugin's log); it is tried again"
+        "claim {asked}: the call ended unexpectedly (a bug in divvy; see the node plugin's log); the kubelet retries"
     )
 }
 
@@ -192,7 +192,7 @@ impl Failure {
         match self {
             Self::Prepare(error) => match &error.cause {
                 PrepareCause::Refused(refusal) => refusal.retry() != Retry::Soon,
-                // The hardware, or whoever else uses it, stands in the way.
+                // Another user of the hardware, or the hardware itself, is in the way.
                 PrepareCause::Step { .. } => true,
                 _ => false,
             },
@@ -222,14 +222,14 @@ impl One {
         match outcome {
             Ok(devices) => {
                 timer.done(metrics::OK);
-                self.tell_prepared(seen, &devices);
+                self.report_prepared(seen, &devices);
                 Ok(devices)
             }
             Err(failure) => {
                 timer.done(metrics::ERROR);
                 let message = failure.message();
                 self.metrics.failed("prepare", failure.category());
-                tracing::warn!(category = failure.category(), error = %message, "claim not prepared");
+                tracing::warn!(category = failure.category(), error = %message, "failed to prepare a claim");
                 if let Some(conflict) = failure.conflict() {
                     // Without a brain the plugin ends.
                     drop(self.facts.send(conflict));
@@ -238,7 +238,7 @@ impl One {
                     // What is known of the GPU may be old news.
                     self.refresh.notify_one();
                 }
-                self.tell_failure(claim, seen, &failure, &message);
+                self.report_failure(claim, seen, &failure, &message);
                 Err(message)
             }
         }
@@ -260,7 +260,7 @@ impl One {
         let done = run_blocking(call, &cancel, read_and_prepare).await;
         let (found, outcome) = done.unwrap_or_else(|panic| {
             let died = format!(
-                "claim {asked}: the work on it ended unexpectedly ({panic}; a fault of divvy); it is tried again"
+                "claim {asked}: the call ended unexpectedly ({panic}; a bug in divvy); the kubelet retries"
             );
             (None, Err(Failure::Died(died)))
         });
@@ -292,11 +292,11 @@ impl One {
         }
     }
 
-    /// A claim that was refused before shows that it no longer is, and one with partitions which they are: nobody
-    /// could know their UUIDs before.
-    fn tell_prepared(self: &Arc<Self>, seen: Option<Seen>, devices: &[PreparedDevice]) {
+    /// Updates the condition of a claim that was refused before, and of one with partitions, whose UUIDs are known only
+    /// now.
+    fn report_prepared(self: &Arc<Self>, seen: Option<Seen>, devices: &[PreparedDevice]) {
         let names = devices.iter().map(|d| d.device.as_str()).collect::<Vec<_>>().join(",");
-        // After the answer: whoever reads the log can wait, the pod cannot.
+        // After the answer: a log line can wait, the pod cannot.
         self.after.spawn(async move { tracing::info!(device = names, "claim prepared") }.in_current_span());
         let Some((claim, condition)) = seen else { return };
         let was_refused = condition.as_ref().is_some_and(|condition| condition.status != "True");
@@ -314,11 +314,11 @@ impl One {
             let made = tokio::task::spawn_blocking(move || executor.partitions(&uid)).await;
             let made = made.ok().and_then(Result::ok).unwrap_or_default();
             let partitions = made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
-            one.teller.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
+            one.notifier.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
         });
     }
 
-    fn tell_failure(
+    fn report_failure(
         self: &Arc<Self>,
         claim: &ClaimRef,
         seen: Option<Seen>,
@@ -332,9 +332,11 @@ impl One {
         let (category, for_status) = (failure.category(), failure.is_for_the_status());
         // After the answer: a slow API server must not cost the kubelet's patience too.
         self.after.spawn(async move {
-            one.teller.warn(&claim, category, &message).await;
+            one.notifier.warn(&claim, category, &message).await;
             if let Some((claim, condition)) = seen.filter(|_| for_status) {
-                one.teller.condition(&claim, condition.as_ref(), &Verdict::refused(category, &message)).await;
+                one.notifier
+                    .condition(&claim, condition.as_ref(), &Verdict::refused(category, &message))
+                    .await;
             }
         });
     }
@@ -349,22 +351,22 @@ impl One {
         let (category, message) = match outcome {
             Ok(Ok(done)) => {
                 timer.done(metrics::OK);
-                self.tell_released(claim, &done);
+                self.report_released(claim, &done);
                 return Ok(());
             }
             Ok(Err(error)) => (error.category(), crate::chain(&error)),
             Err(panic) => (
                 "internal",
-                format!("claim {claim}: the work on it ended unexpectedly ({panic}); it is tried again"),
+                format!("claim {claim}: the call ended unexpectedly ({panic}); the kubelet retries"),
             ),
         };
         timer.done(metrics::ERROR);
         self.metrics.failed("unprepare", category);
-        tracing::warn!(category, error = %message, "claim not unprepared");
+        tracing::warn!(category, error = %message, "failed to unprepare a claim");
         Err(message)
     }
 
-    fn tell_released(self: &Arc<Self>, claim: &ClaimRef, done: &Unprepared) {
+    fn report_released(self: &Arc<Self>, claim: &ClaimRef, done: &Unprepared) {
         let (reason, note) = match done {
             Unprepared::Done | Unprepared::NothingThere | Unprepared::PreparedAgain => {
                 tracing::info!(outcome = ?done, "claim unprepared");
@@ -373,25 +375,25 @@ impl One {
             Unprepared::Lingering(why) => (
                 "lingering",
                 format!(
-                    "the devices of claim {claim} stay held although it was released: {why} (they are free as soon as it ends)"
+                    "the devices of claim {claim} stay held after its release: {why} (they are free as soon as this ends)"
                 ),
             ),
             Unprepared::LeftToNewer { version } => (
                 "newer-state",
                 format!(
-                    "the record of claim {claim} was written by a later divvy (version {version}) and stays as it is (run that version again)"
+                    "the record of claim {claim} was written by a later version of divvy (format {version}) and is left unchanged (run that version again)"
                 ),
             ),
         };
-        tracing::warn!(reason, note, "claim unprepared, but its devices are not free");
+        tracing::warn!(reason, note, "claim unprepared, but its devices stay held");
         self.lingers.notify_one();
         let (one, claim) = (self.clone(), claim.clone());
-        self.after.spawn(async move { one.teller.warn(&claim, reason, &note).await });
+        self.after.spawn(async move { one.notifier.warn(&claim, reason, &note).await });
     }
 }
 
-/// Runs a call of the executor on a thread of its own. When it is cancelled the thread is told, and still waited
-/// for: a step that has begun is finished and its outcome recorded.
+/// Runs a call of the executor on its own thread. After a cancellation the thread is notified and still waited for: a
+/// step that has begun completes, and its outcome is recorded.
 async fn run_blocking<T: Send + 'static>(
     call: Call,
     cancel: &CancellationToken,

@@ -17,17 +17,16 @@ pub struct SocketNames {
     /// The registration service, found by the kubelet in its registry folder.
     ///
     /// Its file name carries an `@`: the kubelet dials it with the percent-encoded path as `:authority`, which the
-    /// `http` crate accepts only as user information before an `@` (DESIGN section 8).
+    /// `http` crate accepts only as user information before an `@`.
     pub registration: PathBuf,
 }
 
 /// A socket path that the kernel would refuse.
 #[derive(Debug, thiserror::Error)]
-#[error("the socket {} is {} bytes long, {LONGEST} are possible: choose a shorter folder or driver name", path.display(), path.as_os_str().len())]
+#[error("the path of socket {} has {} bytes, the limit is {LONGEST}: choose a shorter folder or driver name", path.display(), path.as_os_str().len())]
 pub struct TooLong {
     /// The flag that decides the folder.
     pub flag: &'static str,
-    /// The path.
     pub path: PathBuf,
 }
 
@@ -46,7 +45,7 @@ impl SocketNames {
                 registration: fits("registry-dir", registry.join(format!("{driver}@reg.sock")))?,
             });
         };
-        // The first group of a UUID tells the pods of one DaemonSet on one node apart.
+        // The first group of a UUID distinguishes the pods of one DaemonSet on one node.
         let short = uid.split('-').next().unwrap_or(uid);
         Ok(Self {
             dra: fits("plugin-dir", plugin_dir.join(format!("dra-{uid}.sock")))
@@ -62,7 +61,7 @@ fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong> {
 }
 
 /// Removes sockets of instances that died without doing so: the kubelet would dial a registration socket for ever.
-/// Only those named as ours are, and only where nobody listens.
+/// Only sockets with this driver's names are removed, and only if no process listens.
 pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
     for (path, stem, suffix) in [(&names.registration, driver, "@reg.sock"), (&names.dra, "dra", ".sock")] {
         let Some(Ok(entries)) = path.parent().map(fs_err::read_dir) else { continue };
@@ -77,9 +76,9 @@ pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
             {
                 match fs_err::remove_file(entry.path()) {
                     Ok(()) => {
-                        tracing::info!(socket = %entry.path().display(), "socket of a dead instance removed");
+                        tracing::info!(socket = %entry.path().display(), "removed the socket of a dead instance");
                     }
-                    Err(error) => tracing::warn!(%error, "socket of a dead instance not removed"),
+                    Err(error) => tracing::warn!(%error, "failed to remove the socket of a dead instance"),
                 }
             }
         }
@@ -99,7 +98,7 @@ pub(crate) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     }
     if let Ok(found) = fs_err::symlink_metadata(path) {
         if !found.file_type().is_socket() {
-            let what = format!("{} is in the way: it is not a socket (remove it)", path.display());
+            let what = format!("{} exists and is not a socket (remove it)", path.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
         }
         fs_err::remove_file(path)?;
@@ -115,7 +114,7 @@ impl SocketFile {
     pub(crate) fn remove(self) {
         let ours = fs_err::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode);
         if ours && let Err(error) = fs_err::remove_file(&self.path) {
-            tracing::warn!(%error, "socket not removed");
+            tracing::warn!(%error, "failed to remove the socket");
         }
     }
 }
@@ -145,7 +144,7 @@ mod tests {
         assert_eq!(
             names("gpu.divvy.dev", &longer).unwrap_err().to_string(),
             format!(
-                "the socket {longer}/gpu.divvy.dev-0b5a4a3e@reg.sock is 133 bytes long, 107 are possible: choose a shorter folder or driver name"
+                "the path of socket {longer}/gpu.divvy.dev-0b5a4a3e@reg.sock has 133 bytes, the limit is 107: choose a shorter folder or driver name"
             )
         );
     }
@@ -180,7 +179,7 @@ mod tests {
         let file = dir.path().join("file");
         fs_err::write(&file, "precious").unwrap();
         let error = bind(&file).map(drop).unwrap_err().to_string();
-        assert_eq!(error, format!("{} is in the way: it is not a socket (remove it)", file.display()));
+        assert_eq!(error, format!("{} exists and is not a socket (remove it)", file.display()));
         assert_eq!(fs_err::read_to_string(&file).unwrap(), "precious");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use divvy_executor::FileMarks;
 use divvy_host::HostRoot;
@@ -27,10 +28,10 @@ pub enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Logs cannot be set up.
-    #[error("logs cannot be set up (--log-format, --log-level)")]
+    #[error("failed to set up logging (--log-format, --log-level)")]
     Logs(#[source] LogError),
     /// The runtime or its signals cannot be set up.
-    #[error("the runtime cannot be set up")]
+    #[error("failed to start the runtime")]
     Runtime(#[source] std::io::Error),
     /// There is no usable configuration for the API server.
     #[error("no access to the Kubernetes API (run in a pod with a service account, or give --kubeconfig)")]
@@ -40,7 +41,7 @@ pub enum StartError {
     Run(#[from] RunError),
 }
 
-/// Runs the plugin until it is told to stop by SIGTERM or SIGINT. The caller has installed the TLS provider.
+/// Runs the plugin until SIGTERM or SIGINT. The caller has installed the TLS provider.
 pub fn start(args: Args) -> Result<(), StartError> {
     init_logs(args.log_format, &args.log_level).map_err(StartError::Logs)?;
     raise_file_limit();
@@ -113,6 +114,8 @@ async fn kube_config(
     };
     // Each caller retries by itself, with a deadline, and logs it; retries inside the client would hide the error.
     config.default_retry = false;
+    // An answer that stops in the middle. A watch may be silent for as long as it lives: just under five minutes.
+    config.read_timeout = Some(Duration::from_mins(5));
     Ok(config)
 }
 

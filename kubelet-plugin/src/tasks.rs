@@ -256,11 +256,11 @@ mod tests {
         let tasks = ClaimTasks::<(), ()>::new();
         let (begun, finished) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (go, gate) = oneshot::channel::<()>();
-        let (tell_begun, tell_finished) = (begun.clone(), finished.clone());
+        let (on_begin, on_finish) = (begun.clone(), finished.clone());
         let call = tasks.prepare(&uid(1), |_, _| async move {
-            tell_begun.notify_one();
+            on_begin.notify_one();
             gate.await.unwrap();
-            tell_finished.notify_one();
+            on_finish.notify_one();
         });
         begun.notified().await;
         drop(call);

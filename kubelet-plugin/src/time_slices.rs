@@ -50,9 +50,9 @@ impl SmiSlices {
     fn without(&self, gpu: &GpuUuid, text: &str) -> String {
         let inventory = self.inventory.inventory();
         let known = inventory.as_ref().and_then(|inventory| inventory.gpus.get(gpu));
-        let product = known.map_or("a GPU that does not answer now", |gpu| gpu.facts.product_name.as_str());
+        let product = known.map_or("a GPU that does not answer", |gpu| gpu.facts.product_name.as_str());
         let text = text.lines().next().unwrap_or_default();
-        format!("{gpu} ({product}) has no time slice that can be set: {text}")
+        format!("{gpu} ({product}) does not support setting a time slice: {text}")
     }
 }
 
@@ -61,7 +61,7 @@ impl TimeSlices for SmiSlices {
         self.run(gpu, until, |driver, within| match self.smi.time_slice(driver, gpu, within) {
             // What it was is not known then, and setting it says whether it can be set.
             Err(error @ (SmiError::Refused { .. } | SmiError::Unclear { .. })) => {
-                tracing::warn!(%gpu, error = %crate::chain(&error), "the time slice cannot be read: taken for the default");
+                tracing::warn!(%gpu, error = %crate::chain(&error), "failed to read the time slice; assuming the default");
                 Ok(None)
             }
             answer => answer,

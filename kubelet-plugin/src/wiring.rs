@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use divvy_controller::{PublishStatus, PublisherConfig};
+use divvy_controller::{PublishStatus, PublisherConfig, with_deadline};
 use divvy_executor::Executor;
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::drain;
 use crate::edits::HostEdits;
 use crate::error::RunError;
-use crate::events::Teller;
+use crate::events::Notifier;
 use crate::grpc::registration::Registered;
 use crate::neighbours::Neighbours;
 use crate::node::{Brain, Fact, Facts, Followed, Outlets};
@@ -111,9 +111,9 @@ pub(crate) struct Shared {
     host: HostRoot,
     edits: Arc<HostEdits>,
     executor: Arc<Executor>,
-    teller: Arc<Teller>,
+    notifier: Arc<Notifier>,
     /// What goes on after an answer or a decision: Events.
-    told: TaskTracker,
+    reports: TaskTracker,
     metrics: Metrics,
 }
 
@@ -121,6 +121,7 @@ impl Shared {
     /// Opens the files, and makes the executor and the service of claims. Nothing runs yet.
     pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> Result<Self, RunError> {
         let Deps { client, kube, gpus, metrics, .. } = deps;
+        let client = with_deadline(client);
         let metrics = Metrics::new(&metrics);
         let host = HostRoot::under(&config.host_root);
         let edits = Arc::new(host_edits(&config, &host)?);
@@ -139,21 +140,21 @@ impl Shared {
         let latest = Latest::new(channels.seen.clone(), gpus.clone(), channels.refresh.clone());
         let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), latest)?);
         policies::take_over(&config.plugin_dir, &executor);
-        let teller = Arc::new(Teller::new(client.clone(), &config.driver_name, &config.node_name));
-        let told = TaskTracker::new();
+        let notifier = Arc::new(Notifier::new(client.clone(), &config.driver_name, &config.node_name));
+        let reports = TaskTracker::new();
         let service = Arc::new(ClaimService::new(One {
             driver: config.driver_name.clone(),
             pool: claims.pool.clone(),
             executor: executor.clone(),
             fetcher,
-            teller: teller.clone(),
+            notifier: notifier.clone(),
             metrics: metrics.clone(),
             budget: config.timing.call,
             changed: channels.changed.clone(),
             lingers: channels.lingers.clone(),
             facts: channels.facts.clone(),
             refresh: channels.refresh.clone(),
-            after: told.clone(),
+            after: reports.clone(),
         }));
         Ok(Self {
             config,
@@ -165,8 +166,8 @@ impl Shared {
             host,
             edits,
             executor,
-            teller,
-            told,
+            notifier,
+            reports,
             metrics,
         })
     }
@@ -216,8 +217,8 @@ impl Shared {
             in_use: Arc::new(move || {
                 works.running() > 0 || holds.held().map_or(true, |held| !held.is_empty())
             }),
-            teller: self.teller.clone(),
-            told: self.told.clone(),
+            notifier: self.notifier.clone(),
+            reports: self.reports.clone(),
         };
         tasks.add("the inventory", inventory.run(tasks.stop.clone()));
         let health = HealthOwner {
@@ -239,10 +240,10 @@ impl Shared {
             seen: self.channels.seen.clone(),
             publishes: self.channels.in_charge.clone(),
             facts,
-            teller: self.teller.clone(),
-            told: self.told.clone(),
+            notifier: self.notifier.clone(),
+            reports: self.reports.clone(),
         };
-        tasks.add("the look for neighbours", neighbours.run(tasks.stop.clone()));
+        tasks.add("the watch for neighbours", neighbours.run(tasks.stop.clone()));
     }
 
     fn add_api_sources(&self, tasks: &mut Tasks, node: watch::Sender<Option<Arc<NodeFacts>>>) {
@@ -254,8 +255,8 @@ impl Shared {
             config: &self.config,
             nodes: self.channels.node.clone(),
             facts: facts.clone(),
-            teller: self.teller.clone(),
-            told: self.told.clone(),
+            notifier: self.notifier.clone(),
+            reports: self.reports.clone(),
             metrics: self.metrics.clone(),
         });
         tasks.add("the policy watch", policies.run(tasks.stop.clone()));
@@ -269,10 +270,10 @@ impl Shared {
             facts: facts.clone(),
             timing: self.config.timing,
         };
-        tasks.add("the reading of records", records.run(tasks.stop.clone()));
+        tasks.add("the reader of records", records.run(tasks.stop.clone()));
         let asked = self.channels.followed.ask.clone();
         let holders = HoldersSource { claims: self.claims.clone(), asked, facts };
-        tasks.add("the list of holders", holders.run(tasks.stop.clone()));
+        tasks.add("the lister of holders", holders.run(tasks.stop.clone()));
     }
 
     fn add_brain(&self, tasks: &mut Tasks, out: Outlets, facts: mpsc::UnboundedReceiver<Fact>) {
@@ -291,8 +292,8 @@ impl Shared {
             out,
             events: Events {
                 executor: self.executor.clone(),
-                teller: self.teller.clone(),
-                tasks: self.told.clone(),
+                notifier: self.notifier.clone(),
+                tasks: self.reports.clone(),
                 in_charge: self.channels.in_charge.clone(),
                 known: None,
             },
@@ -357,7 +358,7 @@ impl Shared {
             publishes: in_charge,
             changed,
             lingers,
-            teller: self.teller.clone(),
+            notifier: self.notifier.clone(),
             metrics: self.metrics.clone(),
             records: ready.records.clone(),
         }

@@ -59,11 +59,11 @@ pub mod health {
         "v1alpha1"
     );
 
-    /// Short names of the services for `supported_versions`, to be told after those of [`dra`](crate::dra).
+    /// Short names of the services for `supported_versions`, listed after those of [`dra`](crate::dra).
     pub const SERVICES: [&str; 2] = ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
 }
 
-/// What running pods hold, as the kubelet tells it.
+/// The devices of running pods, as the kubelet lists them.
 pub mod podresources {
     generated!(
         /// Version 1 (`v1.PodResourcesLister`).

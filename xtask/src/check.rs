@@ -1,6 +1,6 @@
-//! `cargo xtask check`: the structure that DESIGN section 3 promises, held against the tree. Pure crates are pure,
-//! dependencies point one way, every crate takes the workspace's lints, no source file is forgotten by its module
-//! tree or too long to read, and links in documents lead somewhere.
+//! `cargo xtask check`: the structure that ARCHITECTURE.md describes, compared with the tree. Pure crates are pure,
+//! dependencies point one way, every crate takes the workspace's lints, every source file is in a module tree and not too
+//! long, links in documents lead somewhere, and texts avoid the words of [`crate::words`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ const IMPURE_WORDS: &[&str] = &[
 /// Words that are right where they are: file, word, reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[];
 
-/// Which of our crates each may use in a shipped build: DESIGN section 3, one way.
+/// Which of our crates each may use in a shipped build: one way only (ARCHITECTURE.md, "What lives where").
 const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-model", &[]),
     ("divvy-conformance", &["divvy-model"]),
@@ -90,6 +90,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         check_sources(package, root, &mut findings)?;
     }
     check_links(root, &mut findings)?;
+    check_cited(root, &mut findings)?;
+    crate::words::check(root, &mut findings)?;
     for path in crate::crds::stale(root)? {
         findings.push(format!("{}: not what the types say (run `cargo xtask crds`)", path.display()));
     }
@@ -174,9 +176,7 @@ fn check_dependencies(packages: &[Package], findings: &mut Vec<String>) {
         if let Some((_, allowed)) = MAY_USE.iter().find(|(n, _)| n == name) {
             for used in package.uses.iter().filter(|u| u.starts_with("divvy")) {
                 if !allowed.contains(&used.as_str()) {
-                    findings.push(format!(
-                        "{name} must not depend on {used} (DESIGN section 3; table in xtask/src/check.rs)"
-                    ));
+                    findings.push(format!("{name} must not depend on {used} (table in xtask/src/check.rs)"));
                 }
             }
             for bad in
@@ -295,6 +295,26 @@ fn check_links(root: &Path, findings: &mut Vec<String>) -> Result<()> {
                     findings.push(format!("{name}:{}: link to {target} leads nowhere", number + 1));
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Documents that any file cites as `docs/….md`, from the root of the tree.
+fn check_cited(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    let out = std::process::Command::new("git")
+        .args(["grep", "-noE", r"(^|[^/.[:alnum:]_-])docs/[[:alnum:]_/-]+\.md"])
+        .current_dir(root)
+        .output()?;
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        let Some((place, cited)) = line.rfind("docs/").and_then(|at| line.split_at_checked(at)) else {
+            continue;
+        };
+        if !root.join(cited).exists() {
+            findings.push(format!(
+                "{} cites {cited}, which does not exist",
+                place.trim_end_matches(|c: char| !c.is_alphanumeric())
+            ));
         }
     }
     Ok(())

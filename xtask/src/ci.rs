@@ -48,7 +48,6 @@ const STEPS: &[Step] = &[
     Step { name: "demo", command: &["cargo", "run", "--locked", "-p", "divvy", "--", "demo"] },
 ];
 
-/// Runs CI.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let mut begun = args.from.is_none();
     let mut times = Vec::new();

@@ -25,9 +25,10 @@ pub(crate) fn stale(root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn wanted(root: &Path) -> Result<Vec<(PathBuf, String)>> {
-    let files = divvy_api::crd::all().into_iter().map(|(name, definition)| {
+    let files = divvy_api::crd::all()?.into_iter().map(|(name, definition)| {
         let text = serde_saphyr::to_string(&definition).with_context(|| format!("{name} as YAML"))?;
-        let text = format!("# Written by `cargo xtask crds` from api/src/crd.\n{}\n", text.trim_end());
+        let text =
+            format!("# Written by `cargo xtask crds` from the types in api/src.\n{}\n", text.trim_end());
         Ok((root.join(FOLDER).join(name), text))
     });
     files.collect()
@@ -42,7 +43,7 @@ mod tests {
         for (path, text) in super::wanted(&crate::root()).unwrap() {
             let read: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
             let (_, value) =
-                divvy_api::crd::all().into_iter().find(|(name, _)| path.ends_with(name)).unwrap();
+                divvy_api::crd::all().unwrap().into_iter().find(|(name, _)| path.ends_with(name)).unwrap();
             assert_eq!(read, value, "{}", path.display());
         }
     }

@@ -18,6 +18,7 @@ mod image;
 mod mutants;
 mod needs;
 mod soak;
+mod words;
 
 use needs::Need;
 
@@ -31,9 +32,9 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// All that CI runs: structure, licences, format, lints, tests, demo, real Kubernetes
+    /// Everything that CI runs: structure, licences, format, lints, tests, demo, real Kubernetes
     Ci(ci::Args),
-    /// Only the structure: pure crates, one-way dependencies, forgotten files, links
+    /// Only the structure: pure crates, one-way dependencies, forgotten files, links, words
     Check,
     /// Write the chart's CustomResourceDefinitions from the types
     Crds,
@@ -41,9 +42,9 @@ enum Command {
     Cluster(cluster::Args),
     /// The end-to-end cases, on a cluster of their own
     E2e(e2e::Args),
-    /// What the released plugin costs: latency, start, memory, CPU, size, each beside a reference and its budget
+    /// Measure the released plugin: latency, start, memory, CPU and size, each beside a reference and its budget
     Bench(bench::Args),
-    /// What takes too long for CI: older releases of Kubernetes, a day in fast motion
+    /// Tests that take too long for CI: older releases of Kubernetes, a day in fast motion
     Soak(soak::Args),
     /// The driver's container image as an OCI layout
     Image(image::Args),
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
     match run(Args::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not `main() -> Result`: a stack of ours in front of a sentence for people helps nobody.
+            // Not `main() -> Result`, which would print a backtrace before the message.
             let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,5 @@
-//! What a command needs of the machine, before it begins. The list is `.ci/need`, which CI runs before there is any Rust.
+//! The requirements of a command on the machine, checked before it begins. The list is `.ci/need`, which CI runs before any
+//! Rust toolchain exists.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +15,7 @@ pub(crate) enum Need {
     Cluster,
 }
 
-/// Installs what is missing, or returns an error; what is missing is listed on standard error.
+/// Lists what is missing on standard error, in one list, and installs it; an error if that is not possible.
 pub(crate) fn ensure_all(root: &Path, needs: &[Need]) -> Result<()> {
     if needs.is_empty() {
         return Ok(());
@@ -24,7 +25,10 @@ pub(crate) fn ensure_all(root: &Path, needs: &[Need]) -> Result<()> {
         Need::Cluster => "cluster",
     });
     let status = Command::new("bash").arg(root.join(".ci/need")).args(names).status();
-    ensure!(status.context("running bash")?.success(), "this machine lacks what is listed above");
+    ensure!(
+        status.context("running bash")?.success(),
+        "the requirements listed above are missing on this machine"
+    );
     Ok(())
 }
 
@@ -35,11 +39,16 @@ mod tests {
 
     use super::*;
 
-    /// Runs `.ci/need` where no other program can be found than those in a folder.
+    /// Runs `.ci/need` with no other programs than those in a folder.
     fn need(programs: &Path, what: &str) -> Output {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/need");
+        script("need", &[what], programs)
+    }
+
+    /// Runs a script of `.ci` with no other programs than those in a folder.
+    fn script(name: &str, arguments: &[&str], programs: &Path) -> Output {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci").join(name);
         let mut command = Command::new("/bin/bash");
-        command.arg(script).arg(what).env("PATH", programs).output().expect("bash runs")
+        command.arg(script).args(arguments).env("PATH", programs).output().expect("bash runs")
     }
 
     fn program(folder: &Path, name: &str, script: &str) {
@@ -71,7 +80,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (bin, libraries) = (folder.path().join("bin"), folder.path().join("musl"));
         fs_err::create_dir(&bin).expect("a writable folder");
-        for name in ["gcc", "cargo"] {
+        for name in ["gcc", "git", "cargo"] {
             program(&bin, name, "");
         }
         program(&bin, "rustc", &format!("echo {}", libraries.display()));
@@ -81,7 +90,7 @@ mod tests {
         let said = need(&bin, "build");
         let text = String::from_utf8_lossy(&said.stderr);
         assert!(said.status.success(), "{text}");
-        assert_eq!(text, format!("this machine lacks:\n  rustup {target}\nrustup {target}\n"));
+        assert_eq!(text, format!("missing on this machine:\n  rustup {target}\nrustup {target}\n"));
         let again = need(&bin, "build");
         assert!(again.status.success() && again.stderr.is_empty(), "nothing is missing any more");
     }
@@ -89,7 +98,7 @@ mod tests {
     #[test]
     fn what_is_still_missing_after_the_installation_is_an_error() {
         let bin = tempfile::tempdir().expect("a folder");
-        for name in ["gcc", "cargo", "rustup"] {
+        for name in ["gcc", "git", "cargo", "rustup"] {
             program(bin.path(), name, "");
         }
         program(bin.path(), "rustc", "echo /nonexistent");
@@ -97,5 +106,68 @@ mod tests {
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{said}");
         assert!(said.contains("still missing after the installation:\n  rustup target add"), "{said}");
+    }
+
+    #[test]
+    fn ci_on_a_bare_machine_lists_all_requirements_at_once_and_builds_nothing() {
+        let bin = tempfile::tempdir().expect("a folder");
+        program(bin.path(), "cargo", "echo cargo ran");
+        let began = std::time::Instant::now();
+        let done = script("run", &[], bin.path());
+        let (said, took) = (String::from_utf8_lossy(&done.stderr), began.elapsed());
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert_eq!(said.matches("missing").count(), 1, "one list: {said}");
+        for wanted in [
+            "package gcc\n",
+            "package git\n",
+            "package nftables\n",
+            "rustup toolchain install\n",
+            "  rustup (",
+            "  go 1.26",
+        ] {
+            assert!(said.contains(wanted), "{wanted:?} is not in: {said}");
+        }
+        assert!(took < std::time::Duration::from_secs(5), "the list came after {took:?}");
+        assert!(done.stdout.is_empty(), "cargo did not run: {}", String::from_utf8_lossy(&done.stdout));
+    }
+
+    #[test]
+    fn ci_installs_packages_and_targets_before_it_runs() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (bin, libraries) = (folder.path().join("bin"), folder.path().join("musl"));
+        fs_err::create_dir(&bin).expect("a writable folder");
+        program(&bin, "rustc", &format!("echo {}", libraries.display()));
+        program(&bin, "rustup", &format!("echo \"rustup $*\"; /bin/mkdir {}", libraries.display()));
+        // The programs of the packages appear when apt-get is asked for them.
+        let tools = "gcc git pkg-config nft ip unshare nsenter busybox openssl";
+        let install =
+            format!("for tool in {tools}; do : >{0}/$tool; /bin/chmod +x {0}/$tool; done", bin.display());
+        program(&bin, "apt-get", &format!("echo \"apt-get $*\"; [ \"$1\" != install ] || {{ {install}; }}"));
+        program(&bin, "go", "echo go1.26.0");
+        program(&bin, "cargo", "echo \"cargo $*\"");
+
+        let done = script("run", &[], &bin);
+        let said = String::from_utf8_lossy(&done.stderr);
+        if !is_root() {
+            assert!(said.contains("  root ("), "{said}");
+            return;
+        }
+        assert!(done.status.success(), "{said}");
+        let (list, installs) = said.split_once("apt-get update -q\n").expect("packages are installed");
+        assert!(
+            list.starts_with("missing on this machine:\n") && list.contains("rustup target add"),
+            "{list}"
+        );
+        assert!(
+            installs.contains("apt-get install") && installs.contains("\nrustup target add"),
+            "{installs}"
+        );
+        let ran = String::from_utf8_lossy(&done.stdout);
+        assert!(ran.ends_with("cargo xtask ci\n"), "{ran}");
+    }
+
+    fn is_root() -> bool {
+        let id = Command::new("id").arg("-u").output().expect("id runs");
+        id.stdout == b"0\n"
     }
 }

@@ -9,9 +9,9 @@ use super::{GpuPolicy, GpuPolicySpec, KIND, NodeMatch, OfferedMode, PolicyRule};
 use crate::names::API_VERSION;
 
 /// Most rules of one policy.
-pub(crate) const MOST_RULES: usize = 64;
+pub(super) const MOST_RULES: usize = 64;
 /// Most shares of one GPU.
-pub(crate) const MOST_SLOTS: u32 = 1024;
+pub(super) const MOST_SLOTS: u32 = 1024;
 
 /// A policy that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -104,14 +104,11 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
             ("shares", rule.shares.is_some(), OfferedMode::TimeSlicing),
         ] {
             if given && !modes.contains(&mode) {
-                return Err(wrong(
-                    format!("{path}.{field}"),
-                    format!("says nothing unless modes has {mode:?}"),
-                ));
+                return Err(wrong(format!("{path}.{field}"), format!("requires {mode:?} in modes")));
             }
         }
     } else if rule.shares.is_some() {
-        return Err(wrong(format!("{path}.shares"), "says nothing unless modes has TimeSlicing"));
+        return Err(wrong(format!("{path}.shares"), "requires TimeSlicing in modes"));
     }
     if let Some(profiles) = rule.mig.as_ref().and_then(|mig| mig.profiles.as_ref()) {
         let path = format!("{path}.mig.profiles");

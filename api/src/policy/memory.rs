@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use divvy_model::{Format, Quantity};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -46,6 +47,23 @@ impl FromStr for MemorySize {
 impl fmt::Display for MemorySize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Quantity::from_units(self.bytes, Format::BinarySi).fmt(f)
+    }
+}
+
+impl JsonSchema for MemorySize {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "MemorySize".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "pattern": "^[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        })
     }
 }
 

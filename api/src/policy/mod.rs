@@ -9,17 +9,22 @@ mod selector;
 
 use std::collections::BTreeSet;
 
+use kube_derive::CustomResource;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use decode::{MOST_RULES, MOST_SLOTS};
+use decode::{MOST_RULES, MOST_SLOTS};
 pub use decode::{PolicyError, decode_policy};
 pub use memory::{MemoryError, MemorySize};
 pub use selector::{LabelSelector, Operator, Requirement};
 
+/// A label's value, as the API server checks it.
+const LABEL: &str = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$";
+/// The name of a node.
+const DNS_NAME: &str = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$";
+
 /// `kind` of policies.
 pub const KIND: &str = "GpuPolicy";
-/// Name of the resource in URLs.
-pub const PLURAL: &str = "gpupolicies";
 
 /// A policy as it was written, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,82 +42,186 @@ pub struct GpuPolicy {
     pub spec: GpuPolicySpec,
 }
 
-/// `spec` of a policy.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Which GPUs of which nodes the policy applies to, and what they may become.
+#[derive(CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "divvy.dev",
+    version = "v1beta1",
+    kind = "GpuPolicy",
+    root = "GpuPolicyObject",
+    plural = "gpupolicies",
+    shortname = "gpupol",
+    category = "divvy",
+    crates(kube_core = "kube_core"),
+    doc = "A GpuPolicy defines what the GPUs of the selected nodes may become: whole GPUs, MIG partitions or time-sliced \
+           shares. Policies are evaluated by priority, then by name. The first rule that matches both node and GPU \
+           decides everything about that GPU. A GPU without a matching rule is offered according to its MIG mode.",
+    printcolumn(
+        name = "Priority",
+        type_ = "integer",
+        json_path = ".spec.priority",
+        description = "Policies with a higher priority are evaluated first; equal priorities are ordered by name"
+    ),
+    printcolumn(
+        name = "Nodes",
+        type_ = "string",
+        json_path = ".spec.nodes.names",
+        description = "Nodes that the policy selects by name"
+    ),
+    printcolumn(
+        name = "Rules",
+        type_ = "string",
+        json_path = ".spec.rules[*].name",
+        description = "Names of the rules"
+    ),
+    printcolumn(
+        name = "Modes",
+        type_ = "string",
+        json_path = ".spec.rules[*].modes",
+        description = "Modes in which the rules offer GPUs"
+    ),
+    printcolumn(
+        name = "Mode Lock",
+        type_ = "string",
+        json_path = ".spec.modeLock",
+        description = "Whether one GPU may be offered in several modes at once"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Time since the policy was created"
+    )
+)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GpuPolicySpec {
-    /// Policies with a higher number are tried first; among equals the name decides.
+    /// Policies with a higher priority are evaluated first. Policies with equal priority are ordered by name.
+    #[schemars(range(min = -1_000_000, max = 1_000_000))]
     pub priority: i32,
-    /// The nodes that the policy is for; all if left out.
+    /// The nodes that the policy applies to. If omitted, it applies to all nodes. A node matches if it is listed by name
+    /// or selected by its labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeMatch>,
-    /// Whether one GPU may be published in several modes at once.
+    /// Whether one GPU may be offered in several modes at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_lock: Option<ModeLock>,
-    /// The first that matches node and GPU decides.
+    /// The rules of the policy. The first rule that matches both node and GPU decides.
+    #[schemars(
+        length(max = MOST_RULES),
+        extend("x-kubernetes-validations" = [{
+            "rule": "self.all(r, !has(r.name) || self.exists_one(other, has(other.name) && other.name == r.name))",
+            "message": "two rules have the same name",
+        }])
+    )]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<PolicyRule>,
 }
 
-/// What may be done with the GPUs that it matches. What is left out is as on a node without a policy.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What may be done with the GPUs that the rule matches. An omitted setting keeps the behavior that applies without a
+/// policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(self.mig) || !has(self.modes) || 'Mig' in self.modes",
+        "message": "mig requires Mig in modes",
+    },
+    {
+        "rule": "!has(self.shares) || has(self.modes) && 'TimeSlicing' in self.modes",
+        "message": "shares requires TimeSlicing in modes",
+    },
+]))]
 pub struct PolicyRule {
-    /// For people, and where the rule is named.
+    /// The name by which reports and messages refer to the rule. It must be unique within the policy.
+    #[schemars(length(min = 1, max = 63), regex(pattern = LABEL))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The nodes that the rule is for, among those of the policy.
+    /// The nodes that the rule applies to, among those of the policy. If omitted, it applies to all of them. A node
+    /// matches if it is listed by name or selected by its labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeMatch>,
-    /// The GPUs that the rule is for; all if left out.
+    /// The GPUs that the rule applies to. If omitted, it applies to all GPUs. A GPU matches if any entry of any list
+    /// matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<GpuMatch>,
-    /// What the GPUs are offered as; if left out, as their MIG mode is now.
+    /// The modes in which the GPUs are offered. If omitted, a GPU is offered as its MIG mode is set: Whole if disabled,
+    /// Mig if enabled. With several modes, the first claim decides what a GPU becomes, and the GPU is open to all modes
+    /// again when its last claim ends.
+    #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "set"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modes: Option<BTreeSet<OfferedMode>>,
-    /// How they are cut.
+    /// How the GPUs are partitioned with MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigSettings>,
-    /// How they are shared.
+    /// How the GPUs are time-sliced. Memory and cores of a share are accounted for, but not enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<ShareSettings>,
-    /// What happens when they are sick.
+    /// What happens when a GPU becomes unhealthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthSettings>,
 }
 
-/// Which nodes: those that are named *or* selected.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Selects nodes. A node matches if it is listed by name or selected by its labels.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("minProperties" = 1))]
 pub struct NodeMatch {
-    /// By name.
+    /// Nodes by name.
+    #[schemars(
+        length(min = 1, max = 512),
+        inner(length(max = 253), regex(pattern = DNS_NAME)),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub names: BTreeSet<String>,
-    /// By labels.
+    /// Nodes by their labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
 }
 
-/// Which GPUs of a node: those that any entry of any list fits.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Selects GPUs of a node. A GPU matches if any entry of any list matches.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("minProperties" = 1))]
 pub struct GpuMatch {
-    /// By UUID, `GPU-…`.
+    /// GPUs by UUID.
+    #[schemars(
+        length(min = 1, max = 64),
+        inner(
+            length(max = 40),
+            regex(pattern = "^GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
+        ),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub uuids: BTreeSet<String>,
-    /// By the number in the device's name: 3 for `gpu-3`.
+    /// GPUs by the number in their device names: 3 stands for gpu-3.
+    #[schemars(length(min = 1, max = 64), inner(range(max = 65_535)), extend("x-kubernetes-list-type" = "set"))]
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub ordinals: BTreeSet<u32>,
-    /// By product name, letter case aside; `*` stands for any text.
+    /// GPUs by product name, ignoring case. An asterisk matches any text, as in *H100*.
+    #[schemars(
+        length(min = 1, max = 32),
+        inner(length(min = 1, max = 128)),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub products: BTreeSet<String>,
-    /// By PCI address, `0000:3b:00.0`.
+    /// GPUs by PCI address, such as 0000:3b:00.0.
+    #[schemars(
+        length(min = 1, max = 64),
+        inner(
+            length(max = 16),
+            regex(pattern = r"^([0-9a-fA-F]{4}|[0-9a-fA-F]{8}):[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$")
+        ),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub pci_addresses: BTreeSet<String>,
 }
 
-/// One of the things that a GPU can be offered as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// A mode in which a GPU can be offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum OfferedMode {
     /// The whole GPU, for one claim.
     Whole,
@@ -122,8 +231,10 @@ pub enum OfferedMode {
     TimeSlicing,
 }
 
-/// Whether one GPU may be published in several modes at once, of which the first claim decides.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// Whether one GPU may be offered in several modes at once, so that the first claim decides which one it gets: Auto
+/// (only where the cluster's Kubernetes version supports it; the default), Enabled or Disabled. The first policy that
+/// applies to the node and sets this field decides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum ModeLock {
     /// Where the cluster's version allows it.
     #[default]
@@ -134,23 +245,31 @@ pub enum ModeLock {
     Disabled,
 }
 
-/// How GPUs are cut.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How GPUs are partitioned with MIG.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("minProperties" = 1))]
 pub struct MigSettings {
-    /// Profiles that are offered, by name (`1g.10gb`); if left out, all but the rare ones (`+me`, `-me`, `+gfx`).
+    /// The MIG profiles to offer, such as 1g.10gb. If omitted, all profiles are offered except the rarely needed ones
+    /// (+me, +me.all, -me, +gfx). Profiles that a GPU does not support are ignored.
+    #[schemars(
+        length(min = 1, max = 32),
+        inner(length(max = 32), regex(pattern = r"^[0-9]{1,4}g\.[0-9]{1,4}gb([+-][a-z.]+)?$")),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profiles: Option<BTreeSet<String>>,
-    /// Which placement of a profile is tried first.
+    /// The order in which the placements of a profile are tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement_order: Option<PlacementOrder>,
-    /// Whose the GPU's instances are.
+    /// Who manages the MIG instances of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instances: Option<Instances>,
 }
 
-/// Which placement of a profile is tried first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// The order in which the placements of a profile are tried: Ascending (the default) starts at the first memory slice,
+/// Descending at the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum PlacementOrder {
     /// From the first memory slice up.
     Ascending,
@@ -158,38 +277,43 @@ pub enum PlacementOrder {
     Descending,
 }
 
-/// Whose a GPU's MIG instances are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// Who manages the MIG instances of the GPU. OnDemand (the default): the driver creates and destroys them. Static: the
+/// administrator does; the driver offers the instances that exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Instances {
-    /// The driver's: made when a claim needs one, removed with it. Instances of others are left alone.
+    /// The driver creates an instance when a claim needs one and destroys it with the claim. Foreign instances are left
+    /// alone.
     OnDemand,
-    /// The administrator's: those that exist are offered, none is made or removed.
+    /// The administrator: existing instances are offered; the driver neither creates nor destroys any.
     Static,
 }
 
-/// How GPUs are shared.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How GPUs are time-sliced.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("minProperties" = 1))]
 pub struct ShareSettings {
-    /// How many shares one GPU has at most.
+    /// The maximum number of shares of one GPU.
+    #[schemars(range(min = 1, max = MOST_SLOTS))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// The smallest memory that a share is granted.
+    /// The smallest amount of memory that a share can get, such as 100Mi. It is rounded up to whole MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_memory: Option<MemorySize>,
-    /// The smallest part of the compute that a share is granted, in percent.
+    /// The smallest part of the GPU's compute capacity that a share can get, in percent.
+    #[schemars(range(max = 100))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_cores: Option<u32>,
-    /// Memory of the GPU that no share is granted.
+    /// The amount of GPU memory that is not given to shares, such as 2Gi. It is rounded up to whole MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_memory: Option<MemorySize>,
 }
 
-/// What happens when GPUs are sick.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What happens when a GPU becomes unhealthy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct HealthSettings {
-    /// Whether pods that use the GPU are evicted.
+    /// Whether pods that use an unhealthy GPU are evicted (taint effect NoExecute). The default is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evict: Option<bool>,
 }

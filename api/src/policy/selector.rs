@@ -2,71 +2,98 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kube_core::{Expression, Selector, SelectorExt};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Every part must fit; one without parts fits everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+use super::LABEL;
+
+/// Selects nodes by their labels. All requirements must be met; an empty selector matches every node.
+///
+/// Kubernetes' own type takes any operator and ignores unknown fields; this one is as strict as the schema.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LabelSelector {
-    /// Labels with these values.
+    /// Labels that must have exactly these values.
+    #[schemars(extend("maxProperties" = 64), with = "BTreeMap<String, LabelValue>")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub match_labels: BTreeMap<String, String>,
-    /// More than equality.
+    /// Requirements on labels. All of them must be met.
+    #[schemars(length(max = 32))]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub match_expressions: Vec<Requirement>,
 }
 
-/// One requirement on one label.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The schema of a label's value.
+#[derive(JsonSchema)]
+#[schemars(transparent)]
+struct LabelValue(
+    #[schemars(length(max = 63), regex(pattern = LABEL))]
+    #[expect(dead_code, reason = "a schema only")]
+    String,
+);
+
+/// A requirement on one label.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : !has(self.values) || size(self.values) == 0",
+    "message": "In and NotIn need values, Exists and DoesNotExist have none",
+}]))]
 pub struct Requirement {
-    /// The label.
+    /// The key of the label.
+    #[schemars(
+        length(max = 317),
+        regex(pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+    )]
     pub key: String,
-    /// How it is compared.
+    /// How the label is compared with the values.
     pub operator: Operator,
-    /// With what; empty for `Exists` and `DoesNotExist`.
+    /// The values for In and NotIn. Exists and DoesNotExist take none.
+    #[schemars(
+        length(max = 64),
+        inner(length(max = 63), regex(pattern = LABEL)),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub values: BTreeSet<String>,
 }
 
 /// How a label is compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Operator {
-    /// Has one of the values.
+    /// The label has one of the values.
     In,
-    /// Has none of the values, or is not there.
+    /// The label has none of the values, or is absent.
     NotIn,
-    /// Is there.
+    /// The label is present.
     Exists,
-    /// Is not there.
+    /// The label is absent.
     DoesNotExist,
 }
 
 impl LabelSelector {
-    /// Whether labels fit.
+    /// Whether labels match.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
-            && self.match_expressions.iter().all(|requirement| requirement.matches(labels))
+        let equal: Selector = self.match_labels.clone().into_iter().collect();
+        equal.matches(labels) && self.match_expressions.iter().all(|one| one.expression().matches(labels))
     }
 }
 
 impl Requirement {
-    fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        let found = labels.get(&self.key);
+    fn expression(&self) -> Expression {
+        let (key, values) = (self.key.clone(), self.values.clone());
         match self.operator {
-            Operator::In => found.is_some_and(|value| self.values.contains(value)),
-            Operator::NotIn => found.is_none_or(|value| !self.values.contains(value)),
-            Operator::Exists => found.is_some(),
-            Operator::DoesNotExist => found.is_none(),
+            Operator::In => Expression::In(key, values),
+            Operator::NotIn => Expression::NotIn(key, values),
+            Operator::Exists => Expression::Exists(key),
+            Operator::DoesNotExist => Expression::DoesNotExist(key),
         }
     }
 
     /// Whether the values go with the operator.
     pub(crate) fn is_complete(&self) -> bool {
-        match self.operator {
-            Operator::In | Operator::NotIn => !self.values.is_empty(),
-            Operator::Exists | Operator::DoesNotExist => self.values.is_empty(),
-        }
+        matches!(self.operator, Operator::In | Operator::NotIn) != self.values.is_empty()
     }
 }
 

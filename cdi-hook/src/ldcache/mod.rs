@@ -32,13 +32,12 @@ const TAG_GENERATOR: u32 = 0;
 const TAG_HWCAPS: u32 = 1;
 
 /// Limits on what an image can make us keep and write: its entries may all share one long string. A cache beyond them is
-/// as good as a damaged one; a large distribution's has a few thousand entries and is smaller than 1 MiB.
+/// treated as damaged; a large distribution's has a few thousand entries and is smaller than 1 MiB.
 const MOST_ENTRIES: usize = 64 << 10;
 const LONGEST_NAME: usize = 255;
 const LONGEST_PATH: usize = 4096;
 const MOST_BYTES: usize = 16 << 20;
 
-/// One library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
     pub(crate) flags: i32,

@@ -1,10 +1,14 @@
-//! The manifests in `examples/`, which the demo runs when it is given no others.
+//! What the demo runs: the manifests in `examples/`, or those that it is given.
 
-use anyhow::{Result, bail};
+use std::path::PathBuf;
+
+use anyhow::Result;
 use divvy_api::policy::GpuPolicy;
 
-use super::Stay;
-use crate::manifests::Manifests;
+use super::needs;
+use super::report::Scenario;
+use crate::Usage;
+use crate::manifests::{self, Manifests};
 
 macro_rules! examples {
     ($($name:literal),* $(,)?) => {
@@ -22,58 +26,122 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "two-claims",
     "two-gpus",
     "select-by-attribute",
+    "job",
     "deployment",
+    "statefulset",
     "device-config",
+    "extended-resource",
+    "quota-per-class",
+    "device-taint",
+    "admin-access",
+    "prioritised-list",
     "mig-partitions",
     "mig-two-containers",
     "mig-same-gpu",
     "share-small",
+    "share-pytorch",
     "share-many",
     "share-spread",
     "share-pack",
     "share-interval",
     "whole-mig-and-shares",
     "class-per-team",
-    "extended-resource",
     "admin-beside-others",
     "policy-per-gpu",
     "policy-shares",
     "policy-profiles",
     "policy-one-mode",
-    "admin-access",
 ];
 
-/// Examples for nodes without a policy, whose GPUs are offered as they are.
-const AS_IT_IS: [&str; 1] = ["admin-access"];
+/// Every GPU in every mode.
+const ALL_MODES: &str = include_str!("../../../examples/all-modes.yaml");
 
-/// Every GPU as everything that it can become.
-const EVERYTHING: &str = include_str!("../../../examples/mode-lock/policy.yaml");
-
-/// The demo's policy where a manifest brings none.
-pub(super) fn everything() -> Result<Vec<GpuPolicy>> {
-    Ok(Manifests::parse("everything", EVERYTHING)?.policies)
+/// One manifest to run.
+#[derive(Debug, Default)]
+pub(super) struct Example {
+    pub(super) name: String,
+    /// The comment in its first line.
+    pub(super) title: Option<String>,
+    pub(super) manifests: Manifests,
 }
 
-/// The examples whose names contain the text, those that need no other policy on one node.
-pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
-    let mut common = Stay { policies: everything()?, manifests: Vec::new() };
-    let mut others = Vec::new();
-    for (name, text) in EXAMPLES.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
-        let manifests = Manifests::parse(name, text)?;
-        let example = ((*name).to_owned(), manifests);
-        if AS_IT_IS.contains(name) || !example.1.policies.is_empty() {
-            others.push(Stay { policies: example.1.policies.clone(), manifests: vec![example] });
-        } else {
-            common.manifests.push(example);
+impl Example {
+    pub(super) fn parse(name: &str, text: &str) -> Result<Self> {
+        let title = text.lines().next().and_then(|line| line.strip_prefix("# ")).map(str::to_owned);
+        Ok(Self { name: name.to_owned(), title, manifests: Manifests::parse(name, text)? })
+    }
+
+    /// What is known of it before it runs.
+    pub(super) fn scenario(&self) -> Scenario {
+        let passed_over = self.manifests.passed_over.iter();
+        Scenario {
+            name: self.name.clone(),
+            title: self.title.clone(),
+            policies: self.manifests.policies.iter().map(|policy| policy.name.clone()).collect(),
+            notes: passed_over
+                .map(|what| format!("{what} is passed over: only pods and claims run here"))
+                .collect(),
+            ..Scenario::default()
         }
     }
-    if common.manifests.is_empty() && others.is_empty() {
-        let names: Vec<&str> = EXAMPLES.iter().map(|(name, _)| *name).collect();
-        bail!("--only {}: no example has that in its name ({})", only.unwrap_or_default(), names.join(", "));
+}
+
+/// Manifests that one node runs, one after another, under these policies.
+#[derive(Debug, Default)]
+pub(super) struct Stay {
+    pub(super) policies: Vec<GpuPolicy>,
+    pub(super) examples: Vec<Example>,
+    /// Whether manifests are passed over that the node cannot run.
+    pub(super) selects: bool,
+}
+
+/// The demo's policy for examples that need all modes.
+pub(super) fn all_modes() -> Result<Vec<GpuPolicy>> {
+    Ok(Manifests::parse("all-modes.yaml", ALL_MODES)?.policies)
+}
+
+/// The examples whose names contain the text: those for all modes on one node, those without a policy on another, and
+/// those with policies of their own on one each.
+pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
+    let mut in_all_modes = Stay { policies: all_modes()?, selects: true, ..Stay::default() };
+    let mut by_default = Stay { selects: true, ..Stay::default() };
+    let mut others = Vec::new();
+    for (name, text) in EXAMPLES.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
+        let example = Example::parse(name, text)?;
+        if !example.manifests.policies.is_empty() {
+            let policies = example.manifests.policies.clone();
+            others.push(Stay { policies, examples: vec![example], selects: true });
+        } else if needs::all_modes(&example.manifests)? {
+            in_all_modes.examples.push(example);
+        } else {
+            by_default.examples.push(example);
+        }
     }
-    let mut stays = if common.manifests.is_empty() { Vec::new() } else { vec![common] };
+    let mut stays = vec![in_all_modes, by_default];
     stays.extend(others);
+    stays.retain(|stay| !stay.examples.is_empty());
+    if stays.is_empty() {
+        let names: Vec<&str> = EXAMPLES.iter().map(|(name, _)| *name).collect();
+        let only = only.unwrap_or_default();
+        return Err(
+            Usage(format!("--only {only}: no example has that in its name ({})", names.join(", "))).into()
+        );
+    }
     Ok(stays)
+}
+
+/// What files ask for: the policies of all of them are those of the node. Without any it is as the chart leaves it.
+pub(super) fn of_files(files: &[PathBuf]) -> Result<Stay> {
+    let mut stay = Stay::default();
+    for path in files {
+        for (name, manifests) in manifests::read(path)? {
+            stay.policies.extend(manifests.policies.iter().cloned());
+            if manifests.has_users() || !manifests.passed_over.is_empty() {
+                stay.examples.push(Example { name, title: None, manifests });
+            }
+        }
+    }
+    Ok(stay)
 }
 
 #[cfg(test)]
@@ -81,15 +149,63 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_example_is_in_the_demo() {
+    fn every_example_is_in_the_demo_and_in_the_index() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
-        let mut there: Vec<String> = fs_err::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
+        let index = fs_err::read_to_string(folder.join("README.md")).unwrap();
+        let entries = fs_err::read_dir(folder).unwrap().map(Result::unwrap);
+        let folders = entries.filter(|entry| entry.path().is_dir());
+        let mut there: Vec<String> =
+            folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         there.sort();
         let mut shown: Vec<&str> = EXAMPLES.iter().map(|(name, _)| *name).collect();
         shown.sort_unstable();
         assert_eq!(there, shown);
+        for name in shown {
+            assert!(
+                index.contains(&format!("\n| [{name}]({name}/README.md) |")),
+                "{name} is not in the index"
+            );
+        }
+    }
+
+    /// What a stranger's cluster needs of an example: see `examples/README.md`.
+    #[test]
+    fn every_example_can_be_applied_to_any_cluster() {
+        let images = [
+            "image: docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04",
+            "image: docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime",
+        ];
+        for (name, text) in EXAMPLES {
+            let example = Example::parse(name, text).unwrap().manifests;
+            let namespace = Some(format!("divvy-{name}"));
+            let namespaces: Vec<_> = example.namespaces.iter().map(|n| n.metadata.name.clone()).collect();
+            assert_eq!(namespaces.as_slice(), std::slice::from_ref(&namespace), "{name}");
+            let claims = example.claims.iter().map(|claim| &claim.metadata);
+            let templates = example.templates.iter().map(|template| &template.metadata);
+            for meta in claims.chain(templates).chain(example.pods.iter().map(|pod| &pod.metadata)) {
+                assert_eq!(meta.namespace, namespace, "{name}: {meta:?}");
+            }
+            assert!(!example.pods.is_empty(), "{name}: no pod proves that the GPU is there");
+            for pod in example.pods.iter().filter_map(|pod| pod.spec.as_ref()) {
+                let tolerates =
+                    |of: &k8s_openapi::api::core::v1::Toleration| of.key.as_deref() == Some("nvidia.com/gpu");
+                assert!(pod.tolerations.iter().flatten().any(tolerates), "{name}");
+            }
+            for image in text.lines().map(str::trim).filter(|line| line.starts_with("image:")) {
+                assert!(images.contains(&image), "{name}: {image}");
+            }
+            for policy in &example.policies {
+                assert!(policy.spec.nodes.is_some(), "{name}: the policy is for all nodes");
+            }
+            let readme = format!("{}/../examples/{name}/README.md", env!("CARGO_MANIFEST_DIR"));
+            let readme = fs_err::read_to_string(readme).unwrap();
+            for command in ["apply", "delete"] {
+                assert!(
+                    readme.contains(&format!("kubectl {command} -f examples/{name}/manifests.yaml")),
+                    "{name}"
+                );
+            }
+        }
+        assert!(all_modes().unwrap().iter().all(|policy| policy.spec.nodes.is_some()));
     }
 }

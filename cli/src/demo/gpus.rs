@@ -13,6 +13,7 @@ use crate::slices::Picture;
 
 /// What a GPU is now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct GpuPicture {
     /// The GPU, as its device is named.
     pub(crate) gpu: String,
@@ -27,7 +28,7 @@ pub(crate) struct GpuPicture {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "mode", rename_all = "kebab-case")]
 pub(crate) enum Mode {
-    /// Nobody's.
+    /// Not held by any claim.
     Idle,
     /// One claim's.
     Whole {
@@ -162,7 +163,7 @@ fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<Stri
 }
 
 /// A quantity in whole units.
-fn amount(text: &str) -> Option<u64> {
+pub(super) fn amount(text: &str) -> Option<u64> {
     let quantity: divvy_model::Quantity = text.parse().ok()?;
     u64::try_from(quantity.rounded_up()).ok()
 }
@@ -207,20 +208,20 @@ impl GpuPicture {
         let length = bar.chars().count();
         bar.extend(std::iter::repeat_n('·', WIDTH.saturating_sub(length)));
         let mut lines = boxed(&self.gpu, &bar.chars().take(WIDTH).collect::<String>());
-        let told = |name: &str| {
+        let part_of = |name: &str| {
             let total = *shares.total.get(name)?;
             let used = shares.used(name);
             Some(match name {
                 capacity::MEMORY => {
-                    format!("{} of {} memory", crate::format::bytes(used), crate::format::bytes(total))
+                    format!("memory {} of {}", crate::format::bytes(used), crate::format::bytes(total))
                 }
-                capacity::CORES => format!("{used} of {total} % of the compute"),
-                _ => format!("{used} of {total} {name}"),
+                capacity::CORES => format!("compute {used} of {total} %"),
+                _ => format!("{name} {used} of {total}"),
             })
         };
-        let told: Vec<String> =
-            [capacity::MEMORY, capacity::CORES, capacity::SLOTS].into_iter().filter_map(told).collect();
-        lines.push(format!("        time-sliced: {}", told.join(", ")));
+        let parts: Vec<String> =
+            [capacity::MEMORY, capacity::CORES, capacity::SLOTS].into_iter().filter_map(part_of).collect();
+        lines.push(format!("        shared: {}", parts.join(", ")));
         for (number, share) in shares.shares.iter().enumerate() {
             let part = |name: &str| share.granted.get(name).copied().unwrap_or(0);
             lines.push(format!(
@@ -282,8 +283,7 @@ mod tests {
             format!("       ┌{line}┐"),
             format!("gpu-0  │{}B{}│", "A".repeat(35), "·".repeat(35)),
             format!("       └{line}┘"),
-            "        time-sliced: 40.1 GiB of 80 GiB memory, 60 of 100 % of the compute, 2 of 16 slots"
-                .to_owned(),
+            "        shared: memory 40.1 GiB of 80 GiB, compute 60 of 100 %, slots 2 of 16".to_owned(),
             "        A    40 GiB   50 %  default/a".to_owned(),
             "        B   100 MiB   10 %  default/b".to_owned(),
             format!("       ┌{line}┐"),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_an_idle_gpu_and_admins_are_named_beside_its_user() {
+    fn an_idle_gpu_has_no_holder_and_admins_are_named_beside_its_user() {
         let mut monitor = report("m/monitor", "gpu-0-admin", &[]);
         if let State::Prepared { devices, .. } = &mut monitor.state {
             devices[0].admin = true;

@@ -1,151 +1,251 @@
-//! The demo's report for people.
+//! The demo's report for people, in 80 columns unless it is wide.
 
 use std::collections::BTreeSet;
 
-use divvy_api::names::capacity;
-use serde_json::Value;
-
 use super::gpus::GpuPicture;
-use super::report::{self, ClaimReport, DeviceReport, Report, Round, Scenario, State};
+use super::report::{self, ClaimReport, DeviceReport, PublishedDevice, Report, Round, Scenario, State};
 use crate::table::Table;
+use divvy_api::names::capacity;
+
+mod cdi;
+mod paint;
+
+/// Columns of a terminal that no one has made wider.
+const WIDTH: usize = 80;
+/// Lines of a reason, and notes, that are shown unless the report is wide.
+const SHOWN: usize = 3;
+
+/// How the report is to look.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Look {
+    /// Whether the terminal has colours.
+    pub(crate) colour: bool,
+    /// Whether lines may be longer than 80 columns, and more is shown.
+    pub(crate) wide: bool,
+    /// Whether every manifest is shown in full, not only the first that ran.
+    pub(crate) all: bool,
+}
 
 /// The report as text.
-pub(crate) fn render(report: &Report) -> String {
-    let mut out = format!(
-        "A node with {} (simulated) published, {} ms after its start:\n\n",
-        report.sim, report.published_after_ms
-    );
-    let mut table = Table::new(["DEVICE", "PRODUCT", "MEMORY", "NUMA", "UUID"]);
-    for (name, d) in report::rows(&report.published) {
-        table.row([name, d.product.clone(), d.memory.clone(), d.numa.clone(), d.uuid.clone()]);
-    }
-    out += &table.render(2);
-    for scenario in &report.scenarios {
-        let policies = match scenario.policies.as_slice() {
-            [] => String::new(),
-            names => format!(" (policy {})", names.join(", ")),
-        };
-        out += &format!("\n\n● {}{policies}\n", scenario.name);
-        out += &of_scenario(scenario);
-    }
-    if let Some((claim, document)) = first_document(report) {
-        out += &format!("\n\nWhat a container of {claim} gets ({}):\n\n", kind(document));
-        out += &edits(document);
-    }
-    let problems = report.problems();
-    let of_rounds = || report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
-    let claims = of_rounds().map(|claim| &claim.claim).collect::<BTreeSet<_>>().len();
-    let pending = of_rounds().filter(|claim| matches!(claim.state, State::Pending { expected: true, .. }));
-    let pending = match pending.map(|claim| &claim.claim).collect::<BTreeSet<_>>().len() {
-        0 => "all prepared".to_owned(),
-        1 => "all prepared as expected (1 waited)".to_owned(),
-        several => format!("all prepared as expected ({several} waited)"),
-    };
-    out += "\n\n";
-    if problems.is_empty() {
-        out += &format!(
-            "{}, {}: {pending}, all given back, nothing left behind.",
-            number(report.scenarios.len(), "manifest"),
-            number(claims, "claim")
-        );
-    } else {
-        out += &format!(
-            "{}, {}, {}:",
-            number(report.scenarios.len(), "manifest"),
-            number(claims, "claim"),
-            number(problems.len(), "problem")
-        );
-        for problem in problems {
-            out += &format!("\n  ✗ {}", problem.replace('\n', "\n    "));
+pub(crate) fn render(report: &Report, look: Look) -> String {
+    let mut lines = head(report, look);
+    let full = |scenario: &Scenario| scenario.skipped.is_none() && scenario.problem.is_none();
+    let first = report.scenarios.iter().position(full).unwrap_or(0);
+    for (number, scenario) in report.scenarios.iter().enumerate() {
+        if look.all || number == first {
+            lines.push(String::new());
+            lines.extend(in_full(scenario, look));
+            lines.push(String::new());
+        } else {
+            lines.extend(in_one_line(scenario, look));
         }
     }
-    out
-}
-
-fn number(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
-}
-
-fn of_scenario(scenario: &Scenario) -> String {
-    if let Some(problem) = &scenario.problem {
-        return format!("  ✗ {problem}");
+    if look.wide {
+        lines.extend(cdi::document(report));
     }
-    let mut out = String::new();
+    lines.push(String::new());
+    lines.extend(summary(report, look));
+    let mut text = lines.join("\n");
+    while text.contains("\n\n\n") {
+        text = text.replace("\n\n\n", "\n\n");
+    }
+    text
+}
+
+fn head(report: &Report, look: Look) -> Vec<String> {
+    let offer = match report.policies.as_slice() {
+        [] => "No GpuPolicy: they are offered as with the chart's defaults, as their MIG mode is.".to_owned(),
+        names => format!("GpuPolicy {} says what they may become.", names.join(", ")),
+    };
+    let of_gpus = report.published.iter().filter_map(|device| device.product.as_deref());
+    let products: Vec<&str> = of_gpus.collect::<BTreeSet<_>>().into_iter().collect();
+    let text = format!(
+        "A node with simulated GPUs, {} ({}), publishes {}. {offer}",
+        report.sim,
+        products.join(", "),
+        number(report.published.len(), "device")
+    );
+    let mut lines = wrapped(&text, "", "");
+    if look.wide || report.scenarios.is_empty() {
+        let mut table = Table::new(["DEVICE", "PRODUCT", "MEMORY", "NUMA", "TAINTS", "UUID"]);
+        for (name, device) in report::rows(&report.published) {
+            table.row(published_row(name, device));
+        }
+        lines.extend(table.render(2).lines().map(str::to_owned));
+        lines.push(format!("Published {} ms after the plugin's start.", report.published_after_ms));
+    }
+    let has_taint = |device: &&PublishedDevice| !device.taints.is_empty();
+    let tainted: Vec<PublishedDevice> = report.published.iter().filter(has_taint).cloned().collect();
+    if !tainted.is_empty() && !look.wide {
+        let taints: BTreeSet<&str> =
+            tainted.iter().flat_map(|device| &device.taints).map(String::as_str).collect();
+        let names: Vec<String> = report::rows(&tainted).into_iter().map(|(name, _)| name).collect();
+        let taints = taints.into_iter().collect::<Vec<_>>().join(", ");
+        let text = format!("Tainted with {taints}: {}", names.join(" "));
+        lines.extend(cut(wrapped(&text, "", "  "), look));
+    }
+    lines.extend(notes(&report.notes, look));
+    lines
+}
+
+fn published_row(name: String, device: &PublishedDevice) -> [String; 6] {
+    let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    [
+        name,
+        text(device.product.clone()),
+        text(device.memory_bytes.map(crate::format::bytes)),
+        text(device.numa_node.map(|node| node.to_string())),
+        text(Some(device.taints.join(", ")).filter(|taints| !taints.is_empty())),
+        text(device.uuid.clone()),
+    ]
+}
+
+fn notes(notes: &[String], look: Look) -> Vec<String> {
+    let shown = if look.wide { notes.len() } else { SHOWN };
+    let mut lines: Vec<String> =
+        notes.iter().take(shown).flat_map(|note| wrapped(&format!("note: {note}"), "  ", "    ")).collect();
+    if notes.len() > shown {
+        lines.push(format!("  … and {} more notes (-o wide)", notes.len() - shown));
+    }
+    lines
+}
+
+/// What came of a scenario, in one line.
+fn in_one_line(scenario: &Scenario, look: Look) -> Vec<String> {
+    let problems = scenario.problems();
+    let (mark, text) = match (&scenario.skipped, problems.first()) {
+        (Some(reason), _) => (paint::SKIPPED, format!("skipped: {reason}")),
+        (None, Some(problem)) => {
+            let lines = wrapped(problem, "    ", "    ");
+            let head = format!("{} {}", paint::mark(paint::BAD, look.colour), scenario.name);
+            return std::iter::once(head).chain(cut(lines, look)).collect();
+        }
+        (None, None) => (paint::GOOD, scenario.title.clone().unwrap_or_default()),
+    };
+    let text: String = fit(&format!("{:<22}{text}", format!("{} ", scenario.name)), WIDTH - 2);
+    vec![format!("{} {text}", paint::mark(mark, look.colour))]
+}
+
+fn in_full(scenario: &Scenario, look: Look) -> Vec<String> {
+    let mark = match (&scenario.skipped, scenario.problems().is_empty()) {
+        (Some(_), _) => paint::SKIPPED,
+        (None, true) => paint::GOOD,
+        (None, false) => paint::BAD,
+    };
+    let title = scenario.title.as_ref().map(|title| format!(": {title}")).unwrap_or_default();
+    let mut lines = wrapped(&format!("{}{title}", scenario.name), "", "  ");
+    if let Some(first) = lines.first_mut() {
+        *first = format!("{} {first}", paint::mark(mark, look.colour));
+    }
+    lines.extend(
+        scenario.skipped.iter().flat_map(|reason| wrapped(&format!("skipped: {reason}"), "  ", "    ")),
+    );
     if !scenario.published.is_empty() {
-        let names = report::rows(&scenario.published).into_iter().map(|(name, _)| name);
-        out += &format!("  published: {}\n", names.collect::<Vec<_>>().join(" "));
+        let rows = report::rows(&scenario.published).into_iter().map(|(name, _)| name);
+        let text = format!("published: {}", rows.collect::<Vec<_>>().join(" "));
+        lines.extend(cut(wrapped(&text, "  ", "    "), look));
     }
-    // What somebody has is a picture where GPUs are divided or somebody waits; else the table says it all.
+    lines.extend(notes(&scenario.notes, look));
+    lines.extend(scenario.problem.iter().flat_map(|problem| wrapped(problem, "  ", "    ")));
+    // What a claim has is a picture where GPUs are divided or a pod waits; else the table says it all.
     let drawn = scenario.rounds.iter().any(|round| {
         let waits = round.claims.iter().any(|claim| matches!(claim.state, State::Pending { .. }));
         waits || round.gpus.iter().any(GpuPicture::is_divided)
     });
+    let namespace = namespace_of(scenario);
     for (number, round) in scenario.rounds.iter().enumerate() {
         if number > 0 {
-            out += &format!("\n\n  then, after {} ended:\n", round.ended.join(", "));
+            let ended: Vec<&str> = round.ended.iter().map(|what| what.trim_start_matches("pod ")).collect();
+            let ended = ended.join(", ").replace(&namespace, "");
+            lines.extend([String::new(), format!("  then, after {ended} ended:")]);
         }
         let before = number.checked_sub(1).and_then(|before| scenario.rounds.get(before));
-        out += &of_round(round, before, drawn);
+        lines.extend(of_round(round, before, drawn, &namespace, look));
     }
-    out
+    lines
 }
 
-/// A round; the claims that were pending before it too only say what they wait for.
-fn of_round(round: &Round, before: Option<&Round>, drawn: bool) -> String {
-    let mut table = Table::new(["CLAIM", "USED BY", "REQUEST", "GOT", "NODES", "MOUNTS", "PREPARE"]);
-    for claim in &round.claims {
-        for row in rows(claim) {
-            table.row(row);
-        }
+/// The namespace that all claims are in, and a slash: it need not be repeated.
+fn namespace_of(scenario: &Scenario) -> String {
+    let claims = scenario.rounds.iter().flat_map(|round| &round.claims);
+    let namespaces: BTreeSet<&str> =
+        claims.filter_map(|claim| Some(claim.claim.split_once('/')?.0)).collect();
+    match namespaces.into_iter().collect::<Vec<_>>().as_slice() {
+        [one] => format!("{one}/"),
+        _ => String::new(),
     }
-    let mut out = table.render(2);
+}
+
+/// A round; claims that were pending before it too do not say again what they wait for.
+fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str, look: Look) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let short = |text: &str| text.strip_prefix(namespace).unwrap_or(text).to_owned();
+    if !drawn || look.wide {
+        lines.extend(table(round, short, look.wide).render(2).lines().map(str::to_owned));
+    }
     if drawn {
-        for line in round.gpus.iter().flat_map(GpuPicture::lines) {
-            out += &format!("\n  {line}");
-        }
+        let pictures = round.gpus.iter().flat_map(GpuPicture::lines);
+        lines.extend(pictures.map(|line| paint::picture(&line.replace(namespace, ""), look.colour)));
     }
     for claim in &round.claims {
-        if let State::Pending { reason, expected } = &claim.state {
-            let as_expected = if *expected { ", as expected" } else { "" };
-            let waited = before.is_some_and(|before| before.claims.iter().any(|b| b.claim == claim.claim));
-            let still = if waited { "still " } else { "" };
-            out += &format!("\n  {} is {still}pending{as_expected}:", claim.claim);
-            let reason = if waited { reason.lines().last().unwrap_or_default() } else { reason };
-            out += &format!("\n    {}", reason.replace('\n', "\n    "));
+        let name = short(&claim.claim);
+        match &claim.state {
+            State::Pending { reason, expected } => {
+                let as_expected = if *expected { ", as expected" } else { "" };
+                let waited =
+                    before.is_some_and(|before| before.claims.iter().any(|b| b.claim == claim.claim));
+                let still = if waited { "still " } else { "" };
+                let colon = if waited { "." } else { ":" };
+                let text = format!("  {name} is {still}pending{as_expected}{colon}");
+                lines.push(paint::pending(&text, look.colour));
+                if !waited {
+                    let reason = reason.replace(namespace, "");
+                    let reason = reason.lines().flat_map(|line| wrapped(line, "    ", "      ")).collect();
+                    lines.extend(if *expected { cut(reason, look) } else { reason });
+                }
+            }
+            State::Failed { reason } => {
+                lines.push(paint::failed(&format!("  {name} failed:"), look.colour));
+                lines.extend(reason.lines().flat_map(|line| wrapped(line, "    ", "      ")));
+            }
+            State::Prepared { .. } => {}
         }
     }
-    out
+    lines.extend(round.surprises.iter().flat_map(|surprise| wrapped(surprise, "  ", "    ")));
+    lines
 }
 
-fn rows(claim: &ClaimReport) -> Vec<[String; 7]> {
-    let users = if claim.pods.is_empty() { "(no pod)".to_owned() } else { claim.pods.join(", ") };
-    let dash = || "-".to_owned();
-    match &claim.state {
-        State::Pending { expected, .. } => {
-            let what = if *expected { "pending, as expected" } else { "pending" };
-            vec![[claim.claim.clone(), users, dash(), what.to_owned(), dash(), dash(), dash()]]
+/// The claims, one row a device.
+fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
+    let mut table = if wide {
+        Table::new(["CLAIM", "USED BY", "GOT", "REQUEST", "NODES", "MOUNTS", "PREPARE"])
+    } else {
+        Table::new(["CLAIM", "USED BY", "GOT"])
+    };
+    for claim in &round.claims {
+        let pods = if claim.pods.is_empty() { "(no pod)".to_owned() } else { claim.pods.join(", ") };
+        let name = short(&claim.claim);
+        match &claim.state {
+            State::Pending { .. } => table.cells(vec![name, pods, "pending".to_owned()]),
+            State::Failed { .. } => table.cells(vec![name, pods, "failed".to_owned()]),
+            State::Prepared { devices, prepare_us } => {
+                for (number, device) in devices.iter().enumerate() {
+                    let once = |text: String| if number == 0 { text } else { String::new() };
+                    let mut cells = vec![once(name.clone()), once(pods.clone()), got(device)];
+                    if wide {
+                        cells.extend([
+                            device.requests.join(", "),
+                            cdi::nodes(claim.cdi.as_ref(), &device.cdi_ids),
+                            once(cdi::count(claim.cdi.as_ref(), "mounts").to_string()),
+                            once(format!("{}.{} ms", prepare_us / 1000, prepare_us % 1000 / 100)),
+                        ]);
+                    }
+                    table.cells(cells);
+                }
+            }
         }
-        State::Failed { .. } => {
-            vec![[claim.claim.clone(), users, dash(), "failed".to_owned(), dash(), dash(), dash()]]
-        }
-        State::Prepared { devices, prepare_us } => devices
-            .iter()
-            .enumerate()
-            .map(|(number, device)| {
-                let first = number == 0;
-                let once = |text: String| if first { text } else { String::new() };
-                [
-                    once(claim.claim.clone()),
-                    once(users.clone()),
-                    device.requests.join(", "),
-                    got(device),
-                    nodes(claim.cdi.as_ref(), &device.cdi_ids),
-                    once(count(claim.cdi.as_ref(), "mounts").to_string()),
-                    once(format!("{}.{} ms", prepare_us / 1000, prepare_us % 1000 / 100)),
-                ]
-            })
-            .collect(),
     }
+    table
 }
 
 /// The device, with the part of it that a share is.
@@ -159,162 +259,76 @@ fn got(device: &DeviceReport) -> String {
     }
 }
 
-/// All `containerEdits` of a document that apply to one of these CDI ids, the common ones excepted.
-fn edits_of<'a>(document: &'a Value, ids: &'a [String]) -> impl Iterator<Item = &'a Value> {
-    let devices = document.get("devices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    devices
-        .iter()
-        .filter(|device| {
-            let name = device.get("name").and_then(Value::as_str).unwrap_or_default();
-            ids.iter().any(|id| id.split_once('=').is_some_and(|(_, of)| of == name))
-        })
-        .filter_map(|device| device.get("containerEdits"))
-}
-
-fn array<'a>(edits: &'a Value, key: &str) -> &'a [Value] {
-    edits.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
-}
-
-/// The device nodes that are the device's own: those of GPUs and of MIG capabilities, not the control nodes.
-fn nodes(document: Option<&Value>, ids: &[String]) -> String {
-    let Some(document) = document else { return "-".to_owned() };
-    let mut paths: Vec<&str> = edits_of(document, ids)
-        .flat_map(|edits| array(edits, "deviceNodes"))
-        .filter_map(|node| node.get("path").and_then(Value::as_str))
-        .filter_map(|path| {
-            let capability = path.strip_prefix("/dev/nvidia-caps/nvidia-");
-            capability.or_else(|| {
-                let number = path.strip_prefix("/dev/nvidia")?;
-                number.bytes().all(|b| b.is_ascii_digit()).then_some(path)
-            })
-        })
-        .collect();
-    paths.dedup();
-    paths.join(", ")
-}
-
-fn count(document: Option<&Value>, key: &str) -> usize {
-    let Some(document) = document else { return 0 };
-    let common = document.get("containerEdits").map_or(0, |edits| array(edits, key).len());
-    let devices = document.get("devices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    common
-        + devices
-            .iter()
-            .filter_map(|d| d.get("containerEdits"))
-            .map(|e| array(e, key).len())
-            .max()
-            .unwrap_or(0)
-}
-
-/// The first claim that has a CDI document.
-fn first_document(report: &Report) -> Option<(&str, &Value)> {
-    let mut claims = report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
-    claims.find_map(|claim| Some((claim.claim.as_str(), claim.cdi.as_ref()?)))
-}
-
-fn kind(document: &Value) -> String {
-    let text = |key: &str| document.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
-    format!("CDI {}, kind {}", text("cdiVersion"), text("kind"))
-}
-
-/// The edits of a document, common and of its devices, one line a sort; long lists are cut.
-fn edits(document: &Value) -> String {
-    const SHOWN: usize = 2;
-    let devices = document.get("devices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let all: Vec<&Value> = document
-        .get("containerEdits")
-        .into_iter()
-        .chain(devices.iter().filter_map(|device| device.get("containerEdits")))
-        .collect();
-    let mut table = Table::new(["EDIT", "COUNT", "WHAT"]);
-    for (key, field) in [
-        ("env", None),
-        ("deviceNodes", Some("path")),
-        ("mounts", Some("containerPath")),
-        ("hooks", Some("path")),
-    ] {
-        let items: Vec<&str> = all
-            .iter()
-            .flat_map(|edits| array(edits, key))
-            .filter_map(|item| field.map_or(item.as_str(), |field| item.get(field).and_then(Value::as_str)))
-            .collect();
-        // Nodes and variables are few and matter; mounts are many and alike.
-        let shown = if key == "mounts" { SHOWN } else { items.len() };
-        let mut what = items.iter().take(shown).copied().collect::<Vec<_>>().join("  ");
-        if items.len() > shown {
-            what += &format!("  … (-o json shows all {})", items.len());
-        }
-        if !items.is_empty() {
-            table.row([key.to_owned(), items.len().to_string(), what]);
-        }
+fn summary(report: &Report, look: Look) -> Vec<String> {
+    let problems = report.problems();
+    let claims = || report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
+    let names = |wanted: &dyn Fn(&&ClaimReport) -> bool| {
+        claims().filter(wanted).map(|claim| &claim.claim).collect::<BTreeSet<_>>().len()
+    };
+    let skipped = report.scenarios.iter().filter(|scenario| scenario.skipped.is_some()).count();
+    let mut counts =
+        vec![number(report.scenarios.len() - skipped, "manifest"), number(names(&|_| true), "claim")];
+    if skipped > 0 {
+        counts.push(format!("{skipped} skipped"));
     }
-    table.render(2)
+    let counts = counts.join(", ");
+    let mut lines = if problems.is_empty() {
+        let waited = names(&|claim| matches!(claim.state, State::Pending { .. }));
+        let waited = if waited > 0 { format!(" ({waited} waited)") } else { String::new() };
+        wrapped(&format!("{counts}: all as expected{waited}, all given back, nothing left behind."), "", "")
+    } else {
+        vec![paint::failed(&format!("{counts}, {}.", number(problems.len(), "problem")), look.colour)]
+    };
+    lines.extend(report.left_behind.iter().map(|what| format!("  left behind: {what}")));
+    if !look.all && report.scenarios.len() > 1 {
+        lines.push("(--all shows every example in full, --only NAME one of them; more: -o wide)".to_owned());
+    }
+    lines
+}
+
+fn number(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+/// The first lines of a text, and how many more there are.
+fn cut(mut lines: Vec<String>, look: Look) -> Vec<String> {
+    if !look.wide && lines.len() > SHOWN + 1 {
+        let more = lines.len() - SHOWN;
+        lines.truncate(SHOWN);
+        lines.push(format!("      … {more} more lines (-o wide)"));
+    }
+    lines
+}
+
+/// The text in lines that fit; `first` and `rest` go before them. A word that is longer stays whole.
+fn wrapped(text: &str, first: &str, rest: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for paragraph in text.lines() {
+        let mut line = if lines.is_empty() { first.to_owned() } else { rest.to_owned() };
+        let mut is_empty = true;
+        for word in paragraph.split_whitespace() {
+            if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+                lines.push(std::mem::replace(&mut line, rest.to_owned()));
+                is_empty = true;
+            }
+            if !is_empty {
+                line.push(' ');
+            }
+            line.push_str(word);
+            is_empty = false;
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// The text in at most so many characters.
+fn fit(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width - 1).chain(['…']).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::demo::report::PublishedDevice;
-    use serde_json::json;
-
-    fn claim(state: State, cdi: Option<Value>) -> ClaimReport {
-        ClaimReport { claim: "default/c".to_owned(), pods: vec!["p".to_owned()], state, cdi }
-    }
-
-    fn report(claims: Vec<ClaimReport>) -> Report {
-        let device = PublishedDevice {
-            name: "gpu-0".to_owned(),
-            product: "H100".to_owned(),
-            memory: "80Gi".to_owned(),
-            numa: "0".to_owned(),
-            uuid: "GPU-1".to_owned(),
-        };
-        Report {
-            sim: "h100x1".to_owned(),
-            published: vec![device],
-            published_after_ms: 7,
-            scenarios: vec![Scenario {
-                name: "one".to_owned(),
-                policies: Vec::new(),
-                published: Vec::new(),
-                rounds: vec![Round { ended: Vec::new(), claims, gpus: Vec::new(), surprises: Vec::new() }],
-                problem: None,
-            }],
-            left_behind: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn a_prepared_claim_is_shown_with_its_node_and_its_edits() {
-        let cdi = json!({
-            "cdiVersion": "0.5.0", "kind": "gpu.divvy.dev/claim",
-            "containerEdits": {"env": ["A=b"], "mounts": [{"containerPath": "/l"}]},
-            "devices": [{"name": "u-gpu-0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}],
-        });
-        let devices = vec![DeviceReport {
-            requests: vec!["gpu".to_owned()],
-            device: "gpu-0".to_owned(),
-            cdi_ids: vec!["gpu.divvy.dev/claim=u-gpu-0".to_owned()],
-            ..DeviceReport::default()
-        }];
-        let text = render(&report(vec![claim(State::Prepared { devices, prepare_us: 1234 }, Some(cdi))]));
-        assert!(
-            text.contains("  default/c  p        gpu      gpu-0  /dev/nvidia0  1       1.2 ms"),
-            "{text}"
-        );
-        assert!(text.contains("  deviceNodes  1      /dev/nvidia0"), "{text}");
-        assert!(
-            text.ends_with("1 manifest, 1 claim: all prepared, all given back, nothing left behind."),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_pending_claim_is_a_problem_with_its_reason() {
-        let text = render(&report(vec![claim(
-            State::Pending { reason: "no room".to_owned(), expected: false },
-            None,
-        )]));
-        assert!(text.ends_with("1 problem:\n  ✗ one: claim default/c stays pending: no room"), "{text}");
-    }
-}
+mod tests;

@@ -2,18 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::attributes;
+use divvy_api::names::{attributes, capacity};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::gpus::GpuPicture;
+use super::gpus::{self, GpuPicture};
 
 /// The whole demo.
 #[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     /// The simulated GPUs, as asked for.
     pub(crate) sim: String,
+    /// The policies of the node that `published` is of; none for the chart's defaults.
+    pub(crate) policies: Vec<String>,
+    /// What the policies ask for and the node does not publish, and why.
+    pub(crate) notes: Vec<String>,
     /// What the node published.
     pub(crate) published: Vec<PublishedDevice>,
     /// Time from the plugin's start to its first slices in the API, in milliseconds.
@@ -27,58 +32,83 @@ pub(crate) struct Report {
 impl Report {
     /// What went wrong, one sentence each.
     pub(crate) fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        for scenario in &self.scenarios {
-            let name = &scenario.name;
-            problems.extend(scenario.problem.iter().map(|problem| format!("{name}: {problem}")));
-            for round in &scenario.rounds {
-                problems.extend(round.surprises.iter().map(|problem| format!("{name}: {problem}")));
-                for claim in &round.claims {
-                    let (what, reason) = match &claim.state {
-                        State::Failed { reason } => ("failed", reason),
-                        State::Pending { reason, expected: false } => ("stays pending", reason),
-                        State::Pending { .. } | State::Prepared { .. } => continue,
-                    };
-                    let problem = format!("{name}: claim {} {what}: {reason}", claim.claim);
-                    if !problems.contains(&problem) {
-                        problems.push(problem);
-                    }
+        let of = |scenario: &Scenario| {
+            let name = scenario.name.clone();
+            scenario.problems().into_iter().map(move |problem| format!("{name}: {problem}"))
+        };
+        let left = self.left_behind.iter().map(|what| format!("left behind: {what}"));
+        self.scenarios.iter().flat_map(of).chain(left).collect()
+    }
+}
+
+impl Scenario {
+    /// What went wrong, one sentence each.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let mut problems: Vec<String> = self.problem.iter().cloned().collect();
+        for round in &self.rounds {
+            problems.extend(round.surprises.iter().cloned());
+            for claim in &round.claims {
+                let (what, reason) = match &claim.state {
+                    State::Failed { reason } => ("failed", reason),
+                    State::Pending { reason, expected: false } => ("stays pending", reason),
+                    State::Pending { .. } | State::Prepared { .. } => continue,
+                };
+                let problem = format!("claim {} {what}: {reason}", claim.claim);
+                if !problems.contains(&problem) {
+                    problems.push(problem);
                 }
             }
         }
-        problems.extend(self.left_behind.iter().map(|what| format!("left behind: {what}")));
         problems
     }
 }
 
-/// A device in the node's slices, as the API server has it.
-#[derive(Debug, Clone, Serialize)]
+/// A device in the node's slices, as the API server has it. What it does not say is left out.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct PublishedDevice {
     pub(crate) name: String,
-    pub(crate) product: String,
-    pub(crate) memory: String,
-    pub(crate) numa: String,
-    pub(crate) uuid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) product: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) numa_node: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uuid: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) taints: Vec<String>,
 }
 
 /// One manifest.
 #[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Scenario {
     pub(crate) name: String,
+    /// The comment in its first line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) title: Option<String>,
+    /// Why the node cannot run it: what it needs and the node does not have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) skipped: Option<String>,
+    /// What is doubtful in it, what of it was passed over, and what of its policies has no effect.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notes: Vec<String>,
     /// The GpuPolicies that it brings; with none it is the demo's, which asks for everything.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) policies: Vec<String>,
     /// What the node published under them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) published: Vec<PublishedDevice>,
-    /// What was seen once everybody had had a turn, and again after some pods had ended.
+    /// The state after every pod had its turn, and again after some pods had ended.
     pub(crate) rounds: Vec<Round>,
     /// What kept the whole scenario from running.
     pub(crate) problem: Option<String>,
 }
 
 /// What was seen at one time.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Round {
     /// The pods that ended before it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -93,6 +123,7 @@ pub(crate) struct Round {
 
 /// One claim.
 #[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimReport {
     /// `namespace/name`.
     pub(crate) claim: String,
@@ -106,7 +137,7 @@ pub(crate) struct ClaimReport {
 
 /// What became of a claim.
 #[derive(Debug, Clone, Serialize)]
-#[serde(tag = "state", rename_all = "lowercase")]
+#[serde(tag = "state", rename_all = "lowercase", rename_all_fields = "camelCase")]
 pub(crate) enum State {
     /// Prepared, and given back.
     Prepared {
@@ -131,6 +162,7 @@ pub(crate) enum State {
 
 /// A device of a prepared claim.
 #[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct DeviceReport {
     pub(crate) requests: Vec<String>,
     pub(crate) device: String,
@@ -141,7 +173,7 @@ pub(crate) struct DeviceReport {
     /// What the share was granted of each capacity.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) consumed: BTreeMap<String, String>,
-    /// Whether with admin access, beside whoever holds it.
+    /// Whether with admin access, beside the holders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) admin: bool,
 }
@@ -179,17 +211,15 @@ pub(crate) fn published(slices: &[ResourceSlice]) -> Vec<PublishedDevice> {
 }
 
 fn of_device(device: &Device) -> PublishedDevice {
-    let text = |name: &str| {
-        let value = device.attributes.as_ref().and_then(|attributes| attributes.get(name));
-        let shown = value.and_then(|v| v.string.clone().or_else(|| v.int.map(|n| n.to_string())));
-        shown.unwrap_or_else(|| "-".to_owned())
-    };
-    let memory = device.capacity.as_ref().and_then(|capacity| capacity.get("memory"));
+    let value = |name: &str| device.attributes.as_ref()?.get(name);
+    let text = |name: &str| value(name)?.string.clone();
+    let memory = device.capacity.as_ref().and_then(|capacity| capacity.get(capacity::MEMORY));
     PublishedDevice {
         name: device.name.clone(),
         product: text(attributes::PRODUCT_NAME),
-        memory: memory.map_or("-".to_owned(), |capacity| capacity.value.0.clone()),
-        numa: text(attributes::NUMA_NODE),
+        memory_bytes: memory.and_then(|capacity| gpus::amount(&capacity.value.0)),
+        numa_node: value(attributes::NUMA_NODE).and_then(|value| value.int),
         uuid: text(attributes::UUID),
+        taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),
     }
 }

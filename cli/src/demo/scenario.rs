@@ -11,9 +11,11 @@ use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
 };
 
+use super::examples::Example;
 use super::expect::Expected;
 use super::gpus;
 use super::report::{ClaimReport, DeviceReport, Round, Scenario, State};
+use super::review::{Known, review};
 use super::schedule::Scheduler;
 use super::workload::{Consumer, Workload, expand};
 use super::world::{self, NODE, World};
@@ -23,13 +25,27 @@ use crate::manifests::Manifests;
 type Key = (String, String);
 
 /// Runs a manifest.
-pub(super) async fn run(world: &World, sim: &SimNode, name: &str, manifests: &Manifests) -> Scenario {
-    let policies = manifests.policies.iter().map(|policy| policy.name.clone()).collect();
-    let (rounds, problem) = match enact(world, sim, manifests).await {
-        Ok(rounds) => (rounds, None),
-        Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+pub(super) async fn run(world: &World, sim: &SimNode, example: &Example) -> Scenario {
+    let manifests = &example.manifests;
+    let mut scenario = example.scenario();
+    let there = world.api.list::<DeviceClass>();
+    let classes: Vec<DeviceClass> = there.into_iter().chain(manifests.classes.iter().cloned()).collect();
+    let names = classes.iter().filter_map(|class| class.metadata.name.clone());
+    let found = review(manifests, &Known::of(&world.api.list(), names));
+    scenario.notes.extend(found.doubtful);
+    if !found.refused.is_empty() {
+        scenario.problem = Some(format!("the API server refuses it: {}", found.refused.join("\n")));
+        return scenario;
+    }
+    let enacted = match expand(manifests, &classes) {
+        Ok(workload) => enact(world, sim, manifests, &workload).await,
+        Err(error) => Err(error),
     };
-    Scenario { name: name.to_owned(), policies, published: Vec::new(), rounds, problem }
+    match enacted {
+        Ok(rounds) => scenario.rounds = rounds,
+        Err(error) => scenario.problem = Some(format!("{error:#}")),
+    }
+    scenario
 }
 
 /// A manifest that runs.
@@ -42,8 +58,12 @@ struct Stage<'w> {
     reports: BTreeMap<Key, ClaimReport>,
 }
 
-async fn enact(world: &World, sim: &SimNode, manifests: &Manifests) -> Result<Vec<Round>> {
-    let workload = expand(manifests)?;
+async fn enact(
+    world: &World,
+    sim: &SimNode,
+    manifests: &Manifests,
+    workload: &Workload,
+) -> Result<Vec<Round>> {
     for class in &manifests.classes {
         world.api.put(class).context("a DeviceClass of the manifest")?;
     }
@@ -82,8 +102,9 @@ async fn enact(world: &World, sim: &SimNode, manifests: &Manifests) -> Result<Ve
     let failed = stage.give_back().await?;
     if let Some(last) = rounds.last_mut() {
         last.surprises.extend(failed);
+        last.surprises.extend(workload.stuck.iter().cloned());
     }
-    clean(world, &workload, manifests)?;
+    clean(world, workload, manifests)?;
     world.settle().await?;
     Ok(rounds)
 }

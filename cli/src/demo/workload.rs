@@ -1,22 +1,18 @@
-//! What the controllers of a cluster make of manifests: pods from Deployments, claims from templates, and who uses
+//! What the controllers of a cluster make of manifests: claims from templates and from extended resources, and who uses
 //! which claim. Pure.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
-use k8s_openapi::api::resource::v1::{
-    DeviceClaim, DeviceClass, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec,
-};
+use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::expect::{self, Expected};
+use super::extended;
 use crate::manifests::Manifests;
 
-/// A class as an extended resource without a name of its own.
-const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
-
-/// Somebody who wants claims prepared: a pod, or nobody (a claim on its own).
+/// A user of claims: a pod, or none (a claim on its own).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Consumer {
     /// Pod name; `None` for a claim that no pod names.
@@ -37,7 +33,7 @@ impl Consumer {
         match (&self.pod, self.claims.first()) {
             (Some(pod), _) => format!("pod {}/{pod}", self.namespace),
             (None, Some(claim)) => format!("claim {}/{claim}", self.namespace),
-            (None, None) => "nobody".to_owned(),
+            (None, None) => "no pod".to_owned(),
         }
     }
 }
@@ -47,16 +43,18 @@ impl Consumer {
 pub(crate) struct Workload {
     pub(crate) claims: Vec<ResourceClaim>,
     pub(crate) consumers: Vec<Consumer>,
+    /// Pods that never start, each with the reason.
+    pub(crate) stuck: Vec<String>,
 }
 
-/// Expands manifests as the Deployment and ResourceClaim controllers would. UIDs are the API server's to give.
-pub(crate) fn expand(manifests: &Manifests) -> Result<Workload> {
-    let mut workload = Workload { claims: manifests.claims.clone(), consumers: Vec::new() };
+/// Expands manifests as the ResourceClaim controller and the scheduler would. UIDs are the API server's to give.
+pub(crate) fn expand(manifests: &Manifests, classes: &[DeviceClass]) -> Result<Workload> {
+    let mut workload = Workload { claims: manifests.claims.clone(), ..Workload::default() };
     for claim in &mut workload.claims {
         claim.metadata.namespace = Some(namespace(&claim.metadata));
     }
-    for pod in pods(manifests) {
-        let consumer = consumer(&pod, manifests, &mut workload.claims)?;
+    for pod in &manifests.pods {
+        let consumer = consumer(pod, manifests, classes, &mut workload)?;
         if !consumer.claims.is_empty() {
             workload.consumers.push(consumer);
         }
@@ -73,133 +71,94 @@ pub(crate) fn expand(manifests: &Manifests) -> Result<Workload> {
     Ok(workload)
 }
 
-fn namespace(meta: &ObjectMeta) -> String {
+/// The namespace of an object.
+pub(super) fn namespace(meta: &ObjectMeta) -> String {
     meta.namespace.clone().unwrap_or_else(|| "default".to_owned())
 }
 
-/// Replicas first, then pods on their own.
-fn pods(manifests: &Manifests) -> Vec<Pod> {
-    let mut pods = Vec::new();
-    for deployment in &manifests.deployments {
-        let spec = &deployment.spec;
-        let name = deployment.metadata.name.as_deref().unwrap_or("deployment");
-        for replica in 0..spec.replicas.unwrap_or(1) {
-            let mut metadata = spec.template.metadata.clone().unwrap_or_default();
-            metadata.name = Some(format!("{name}-{replica}"));
-            metadata.namespace.clone_from(&deployment.metadata.namespace);
-            pods.push(Pod { metadata, spec: spec.template.spec.clone(), status: None });
-        }
-    }
-    pods.extend(manifests.pods.iter().cloned());
-    pods
+/// What the claim of a pod's entry asks for, if the manifests have the claim or its template.
+pub(super) fn devices_of<'m>(
+    entry: &PodResourceClaim,
+    pod: &ObjectMeta,
+    manifests: &'m Manifests,
+) -> Option<&'m DeviceClaim> {
+    let is = |meta: &ObjectMeta, name: &Option<String>| {
+        name.is_some() && meta.name == *name && namespace(meta) == namespace(pod)
+    };
+    let spec = if entry.resource_claim_name.is_some() {
+        let mut claims = manifests.claims.iter();
+        claims.find(|claim| is(&claim.metadata, &entry.resource_claim_name))?.spec.as_ref()
+    } else {
+        let mut templates = manifests.templates.iter();
+        let found = templates.find(|t| is(&t.metadata, &entry.resource_claim_template_name))?;
+        found.spec.as_ref()?.spec.as_ref()
+    };
+    spec?.devices.as_ref()
 }
 
-fn consumer(pod: &Pod, manifests: &Manifests, claims: &mut Vec<ResourceClaim>) -> Result<Consumer> {
+fn consumer(
+    pod: &Pod,
+    manifests: &Manifests,
+    classes: &[DeviceClass],
+    workload: &mut Workload,
+) -> Result<Consumer> {
     let name = pod.metadata.name.clone().context("a Pod has no metadata.name")?;
     let namespace = namespace(&pod.metadata);
-    let entries = pod.spec.as_ref().and_then(|spec| spec.resource_claims.clone()).unwrap_or_default();
-    let mut names = Vec::new();
-    for entry in &entries {
-        names.push(
-            claim_of(entry, &name, &namespace, manifests, claims)
-                .with_context(|| format!("pod {namespace}/{name}, resourceClaims entry {:?}", entry.name))?,
-        );
-    }
-    names.extend(extended_resources(pod, &name, &namespace, &manifests.classes, claims));
-    let (expected, ends) = expect::read(&pod.metadata).with_context(|| format!("pod {namespace}/{name}"))?;
-    Ok(Consumer { pod: Some(name), namespace, claims: names, expected, ends })
-}
-
-fn claim_of(
-    entry: &PodResourceClaim,
-    pod: &str,
-    in_namespace: &str,
-    manifests: &Manifests,
-    claims: &mut Vec<ResourceClaim>,
-) -> Result<String> {
-    let is =
-        |meta: &ObjectMeta, name: &str| meta.name.as_deref() == Some(name) && namespace(meta) == in_namespace;
-    if let Some(name) = &entry.resource_claim_name {
-        if !claims.iter().any(|claim| is(&claim.metadata, name)) {
-            bail!("resourceClaimName {name:?}: there is no such ResourceClaim in the manifests");
+    let called = format!("pod {namespace}/{name}");
+    let entries = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_deref()).unwrap_or_default();
+    let mut claims = Vec::new();
+    for entry in entries {
+        if let Some(claim) = &entry.resource_claim_name {
+            if devices_of(entry, &pod.metadata, manifests).is_none() {
+                bail!(
+                    "{called}: resourceClaimName {claim:?}: there is no such ResourceClaim in the manifests"
+                );
+            }
+            claims.push(claim.clone());
+            continue;
         }
-        return Ok(name.clone());
-    }
-    let Some(template) = &entry.resource_claim_template_name else {
-        bail!("neither resourceClaimName nor resourceClaimTemplateName is set");
-    };
-    let Some(found) = manifests.templates.iter().find(|t| is(&t.metadata, template)) else {
-        bail!(
-            "resourceClaimTemplateName {template:?}: there is no such ResourceClaimTemplate in the manifests"
-        );
-    };
-    let name = format!("{pod}-{}", entry.name);
-    let annotation = ("resource.kubernetes.io/pod-claim-name".to_owned(), entry.name.clone());
-    claims.push(ResourceClaim {
-        metadata: ObjectMeta {
-            name: Some(name.clone()),
-            namespace: Some(in_namespace.to_owned()),
-            annotations: Some(BTreeMap::from([annotation])),
-            ..ObjectMeta::default()
-        },
-        spec: found.spec.as_ref().and_then(|spec| spec.spec.clone()),
-        status: None,
-    });
-    Ok(name)
-}
-
-/// The claim that the scheduler makes for a pod whose containers ask for extended resources that classes stand for.
-fn extended_resources(
-    pod: &Pod,
-    name: &str,
-    in_namespace: &str,
-    classes: &[DeviceClass],
-    claims: &mut Vec<ResourceClaim>,
-) -> Option<String> {
-    let class_of = |resource: &str| {
-        let is_it = |class: &&DeviceClass| {
-            let named = class.spec.as_ref().and_then(|spec| spec.extended_resource_name.as_deref());
-            let class = class.metadata.name.as_deref().unwrap_or_default();
-            named == Some(resource) || resource.strip_prefix(BY_CLASS) == Some(class)
+        let Some(devices) = devices_of(entry, &pod.metadata, manifests) else {
+            let template = entry.resource_claim_template_name.as_deref().unwrap_or_default();
+            bail!(
+                "{called}: resourceClaimTemplateName {template:?}: there is no such ResourceClaimTemplate in the manifests"
+            );
         };
-        classes.iter().find(is_it)?.metadata.name.clone()
-    };
-    let spec = pod.spec.as_ref()?;
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers).enumerate();
-    let mut requests = Vec::new();
-    for (container, of) in containers {
-        let limits = of.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
-        for (number, (class, amount)) in
-            limits.filter_map(|(resource, amount)| Some((class_of(resource)?, amount))).enumerate()
-        {
-            requests.push(DeviceRequest {
-                name: format!("container-{container}-request-{number}"),
-                exactly: Some(ExactDeviceRequest {
-                    device_class_name: class,
-                    count: amount.0.parse().ok(),
-                    ..ExactDeviceRequest::default()
-                }),
-                ..DeviceRequest::default()
-            });
-        }
+        let annotation = ("resource.kubernetes.io/pod-claim-name", entry.name.as_str());
+        let made = made(&format!("{name}-{}", entry.name), &namespace, annotation, devices.clone());
+        claims.extend(made.metadata.name.clone());
+        workload.claims.push(made);
     }
-    if requests.is_empty() {
-        return None;
+    let extended = pod.spec.as_ref().map(|spec| extended::requests(spec, classes)).unwrap_or_default();
+    for resource in extended.without_class {
+        workload.stuck.push(format!(
+            "{called} asks for {resource}, which no DeviceClass stands for: it stays Pending unless a device plugin offers \
+             it (write a DeviceClass with extendedResourceName: {resource}, as in examples/extended-resource)"
+        ));
     }
-    let claim = format!("{name}-extended-resources");
-    let annotation = ("resource.kubernetes.io/extended-resource-claim".to_owned(), "true".to_owned());
-    let devices = DeviceClaim { requests: Some(requests), ..DeviceClaim::default() };
-    claims.push(ResourceClaim {
+    if !extended.requests.is_empty() {
+        let devices = DeviceClaim { requests: Some(extended.requests), ..DeviceClaim::default() };
+        let annotation = ("resource.kubernetes.io/extended-resource-claim", "true");
+        let made = made(&format!("{name}-extended-resources"), &namespace, annotation, devices);
+        claims.extend(made.metadata.name.clone());
+        workload.claims.push(made);
+    }
+    let (expected, ends) = expect::read(&pod.metadata).context(called)?;
+    Ok(Consumer { pod: Some(name), namespace, claims, expected, ends })
+}
+
+/// A claim that is made for a pod.
+fn made(name: &str, in_namespace: &str, annotation: (&str, &str), devices: DeviceClaim) -> ResourceClaim {
+    let (key, value) = annotation;
+    ResourceClaim {
         metadata: ObjectMeta {
-            name: Some(claim.clone()),
+            name: Some(name.to_owned()),
             namespace: Some(in_namespace.to_owned()),
-            annotations: Some(BTreeMap::from([annotation])),
+            annotations: Some(BTreeMap::from([(key.to_owned(), value.to_owned())])),
             ..ObjectMeta::default()
         },
         spec: Some(ResourceClaimSpec { devices: Some(devices) }),
         status: None,
-    });
-    Some(claim)
+    }
 }
 
 #[cfg(test)]
@@ -207,7 +166,8 @@ mod tests {
     use super::*;
 
     fn expand_text(text: &str) -> Result<Workload> {
-        expand(&Manifests::parse("test", text)?)
+        let manifests = Manifests::parse("test", text)?;
+        expand(&manifests, &manifests.classes)
     }
 
     #[test]
@@ -232,8 +192,10 @@ mod tests {
     fn extended_resources_become_a_claim_as_the_scheduler_makes_it() {
         let text = include_str!("../../../examples/extended-resource/manifests.yaml");
         let workload = expand_text(text).unwrap();
-        let claim =
-            workload.claims.iter().find(|c| c.metadata.name.as_deref() == Some("legacy-extended-resources"));
+        let claim = workload
+            .claims
+            .iter()
+            .find(|c| c.metadata.name.as_deref() == Some("legacy-0-extended-resources"));
         let requests = claim.and_then(|c| c.spec.clone()?.devices?.requests).unwrap();
         let asked = requests.iter().map(|request| {
             let exact = request.exactly.clone().unwrap();
@@ -247,12 +209,12 @@ mod tests {
 
     #[test]
     fn a_bare_claim_is_a_consumer_and_a_missing_one_is_named() {
-        let text = include_str!("../../../examples/device-config/manifests.yaml");
+        let text = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\n";
         assert_eq!(expand_text(text).unwrap().consumers[0].pod, None);
         let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: []\n  resourceClaims: [{name: g, resourceClaimName: absent}]\n";
         assert_eq!(
             format!("{:#}", expand_text(text).unwrap_err()),
-            "pod default/p, resourceClaims entry \"g\": resourceClaimName \"absent\": there is no such ResourceClaim in the manifests"
+            "pod default/p: resourceClaimName \"absent\": there is no such ResourceClaim in the manifests"
         );
     }
 }

@@ -2,7 +2,7 @@
 //! socket, and a stand-in kubelet. Everything lives in one temporary folder and goes with it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,7 @@ use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
 use divvy_kubelet_plugin::{Args, Config, Delivery, Deps, Offer, RunError};
-use divvy_model::{Gpu, GpuUuid, Ordinals};
-use divvy_offer::{
-    GpuRules, Input, KubeVersion, NodeFacts, Partitioning, ServerFeatures, carve_partitions, resolve,
-};
+use divvy_offer::{GpuRules, NodeFacts};
 use divvy_telemetry::{LogFormat, MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
@@ -27,8 +24,12 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::offered::{Offered, offered};
+
 /// Name of the demo's node.
 pub(crate) const NODE: &str = "demo-node";
+/// Its labels, beside its name: what the chart and the policies of the examples look for.
+const LABELS: [(&str, &str); 2] = [(names::NODE_LABEL, "true"), ("divvy.dev/try", "true")];
 /// How long any step of the demo may take before it counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -38,6 +39,8 @@ pub(crate) struct World {
     pub(crate) kubelet: FakeKubelet,
     /// Time from the plugin's start to its first slices in the API.
     pub(crate) published_after: Duration,
+    /// What the policies ask for and the node does not publish, and why.
+    pub(crate) notes: Vec<String>,
     /// Devices that had taints at the start.
     tainted: BTreeSet<String>,
     plugin: JoinHandle<Result<(), RunError>>,
@@ -46,51 +49,19 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts the node and waits until its GPUs are published and the plugin is registered.
-    pub(crate) async fn start(sim: &SimNode, policies: &[GpuPolicy]) -> Result<Self> {
-        let expected = expected(sim, policies);
+    /// Starts the node and waits until its GPUs are published, with taints on those that are `troubled`, and the plugin
+    /// is registered.
+    pub(crate) async fn start(sim: &SimNode, troubled: &[usize], policies: &[GpuPolicy]) -> Result<Self> {
+        let labels = LABELS.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let facts = NodeFacts { name: NODE, labels: &labels };
+        let Offered { pool, notes, .. } = offered(&sim.inventory(), &facts, policies, &GpuRules::default());
+        let expected: BTreeSet<String> = pool.devices().map(|device| device.name.to_string()).collect();
         let folder =
             tempfile::Builder::new().prefix("divvy-demo-").tempdir().context("a temporary folder")?;
         let host = host_of(sim).build(&folder.path().join("host")).context("the demo's host")?;
-        let api = FakeApi::new();
-        api.put(&Node { ..build::mk_node(NODE) }).context("the demo's node")?;
-        for policy in policies {
-            let spec = serde_json::to_value(&policy.spec).context("a GpuPolicy")?;
-            api.put(&divvy_fake_cluster::GpuPolicy::new(&policy.name, spec)).context("a GpuPolicy")?;
-        }
-        for (name, kind) in CLASSES {
-            api.put(&class(name, kind)).context("the demo's device classes")?;
-        }
+        let api = cluster(labels, policies)?;
         let kubelet_config = KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone());
-        let args = Args {
-            node_name: NODE.to_owned(),
-            driver_name: names::DRIVER.to_owned(),
-            plugin_dir: Some(kubelet_config.plugin_dir(names::DRIVER)),
-            lock_dir: None,
-            registry_dir: kubelet_config.registry_dir(),
-            pod_resources_socket: kubelet_config.pod_resources_socket(),
-            cdi_dir: folder.path().join("cdi"),
-            driver_root: Some(folder.path().join("host")),
-            host_driver_root: Some(PathBuf::from("/")),
-            host_root: folder.path().join("host"),
-            device_nodes: Some(host.node_table),
-            nvml_library: None,
-            offer: Offer::Auto,
-            mode_lock: divvy_offer::ModeLock::Auto,
-            mig_profiles: String::new(),
-            ignored_xids: String::new(),
-            recover_after: 60,
-            extra_nodes: String::new(),
-            library_delivery: Delivery::Mounts,
-            hook_path: None,
-            hook_dir: None,
-            http: String::new(),
-            debug_http: String::new(),
-            kubeconfig: None,
-            log_format: LogFormat::Plain,
-            log_level: String::new(),
-            pod_uid: None,
-        };
+        let args = args(folder.path(), &kubelet_config, host.node_table)?;
         let kubelet = FakeKubelet::start(kubelet_config).context("the demo's kubelet")?;
         let deps = Deps {
             client: api.client(),
@@ -103,7 +74,15 @@ impl World {
         let started = Instant::now();
         let config = Config::try_from(args).context("the plugin's configuration")?;
         let mut plugin = tokio::spawn(divvy_kubelet_plugin::run(config, deps, stop.clone()));
-        let published = api.wait_until(|seen| is_published(&seen.list(), &expected), PATIENCE);
+        let ready = |slices: &[ResourceSlice]| {
+            let tainted = tainted(slices);
+            let found = |number: &usize| {
+                let (whole, other) = (format!("gpu-{number}"), format!("gpu-{number}-"));
+                tainted.iter().any(|device| *device == whole || device.starts_with(&other))
+            };
+            is_published(slices, &expected) && troubled.iter().all(found)
+        };
+        let published = api.wait_until(|seen| ready(&seen.list()), PATIENCE);
         tokio::select! {
             published = published => published.with_context(|| {
                 let names = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
@@ -122,10 +101,10 @@ impl World {
         let published_after = started.elapsed();
         kubelet.wait_registered(names::DRIVER, PATIENCE).await.context("the plugin did not register")?;
         let tainted = tainted(&api.list());
-        Ok(Self { api, kubelet, published_after, tainted, plugin, stop, folder })
+        Ok(Self { api, kubelet, published_after, notes, tainted, plugin, stop, folder })
     }
 
-    /// Waits until no device is kept from anybody that was not at the start.
+    /// Waits until every device is open to claims again that was open at the start.
     pub(crate) async fn settle(&self) -> Result<()> {
         let settled = self.api.wait_until(|seen| tainted(&seen.list()) == self.tainted, PATIENCE).await;
         settled.with_context(|| {
@@ -182,30 +161,56 @@ fn host_of(sim: &SimNode) -> Fixture {
     fixture
 }
 
-/// The devices that a node is to publish under these policies, worked out as the plugin does.
-fn expected(sim: &SimNode, policies: &[GpuPolicy]) -> BTreeSet<String> {
-    let inventory = sim.inventory();
-    let mut ordinals = Ordinals::default();
-    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
-    let facts = NodeFacts { name: NODE, labels: &BTreeMap::new() };
-    let resolved = resolve(policies, &facts, &inventory, &ordinals, &GpuRules::default());
-    let lock = resolved.mode_lock.map(|(lock, _)| lock).unwrap_or_default();
-    let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)).with_mode_lock(lock);
-    let of_gpu = |(uuid, gpu): (&GpuUuid, &Gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone()));
-    let capabilities = inventory.gpus.iter().filter_map(of_gpu).collect();
-    let input = Input {
-        node: NODE,
-        inventory: &inventory,
-        ordinals: &ordinals,
-        taints: &BTreeMap::new(),
-        held: &BTreeSet::new(),
-        leaving: &BTreeSet::new(),
-        recorded: &BTreeSet::new(),
-        previous: None,
-        features: &features,
-    };
-    let partitioning = Partitioning::new(&capabilities, &resolved.rules);
-    carve_partitions(&input, &partitioning).pool.devices().map(|device| device.name.to_string()).collect()
+/// The API server of a cluster with the chart, these policies and the node.
+fn cluster(labels: BTreeMap<String, String>, policies: &[GpuPolicy]) -> Result<FakeApi> {
+    let api = FakeApi::new();
+    let mut node: Node = build::mk_node(NODE);
+    node.metadata.labels.get_or_insert_default().extend(labels);
+    api.put(&node).context("the demo's node")?;
+    for policy in policies {
+        let spec = serde_json::to_value(&policy.spec).context("a GpuPolicy")?;
+        api.put(&divvy_fake_cluster::GpuPolicy::new(&policy.name, spec)).context("a GpuPolicy")?;
+    }
+    for (name, kind) in CLASSES {
+        api.put(&class(name, kind)).context("the demo's device classes")?;
+    }
+    Ok(api)
+}
+
+/// The plugin's arguments: the chart's defaults, with folders of its own.
+fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result<Args> {
+    // The hook is copied and named in CDI files; no container runs here that would call it.
+    let hook = folder.join("divvy-cdi-hook");
+    fs_err::write(&hook, "")?;
+    Ok(Args {
+        node_name: NODE.to_owned(),
+        driver_name: names::DRIVER.to_owned(),
+        plugin_dir: Some(kubelet.plugin_dir(names::DRIVER)),
+        lock_dir: None,
+        registry_dir: kubelet.registry_dir(),
+        pod_resources_socket: kubelet.pod_resources_socket(),
+        cdi_dir: folder.join("cdi"),
+        driver_root: Some(folder.join("host")),
+        host_driver_root: Some(PathBuf::from("/")),
+        host_root: folder.join("host"),
+        device_nodes: Some(device_nodes),
+        nvml_library: None,
+        offer: Offer::Auto,
+        mode_lock: divvy_offer::ModeLock::Auto,
+        mig_profiles: String::new(),
+        ignored_xids: String::new(),
+        recover_after: 60,
+        extra_nodes: String::new(),
+        library_delivery: Delivery::Hook,
+        hook_path: Some(hook),
+        hook_dir: Some(folder.join("opt/divvy")),
+        http: String::new(),
+        debug_http: String::new(),
+        kubeconfig: None,
+        log_format: LogFormat::Plain,
+        log_level: String::new(),
+        pod_uid: None,
+    })
 }
 
 /// The slices of the newest generation, if all of them are there.

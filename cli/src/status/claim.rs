@@ -1,4 +1,4 @@
-//! One claim: where it is in its life, what it has, who uses it, and why it waits.
+//! One claim: its state, devices and users, and why it waits.
 
 use anyhow::{Result, bail};
 use divvy_api::names::conditions;
@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 
-use super::report::{Told, missing, troubles};
+use super::report::{NodeTrouble, missing, troubles};
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
 use super::waiting::{Asker, Verdict, Why, claims_of, open_claims};
 
@@ -26,19 +26,18 @@ pub(crate) struct ClaimLine {
     pub(crate) reason: String,
     /// What is wrong and what to do.
     pub(crate) message: String,
-    /// Since when.
     pub(crate) since: String,
 }
 
-/// Where a claim is in its life.
+/// The state of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum State {
-    /// Nobody needs it, so nothing is allocated.
+    /// No pod needs it, so nothing is allocated.
     Unused,
     /// A pod waits for it.
     Waiting,
-    /// It has devices, and no pod was prepared with them yet.
+    /// It has devices, but no pod was prepared with them yet.
     Allocated,
     /// Its devices are being made ready.
     Preparing,
@@ -46,7 +45,7 @@ pub(crate) enum State {
     Prepared,
     /// Its node refuses to prepare it.
     Refused,
-    /// It was let go, and something keeps its devices.
+    /// It was released, but its devices are still in use.
     Leaving,
 }
 
@@ -54,7 +53,7 @@ pub(crate) enum State {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimReport {
-    /// Whether somebody has to do something.
+    /// Whether an administrator or user has to act.
     pub(crate) needs_person: bool,
     /// `namespace/name`.
     pub(crate) claim: String,
@@ -65,19 +64,18 @@ pub(crate) struct ClaimReport {
     pub(crate) since: Option<String>,
     /// Pods that use it or wait for it.
     pub(crate) pods: Vec<String>,
-    /// What it has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices: Vec<DeviceLine>,
-    /// What its node says to it.
+    /// The condition that its node has set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) condition: Option<ClaimLine>,
     /// What is wrong with the GPUs that it has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) troubles: Vec<Told>,
+    pub(crate) troubles: Vec<NodeTrouble>,
     /// Why it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waiting: Option<Why>,
-    /// What the scheduler says of the pod that waits for it.
+    /// The scheduler's message about the waiting pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scheduler: Option<String>,
     /// What could not be read.
@@ -100,18 +98,18 @@ pub(crate) struct DeviceLine {
     pub(crate) mode: String,
     /// What a share was granted, `cores 25, memory 20Gi`.
     pub(crate) granted: String,
-    /// What the node makes of it: `preparing`, `prepared`, `leaving`; empty: nothing yet.
+    /// The node's progress: `preparing`, `prepared`, `leaving`; empty before it begins.
     pub(crate) phase: String,
-    /// What keeps it, while it is leaving.
+    /// Why the device is still in use, while it is leaving.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
 }
 
-/// What a claim's node says, if it refuses it.
+/// The refusal of the claim's node, if it refuses it.
 pub(crate) fn refused(claim: &ResourceClaim, driver: &str) -> Option<ClaimLine> {
     condition(claim, driver)
         .filter(|condition| condition.status == "False")
-        .map(|condition| told(claim, condition))
+        .map(|condition| claim_line(claim, condition))
 }
 
 fn condition<'a>(claim: &'a ResourceClaim, driver: &str) -> Option<&'a Condition> {
@@ -120,7 +118,7 @@ fn condition<'a>(claim: &'a ResourceClaim, driver: &str) -> Option<&'a Condition
     all.find(|condition| condition.type_ == conditions::PREPARED)
 }
 
-fn told(claim: &ResourceClaim, condition: &Condition) -> ClaimLine {
+fn claim_line(claim: &ResourceClaim, condition: &Condition) -> ClaimLine {
     ClaimLine {
         claim: full_name(&claim.metadata),
         pods: reserved(claim),
@@ -135,7 +133,6 @@ fn reserved(claim: &ResourceClaim) -> Vec<String> {
     users.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect()
 }
 
-/// One claim.
 pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Result<ClaimReport> {
     let is = |c: &&ResourceClaim| name(&c.metadata) == wanted && namespace(&c.metadata) == in_namespace;
     let Some(claim) = snapshot.claims.iter().find(is) else {
@@ -148,9 +145,9 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
             .collect();
         let hint = match elsewhere.as_slice() {
             [] => String::new(),
-            found => format!("; there is {}", found.join(", ")),
+            found => format!("; did you mean {}?", found.join(", ")),
         };
-        bail!("there is no claim {in_namespace}/{wanted}{hint}{}", missing(snapshot));
+        bail!("claim {in_namespace}/{wanted} does not exist{hint}{}", missing(snapshot));
     };
     let uid = claim.metadata.uid.clone().unwrap_or_default();
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
@@ -182,15 +179,15 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         Some(_) if phases.contains(&"prepared") => State::Prepared,
         Some(_) => State::Allocated,
     };
-    let of_its_gpus = |told: &Told| {
+    let of_its_gpus = |entry: &NodeTrouble| {
         let is_its = |d: &DeviceLine| {
-            d.node == told.node && (told.trouble.gpu.is_empty() || told.trouble.gpu == d.gpu)
+            d.node == entry.node && (entry.trouble.gpu.is_empty() || entry.trouble.gpu == d.gpu)
         };
         devices.iter().any(is_its)
     };
     let mut nodes: Vec<&str> = devices.iter().map(|device| device.node.as_str()).collect();
     nodes.dedup();
-    let troubles: Vec<Told> =
+    let troubles: Vec<NodeTrouble> =
         nodes.into_iter().flat_map(|node| troubles(snapshot, node)).filter(of_its_gpus).collect();
     let mut pods = reserved(claim);
     pods.extend(pod.map(|pod| name(&pod.metadata).to_owned()).filter(|pod| !pods.contains(pod)));
@@ -198,14 +195,14 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
     let hopeless =
         waiting.as_ref().is_some_and(|w| matches!(w.verdict, Verdict::Mistake | Verdict::NeverFits));
     Ok(ClaimReport {
-        needs_person: refused || hopeless || troubles.iter().any(|told| !told.trouble.notice),
+        needs_person: refused || hopeless || troubles.iter().any(|entry| !entry.trouble.notice),
         claim: full_name(&claim.metadata),
         uid,
         state,
         since: allocation.and_then(|a| a.allocation_timestamp.as_ref()).map(time).or(made),
         pods,
         devices,
-        condition: condition.map(|condition| told(claim, condition)),
+        condition: condition.map(|condition| claim_line(claim, condition)),
         troubles,
         waiting,
         scheduler,

@@ -1,5 +1,5 @@
-//! `divvy status`: what the fleet's GPUs are, who holds them, what is stuck since when and why, and what to do. Reads
-//! the API server and nothing else: what nodes tell of themselves (`GpuNode`), what is published, and what claims ask for.
+//! `divvy status`: the GPUs of the fleet, the claims that hold them, problems with their age, reason and remedy. Reads
+//! only the API server: the nodes' reports (`GpuNode`), published devices, and claims.
 
 mod claim;
 mod read;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use self::read::{Access, Wanted, read};
 use crate::format::{self, Format};
 
-/// Somebody has to do something.
+/// Exit status when an administrator or user has to act.
 const NEEDS_PERSON: u8 = 3;
 
 /// What `divvy status` takes.
@@ -30,41 +30,38 @@ pub(crate) struct Args {
     about: Option<About>,
     #[command(flatten)]
     access: Access,
-    /// The namespace of the claim; of the fleet, only claims of this namespace
+    /// Namespace of the claim; for the fleet, show claims of this namespace only
     #[arg(short, long, global = true, value_name = "NAME", conflicts_with = "all_namespaces")]
     namespace: Option<String>,
-    /// Claims of all namespaces, which is what the fleet shows without -n
+    /// Show claims of all namespaces (the default for the fleet)
     #[arg(short = 'A', long, global = true)]
     all_namespaces: bool,
-    /// How to show the answer
+    /// Output format
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// The name under which divvy publishes devices
+    /// Name of the driver, if divvy is installed under another one
     #[arg(long, global = true, value_name = "NAME", default_value = DRIVER)]
     driver_name: String,
 }
 
-/// What to tell about; without it, the fleet.
+/// What to report on; by default the fleet.
 #[derive(Debug, clap::Subcommand)]
 enum About {
-    /// One node: its GPUs, who holds them, what is wrong
-    Node {
-        /// The node's name
-        name: String,
-    },
-    /// One GPU: its mode, who holds it, what is wrong
+    /// One node: its GPUs, their holders, and problems
+    Node { name: String },
+    /// One GPU: its mode, holders, and problems
     Gpu {
-        /// Its UUID, the beginning of that, or NODE/gpu-0
+        /// UUID (or a unique prefix of it), or NODE/gpu-0
         gpu: String,
     },
-    /// One claim: what it has, who uses it, or why it waits, node by node
+    /// One claim: its devices and users, or why it is waiting, node by node
     Claim {
-        /// NAMESPACE/NAME, or its name in the namespace of -n or of the context
+        /// NAMESPACE/NAME, or a name in the namespace given by -n or the context
         claim: String,
     },
 }
 
-/// Asks and shows. Exit status 0 if nobody has to do anything, 3 if somebody has.
+/// Reads and prints. Exit status 0 if no action is required, 3 if it is.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let claims = matches!(args.about, None | Some(About::Claim { .. }));
@@ -106,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 impl Args {
     fn show<T: Serialize>(&self, report: &T, table: impl FnOnce(&T) -> String) -> Result<()> {
-        format::show(report, self.output, table).context("the answer cannot be written")
+        format::show(report, self.output, table).context("writing the answer")
     }
 }
 
@@ -118,7 +115,7 @@ fn claim_name<'a>(
 ) -> Result<(&'a str, &'a str)> {
     match (claim.split_once('/'), namespace) {
         (Some((inside, _)), Some(namespace)) if inside != namespace => {
-            bail!("{claim} is not in namespace {namespace}: leave out one of them")
+            bail!("the claim {claim} contradicts -n {namespace}: leave out one of them")
         }
         (Some(full), _) => Ok(full),
         (None, namespace) => Ok((namespace.unwrap_or(default), claim)),

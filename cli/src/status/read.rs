@@ -1,19 +1,20 @@
-//! From an API server to a [`Snapshot`]. What may not be read is told and left out.
+//! Reads a [`Snapshot`] from an API server. Kinds that the user may not list are left out, and the answer names them.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use divvy_kubelet_plugin::gpu_nodes;
+use divvy_api::node::GpuNode;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::DeserializeGuard;
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
 use super::snapshot::{CLAIMS_NAME, CLASSES_NAME, GPU_NODES_NAME, NODES_NAME, SLICES_NAME, Snapshot};
 
-/// No answer is worth waiting longer for.
+/// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Objects in one answer of the server.
 const PAGE: u32 = 500;
@@ -51,42 +52,42 @@ struct Kind {
     remedy: &'static str,
 }
 
-/// A role of the chart, which its value `viewRole.enabled` makes.
+/// A role that the chart creates (`viewRole.enabled`).
 const OUR_ROLE: &str = "a ClusterRoleBinding to divvy-view, a ClusterRole of divvy's chart";
-/// What the users of a namespace are not given by themselves.
-const VIEW: &str = "a ClusterRoleBinding to view, or name a namespace that you may read (-n)";
+/// What a user of one namespace usually lacks.
+const VIEW: &str = "a ClusterRoleBinding to view, or choose a namespace that you may read (-n)";
 
 const GPU_NODES: Kind = Kind {
     name: GPU_NODES_NAME,
     resource: "gpunodes.divvy.dev",
-    missing: "what nodes tell of their GPUs",
+    missing: "the state of the nodes' GPUs",
     remedy: OUR_ROLE,
 };
 const NODES: Kind = Kind {
     name: NODES_NAME,
     resource: "nodes",
-    missing: "whether nodes are ready and what labels they have",
-    remedy: "a ClusterRole with it (neither view nor a role of divvy's has it)",
+    missing: "readiness and labels of nodes",
+    remedy: "a ClusterRole that grants it (neither view nor divvy-view does)",
 };
 const SLICES: Kind = Kind {
     name: SLICES_NAME,
     resource: "resourceslices.resource.k8s.io",
-    missing: "what is published",
+    missing: "the published devices",
     remedy: OUR_ROLE,
 };
 const CLASSES: Kind = Kind {
     name: CLASSES_NAME,
     resource: "deviceclasses.resource.k8s.io",
-    missing: "what claims ask for",
+    missing: "which devices the classes select",
     remedy: OUR_ROLE,
 };
 const CLAIMS: Kind = Kind {
     name: CLAIMS_NAME,
     resource: "resourceclaims.resource.k8s.io",
-    missing: "who holds and who waits",
+    missing: "which claims hold devices and which wait",
     remedy: VIEW,
 };
-const PODS: Kind = Kind { name: "Pods", resource: "pods", missing: "which pods wait", remedy: VIEW };
+const PODS: Kind = Kind { name: "Pods", resource: "pods", missing: "which pods are waiting", remedy: VIEW };
 
 impl Access {
     /// A client, and the namespace of its context.
@@ -103,7 +104,7 @@ impl Access {
             }
             None => Config::infer().await.map_err(anyhow::Error::new),
         };
-        let mut config = config.context("no cluster to ask (give --kubeconfig or --context)")?;
+        let mut config = config.context("no cluster is configured (use --kubeconfig or --context)")?;
         config.connect_timeout = Some(PATIENCE);
         config.read_timeout = Some(PATIENCE);
         let namespace = config.default_namespace.clone();
@@ -111,7 +112,7 @@ impl Access {
     }
 }
 
-/// Reads.
+/// Reads all kinds that the answer needs.
 pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
     let version = client.apiserver_version().await.context("the API server does not answer")?;
     // Clouds write `37+`.
@@ -122,7 +123,7 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         minor: digits.parse().unwrap_or(u32::MAX),
         ..Snapshot::default()
     };
-    let reports = gpu_nodes(client);
+    let reports = Api::<DeserializeGuard<GpuNode>>::all(client.clone());
     let everything = ListParams::default();
     let mut reader = Reader { namespace: wanted.namespace, unread: Vec::new() };
     let found = reader.list(&GPU_NODES, &everything, &reports, None).await?;
@@ -138,13 +139,14 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
     }
     snapshot.unread = reader.unread;
     for object in found {
-        let name = object.metadata.name.unwrap_or_default();
-        let status = object.data.get("status").cloned().unwrap_or_default();
-        match serde_json::from_value(status) {
-            Ok(status) => drop(snapshot.reports.insert(name, status)),
-            // Nothing was told yet.
-            Err(_) if object.data.get("status").is_none() => {}
-            Err(error) => snapshot.unread.push(format!("GpuNode {name} cannot be read: {error}")),
+        match object.0 {
+            Ok(GpuNode { metadata, status, .. }) => {
+                snapshot.reports.extend(status.map(|status| (metadata.name.unwrap_or_default(), status)));
+            }
+            Err(bad) => {
+                let name = bad.metadata.name.unwrap_or_default();
+                snapshot.unread.push(format!("GpuNode {name} cannot be read: {}", bad.error));
+            }
         }
     }
     Ok(snapshot)
@@ -157,8 +159,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// All objects, or those of `own`, the API of the one namespace, if others may not be read. A kind that is not there
-    /// or not allowed is none, and `unread` says so.
+    /// All objects, or those of `own`, the API of the one namespace, if others cannot be listed. A kind that does not exist
+    /// or is forbidden yields none, and `unread` says so.
     async fn list<K>(
         &mut self,
         kind: &Kind,
@@ -173,29 +175,28 @@ impl Reader<'_> {
         let failed = || format!("{name} cannot be listed");
         match pages(all, params).await {
             Err(kube::Error::Api(status)) if status.code == 404 && *name == GPU_NODES_NAME => {
-                let why = "the cluster has no GpuNodes (is divvy's chart installed?)";
-                self.unread.push(format!("{why}: {missing} is not known"));
+                let why = "the cluster does not serve GpuNodes (is divvy's chart installed?)";
+                self.unread.push(format!("{why}; unknown: {missing}"));
                 return Ok(Vec::new());
             }
             Err(kube::Error::Api(status)) if status.code == 403 => {}
             other => return other.with_context(failed),
         }
-        let right = format!(
-            "you lack the right to list {resource} in the whole cluster; ask an admin of it for {remedy}"
-        );
+        let right =
+            format!("you may not list {resource} in the whole cluster; ask a cluster admin for {remedy}");
         if let Some(own) = own {
             match pages(own, params).await {
                 Ok(found) => {
                     let others = format!("{name} of namespaces other than {}", self.namespace);
                     self.unread
-                        .push(format!("{others} may not be listed: {missing} there is not known ({right})"));
+                        .push(format!("{others} cannot be listed; unknown there: {missing} ({right})"));
                     return Ok(found);
                 }
                 Err(kube::Error::Api(status)) if status.code == 403 => {}
                 other => return other.with_context(failed),
             }
         }
-        self.unread.push(format!("{name} may not be listed: {missing} is not known ({right})"));
+        self.unread.push(format!("{name} cannot be listed; unknown: {missing} ({right})"));
         Ok(Vec::new())
     }
 }

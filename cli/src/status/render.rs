@@ -1,9 +1,9 @@
-//! The answers for people: tables, then whatever is wrong, with what to do.
+//! The answers as text: tables, then problems with their remedies.
 
 use divvy_api::node::GpuStatus;
 
 use super::claim::{ClaimLine, ClaimReport, State};
-use super::report::{Fleet, GpuReport, NodeLine, NodeReport, Told, Waiting};
+use super::report::{Fleet, GpuReport, NodeLine, NodeReport, NodeTrouble, Waiting};
 use super::snapshot::{GPU_NODES_NAME, Snapshot};
 use super::waiting::{Why, some};
 use crate::table::Table;
@@ -11,13 +11,12 @@ use crate::table::Table;
 /// Nodes with reasons of their own that are written out.
 const REASONS: usize = 8;
 
-/// The fleet.
 pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
     let mut out = Out::default();
     if fleet.nodes.is_empty() && snapshot.lacks(GPU_NODES_NAME) {
-        out.line("what nodes tell of their GPUs may not be read");
+        out.line("GpuNodes cannot be read: the state of the nodes' GPUs is unknown");
     } else if fleet.nodes.is_empty() {
-        out.line("no node tells of GPUs");
+        out.line("no node reports GPUs");
     } else {
         out.block(&nodes(snapshot, &fleet.nodes));
     }
@@ -36,13 +35,16 @@ pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
     }
     unread(&mut out, &fleet.unread);
     if !fleet.needs_person && !fleet.nodes.is_empty() {
-        let known = if fleet.unread.is_empty() { "nothing" } else { "nothing that is known" };
-        out.head(&format!("{known} needs anybody"));
+        let known = if fleet.unread.is_empty() {
+            "no action required"
+        } else {
+            "no action required, as far as is known"
+        };
+        out.head(known);
     }
     out.text
 }
 
-/// One node.
 pub(crate) fn node(snapshot: &Snapshot, report: &NodeReport) -> String {
     let mut out = Out::default();
     out.line(&versions(snapshot, &report.node));
@@ -68,7 +70,6 @@ pub(crate) fn node(snapshot: &Snapshot, report: &NodeReport) -> String {
     out.text
 }
 
-/// One GPU.
 pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
     let mut out = Out::default();
     let GpuReport { gpu, node, .. } = report;
@@ -80,7 +81,7 @@ pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
         out.line(&format!("tainted: {}", gpu.taints.join(", ")));
     }
     if gpu.holders.is_empty() {
-        out.line("nobody holds it");
+        out.line("no claim holds it");
     } else {
         let mut table = Table::new(["CLAIM", "DEVICE", "PHASE", "FOR", "PODS"]);
         for holder in &gpu.holders {
@@ -103,7 +104,6 @@ pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
     out.text
 }
 
-/// One claim.
 pub(crate) fn claim(snapshot: &Snapshot, report: &ClaimReport) -> String {
     let mut out = Out::default();
     let pods = match report.pods.as_slice() {
@@ -111,13 +111,13 @@ pub(crate) fn claim(snapshot: &Snapshot, report: &ClaimReport) -> String {
         pods => format!(", pods {}", pods.join(", ")),
     };
     let state = match report.state {
-        State::Unused => "not used: no pod needs it, so nothing is allocated",
-        State::Waiting => "waits: nothing is allocated",
+        State::Unused => "unused: no pod needs it, so no device is allocated",
+        State::Waiting => "waiting: no device is allocated",
         State::Allocated => "allocated, not prepared yet",
-        State::Preparing => "allocated, its devices are being made ready",
-        State::Prepared => "allocated, its devices are ready",
-        State::Refused => "allocated, and its node refuses to prepare it",
-        State::Leaving => "let go, and something keeps its devices",
+        State::Preparing => "allocated, devices are being prepared",
+        State::Prepared => "allocated, devices are ready",
+        State::Refused => "allocated, but the node refuses to prepare it",
+        State::Leaving => "released, but its devices are still in use",
     };
     let since = report.since.as_deref().map(|since| format!(", for {}", snapshot.since(since)));
     out.line(&format!("claim {}{pods}", report.claim));
@@ -149,14 +149,14 @@ pub(crate) fn claim(snapshot: &Snapshot, report: &ClaimReport) -> String {
         reasons(&mut out, waiting, 2);
     }
     if let Some(scheduler) = &report.scheduler {
-        out.line(&format!("the scheduler says: {scheduler}"));
+        out.line(&format!("scheduler: {scheduler}"));
     }
     troubles(&mut out, snapshot, &report.troubles);
     unread(&mut out, &report.unread);
     out.text
 }
 
-/// Text that is put together of lines and blocks.
+/// Text that is assembled from lines and blocks.
 #[derive(Default)]
 struct Out {
     text: String,
@@ -221,30 +221,31 @@ fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 
-/// Who holds a GPU, each once.
+/// The claims that hold a GPU, each once.
 fn holders(gpu: &GpuStatus) -> Vec<String> {
     let mut all: Vec<String> = gpu.holders.iter().map(|h| format!("{}/{}", h.namespace, h.name)).collect();
     all.dedup();
     all
 }
 
-fn kinds(troubles: &[Told], gpu: &str) -> String {
-    let of_gpu = troubles.iter().filter(|told| !told.trouble.notice && told.trouble.gpu == gpu);
-    let mut kinds: Vec<&str> = of_gpu.map(|told| told.trouble.kind.as_str()).collect();
+fn kinds(troubles: &[NodeTrouble], gpu: &str) -> String {
+    let of_gpu = troubles.iter().filter(|entry| !entry.trouble.notice && entry.trouble.gpu == gpu);
+    let mut kinds: Vec<&str> = of_gpu.map(|entry| entry.trouble.kind.as_str()).collect();
     kinds.dedup();
     kinds.join("+")
 }
 
-fn troubles(out: &mut Out, snapshot: &Snapshot, troubles: &[Told]) {
-    for (notice, head) in [(false, "needs somebody:"), (true, "worth knowing:")] {
-        let of_it: Vec<&Told> = troubles.iter().filter(|told| told.trouble.notice == notice).collect();
+fn troubles(out: &mut Out, snapshot: &Snapshot, troubles: &[NodeTrouble]) {
+    for (notice, head) in [(false, "action required:"), (true, "for information:")] {
+        let of_it: Vec<&NodeTrouble> =
+            troubles.iter().filter(|entry| entry.trouble.notice == notice).collect();
         if of_it.is_empty() {
             continue;
         }
         out.head(head);
-        for told in of_it {
-            let trouble = &told.trouble;
-            let place = [told.node.as_str(), &trouble.gpu, &trouble.subject];
+        for entry in of_it {
+            let trouble = &entry.trouble;
+            let place = [entry.node.as_str(), &trouble.gpu, &trouble.subject];
             let place: Vec<&str> = place.into_iter().filter(|part| !part.is_empty()).collect();
             let since = trouble.since.as_deref().map(|since| format!(", for {}", snapshot.since(since)));
             out.line(&format!("  {}: {}{}", place.join(" "), trouble.kind, since.unwrap_or_default()));
@@ -252,8 +253,8 @@ fn troubles(out: &mut Out, snapshot: &Snapshot, troubles: &[Told]) {
             if !trouble.claim.is_empty() {
                 out.line(&format!("    claim: {}", trouble.claim));
             }
-            if !told.affects.is_empty() {
-                out.line(&format!("    held by: {}", some(told.affects.iter())));
+            if !entry.affects.is_empty() {
+                out.line(&format!("    held by: {}", some(entry.affects.iter())));
             }
             if !trouble.remedy.is_empty() {
                 out.line(&format!("    do:  {}", trouble.remedy));
@@ -304,7 +305,7 @@ fn reasons(out: &mut Out, why: &Why, indent: usize) {
         }
     }
     if let Some(more) = why.nodes.len().checked_sub(REASONS).filter(|more| *more > 0) {
-        out.line(&format!("{pad}and {more} more kinds of reasons (-o json has them)"));
+        out.line(&format!("{pad}and {more} more groups of nodes (all with -o json)"));
     }
     if let Some(hint) = &why.hint {
         out.line(&format!("{pad}do: {hint}"));
@@ -315,7 +316,7 @@ fn unread(out: &mut Out, unread: &[String]) {
     if unread.is_empty() {
         return;
     }
-    out.head("not known:");
+    out.head("unknown:");
     for line in unread {
         out.line(&format!("  {line}"));
     }

@@ -1,4 +1,4 @@
-//! What `divvy status` answers, as values: the fleet, a node, a GPU. Functions of a [`Snapshot`].
+//! The answers of `divvy status` as values: the fleet, a node, a GPU. Functions of a [`Snapshot`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,16 +16,16 @@ use super::waiting::{Asker, Verdict, Why, open_claims};
 /// Questions that are answered for the fleet; pods of one Deployment ask the same.
 const ANSWERED: usize = 200;
 
-/// All nodes, and whatever is wrong.
+/// All nodes and all problems.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Fleet {
-    /// Whether somebody has to do something.
+    /// Whether an administrator or user has to act.
     pub(crate) needs_person: bool,
     /// Nodes with divvy, by name.
     pub(crate) nodes: Vec<NodeLine>,
     /// What is wrong or worth knowing, by node.
-    pub(crate) troubles: Vec<Told>,
+    pub(crate) troubles: Vec<NodeTrouble>,
     /// Claims that their nodes refuse to prepare.
     pub(crate) refused: Vec<ClaimLine>,
     /// Pods whose claims are not allocated.
@@ -49,13 +49,12 @@ pub(crate) struct NodeLine {
     pub(crate) changed: Option<String>,
 }
 
-/// A trouble, where, and whom it concerns.
+/// A problem, its node, and the claims it affects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Told {
-    /// The node.
+pub(crate) struct NodeTrouble {
     pub(crate) node: String,
-    /// What, why, since when, what to do.
+    /// Kind, reason, start and remedy.
     #[serde(flatten)]
     pub(crate) trouble: Trouble,
     /// Claims that hold the GPU, with their pods.
@@ -77,7 +76,6 @@ pub(crate) struct Waiting {
     /// When the pod was made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<String>,
-    /// Why.
     #[serde(flatten)]
     pub(crate) why: Why,
 }
@@ -91,12 +89,12 @@ fn is_zero(count: &usize) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
-    /// Whether somebody has to do something.
+    /// Whether an administrator or user has to act.
     pub(crate) needs_person: bool,
     pub(crate) node: NodeLine,
     /// Its GPUs, by number.
     pub(crate) gpus: Vec<GpuStatus>,
-    pub(crate) troubles: Vec<Told>,
+    pub(crate) troubles: Vec<NodeTrouble>,
     /// What could not be read.
     pub(crate) unread: Vec<String>,
 }
@@ -105,12 +103,12 @@ pub(crate) struct NodeReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GpuReport {
-    /// Whether somebody has to do something.
+    /// Whether an administrator or user has to act.
     pub(crate) needs_person: bool,
     pub(crate) node: String,
     pub(crate) gpu: GpuStatus,
-    /// Its own, and those of its node.
-    pub(crate) troubles: Vec<Told>,
+    /// Those of the GPU and of its node.
+    pub(crate) troubles: Vec<NodeTrouble>,
     /// What could not be read.
     pub(crate) unread: Vec<String>,
 }
@@ -126,24 +124,24 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     let silent = silent.map(|node| line(name(&node.metadata), &GpuNodeStatus::default()));
     let mut nodes: Vec<NodeLine> = reported.chain(silent).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut troubles: Vec<Told> = nodes.iter().flat_map(|node| troubles(snapshot, &node.name)).collect();
-    troubles.sort_by_key(|told| told.trouble.notice);
+    let mut troubles: Vec<NodeTrouble> =
+        nodes.iter().flat_map(|node| troubles(snapshot, &node.name)).collect();
+    troubles.sort_by_key(|entry| entry.trouble.notice);
     let shown = |of: &str| only.is_none_or(|only| only == of);
     let claims = snapshot.claims.iter().filter(|claim| shown(namespace(&claim.metadata)));
     let refused: Vec<ClaimLine> = claims.filter_map(|claim| refused(claim, &snapshot.driver)).collect();
     let waiting = waiting(snapshot, &shown);
-    let needs_person = troubles.iter().any(|told| !told.trouble.notice)
+    let needs_person = troubles.iter().any(|entry| !entry.trouble.notice)
         || !refused.is_empty()
         || waiting.iter().any(|one| matches!(one.why.verdict, Verdict::Mistake | Verdict::NeverFits));
     Fleet { needs_person, nodes, troubles, refused, waiting, unread: snapshot.unread.clone() }
 }
 
-/// One node.
 pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {
     let status = status_of(snapshot, wanted)?;
     let troubles = troubles(snapshot, wanted);
     Ok(NodeReport {
-        needs_person: troubles.iter().any(|told| !told.trouble.notice),
+        needs_person: troubles.iter().any(|entry| !entry.trouble.notice),
         node: line(wanted, &status),
         gpus: status.gpus,
         troubles,
@@ -165,18 +163,18 @@ pub(crate) fn gpu(snapshot: &Snapshot, wanted: &str) -> Result<GpuReport> {
             found.iter().take(5).map(|(node, gpu)| format!("{node}/{}", gpu.name)).collect();
         if named.is_empty() {
             bail!(
-                "no GPU {wanted:?} is known: name it by UUID, or as NODE/gpu-0 (`divvy status` lists the nodes){}",
+                "no GPU matches {wanted:?}: give a UUID or NODE/gpu-0 (`divvy status` lists the nodes){}",
                 missing(snapshot)
             );
         }
-        bail!("{wanted:?} is the beginning of several UUIDs: {}", named.join(", "));
+        bail!("{wanted:?} matches several GPUs: {}", named.join(", "));
     };
-    let troubles: Vec<Told> = troubles(snapshot, node)
+    let troubles: Vec<NodeTrouble> = troubles(snapshot, node)
         .into_iter()
-        .filter(|told| told.trouble.gpu.is_empty() || told.trouble.gpu == gpu.name)
+        .filter(|entry| entry.trouble.gpu.is_empty() || entry.trouble.gpu == gpu.name)
         .collect();
     Ok(GpuReport {
-        needs_person: troubles.iter().any(|told| !told.trouble.notice),
+        needs_person: troubles.iter().any(|entry| !entry.trouble.notice),
         node: (*node).clone(),
         gpu: (*gpu).clone(),
         troubles,
@@ -190,18 +188,18 @@ fn status_of(snapshot: &Snapshot, wanted: &str) -> Result<GpuNodeStatus> {
     }
     match snapshot.nodes.iter().find(|node| name(&node.metadata) == wanted) {
         Some(_) if snapshot.lacks(GPU_NODES_NAME) => {
-            bail!("what node {wanted} tells of its GPUs is not known{}", missing(snapshot))
+            bail!("the GpuNode of node {wanted} cannot be read{}", missing(snapshot))
         }
         Some(node) if is_ours(node) => Ok(GpuNodeStatus::default()),
         Some(_) => bail!(
-            "divvy does not run on node {wanted}: it has no label {NODE_LABEL}=true (`kubectl label node {wanted} {NODE_LABEL}=true`){}",
+            "divvy does not run on node {wanted}: the node lacks the label {NODE_LABEL}=true (`kubectl label node {wanted} {NODE_LABEL}=true`){}",
             missing(snapshot)
         ),
-        None => bail!("there is no node {wanted}{}", missing(snapshot)),
+        None => bail!("node {wanted} does not exist{}", missing(snapshot)),
     }
 }
 
-/// What else may be why something was not found.
+/// Unread kinds, as further explanations of why something was not found.
 pub(super) fn missing(snapshot: &Snapshot) -> String {
     snapshot.unread.iter().fold(String::new(), |text, unread| text + "; " + unread)
 }
@@ -228,21 +226,21 @@ fn line(name: &str, status: &GpuNodeStatus) -> NodeLine {
     }
 }
 
-/// What a node's plugin tells, and what can be seen only from outside.
-pub(crate) fn troubles(snapshot: &Snapshot, node: &str) -> Vec<Told> {
+/// Problems that a node's plugin reports, and those visible only in other objects.
+pub(crate) fn troubles(snapshot: &Snapshot, node: &str) -> Vec<NodeTrouble> {
     let status = snapshot.reports.get(node);
-    let mut all: Vec<Told> = outside(snapshot, node, status)
+    let mut all: Vec<NodeTrouble> = outside(snapshot, node, status)
         .into_iter()
-        .map(|trouble| Told { node: node.to_owned(), trouble, affects: Vec::new() })
+        .map(|trouble| NodeTrouble { node: node.to_owned(), trouble, affects: Vec::new() })
         .collect();
     let reported =
         status.iter().flat_map(|status| status.troubles.iter().map(move |trouble| (status, trouble)));
     all.extend(reported.map(|(status, trouble)| {
         let of_gpu = status.gpus.iter().filter(|gpu| !trouble.notice && gpu.name == trouble.gpu);
-        // Admin access holds nothing: ending it helps nobody.
+        // Admin access does not hold the GPU: ending it frees nothing.
         let holders = of_gpu.flat_map(|gpu| &gpu.holders).filter(|held| !held.device.ends_with(" (admin)"));
         let claims: BTreeSet<String> = holders.map(holder).collect();
-        Told { node: node.to_owned(), trouble: trouble.clone(), affects: claims.into_iter().collect() }
+        NodeTrouble { node: node.to_owned(), trouble: trouble.clone(), affects: claims.into_iter().collect() }
     }));
     all
 }
@@ -255,7 +253,7 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
         return Some(Trouble {
             kind: "node-not-ready".to_owned(),
             why: condition.message.clone().unwrap_or_else(|| "the kubelet does not answer".to_owned()),
-            remedy: "get the node's kubelet to answer; what is told of its GPUs is from before".to_owned(),
+            remedy: "restore the node's kubelet; the reported GPU state is older than the failure".to_owned(),
             since: condition.last_transition_time.as_ref().map(time),
             ..Trouble::default()
         });
@@ -266,9 +264,9 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
     let Some(status) = status else {
         return Some(Trouble {
             kind: "no-report".to_owned(),
-            why: format!("the node has the label {NODE_LABEL}=true, and nothing tells of its GPUs"),
+            why: format!("the node has the label {NODE_LABEL}=true, but no plugin reports its GPUs"),
             remedy: format!(
-                "look for its plugin: `kubectl get pods -A -l app.kubernetes.io/name=divvy --field-selector spec.nodeName={node}`, and its log (docs/runbooks/not-registered.md)"
+                "check the plugin's pod and its log: `kubectl get pods -A -l app.kubernetes.io/name=divvy --field-selector spec.nodeName={node}` (docs/runbooks/not-registered.md)"
             ),
             ..Trouble::default()
         });
@@ -280,8 +278,8 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
     let unknown = snapshot.lacks(SLICES_NAME);
     (offers && !published && !unknown).then(|| Trouble {
         kind: "not-published".to_owned(),
-        why: "the node has GPUs to offer, and no ResourceSlice says so: its plugin does not run, or the kubelet does not know it".to_owned(),
-        remedy: "look at the plugin's pod and log (docs/runbooks/slices-not-published.md)".to_owned(),
+        why: "the node offers GPUs, but has no ResourceSlice: its plugin is not running or is not registered with the kubelet".to_owned(),
+        remedy: "check the plugin's pod and log (docs/runbooks/slices-not-published.md)".to_owned(),
         ..Trouble::default()
     })
 }
@@ -297,24 +295,24 @@ fn holder(holder: &Holder) -> String {
 
 fn waiting(snapshot: &Snapshot, shown: &dyn Fn(&str) -> bool) -> Vec<Waiting> {
     let mut asker = Asker::new(snapshot);
-    let mut told: BTreeMap<String, usize> = BTreeMap::new();
+    let mut lines: BTreeMap<String, usize> = BTreeMap::new();
     let mut all: Vec<Waiting> = Vec::new();
     for pod in snapshot.pods.iter().filter(|pod| shown(namespace(&pod.metadata))) {
         let claims = open_claims(pod, snapshot);
-        if claims.is_empty() || !asks_us(snapshot, &claims) || told.len() >= ANSWERED {
+        if claims.is_empty() || !asks_us(snapshot, &claims) || lines.len() >= ANSWERED {
             continue;
         }
         let why = asker.ask(&claims, Some(pod));
         // Pods of one owner that wait for the same reason are one line.
         let owner = owner(pod);
         let key = serde_json::json!([namespace(&pod.metadata), owner, why]).to_string();
-        if let (Some(_), Some(at)) = (&owner, told.get(&key)) {
+        if let (Some(_), Some(at)) = (&owner, lines.get(&key)) {
             if let Some(first) = all.get_mut(*at) {
                 first.others += 1;
             }
             continue;
         }
-        told.insert(key, all.len());
+        lines.insert(key, all.len());
         all.push(Waiting {
             pod: full_name(&pod.metadata),
             others: 0,

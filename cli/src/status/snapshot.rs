@@ -1,4 +1,4 @@
-//! What the API server said, as one value: reports are functions of it.
+//! The objects read from the API server, as one value: reports are functions of it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
-/// Kinds of objects without which an answer is another one; what could not be read begins with them.
+/// Kinds whose absence changes the answer; entries of `unread` begin with these names.
 pub(crate) const GPU_NODES_NAME: &str = "GpuNodes";
 pub(crate) const NODES_NAME: &str = "Nodes";
 pub(crate) const SLICES_NAME: &str = "ResourceSlices";
@@ -19,25 +19,22 @@ pub(crate) const CLAIMS_NAME: &str = "ResourceClaims";
 /// The cluster at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
-    /// When that was.
+    /// The time of reading.
     pub(crate) now: Timestamp,
     /// The name of our driver.
     pub(crate) driver: String,
     /// Minor version of the API server.
     pub(crate) minor: u32,
-    /// All nodes.
     pub(crate) nodes: Vec<Node>,
-    /// What nodes' plugins tell, by node.
+    /// Reports of the nodes' plugins, by node.
     pub(crate) reports: BTreeMap<String, GpuNodeStatus>,
-    /// What is published, by all drivers.
+    /// Published devices of all drivers.
     pub(crate) slices: Vec<ResourceSlice>,
-    /// All claims.
     pub(crate) claims: Vec<ResourceClaim>,
-    /// All classes.
     pub(crate) classes: Vec<DeviceClass>,
-    /// Pods that have not begun.
+    /// Pods that have not started.
     pub(crate) pods: Vec<Pod>,
-    /// What could not be read, and what is missing for that.
+    /// Kinds that could not be read, and what remains unknown.
     pub(crate) unread: Vec<String>,
 }
 

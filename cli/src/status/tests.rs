@@ -213,7 +213,7 @@ fn the_fleet_shows_its_nodes_then_what_is_wrong_then_who_waits_for_what() {
 }
 
 #[test]
-fn a_healthy_fleet_needs_nobody_also_while_pods_wait_for_room() {
+fn a_healthy_fleet_requires_no_action_also_while_pods_wait_for_room() {
     let mut world = world();
     world.nodes.retain(|node| node.metadata.name.as_deref() == Some("n2"));
     world.reports.retain(|name, _| name == "n2");
@@ -256,7 +256,7 @@ fn a_node_shows_its_gpus_and_what_is_wrong_with_them() {
     assert!(!report::node(&world, "n2").unwrap().needs_person);
     let silent = report::node(&world, "n4").unwrap();
     assert_eq!(silent.troubles[0].trouble.kind, "no-report");
-    assert_eq!(report::node(&world, "n9").unwrap_err().to_string(), "there is no node n9");
+    assert_eq!(report::node(&world, "n9").unwrap_err().to_string(), "node n9 does not exist");
 }
 
 #[test]
@@ -269,8 +269,8 @@ fn a_gpu_is_found_by_uuid_its_beginning_or_its_node_and_name() {
     world.reports.retain(|name, _| name == "n1");
     assert_eq!(report::gpu(&world, &gpu.gpu.uuid).unwrap().gpu, gpu.gpu);
     let error = |wanted: &str| report::gpu(&world, wanted).unwrap_err().to_string();
-    assert_eq!(error("GPU-1234"), "\"GPU-1234\" is the beginning of several UUIDs: n1/gpu-0, n1/gpu-1");
-    assert!(error("n2/gpu-0").starts_with("no GPU \"n2/gpu-0\" is known: name it by UUID, or as NODE/gpu-0"));
+    assert_eq!(error("GPU-1234"), "\"GPU-1234\" matches several GPUs: n1/gpu-0, n1/gpu-1");
+    assert!(error("n2/gpu-0").starts_with("no GPU matches \"n2/gpu-0\": give a UUID or NODE/gpu-0"));
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn a_claim_shows_what_it_has_or_why_it_waits_node_by_node() {
         golden(&format!("claim-{name}.txt"), &render::claim(&world, &about(name)));
     }
     let missing = claim::claim(&world, "other", "a").unwrap_err().to_string();
-    assert_eq!(missing, "there is no claim other/a; there is default/a");
+    assert_eq!(missing, "claim other/a does not exist; did you mean default/a?");
 }
 
 #[test]
@@ -330,21 +330,21 @@ fn room_that_came_free_is_seen_and_what_keeps_the_pod_is_left_to_the_scheduler()
     spec.node_selector = Some([("disk".to_owned(), "slow".to_owned())].into());
     let why = claim::claim(&world, "default", "waits").unwrap().waiting.unwrap();
     assert_eq!(why.verdict, Verdict::NeverFits);
-    assert_eq!(why.nodes[0].reasons, ["the node does not have the label disk=slow that the pod selects"]);
+    assert_eq!(why.nodes[0].reasons, ["the node lacks the label disk=slow, which the pod selects"]);
 }
 
 #[test]
-fn what_could_not_be_read_is_told_and_a_dead_plugin_shows() {
+fn unreadable_kinds_are_listed_and_a_dead_plugin_shows() {
     let mut world = world();
     world.slices.clear();
-    world.unread.push("ResourceClaims may not be listed: who holds and who waits is not known".to_owned());
+    world.unread.push(
+        "ResourceClaims cannot be listed; unknown: which claims hold devices and which wait".to_owned(),
+    );
     let node = report::node(&world, "n3").unwrap();
     assert_eq!((node.troubles.len(), node.troubles[0].trouble.kind.as_str()), (1, "not-published"));
-    assert!(
-        render::node(&world, &node).ends_with(
-            "not known:\n  ResourceClaims may not be listed: who holds and who waits is not known"
-        )
-    );
+    assert!(render::node(&world, &node).ends_with(
+        "unknown:\n  ResourceClaims cannot be listed; unknown: which claims hold devices and which wait"
+    ));
     world.nodes[2] = typed({
         let mut node = self::node("n3");
         let condition = json!({ "type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status." });
@@ -354,11 +354,11 @@ fn what_could_not_be_read_is_told_and_a_dead_plugin_shows() {
     assert_eq!(report::node(&world, "n3").unwrap().troubles[0].trouble.kind, "node-not-ready");
 }
 
-/// The world for somebody who may not read these kinds.
+/// The world as a user without access to these kinds reads it.
 fn without(kinds: &[&str]) -> Snapshot {
     let mut world = world();
     for kind in kinds {
-        world.unread.push(format!("{kind} may not be listed: not known"));
+        world.unread.push(format!("{kind} cannot be listed; unknown"));
         match *kind {
             "GpuNodes" => world.reports.clear(),
             "Nodes" => world.nodes.clear(),
@@ -371,7 +371,7 @@ fn without(kinds: &[&str]) -> Snapshot {
 }
 
 #[test]
-fn what_may_not_be_read_is_never_taken_for_what_is_not_there() {
+fn unreadable_kinds_are_not_taken_for_absent_ones() {
     let asked = |world: &Snapshot, claim: &str| {
         let report = claim::claim(world, "default", claim).unwrap();
         (report.waiting.unwrap().verdict, report.needs_person)
@@ -384,7 +384,7 @@ fn what_may_not_be_read_is_never_taken_for_what_is_not_there() {
     for kind in ["ResourceSlices", "DeviceClasses"] {
         assert_eq!(asked(&without(&[kind]), "waits"), (Verdict::Unknown, false), "{kind}");
     }
-    // Others may hold it; what fits nowhere fits nowhere whoever holds what.
+    // Unseen claims may hold the device; what does not fit on empty nodes fits in no case.
     let claims = without(&["ResourceClaims"]);
     assert_eq!(asked(&claims, "waits"), (Verdict::Unknown, false));
     assert_eq!(asked(&claims, "greedy"), (Verdict::NeverFits, true));
@@ -392,10 +392,13 @@ fn what_may_not_be_read_is_never_taken_for_what_is_not_there() {
     let reports = without(&["GpuNodes"]);
     let fleet = report::fleet(&reports, None);
     assert_eq!(fleet.nodes, []);
-    assert!(fleet.troubles.iter().all(|told| told.trouble.kind != "no-report"), "{:?}", fleet.troubles);
-    assert!(render::fleet(&reports, &fleet).starts_with("what nodes tell of their GPUs may not be read\n"));
-    let told = report::node(&reports, "n1").unwrap_err().to_string();
-    assert_eq!(told, "what node n1 tells of its GPUs is not known; GpuNodes may not be listed: not known");
+    assert!(fleet.troubles.iter().all(|entry| entry.trouble.kind != "no-report"), "{:?}", fleet.troubles);
+    assert!(
+        render::fleet(&reports, &fleet)
+            .starts_with("GpuNodes cannot be read: the state of the nodes' GPUs is unknown\n")
+    );
+    let error = report::node(&reports, "n1").unwrap_err().to_string();
+    assert_eq!(error, "the GpuNode of node n1 cannot be read; GpuNodes cannot be listed; unknown");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Why a claim is not allocated: the scheduler's allocator, asked offline for every node, and its reasons in short.
+//! Why a claim is not allocated: the scheduler's allocator, run offline for every node, and its reasons in short.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,22 +16,22 @@ use super::snapshot::{CLAIMS_NAME, CLASSES_NAME, NODES_NAME, SLICES_NAME, Snapsh
 /// Names that are written out; the rest is counted.
 const NAMED: usize = 3;
 
-/// What helps where others hold what is asked for.
-const ROOM: &str = "it is placed when enough pods of these claims end; a smaller request may fit now";
+/// The hint where other claims hold the devices.
+const ROOM: &str = "the pod starts when enough of these claims are released; a smaller request may fit now";
 
-/// What becomes of a claim that waits.
+/// The outlook of a waiting claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verdict {
-    /// A node has what it asks for: the scheduler has not come to it, or something else keeps its pod.
+    /// A node has room: the scheduler has not retried yet, or another constraint holds the pod back.
     Fits,
-    /// It would fit if what others hold came free.
+    /// It would fit if other claims released their devices.
     NoRoom,
-    /// It would not, whoever lets go of what.
+    /// It would not fit on an empty cluster either.
     NeverFits,
-    /// It cannot be allocated anywhere as it is written.
+    /// It cannot be allocated anywhere as written.
     Mistake,
-    /// What decides may not be read.
+    /// Objects that decide it cannot be read.
     Unknown,
     /// Only the scheduler can evaluate it.
     Offline,
@@ -42,29 +42,27 @@ impl Verdict {
     pub(crate) fn sentence(self) -> &'static str {
         match self {
             Self::Fits => {
-                "there is room for it: the scheduler has not come to it yet, or something else keeps the pod"
+                "a node has room: the scheduler has not retried the pod yet, or another constraint holds it back"
             }
-            Self::NoRoom => "no room now: it waits for what others hold",
-            Self::NeverFits => "it fits on no node, even if nothing were held",
-            Self::Mistake => "it cannot be allocated as it is written",
-            Self::Unknown => "it cannot be said: what decides may not be read",
+            Self::NoRoom => "no room now: other claims hold the devices",
+            Self::NeverFits => "it fits on no node, even with all devices free",
+            Self::Mistake => "the claim cannot be allocated as written",
+            Self::Unknown => "unknown: objects that decide this cannot be listed",
             Self::Offline => "unknown: only the scheduler can evaluate it",
         }
     }
 }
 
-/// Why claims wait that are allocated together.
+/// Why claims that are allocated together wait.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Why {
-    /// In one word.
     pub(crate) verdict: Verdict,
-    /// What is wrong with the claim itself.
+    /// The mistake in the claim itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mistake: Option<String>,
-    /// Why not on these nodes: those with the same reasons together.
+    /// Reasons per node; nodes with the same reasons are grouped.
     pub(crate) nodes: Vec<NodesWhy>,
-    /// What helps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<String>,
 }
@@ -73,42 +71,40 @@ pub(crate) struct Why {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodesWhy {
-    /// Their names.
     pub(crate) nodes: Vec<String>,
-    /// The reasons in short.
     pub(crate) reasons: Vec<String>,
     /// All the reasons of the first of them, device by device.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) detail: String,
 }
 
-/// What is asked again and again.
+/// Answers questions about claims and remembers the answers.
 pub(crate) struct Asker<'a> {
     snapshot: &'a Snapshot,
     slices: Slices<'a>,
     allocated: AllocatedState,
     nothing: AllocatedState,
     allocator: Allocator,
-    /// Answers by what was asked: the pods of a Deployment ask the same.
+    /// Answers by question: the pods of a Deployment share one.
     known: BTreeMap<String, Why>,
 }
 
-/// What one node says.
+/// The answer for one node.
 enum Answer {
     Fits,
-    /// Why not, and whether it would fit if nothing were held.
+    /// The reasons, and whether the claims would fit on the empty node.
     Not(Box<Short>, bool),
     Mistake(String),
-    /// The allocator cannot tell, for this reason.
+    /// The allocator cannot decide, for this reason.
     Unknown(String),
 }
 
 /// Reasons of one node, to be merged with those of others.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Short {
-    /// What makes nodes alike.
+    /// Nodes with the same reasons are grouped.
     reasons: Vec<String>,
-    /// Who holds what is wanted.
+    /// Claims that hold the requested devices.
     held_by: BTreeSet<String>,
     detail: String,
     hint: Option<String>,
@@ -129,7 +125,7 @@ impl<'a> Asker<'a> {
 
     /// Why these claims, which one pod needs together, are not allocated.
     pub(crate) fn ask(&mut self, claims: &[&ResourceClaim], pod: Option<&Pod>) -> Why {
-        // Names do not matter to the answer: the first that asks is named in it.
+        // The answer does not depend on names; it quotes the names of the first question.
         let specs: Vec<_> = claims.iter().map(|claim| &claim.spec).collect();
         let selector = pod.and_then(|pod| pod.spec.as_ref()?.node_selector.as_ref());
         let node = pod.and_then(|pod| pod.spec.as_ref()?.node_name.as_ref());
@@ -151,9 +147,9 @@ impl<'a> Asker<'a> {
         let everywhere = self.snapshot.slices.iter().any(|slice| slice.spec.node_name.is_none());
         let mut why = Why { verdict: Verdict::NeverFits, mistake: None, nodes: Vec::new(), hint: None };
         let mut unknown = None;
-        // By reasons; who holds what is added up.
+        // Nodes by reasons, with the holders of all of them.
         let mut alike: Vec<(Short, Vec<String>)> = Vec::new();
-        // Nodes that may not be read stand there with nothing but their names.
+        // Where nodes cannot be listed, stand-ins have only a name.
         let named = |name: &&str| Node {
             metadata: ObjectMeta { name: Some((*name).to_owned()), ..ObjectMeta::default() },
             ..Node::default()
@@ -166,7 +162,7 @@ impl<'a> Asker<'a> {
                 continue;
             }
             match self.on(node, claims, pod) {
-                // Unless others hold it, of whom nothing is known.
+                // Claims of other namespaces are unknown and may hold the devices.
                 Answer::Fits if self.snapshot.lacks(CLAIMS_NAME) => {
                     return Why { verdict: Verdict::Unknown, mistake: None, nodes: Vec::new(), hint: None };
                 }
@@ -174,7 +170,7 @@ impl<'a> Asker<'a> {
                     why.verdict = Verdict::Fits;
                     why.nodes = vec![NodesWhy {
                         nodes: vec![name.to_owned()],
-                        reasons: vec!["has what is asked for".to_owned()],
+                        reasons: vec!["has room for the claim".to_owned()],
                         detail: String::new(),
                     }];
                     return why;
@@ -202,13 +198,14 @@ impl<'a> Asker<'a> {
             return Why { verdict: Verdict::Offline, hint: unknown, ..why };
         }
         if alike.is_empty() {
-            why.hint = Some("no driver publishes devices for any node: is one running?".to_owned());
+            why.hint =
+                Some("no driver publishes devices on any node: check that the plugin is running".to_owned());
         }
         why.hint = why.hint.or_else(|| match why.verdict {
             Verdict::NoRoom => Some(ROOM.to_owned()),
             _ => alike.iter().find_map(|(short, _)| short.hint.clone()),
         });
-        why.nodes = alike.into_iter().map(|(short, nodes)| short.told(nodes)).collect();
+        why.nodes = alike.into_iter().map(|(short, nodes)| short.into_nodes(nodes)).collect();
         why
     }
 
@@ -222,12 +219,12 @@ impl<'a> Asker<'a> {
             Ok(Outcome::Fits(_)) => Answer::Fits,
             Ok(Outcome::DoesNotFit(now)) => match self.allocator.allocate(&inputs(&self.nothing), claims) {
                 Ok(Outcome::Fits(_)) => Answer::Not(Box::new(Short::of(&now)), true),
-                // Who holds what does not matter then.
+                // The claims of others make no difference then.
                 Ok(Outcome::DoesNotFit(ever)) => Answer::Not(Box::new(Short::of(&ever)), false),
                 Err(error) if error.is_unknown() => Answer::Unknown(chain(error)),
                 Err(_) => Answer::Not(Box::new(Short::of(&now)), false),
             },
-            Err(error) if error.is_unknown() => Answer::Unknown(format!("{:#}", anyhow::Error::new(error))),
+            Err(error) if error.is_unknown() => Answer::Unknown(chain(error)),
             Err(error) if error.is_of_node() => {
                 let reasons = vec![error.to_string()];
                 Answer::Not(Box::new(Short { reasons, ..Short::default() }), false)
@@ -242,11 +239,11 @@ fn chain(error: AllocError) -> String {
     format!("{:#}", anyhow::Error::new(error))
 }
 
-/// What keeps the pod from a node, of what is looked at: the node it is for, cordons, and the pod's node selector.
+/// What keeps the pod from a node; checks the pod's node name, cordons and the pod's node selector.
 fn keeps_away(node: &Node, pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     if spec.node_name.as_deref().is_some_and(|wanted| wanted != name(&node.metadata)) {
-        return Some("the pod is for another node".to_owned());
+        return Some("the pod is bound to another node".to_owned());
     }
     if node.spec.as_ref()?.unschedulable == Some(true) {
         return Some("the node is cordoned".to_owned());
@@ -254,7 +251,7 @@ fn keeps_away(node: &Node, pod: &Pod) -> Option<String> {
     let labels = node.metadata.labels.as_ref();
     let lacks = |(key, value): &(&String, &String)| labels.and_then(|all| all.get(*key)) != Some(*value);
     let (key, value) = spec.node_selector.iter().flatten().find(lacks)?;
-    Some(format!("the node does not have the label {key}={value} that the pod selects"))
+    Some(format!("the node lacks the label {key}={value}, which the pod selects"))
 }
 
 impl Short {
@@ -264,9 +261,9 @@ impl Short {
         let mut short = Self { hint, ..Self::default() };
         if explanation.competing {
             short.reasons.push(if explanation.limited {
-                "together its requests exceed what one claim can have".to_owned()
+                "together, the requests exceed the limit of one claim".to_owned()
             } else {
-                "each device could be had alone, not all of them together".to_owned()
+                "each request can be met alone, but not all together".to_owned()
             });
             for constraint in &explanation.constraints {
                 short.reasons.push(format!("{}: {}", constraint.constraint, constraint.problem));
@@ -277,7 +274,7 @@ impl Short {
             }
         }
         for (_, problem) in &explanation.unusable_pools {
-            short.reasons.push(format!("a pool of it {problem}"));
+            short.reasons.push(format!("one of its pools {problem}"));
         }
         let reasons = explanation.requests.iter().flat_map(|request| &request.refused).map(|d| &d.reason);
         short.held_by = reasons.flat_map(holders).map(ToString::to_string).collect();
@@ -285,7 +282,7 @@ impl Short {
         short
     }
 
-    fn told(self, nodes: Vec<String>) -> NodesWhy {
+    fn into_nodes(self, nodes: Vec<String>) -> NodesWhy {
         let mut reasons = self.reasons;
         if !self.held_by.is_empty() {
             reasons.push(format!("held by {}", some(self.held_by.iter())));
@@ -294,7 +291,7 @@ impl Short {
     }
 }
 
-/// `request "gpu" wants 1, 0 of 3 can be had: 1 in use, 2 tainted gpu.divvy.dev/lost`.
+/// `request "gpu" needs 1, 0 of 3 available: 1 in use, 2 tainted gpu.divvy.dev/lost`.
 fn short_request(request: &RequestReason) -> String {
     let mut counts: BTreeMap<(u8, String), usize> = BTreeMap::new();
     for refused in &request.refused {
@@ -307,39 +304,39 @@ fn short_request(request: &RequestReason) -> String {
     let class = &request.class;
     if total == 0 {
         return format!(
-            "request {:?} wants {wanted} of class {class}, and there are no devices",
+            "request {:?} needs {wanted} of class {class}, but there are no devices",
             request.request
         );
     }
     let colon = if reasons.is_empty() { "" } else { ": " };
     format!(
-        "request {:?} wants {wanted} of class {class}, {} of {total} devices can be had{colon}{}",
+        "request {:?} needs {wanted} of class {class}, {} of {total} devices are available{colon}{}",
         request.request,
         request.available,
         reasons.join(", ")
     )
 }
 
-/// A reason without what differs from node to node; what others hold first, what nobody wants last.
+/// A reason without the details that differ between nodes; devices in use sort first, unselected devices last.
 fn kind(reason: &Reason) -> (u8, String) {
     match reason {
         Reason::InUse { .. } | Reason::CounterShort { .. } | Reason::PoolOverdrawn { .. } => {
-            (0, "in use, or part of what is".to_owned())
+            (0, "in use or overlapping a device in use".to_owned())
         }
         Reason::CapacityShort { capacity, wanted, .. } => {
             (1, format!("with less than {wanted} {capacity} left"))
         }
         Reason::CapacityExceeded { capacity, wanted, .. } => {
-            (2, format!("that cannot give {wanted} {capacity}"))
+            (2, format!("with less than {wanted} {capacity} in total"))
         }
         Reason::NoSuchCapacity { capacity } => (3, format!("without capacity {capacity}")),
         Reason::Tainted { taint } => {
             (4, format!("tainted {}", taint.rsplit_once(':').map_or(taint.as_str(), |(t, _)| t)))
         }
         Reason::NoSuchAttribute { constraint } => (5, format!("without a value for {constraint}")),
-        Reason::NotOnNode => (6, "for other nodes".to_owned()),
-        Reason::FeatureOff => (6, "that need a feature gate which is off".to_owned()),
-        Reason::Failed { error } => (7, format!("not judged ({error})")),
+        Reason::NotOnNode => (6, "on other nodes".to_owned()),
+        Reason::FeatureOff => (6, "behind a disabled feature gate".to_owned()),
+        Reason::Failed { error } => (7, format!("whose selector fails ({error})")),
         Reason::SelectorFalse { origin, expression, .. } => {
             let expression: Vec<&str> = expression.split_whitespace().collect();
             (8, format!("not selected by {origin} (`{}`)", expression.join(" ")))

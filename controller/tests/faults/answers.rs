@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::world::{PATIENCE, SLICES, name, pool, server, start};
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_write_is_told_and_tried_again_until_it_works() {
+async fn a_failed_write_is_reported_and_retried_until_it_works() {
     for (fault, message) in [
         (
             Fault::Status(500),
@@ -28,9 +28,9 @@ async fn a_failed_write_is_told_and_tried_again_until_it_works() {
         api.fail_next(3, "create", SLICES, fault);
         let wanted = pool(&[&["gpu-1", "gpu-0"]]);
         let mut world = start(&api, Some(wanted.clone()));
-        let told = world.until(|status| status.last_error.is_some()).await;
-        let text = told.last_error.unwrap();
-        assert!(text.contains(message) && !told.in_sync, "{text}");
+        let failed = world.until(|status| status.last_error.is_some()).await;
+        let text = failed.last_error.unwrap();
+        assert!(text.contains(message) && !failed.in_sync, "{text}");
         let status = world.stored(&wanted).await;
         assert_eq!((status.last_error, status.writes.failed, status.writes.created), (None, 3, 1));
     }
@@ -103,6 +103,28 @@ async fn an_expired_or_closed_watch_misses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_or_watch_that_is_never_answered_is_asked_again_and_the_error_ends_with_it() {
+    let wanted = pool(&[&["gpu-0"]]);
+    for verb in ["list", "watch"] {
+        let api = server();
+        api.fail_next(1, verb, SLICES, Fault::Hang);
+        let mut world = start(&api, Some(wanted.clone()));
+        let failed = world.until(|status| status.watch_error.is_some()).await;
+        let expected =
+            format!("cannot {verb} ResourceSlices: no answer in 10s; it may have happened all the same");
+        assert_eq!(failed.watch_error.unwrap(), expected);
+        world.stored(&wanted).await;
+        // Without any event that would report it.
+        world.until(|status| status.watch_error.is_none()).await;
+        api.delete::<ResourceSlice>("", &name(0)).unwrap();
+        let deleted = Instant::now();
+        world.until(|status| status.foreign_deletes == 1).await;
+        world.stored(&wanted).await;
+        assert!(deleted.elapsed() < Duration::from_secs(1), "{verb}: {:?}", deleted.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_api_server_that_was_away_finds_the_slices_as_they_should_be() {
     let api = server();
     let (first, second) = (pool(&[&["gpu-0"]]), pool(&[&["gpu-0", "gpu-1"]]));
@@ -110,9 +132,9 @@ async fn an_api_server_that_was_away_finds_the_slices_as_they_should_be() {
     world.stored(&first).await;
     api.stop();
     world.desired.send_replace(Some(second.clone()));
-    let told = world.until(|status| status.last_error.is_some() && status.watch_error.is_some()).await;
-    assert!(told.last_error.unwrap().contains("the fake API server is stopped"));
-    assert!(told.watch_error.unwrap().starts_with("cannot watch ResourceSlices: "));
+    let failed = world.until(|status| status.last_error.is_some() && status.watch_error.is_some()).await;
+    assert!(failed.last_error.unwrap().contains("the fake API server is stopped"));
+    assert!(failed.watch_error.unwrap().starts_with("cannot watch ResourceSlices: "));
     tokio::time::sleep(Duration::from_mins(10)).await;
     api.delete::<ResourceSlice>("", &name(0)).unwrap();
     let back = Instant::now();
@@ -162,9 +184,9 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
 async fn a_pool_over_a_limit_is_not_sent_and_not_tried_again() {
     let api = server();
     let mut world = start(&api, Some(pool(&[&["gpu-0"], &["gpu-0"]])));
-    let told = world.until(|status| status.last_error.is_some()).await;
+    let failed = world.until(|status| status.last_error.is_some()).await;
     assert_eq!(
-        told.last_error.unwrap(),
+        failed.last_error.unwrap(),
         "the pool cannot be published: slice 1: the device \"gpu-0\" is there twice"
     );
     tokio::time::sleep(Duration::from_hours(1)).await;

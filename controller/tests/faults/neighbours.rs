@@ -82,13 +82,13 @@ async fn slices_belong_to_the_node_even_after_it_was_made_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_node_and_a_taken_name_are_told_with_what_to_do() {
+async fn a_missing_node_and_a_taken_name_are_reported_with_a_remedy() {
     let api = FakeApi::new();
     let wanted = pool(&[&["gpu-0"]]);
     let mut world = start(&api, Some(wanted.clone()));
-    let told = world.until(|status| status.last_error.is_some()).await;
+    let failed = world.until(|status| status.last_error.is_some()).await;
     assert_eq!(
-        told.last_error.unwrap(),
+        failed.last_error.unwrap(),
         "cannot get Node node-1: nodes \"node-1\" not found (--node-name must be the name of the Node object)"
     );
     api.put(&mk_slice(&name(0), "other.example.com", "node-2", vec![])).unwrap();

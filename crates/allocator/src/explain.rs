@@ -188,7 +188,7 @@ pub(crate) fn explain<'a>(
     let unusable = pools.iter().filter_map(|pool| {
         let problem = match pool.problem.as_ref()? {
             PoolProblem::Incomplete { seen, wanted } => {
-                format!("is being updated: {seen} of {wanted} slices are there")
+                format!("is being updated: {seen} of {wanted} slices exist")
             }
             PoolProblem::Invalid(problem) => format!("is invalid: {problem}"),
         };

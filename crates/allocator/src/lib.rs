@@ -29,6 +29,8 @@
 //! # }
 //! ```
 
+#![warn(missing_docs)] // a library for others, too
+
 mod allocate;
 mod allocated;
 mod cel;

@@ -28,7 +28,7 @@ pub struct Slices<'a> {
     of_node: BTreeMap<&'a str, OfNode<'a>>,
     /// Slices without `spec.nodeName`.
     anywhere: Vec<&'a ResourceSlice>,
-    /// Every slice of a pool, whatever its node: to tell whether a pool is complete.
+    /// Every slice of a pool, whatever its node: shows whether a pool is complete.
     of_pool: BTreeMap<(&'a str, &'a str), Vec<&'a ResourceSlice>>,
 }
 

@@ -42,7 +42,6 @@ struct Common {
 }
 
 impl CommonEdits {
-    /// Checks them.
     pub fn new(edits: ContainerEdits) -> Result<Self, SpecError> {
         check_edits(Spec::COMMON, &edits)?;
         let json = serde_json::to_vec(&edits).map_err(SpecError::Json)?;
@@ -50,7 +49,6 @@ impl CommonEdits {
         Ok(Self(Arc::new(Common { edits, json, version })))
     }
 
-    /// The edits.
     pub fn edits(&self) -> &ContainerEdits {
         &self.0.edits
     }

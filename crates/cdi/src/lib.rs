@@ -24,7 +24,7 @@ pub use version::CdiVersion;
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     /// The bytes are not a CDI document at all: cut off, empty, or something else.
-    #[error("not a readable CDI document; remove the file, it is written again from the claim's record")]
+    #[error("the CDI document cannot be read; remove the file, and it is rebuilt from the claim's record")]
     Json(#[source] serde_json::Error),
 }
 

@@ -50,7 +50,6 @@ impl Kind {
         &self.vendor
     }
 
-    /// The class.
     pub fn class(&self) -> &str {
         &self.class
     }

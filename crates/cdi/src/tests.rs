@@ -128,7 +128,7 @@ fn a_cut_off_file_says_what_to_do_with_it() {
     let error = Spec::from_json_bytes(&bytes[..bytes.len() / 2]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "not a readable CDI document; remove the file, it is written again from the claim's record"
+        "the CDI document cannot be read; remove the file, and it is rebuilt from the claim's record"
     );
 }
 

@@ -100,10 +100,8 @@ pub struct DeviceNode {
     /// `c`, `b`, `u` or `p`. With the numbers given, the host's node need not exist.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub node_type: Option<String>,
-    /// Major number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
-    /// Minor number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
     /// Permission bits of the node.
@@ -112,10 +110,8 @@ pub struct DeviceNode {
     /// What the device cgroup allows: a part of `rwm`, or `none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
-    /// Owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
 }
@@ -173,7 +169,6 @@ impl Mount {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
-    /// When.
     pub hook_name: HookName,
     /// Absolute path on the host.
     pub path: String,

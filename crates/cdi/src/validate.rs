@@ -9,101 +9,46 @@ use crate::types::{ContainerEdits, DeviceNode, Hook, HookName, Mount, Spec};
 /// Why a document would be refused. `place` says which edits: `containerEdits` or `device NAME`.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// The kind.
-    #[error("the document's kind is wrong")]
+    #[error("the document's kind is invalid")]
     Kind(#[source] NameError),
     /// A device's name.
-    #[error("a device is named wrongly")]
+    #[error("a device name is invalid")]
     DeviceName(#[source] NameError),
     /// Two devices of the same name.
     #[error("device {name} is listed twice")]
-    DuplicateDevice {
-        /// The name.
-        name: String,
-    },
+    DuplicateDevice { name: String },
     /// No devices at all.
     #[error("the document lists no device")]
     NoDevices,
     /// A device that changes nothing.
     #[error("device {name} changes nothing: its containerEdits are empty")]
-    EmptyEdits {
-        /// The device.
-        name: String,
-    },
+    EmptyEdits { name: String },
     /// An environment variable without name or `=`.
     #[error("{place}: env {env:?} is not of the form NAME=value")]
-    Env {
-        /// Which edits.
-        place: String,
-        /// The text.
-        env: String,
-    },
+    Env { place: String, env: String },
     /// A path that is relative or has `..` in it.
     #[error("{place}: {field} {path:?} must be an absolute path without '..'")]
-    Path {
-        /// Which edits.
-        place: String,
-        /// Which field.
-        field: &'static str,
-        /// The text.
-        path: String,
-    },
+    Path { place: String, field: &'static str, path: String },
     /// The same path given twice: the runtime would keep one of the two.
     #[error("{place}: {field} {path:?} is listed twice")]
-    DuplicatePath {
-        /// Which edits.
-        place: String,
-        /// Which field.
-        field: &'static str,
-        /// The path.
-        path: String,
-    },
+    DuplicatePath { place: String, field: &'static str, path: String },
     /// A device node's type.
     #[error("{place}: device node {path}: type {node_type:?} must be one of b, c, u, p")]
-    NodeType {
-        /// Which edits.
-        place: String,
-        /// The node.
-        path: String,
-        /// The text.
-        node_type: String,
-    },
+    NodeType { place: String, path: String, node_type: String },
     /// A block or character node with a type but not both numbers: the runtime would make a wrong node.
     #[error("{place}: device node {path}: type, major and minor go together")]
-    NodeNumbers {
-        /// Which edits.
-        place: String,
-        /// The node.
-        path: String,
-    },
+    NodeNumbers { place: String, path: String },
     /// A device node's permissions.
     #[error(
         "{place}: device node {path}: permissions {permissions:?} must be a part of \"rwm\", or \"none\""
     )]
-    Permissions {
-        /// Which edits.
-        place: String,
-        /// The node.
-        path: String,
-        /// The text.
-        permissions: String,
-    },
+    Permissions { place: String, path: String, permissions: String },
     /// A hook's moment.
     #[error("{place}: hook {path}: hookName {name:?} is not known to runtimes")]
-    HookName {
-        /// Which edits.
-        place: String,
-        /// The program.
-        path: String,
-        /// The text.
-        name: String,
-    },
+    HookName { place: String, path: String, name: String },
     /// A network device without a name.
     #[error("{place}: a network device needs hostInterfaceName and name")]
-    NetDevice {
-        /// Which edits.
-        place: String,
-    },
+    NetDevice { place: String },
     /// Turning the document into bytes failed.
     #[error("the document cannot be written as JSON")]
     Json(#[source] serde_json::Error),

@@ -74,18 +74,14 @@ pub struct ConfigEntry {
 pub struct PodRef {
     /// Name, in the claim's namespace.
     pub name: String,
-    /// UID.
     pub uid: String,
 }
 
 /// Names a claim in messages and look-ups.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClaimRef {
-    /// UID.
     pub uid: ClaimUid,
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
 }
 
@@ -128,11 +124,8 @@ impl fmt::Display for OtherClaim {
 /// An allocated claim: UID checked, only our driver's results kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
-    /// UID.
     pub uid: ClaimUid,
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
     /// Our devices and when they were allocated.
     pub allocation: Allocation,

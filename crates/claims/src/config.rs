@@ -223,7 +223,7 @@ mod tests {
         ]);
         let refusal = resolve(&c, "gpu.divvy.dev", "main", &GPU_0).unwrap_err();
         assert_eq!(refusal.kind().0, "bad-config");
-        assert_eq!(refusal.to_string(), "config entry 0 of the claim for this driver cannot be used");
+        assert_eq!(refusal.to_string(), "config entry 0 of the claim for this driver is invalid");
         let cause = std::error::Error::source(&refusal).unwrap().to_string();
         assert!(cause.starts_with("unknown field \"sharing\""), "{cause}");
     }
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(found("other", &partition).unwrap(), DeviceConfig::Mig(divvy_api::MigConfig::default()));
         assert_eq!(
             found("main", &GPU_0).unwrap_err().to_string(),
-            "config entry 0 of the claim is a MigConfig, but request \"main\" got this device, which takes a GpuConfig"
+            "config entry 0 of the claim is a MigConfig, but request \"main\" was allocated this device, which takes a GpuConfig"
         );
     }
 }

@@ -40,14 +40,13 @@ pub struct Snapshot<'a> {
     pub records: &'a BTreeMap<ClaimUid, Arc<Stored<Record>>>,
     /// States of GPUs. A file that is not there has no entry.
     pub gpus: &'a BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
-    /// This boot.
     pub boot: &'a BootId,
     /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
     pub modes: &'a BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
     /// Processes on the claim's GPUs, as far as these can be asked.
     pub processes: &'a BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
-    /// What lives at the places of the claim's partitions now, by device, whoever made it; an error where that cannot be
-    /// read. A device without an entry is no partition, or none that its GPU can be cut into.
+    /// What exists at the placements of the claim's partitions, by device, created by divvy or not; an error where that
+    /// cannot be read. A device without an entry is no partition, or one that its GPU does not support.
     pub living: &'a Living,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: &'a [String],
@@ -63,7 +62,6 @@ pub enum Decision {
     Ready(Prepared),
     /// Make the claim's record again, which cannot be read or was lost, and decide then.
     Rebuild,
-    /// This.
     Run(Plan),
     /// Wait until these let go; whether they will is for the API to say.
     Wait(Holders),

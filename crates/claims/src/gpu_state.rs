@@ -10,14 +10,12 @@ use crate::stored::{self, Stored, Versions};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "setting", rename_all = "camelCase")]
 pub enum Setting {
-    /// MIG mode.
     MigMode {
         /// On or off.
         on: bool,
     },
     /// How long contexts run in turn. Nothing of it outlasts a boot.
     TimeSlice {
-        /// How long.
         slice: TimeSlice,
         /// In which boot it was found or set.
         boot: BootId,
@@ -80,7 +78,7 @@ pub struct FoundComputeMode {
 /// the hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
-    /// Nobody holds it: what we applied may be reset.
+    /// No claim holds it: what we applied may be reset.
     Idle,
     /// One claim holds all of it, for all its containers.
     Whole(Option<TimeSlice>),
@@ -179,7 +177,7 @@ impl GpuState {
         self.applied.contains(&Setting::MigMode { on: true })
     }
 
-    /// Whether MIG mode is `on` although we have set it otherwise: a reboot, or somebody else, has changed it since.
+    /// Whether MIG mode is `on` although we have set it otherwise: a reboot or an administrator has changed it since.
     pub fn disagrees_with_mig_mode(&self, on: bool) -> bool {
         mig_mode(&self.applied).is_some_and(|applied| applied != on)
     }
@@ -187,7 +185,7 @@ impl GpuState {
     /// Notes that MIG mode is to be brought from what it is (`was`) to `on`. What was found the first time is the
     /// baseline; coming back to that leaves nothing applied.
     pub fn note_mig_mode(&mut self, was: bool, on: bool) {
-        // Somebody else (a reboot too) changed it since: what we applied is no longer there.
+        // A reboot or an administrator has changed it since: what we applied is no longer there.
         if mig_mode(&self.applied).is_some_and(|applied| applied != was) {
             self.replace_mig_mode(None);
         }

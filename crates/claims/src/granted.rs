@@ -1,4 +1,4 @@
-//! What a container is told of its devices in its environment: what its shares were granted.
+//! The environment variables with which a container learns what its shares were granted.
 
 use divvy_api::names::{capacity, env};
 use divvy_model::HoldKind;
@@ -8,7 +8,7 @@ use crate::{RecordedDevice, base_request};
 /// The environment of a share: memory and cores that its request was granted of its device, and those of the share alone.
 /// Shares of one device for one request come to the same containers, so they are added up; which claims and requests
 /// meet in one container is not known here, so what they have together can only be added up there. A capacity that was
-/// not granted, or is not a number that can be told, is left out.
+/// not granted, or does not fit a number, is left out.
 pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<String> {
     if share.kind != HoldKind::Share {
         return Vec::new();

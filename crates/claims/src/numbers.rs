@@ -20,7 +20,7 @@ pub fn decode_ordinals(bytes: &[u8]) -> Stored<Ordinals> {
     let corrupt = |reason: String| Stored::Corrupt { reason };
     let ordinals: Ordinals = match serde_json::from_slice(bytes) {
         Ok(ordinals) => ordinals,
-        Err(error) => return corrupt(format!("the file is not the JSON that was written: {error}")),
+        Err(error) => return corrupt(format!("the file is not valid JSON: {error}")),
     };
     if ordinals.is_ambiguous() {
         return corrupt("two GPUs have one number".to_owned());

@@ -4,14 +4,12 @@ use divvy_model::{ClaimUid, DeviceName};
 
 use crate::{Record, RecordedDevice, Step, base_request};
 
-/// What the kubelet is told about one device.
+/// The kubelet's answer for one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedDevice {
     /// Base names of the requests it serves.
     pub requests: Vec<String>,
-    /// Pool.
     pub pool: String,
-    /// Device name.
     pub device: DeviceName,
     /// Fully qualified CDI names.
     pub cdi_ids: Vec<String>,

@@ -1,4 +1,4 @@
-//! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to tell a person.
+//! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to report.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -75,9 +75,7 @@ impl RecordedDevice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepState {
-    /// What.
     pub step: Step,
-    /// How far.
     pub progress: Progress,
 }
 
@@ -108,18 +106,15 @@ pub enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// UID.
     pub uid: ClaimUid,
     /// Namespace, kept in every phase: the claim may be gone when it is needed.
     pub namespace: String,
-    /// Name.
     pub name: String,
     /// The boot in which the steps were carried out.
     pub boot: BootId,
-    /// When the claim was allocated, as the API told.
+    /// When the claim was allocated, according to the API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
-    /// Its devices.
     pub devices: Vec<RecordedDevice>,
     /// Pods the claim was reserved for when it was prepared.
     #[serde(default)]

@@ -12,7 +12,6 @@ use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, RecordedDevice};
 /// A claim that is not served.
 #[derive(Debug)]
 pub struct Refusal {
-    /// The claim.
     pub claim: ClaimRef,
     /// The device that cannot be given, where it is about one.
     pub device: Option<DeviceName>,
@@ -27,34 +26,31 @@ pub struct Refusal {
 #[non_exhaustive]
 pub enum Why {
     /// A config entry of ours that cannot be decoded.
-    #[error("config entry {} of {} for this driver cannot be used", .at.index, .at.place())]
+    #[error("config entry {} of {} for this driver is invalid", .at.index, .at.place())]
     BadConfig {
-        /// Which entry.
         at: EntryAt,
         /// What is wrong with it.
         #[source]
         source: ConfigError,
     },
     /// A config entry that names a request whose device is of another kind.
-    #[error("config entry {} of {} is a {found}, but request {request:?} got this device, which takes a {wanted}", .at.index, .at.place())]
+    #[error("config entry {} of {} is a {found}, but request {request:?} was allocated this device, which takes a {wanted}", .at.index, .at.place())]
     WrongConfigKind {
-        /// Which entry.
         at: EntryAt,
         /// The request it names.
         request: String,
         /// The entry's kind.
         found: &'static str,
-        /// The device's.
         wanted: &'static str,
     },
     /// A device name that this version cannot read.
     #[error("this driver publishes no such device")]
     UnknownDevice(#[source] ParseDeviceNameError),
     /// A number that no GPU of this node has.
-    #[error("no GPU of this node has this number: it was removed and forgotten")]
+    #[error("no GPU of this node has this number any more")]
     UnknownOrdinal,
     /// The GPU is known but not there.
-    #[error("its GPU is gone: it does not answer on this node")]
+    #[error("its GPU does not answer on this node")]
     DeviceGone,
     /// The GPU is there but cannot be read.
     #[error("its GPU cannot be read")]
@@ -72,47 +68,49 @@ pub enum Why {
     #[error("compute mode of its GPU is PROHIBITED, so its container would fail")]
     ComputeProhibited,
     /// A partition that the GPU cannot have.
-    #[error("its GPU cannot be cut into such a partition")]
+    #[error("its GPU does not support this partition")]
     NoSuchPartition,
     /// The driver does not report what the GPU can be cut into.
-    #[error("the NVIDIA driver does not report what its GPU can be cut into")]
+    #[error("the NVIDIA driver does not report the MIG profiles of its GPU")]
     PartitionsUnknown,
     /// Admin access to a partition.
-    #[error("it is a partition, which admin access cannot have")]
+    #[error("it is a partition, for which admin access is not supported")]
     AdminPartition,
     /// Admin access to a share.
-    #[error("it is a share, which admin access cannot have")]
+    #[error("it is a share, for which admin access is not supported")]
     AdminShare,
     /// A device for admin access was allocated to a request without it.
-    #[error("it is for requests with adminAccess: true only, since it reserves nothing")]
+    #[error("it is only for requests with adminAccess: true, because it reserves nothing")]
     AdminOnly,
     /// One claim got two devices that need the same part of a GPU.
-    #[error("it needs the same part of its GPU as device {other}, which the claim has allocated too")]
+    #[error("it needs the same part of its GPU as device {other} of the same claim")]
     Overlap {
         /// The device that came first.
         other: DeviceName,
     },
     /// One claim got one exclusive device twice.
-    #[error("the claim has it allocated twice")]
+    #[error("it is allocated twice to the claim")]
     AllocatedTwice,
     /// The GPU is fenced.
-    #[error("its GPU is fenced, since an earlier change has an unknown outcome: {0}")]
+    #[error("its GPU is fenced because the outcome of an earlier change is unknown: {0}")]
     Fenced(String),
     /// The GPU's state was written by a later version.
-    #[error("the state of its GPU was written by a later divvy (version {version}); it is left untouched")]
+    #[error(
+        "the state of its GPU was written by a later version of divvy (format {version}) and is left unchanged"
+    )]
     GpuStateNewer {
         /// Version of the file.
         version: u32,
     },
     /// The claim's own record was written by a later version.
-    #[error("its record was written by a later divvy (version {version}); it is left untouched")]
+    #[error("its record was written by a later version of divvy (format {version}) and is left unchanged")]
     RecordNewer {
         /// Version of the file.
         version: u32,
     },
     /// Another claim, whose record was written by a later version, may hold the GPU.
     #[error(
-        "its GPU is held by claim UID {holder}, whose record was written by a later divvy (version {version})"
+        "its GPU is held by claim UID {holder}, whose record was written by a later version of divvy (format {version})"
     )]
     HeldByNewer {
         /// The claim that holds it.
@@ -121,7 +119,7 @@ pub enum Why {
         version: u32,
     },
     /// A claim that is in use holds what is wanted.
-    #[error("{}{holder}, which has {held} allocated and is in use{}", .clash.begin(), .clash.end())]
+    #[error("{}{holder}, which is in use with device {held}{}", .clash.begin(), .clash.end())]
     InUse {
         /// The claim that holds it.
         holder: OtherClaim,
@@ -132,7 +130,7 @@ pub enum Why {
     },
     /// A claim asks for two time slices of one GPU.
     #[error(
-        "the claim asks for time slice {wanted} with it and for {other_wanted} with device {other}, and a GPU has one for all"
+        "the claim requests time slice {wanted} for it and {other_wanted} for device {other}, but a GPU has only one time slice"
     )]
     TwoTimeSlices {
         /// What is asked for with the device.
@@ -142,21 +140,21 @@ pub enum Why {
         /// What is asked for with that.
         other_wanted: TimeSlice,
     },
-    /// A config asks for a device node of the host that the node does not offer to claims.
-    #[error("the claim's config asks for {path} (extraNodes), and this node offers {} to claims", offered_nodes(.offered))]
+    /// A config requests a device node of the host that the node does not offer to claims.
+    #[error("the claim's config requests {path} (extraNodes), but this node offers {} to claims", offered_nodes(.offered))]
     ExtraNode {
         /// As the config has it.
         path: String,
-        /// What claims may ask for.
+        /// The nodes that claims may request.
         offered: Vec<String>,
     },
     /// Nothing lives at the place of a partition that an administrator was to make.
     #[error(
-        "no MIG device lives at its place; the node's administrator makes those of this GPU (policy: static), and this driver makes none"
+        "its MIG instance does not exist; the instances of this GPU are static, so an administrator has to create it"
     )]
     NoStaticPartition,
     /// The hand-over took longer than a call may last.
-    #[error("it is still held by {holder}, which no longer has it allocated: {why}")]
+    #[error("it is still held by {holder}, to which it is no longer allocated: {why}")]
     StillHeld {
         /// The claim that holds it.
         holder: OtherClaim,
@@ -164,7 +162,7 @@ pub enum Why {
         why: String,
     },
     /// Processes that no claim accounts for compute on the GPU.
-    #[error("its GPU is used by process {0}, which no claim of this driver accounts for")]
+    #[error("its GPU is used by process {0}, which belongs to no claim of this driver")]
     ForeignProcesses(String),
     /// Another driver of ours has given the GPU out.
     #[error("its GPU is held by {0}")]
@@ -213,7 +211,7 @@ impl EntryAt {
                 "correct spec.config of the DeviceClass, then delete the claim: it holds a copy"
             }
             ConfigSource::Claim => {
-                "correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew"
+                "correct spec.devices.config of the claim or its template; a claim's spec is immutable, so create a new claim"
             }
         }
     }
@@ -223,15 +221,15 @@ impl Clash {
     fn begin(self) -> Cow<'static, str> {
         match self {
             Self::Device => "it is held by ".into(),
-            Self::Mode => "it needs its GPU for itself or in another mode than ".into(),
+            Self::Mode => "it needs its GPU exclusively or in another mode than ".into(),
             Self::TimeSlice { wanted, found } => {
-                format!("it asks for time slice {wanted}, but {found} is set for ").into()
+                format!("it requests time slice {wanted}, but {found} is set for ").into()
             }
         }
     }
 
     fn end(self) -> &'static str {
-        if let Self::TimeSlice { .. } = self { ", and a GPU has one for all" } else { "" }
+        if let Self::TimeSlice { .. } = self { "; a GPU has only one time slice" } else { "" }
     }
 }
 
@@ -239,8 +237,8 @@ fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
     if paths.is_empty() { "none".into() } else { format!("only {}", paths.join(", ")).into() }
 }
 
-const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled anew";
-const SCHEDULER: &str = "this is a fault of the scheduler: delete the pod and the claim";
+const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled again";
+const SCHEDULER: &str = "this is a bug in the scheduler: delete the pod and the claim";
 
 impl Why {
     /// The refusal of a claim for what is in the way of one of its devices.
@@ -281,7 +279,7 @@ impl Why {
             Self::InUse { clash: Clash::TimeSlice { .. }, .. } => ("time-slice-conflict", Later),
             Self::TwoTimeSlices { .. } => ("time-slice-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
-            Self::ExtraNode { .. } => ("extra-node", Later),
+            Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
             Self::ForeignProcesses(_) => ("foreign-processes", Soon),
             Self::OtherDriver(_) => ("other-driver", Soon),
@@ -294,56 +292,56 @@ impl Why {
         match self {
             Self::BadConfig { at, .. } | Self::WrongConfigKind { at, .. } => at.fix().into(),
             Self::UnknownDevice(_) | Self::UnknownOrdinal | Self::NoSuchPartition => RESCHEDULE.into(),
-            Self::DeviceGone => format!("{RESCHEDULE}, or bring the GPU back").into(),
+            Self::DeviceGone => format!("{RESCHEDULE}, or restore the GPU").into(),
             Self::GpuUnreadable(_) | Self::NoInventory => {
-                "see the node plugin's log; nvidia-smi must work on the node".into()
+                "check the node plugin's log, and that nvidia-smi works on the node".into()
             }
             Self::MigMode { on } => {
                 let (turn, to) = if *on { ("off", 0) } else { ("on", 1) };
                 format!("turn it {turn} with `nvidia-smi -i {gpu} -mig {to}`, or {RESCHEDULE}").into()
             }
             Self::ComputeProhibited => {
-                format!("set it back with `nvidia-smi -i {gpu} -c DEFAULT`; an administrator has changed it").into()
+                format!("an administrator has set this mode; reset it with `nvidia-smi -i {gpu} -c DEFAULT`").into()
             }
             Self::PartitionsUnknown => format!(
-                "before version 550 it does so only with MIG mode on: turn it on with `nvidia-smi -i {gpu} -mig 1`"
+                "drivers before version 550 report them only with MIG mode on: turn it on with `nvidia-smi -i {gpu} -mig 1`"
             )
             .into(),
-            Self::AdminPartition => "ask for the whole GPU: it shows all its partitions".into(),
-            Self::AdminShare => "ask for the whole GPU: it shows what all its shares do".into(),
-            Self::AdminOnly => "ask for a GPU, a partition or a share".into(),
+            Self::AdminPartition => "request the whole GPU, which gives access to all its partitions".into(),
+            Self::AdminShare => "request the whole GPU, which gives access to all its processes".into(),
+            Self::AdminOnly => "request a GPU, a partition or a share".into(),
             Self::AllocatedTwice | Self::Overlap { .. } => SCHEDULER.into(),
-            Self::Fenced(_) => "it is looked at again by itself; a reboot settles it".into(),
+            Self::Fenced(_) => "the plugin checks it again automatically; a reboot ends the fence".into(),
             Self::GpuStateNewer { .. } => "run that version again, or reboot and remove the file".into(),
             Self::RecordNewer { .. } => "run that version again, or delete the pod and the claim".into(),
             Self::HeldByNewer { .. } => {
-                "run that version again, or delete the pod and claim named last".into()
+                "run that version again, or delete the holding claim and its pod".into()
             }
             Self::InUse { clash: Clash::Device, .. } => {
-                "the scheduler gave one GPU to both: delete one of the two claims and its pod".into()
+                "the scheduler allocated one GPU to both claims: delete one of them and its pod".into()
             }
             Self::InUse { clash: Clash::Mode, .. } => {
-                "the scheduler must know better: it is too old or was changed; delete one of the two claims and its pod. The node now offers each GPU in one mode only".into()
+                "the scheduler does not count the modes of a GPU correctly (too old, or modified): delete one of the two claims and its pod. The node now offers each GPU in one mode only".into()
             }
             Self::InUse { clash: Clash::TimeSlice { found, .. }, .. } => {
-                format!("ask for {found} or for none in timeSlicing.interval, or wait until that claim is gone").into()
+                format!("request {found} or none in timeSlicing.interval, or wait until that claim is released").into()
             }
             Self::TwoTimeSlices { .. } => {
-                "write the same timeSlicing.interval into both configs; a claim's spec is immutable, so make it anew".into()
+                "use the same timeSlicing.interval in both configs; a claim's spec is immutable, so create a new claim".into()
             }
             Self::ExtraNode { path, .. } => {
-                format!("an administrator can add {path} to the chart value extraNodes; else leave it out of the config").into()
+                format!("remove {path} from the config, or let an administrator add it to the chart value extraNodes").into()
             }
-            Self::NoStaticPartition => format!("make it again with nvidia-smi, or {RESCHEDULE}").into(),
-            Self::StillHeld { .. } => "it is handed over when its last container is gone".into(),
+            Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
+            Self::StillHeld { .. } => "it is free when the last container of that claim has ended".into(),
             Self::ForeignProcesses(_) => {
-                "end it, or take the GPU from whatever gave it out: a GPU belongs to one driver".into()
+                "end the process, or remove the GPU from the driver that allocated it: a GPU belongs to one driver".into()
             }
             Self::OtherDriver(_) => {
-                "a GPU belongs to one driver: let that one go, or give the two drivers different nodes".into()
+                "a GPU belongs to one driver: release it there, or run the two drivers on different nodes".into()
             }
             Self::UnreadableHolder { .. } => {
-                "it is rebuilt from the API server as soon as that answers".into()
+                "the record is rebuilt when the API server answers".into()
             }
         }
     }

@@ -21,7 +21,7 @@ pub enum Step {
         on: bool,
     },
     /// Bring the GPU's time slice to this. The GPU's, as MIG mode is: noted in its state, neither recorded with the
-    /// claim nor undone with it; it goes back when nobody who asked for it holds the GPU any more.
+    /// claim nor undone with it; it goes back when no claim that requested it holds the GPU any more.
     SetTimeSlice {
         /// Of which GPU.
         gpu: GpuUuid,
@@ -215,7 +215,7 @@ pub enum StepError {
     /// It did not happen and will not.
     #[error("it was not done")]
     NotDone(#[source] Cause),
-    /// Nobody knows: a call past its deadline may still succeed.
+    /// The outcome is unknown: a call past its deadline may still succeed.
     #[error("its outcome is not known")]
     Unknown(#[source] Cause),
 }

@@ -2,7 +2,7 @@
 //! of `body` as they stand in the file, never a re-serialisation.
 //!
 //! **Compatibility.** The envelope and the head (`version`, and in records `uid`, `namespace`, `name`, `gpus`) never
-//! change, so that an older divvy can tell whose file it cannot read and which GPUs to keep off. A newer version
+//! change, so that an older divvy knows whose file it cannot read and which GPUs to avoid. A newer version
 //! of the body is added to the chain of its type with a fixture and an upgrade; older ones stay readable. A version that
 //! we do not know is [`Stored::Newer`]: the file is left untouched.
 
@@ -16,7 +16,6 @@ use crate::ClaimRef;
 /// The four answers a stored file gives, and only one of them means "nothing there".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stored<T> {
-    /// No file.
     Absent,
     /// A file that is not what was written.
     Corrupt {
@@ -25,12 +24,10 @@ pub enum Stored<T> {
     },
     /// A file of a later version of divvy.
     Newer {
-        /// Its version.
         version: u32,
-        /// What every version tells.
+        /// The part that every version has.
         head: Head,
     },
-    /// The value.
     Fine(T),
 }
 
@@ -44,10 +41,9 @@ impl<T> Stored<T> {
     }
 }
 
-/// What every version of a record tells, whatever else it holds.
+/// The part of a record that every version has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// The claim.
     #[serde(flatten)]
     pub claim: Option<ClaimRef>,
     /// GPUs concerned.
@@ -115,7 +111,7 @@ pub(crate) fn decode<T>(versions: &Versions<T>, bytes: &[u8]) -> Stored<T> {
         Err(error) if error.is_eof() => {
             return corrupt(format!("the file ends early, after {} bytes", bytes.len()));
         }
-        Err(error) => return corrupt(format!("the file is not the JSON that was written: {error}")),
+        Err(error) => return corrupt(format!("the file is not valid JSON: {error}")),
     };
     let body = envelope.body.get();
     if envelope.checksum != checksum(body) {

@@ -8,7 +8,6 @@ use std::time::Duration;
 pub trait Clock: Send + Sync {
     /// Time since boot. The same for all processes, so that a tombstone of one instance means something to another.
     fn now(&self) -> Duration;
-    /// Waits.
     fn sleep(&self, time: Duration);
 }
 
@@ -37,7 +36,6 @@ impl Cancel {
         Self::default()
     }
 
-    /// Cancels.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::SeqCst);
     }

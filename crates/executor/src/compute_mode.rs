@@ -71,7 +71,7 @@ impl Executor {
             // Any other was set by others since.
             if self.compute_mode(gpu) == Some(ComputeMode::Default) {
                 self.apply_compute_mode(gpu, found.mode, until).map_err(|error| {
-                    format!("compute mode of {gpu} is not back at {}: {}", found.mode, chain(&error))
+                    format!("failed to restore compute mode {} of {gpu}: {}", found.mode, chain(&error))
                 })?;
             }
         }

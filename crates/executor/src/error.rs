@@ -24,7 +24,7 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// What to do about an IO error, where the kind tells.
+/// What to do about an IO error of a known kind.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::ReadOnlyFilesystem => {
@@ -36,7 +36,7 @@ fn advice(source: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             " (the plugin must run as root, and the folder must not be immutable)"
         }
-        io::ErrorKind::NotFound => " (the folder is not there: check the plugin's hostPath mounts)",
+        io::ErrorKind::NotFound => " (the folder does not exist: check the plugin's hostPath mounts)",
         _ => "",
     }
 }
@@ -64,9 +64,9 @@ impl StoreError {
 /// A lock could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else has it.
+    /// Another call holds it.
     #[error(
-        "{lock} was locked by another call until the deadline (another plugin instance may hang: see its log)"
+        "another call held the lock of {lock} until the deadline (another plugin instance may hang; check its log)"
     )]
     TimedOut {
         /// What is locked.
@@ -89,7 +89,6 @@ pub enum LockError {
 pub struct EditsError {
     /// What is missing, and what to do.
     pub what: String,
-    /// Why.
     #[source]
     pub source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -98,31 +97,23 @@ pub struct EditsError {
 #[derive(Debug, thiserror::Error)]
 pub enum CdiError {
     /// The content is not known.
-    #[error("what containers need for device {device} is not known")]
+    #[error("the container edits of device {device} cannot be determined")]
     Edits {
         /// The device; `(all)` for what all share.
         device: String,
-        /// Why.
         #[source]
         source: EditsError,
     },
     /// The device's GPU is not in the inventory.
     #[error("{gpu} of device {device} does not answer")]
-    NoGpu {
-        /// The device.
-        device: String,
-        /// Its GPU.
-        gpu: GpuUuid,
-    },
+    NoGpu { device: String, gpu: GpuUuid },
     /// The document breaks a rule of CDI.
-    #[error("its document is not valid CDI (this is a fault of divvy, please report it)")]
+    #[error("its document is not valid CDI (a bug in divvy; please report it)")]
     Document(#[source] Box<SpecError>),
     /// The file could not be used.
     #[error("CDI file {file} in {folder} cannot be {action}{}", cdi_advice(source))]
     File {
-        /// The file.
         file: String,
-        /// The folder.
         folder: String,
         /// `read`, `written`, `removed`.
         action: &'static str,
@@ -135,7 +126,7 @@ pub enum CdiError {
 fn cdi_advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => {
-            " (the folder above it is not there: mount the host's CDI folder into the plugin, at the path of --cdi-dir)"
+            " (its parent folder does not exist: mount the host's CDI folder into the plugin, at the path of --cdi-dir)"
         }
         _ => advice(source),
     }
@@ -151,9 +142,7 @@ impl CdiError {
 /// A claim could not be prepared.
 #[derive(Debug)]
 pub struct PrepareError {
-    /// Which.
     pub claim: ClaimRef,
-    /// Why.
     pub cause: PrepareCause,
 }
 
@@ -167,19 +156,21 @@ pub enum PrepareCause {
     #[error(transparent)]
     Lock(#[from] LockError),
     /// An unprepare of the claim came after this prepare.
-    #[error("it was unprepared while this call waited (nothing is left to do)")]
+    #[error("it was unprepared while this call waited (no action required)")]
     Unprepared,
     /// No caller waits for the answer any more.
     #[error("the call was cancelled")]
     Cancelled,
     /// It was deallocated while the call waited.
-    #[error("it was deallocated while this call waited (nothing is left to do)")]
+    #[error("it was deallocated while this call waited (no action required)")]
     Deallocated,
     /// Whether it was allocated anew while the call waited is not known, and why.
-    #[error("it may have been allocated anew while this call waited, and the API server could not say: {0}")]
+    #[error(
+        "it may have been allocated again while this call waited, and the API server could not be asked: {0}"
+    )]
     NotAsked(String),
     /// Its record cannot be read or was lost, and was not made again in time, and why.
-    #[error("its record was lost and cannot be made again yet: {0}")]
+    #[error("its record was lost and cannot be rebuilt yet: {0}")]
     Lost(String),
     /// Its record or a GPU's state could not be used.
     #[error(transparent)]
@@ -189,19 +180,14 @@ pub enum PrepareCause {
     Cdi(#[from] CdiError),
     /// What it was given before is gone, and could not be made anew in time.
     #[error(
-        "its partitions are gone: they were removed, or the driver was loaded anew (they are made again when the claim is prepared)"
+        "its partitions no longer exist: they were removed, or the driver was reloaded (the next prepare creates them again)"
     )]
     Gone,
     /// A step failed.
     #[error("the step to {step} failed")]
-    Step {
-        /// The step.
-        step: String,
-        /// Why.
-        source: StepError,
-    },
+    Step { step: String, source: StepError },
     /// It failed, and so did taking back what had been done; reconcile goes on with that.
-    #[error("{} (taking back what had been done failed too: {undo})", chain(first.as_ref()))]
+    #[error("{} (undoing the earlier steps failed too: {undo})", chain(first.as_ref()))]
     Undo {
         /// Why it failed.
         first: Box<PrepareCause>,
@@ -274,9 +260,7 @@ impl PrepareError {
 #[derive(Debug, thiserror::Error)]
 #[error("claim UID {claim} cannot be unprepared")]
 pub struct UnprepareError {
-    /// Which.
     pub claim: ClaimUid,
-    /// Why.
     #[source]
     pub cause: UnprepareCause,
 }
@@ -291,7 +275,7 @@ pub enum UnprepareCause {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Something still uses its devices, and its record could not be made to say so. It holds them all the same.
-    #[error("{reason}, and its record could not be made to say so")]
+    #[error("{reason}, and this could not be recorded")]
     CannotLinger {
         /// What is in the way.
         reason: String,

@@ -1,4 +1,4 @@
-//! The [`Executor`]: its seams, its settings, and what it can tell about the claims it holds.
+//! The [`Executor`]: its ports, its settings, and its reports about the claims it holds.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -56,7 +56,6 @@ impl Default for Timing {
 pub struct ExecutorConfig {
     /// Our driver's name: vendor of the CDI kind, start of CDI file names.
     pub driver: String,
-    /// This boot.
     pub boot: BootId,
     /// How long things may take.
     pub timing: Timing,
@@ -88,7 +87,6 @@ pub struct Parts {
     pub cdi: Arc<dyn CdiDir>,
     /// What containers need for a device.
     pub edits: Arc<dyn DeviceEdits>,
-    /// Hardware changes.
     pub steps: Arc<dyn Steps>,
     /// Time slices of GPUs.
     pub time_slices: Arc<dyn TimeSlices>,
@@ -98,7 +96,6 @@ pub struct Parts {
     pub inventory: Arc<dyn InventorySource>,
     /// The API server.
     pub claims: Arc<dyn ClaimsApi>,
-    /// Time.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -117,7 +114,6 @@ pub struct Executor {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldDevice {
-    /// The claim.
     pub claim: ClaimRef,
     /// How it holds what.
     pub hold: Hold,
@@ -125,7 +121,7 @@ pub struct HeldDevice {
     pub phase: Phase,
     /// The pods that it was prepared for.
     pub pods: Vec<PodRef>,
-    /// When the claim was allocated, as the API told.
+    /// When the claim was allocated, according to the API.
     pub allocated_at: Option<String>,
     /// The partition that was made for it, where the device is one.
     #[serde(skip)]
@@ -140,7 +136,6 @@ impl Executor {
         Self { config, parts, state, owned, orphans: Mutex::default(), last_foreign: Mutex::default() }
     }
 
-    /// This boot.
     pub fn boot(&self) -> &BootId {
         &self.config.boot
     }

@@ -229,7 +229,7 @@ impl Executor {
     pub(crate) fn repair_gpu(&self, gpu: &GpuUuid, until: Duration) {
         let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), until) else { return };
         if let Err(error) = self.change_gpu(gpu, |_| {}) {
-            tracing::warn!(%gpu, error = chain(&error), "its state is not made again yet");
+            tracing::warn!(%gpu, error = chain(&error), "failed to rebuild the GPU's state, will retry");
         }
     }
 }
@@ -237,7 +237,7 @@ impl Executor {
 fn unreadable(gpu: &GpuUuid, reason: &str, why: &str) -> StoreError {
     StoreError {
         what: format!("the state of {gpu} ({reason}; {why})"),
-        action: "made again",
+        action: "rebuilt",
         source: std::io::ErrorKind::InvalidData.into(),
     }
 }

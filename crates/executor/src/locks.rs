@@ -16,11 +16,8 @@ use crate::{Clock, LockError};
 /// What is locked. Order of taking: a claim, then its GPUs by UUID, then the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LockName {
-    /// A claim.
     Claim(ClaimUid),
-    /// A GPU.
     Gpu(GpuUuid),
-    /// The ordinals.
     Ordinals,
 }
 
@@ -179,7 +176,7 @@ mod tests {
             let error = locks.acquire(&gpu, soon()).map(drop).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "GPU-12345678-1234-1234-1234-123456780001 was locked by another call until the deadline (another plugin instance may hang: see its log)"
+                "another call held the lock of GPU-12345678-1234-1234-1234-123456780001 until the deadline (another plugin instance may hang; check its log)"
             );
         }
         drop(held);

@@ -43,7 +43,7 @@ impl CallMarks for FileMarks {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
-                tracing::warn!(%gpu, %error, "whether another instance changes the GPU cannot be read: taken for granted");
+                tracing::warn!(%gpu, %error, "failed to read whether another instance changes the GPU; assuming that it does");
                 return Some(GpuOp::CreateGpuInstance);
             }
         };

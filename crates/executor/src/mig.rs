@@ -1,7 +1,7 @@
 //! [`MigSteps`]: MIG mode and partitions, as [`Steps`] over a [`GpuDriver`].
 //!
-//! Nothing here is remembered: what a step did is found out from the GPU. Codes are treated as `hardware.md` 1.8 says;
-//! whoever calls tries again what can pass within seconds ([`Cause::soon`]).
+//! Nothing here is remembered: the result of a step is read from the GPU. [`GpuError::is_transient`] classifies error codes;
+//! the caller retries what can pass within seconds ([`Cause::soon`]).
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl MigSteps {
         match self.gpus.changes_in_flight(gpu).first() {
             None => Ok(()),
             Some(op) => Err(not_done(
-                Cause::new(format!("an earlier call ({}) on {gpu} has not come back", op.name())).passing(),
+                Cause::new(format!("an earlier call ({}) on {gpu} has not returned", op.name())).passing(),
             )),
         }
     }
@@ -54,7 +54,7 @@ impl MigSteps {
         }
         let error = match set {
             Ok(MigActivation::Pending(GpuErrorCode::RESET_REQUIRED)) => not_done(Cause::new(format!(
-                "MIG mode of {gpu} changes only with a reset of the GPU (`nvidia-smi --gpu-reset -i {gpu}` while nobody uses it)"
+                "MIG mode of {gpu} changes only with a GPU reset (`nvidia-smi --gpu-reset -i {gpu}` while the GPU is unused)"
             ))),
             // It may have worked all the same.
             Ok(MigActivation::Active | MigActivation::Pending(_)) if now.is_err() => {
@@ -70,7 +70,7 @@ impl MigSteps {
                 StepError::Unknown(Cause::from_gpu(format!("MIG mode of {gpu} may not be {to}"), error))
             }
         };
-        // A mode that stays pending would come about at the next reset, under somebody else's hands.
+        // Cancel the pending mode; otherwise it takes effect at the next reset, for an unrelated workload.
         if matches!(error, StepError::NotDone(_))
             && matches!(now, Ok(MigMode::Supported { pending, .. }) if pending == on)
         {
@@ -84,22 +84,22 @@ impl MigSteps {
         match self.instances(gpu).map_err(read)?.first() {
             None => Ok(()),
             Some(instance) => Err(not_done(Cause::new(format!(
-                "{} lives on {gpu}, which this driver has not made (whoever made it must remove it: `{}`)",
+                "{gpu} has {}, which this driver did not create (if it is not needed, remove it: `{}`)",
                 named(instance),
                 removal(gpu, instance)
             )))),
         }
     }
 
-    /// Who may be in the way of a change of MIG mode: NVML tells processes that compute, and not those that only look.
+    /// What may prevent a change of MIG mode: NVML lists processes that compute, but not those that only monitor.
     fn in_use(&self, gpu: &GpuUuid, to: &str, source: Option<GpuError>) -> Cause {
         let pids: Vec<_> =
             self.gpus.processes(gpu).unwrap_or_default().iter().map(|p| p.pid.to_string()).collect();
-        let mut what = format!("MIG mode of {gpu} cannot be turned {to} while others use it: ");
+        let mut what = format!("MIG mode of {gpu} cannot be turned {to} while the GPU is in use: ");
         let _never_fails = if pids.is_empty() {
             write!(
                 what,
-                "no process computes on it, so it is one that has it open (DCGM or its exporter, nvidia-persistenced, nvidia-smi, a device plugin)"
+                "no process computes on it, so a process has it open (such as DCGM or its exporter, nvidia-persistenced, nvidia-smi, or a device plugin)"
             )
         } else {
             write!(what, "process {}", pids.join(", "))
@@ -133,7 +133,7 @@ impl MigSteps {
         let compute = self
             .gpus
             .create_compute_instance(gpu, made.id, whole.id)
-            .map_err(failed("no compute instance could be made"))?;
+            .map_err(failed("failed to create a compute instance"))?;
         Ok(Outcome::Partition { gi, ci: InstanceId(compute.id.0), uuid: compute.uuid })
     }
 
@@ -145,7 +145,7 @@ impl MigSteps {
                 not_done(match living.iter().find(|i| i.placement.overlaps(at)) {
                     Some(other) => Cause::from_gpu(
                         format!(
-                            "{} is in the way of {at} on {gpu}; this driver has not made it and leaves it alone (whoever made it must remove it: `{}`)",
+                            "{} overlaps {at} on {gpu}; this driver did not create it and does not change it (if it is not needed, remove it: `{}`)",
                             named(other),
                             removal(gpu, other)
                         ),
@@ -153,7 +153,7 @@ impl MigSteps {
                     ),
                     // Engines that a neighbour has, or memory that a process is still giving back.
                     None => Cause::from_gpu(
-                        format!("{at} is free on {gpu}, but something else is lacking"),
+                        format!("{at} is free on {gpu}, but another resource is exhausted"),
                         error,
                     )
                     .passing(),
@@ -164,7 +164,8 @@ impl MigSteps {
                 StepError::Unknown(cause)
             }
             code => {
-                let cause = Cause::from_gpu(format!("no GPU instance could be made at {at} on {gpu}"), error);
+                let cause =
+                    Cause::from_gpu(format!("failed to create a GPU instance at {at} on {gpu}"), error);
                 if nothing_happened(code) { not_done(cause) } else { StepError::Unknown(cause) }
             }
         }
@@ -188,7 +189,7 @@ impl MigSteps {
             Outcome::GpuInstance { gi } => (gi, None),
             Outcome::Partition { gi, ci, uuid } => (gi, Some((ComputeInstanceId(ci.0), uuid))),
         };
-        let read = |source| not_done(Cause::from_gpu("what is there cannot be read", source));
+        let read = |source| not_done(Cause::from_gpu("its state cannot be read", source));
         let Some((instance, inside)) = self.filling(wanted).map_err(read)? else { return Ok(()) };
         if instance.id != GpuInstanceId(gi.0) {
             return Ok(());
@@ -199,7 +200,7 @@ impl MigSteps {
             // An earlier removal got half-way.
             Some(_) if inside.is_empty() => Vec::new(),
             Some((id, uuid)) if inside.iter().any(|c| c.id == id && c.uuid == *uuid) => vec![id],
-            // Ours is gone; ids come again, UUIDs do not: this one is somebody else's.
+            // Ours is gone; IDs are reused, UUIDs are not: this instance belongs to another owner.
             Some(_) => return Ok(()),
         };
         for id in doomed {
@@ -292,7 +293,7 @@ impl Steps for MigSteps {
     fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError> {
         let Some(wanted) = wanted(step) else { return Ok(Vec::new()) };
         self.in_flight(&wanted.gpu)?;
-        let read = |source| not_done(Cause::from_gpu("what is there cannot be read", source));
+        let read = |source| not_done(Cause::from_gpu("its state cannot be read", source));
         let living = self.instances(&wanted.gpu).map_err(read)?;
         Ok(living.iter().map(|instance| InstanceId(instance.id.0)).collect())
     }
@@ -331,7 +332,7 @@ impl Steps for MigSteps {
                 Observed::Ours(outcome_of(&instance, &inside))
             }
             Ok(_) => Observed::Absent,
-            Err(error) => Observed::Uncertain(format!("what is there cannot be read: {error}")),
+            Err(error) => Observed::Uncertain(format!("its state cannot be read: {error}")),
         }
     }
 

@@ -19,7 +19,7 @@ pub enum NumberError {
     Store(#[from] StoreError),
     /// The file is lost, and the API server does not say what it knows of its content.
     #[error(
-        "GPUs cannot be numbered: the file of their numbers is lost, and the API server does not say which are in use: {0}"
+        "GPUs cannot be numbered: the file of their numbers is lost, and the numbers in use cannot be read from the API server: {0}"
     )]
     Api(String),
 }
@@ -69,8 +69,8 @@ impl Executor {
         let recorded = devices
             .filter_map(|d| Some((DeviceKind::parse(&d.allocated.device).ok()?.ordinal(), d.gpu.clone())));
         let ordinals = Ordinals::rebuild(recorded, published, allocated);
-        let reason = broken.unwrap_or("it is not there");
-        tracing::error!(reason, numbers = ?ordinals, "the file of GPU numbers is lost: made again from records, slices and claims");
+        let reason = broken.unwrap_or("it does not exist");
+        tracing::error!(reason, numbers = ?ordinals, "the file of GPU numbers is lost; rebuilt from records, slices and claims");
         if broken.is_some() {
             self.state.copy_ordinals_aside(self.parts.clock.now())?;
         }

@@ -3,7 +3,7 @@
 //! a folder that all share.
 //!
 //! `<uuid>.<driver>` is locked, shared, by the instances of that driver: those of a rolling update are not in each
-//! other's way, and the kernel frees it when the last has died. Whoever wants a GPU looks at the files of the others,
+//! other's way, and the kernel frees it when the last has died. A driver that takes a GPU checks the files of the others,
 //! one at a time (`<uuid>`). An instance takes the GPUs of its records before the kubelet may call it. Between the death of
 //! an instance and the next one's start the GPU looks free: what keeps another driver from it then are the processes on
 //! it and the taint for what others have given out.
@@ -37,7 +37,7 @@ pub(crate) struct Owned {
 enum NotOwned {
     /// Another driver has it.
     By(String),
-    /// Nobody can say.
+    /// The locks cannot be read or written.
     Io(io::Error),
 }
 
@@ -126,7 +126,7 @@ impl Executor {
                 Ok(()) => return None,
                 Err(NotOwned::By(other)) => other,
                 Err(NotOwned::Io(error)) => {
-                    format!("an unknown driver: the locks cannot be used: {error}")
+                    format!("an unknown driver (failed to take the locks: {error})")
                 }
             };
             Some(Why::OtherDriver(by).about(claim, device))
@@ -161,10 +161,10 @@ impl Executor {
                     Ok(()) => {}
                     Err(NotOwned::By(other)) => tracing::error!(
                         %gpu, on_behalf, other,
-                        "the GPU was given out by another driver while this one was away: two use it"
+                        "another driver allocated the GPU while this one was down; both use it"
                     ),
                     Err(NotOwned::Io(error)) => {
-                        tracing::error!(%gpu, %error, "other drivers cannot be told that the GPU is held");
+                        tracing::error!(%gpu, %error, "failed to lock the GPU against other drivers");
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! What concerns partitions beyond single steps: MIG mode of a GPU, and what lives on it, whoever made it.
+//! What concerns partitions beyond single steps: MIG mode of a GPU, and its instances, created by divvy or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -26,7 +26,7 @@ impl Executor {
             MigMode::Supported { current, .. } => current,
             MigMode::Unsupported if !on => return Ok(()),
             MigMode::Unsupported => {
-                let cause = Cause::new(format!("{gpu} cannot be cut into partitions"));
+                let cause = Cause::new(format!("{gpu} does not support partitions"));
                 return Err(StepError::NotDone(cause).into());
             }
         };
@@ -62,8 +62,8 @@ impl Executor {
         Ok(modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect())
     }
 
-    /// GPU instances that live and that no record accounts for: somebody else made them, and they are never touched.
-    /// For taints. A GPU that somebody is at work on, or that does not answer, keeps its last answer.
+    /// GPU instances that no record accounts for: they were created outside of divvy and are never changed. For taints. A
+    /// GPU that a call is working on, or that does not answer, keeps its last answer.
     pub fn foreign(&self) -> Instances {
         let gpus: Vec<_> = self.parts.inventory.inventory().map_or_else(Vec::new, |inventory| {
             let able = inventory.gpus.values().filter(|gpu| gpu.facts.mig_mode != MigMode::Unsupported);
@@ -87,7 +87,7 @@ impl Executor {
 
     /// The partition that others have made at the place of a step, whole.
     pub(crate) fn find_static(&self, step: &Step) -> Result<Option<Outcome>, StepError> {
-        let read = |source| StepError::NotDone(Cause::from_gpu("what is there cannot be read", source));
+        let read = |source| StepError::NotDone(Cause::from_gpu("its state cannot be read", source));
         let living = self.parts.steps.living(step).map_err(read)?;
         Ok(living.filter(|outcome| matches!(outcome, Outcome::Partition { .. })))
     }
@@ -105,8 +105,8 @@ impl Executor {
         claim.allocation.results.iter().filter_map(|result| at(&result.device)).collect()
     }
 
-    /// Whether the partitions a record says it made still live: a reload of the driver or somebody else may have
-    /// removed them. What cannot be told counts as living.
+    /// Whether the partitions of a record still exist: a reload of the driver or an administrator may have removed them.
+    /// Uncertainty counts as existing.
     pub(crate) fn partitions_live(&self, record: &Record) -> bool {
         record.steps.iter().all(|state| match &state.progress {
             Progress::Done { outcome } => {

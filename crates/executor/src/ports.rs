@@ -18,7 +18,7 @@ pub trait Steps: Send + Sync {
     /// Instances on the GPU the step is about, recorded with its intent.
     fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError>;
     /// Does it, until `until` (time since boot) at most: after that the outcome is [`StepError::Unknown`]. A step that
-    /// makes several things tells each as soon as it is there, for the record.
+    /// makes several things reports each as soon as it exists, for the record.
     fn apply(
         &self,
         step: &Step,
@@ -39,7 +39,7 @@ pub trait Steps: Send + Sync {
         let _ = gpu;
         Ok(Vec::new())
     }
-    /// What lives at the exact place of a step, whoever made it.
+    /// What exists at the exact placement of a step, created by divvy or not.
     fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
         let _ = step;
         Ok(None)
@@ -50,7 +50,7 @@ pub trait Steps: Send + Sync {
 pub trait DeviceEdits: Send + Sync {
     /// What every container of a claim gets: driver files, control nodes, environment.
     fn common(&self) -> Result<CommonEdits, EditsError>;
-    /// What a container that asks for this device gets. `steps` tells what the claim's hardware steps made.
+    /// What a container with this device gets. `steps` has what the claim's hardware steps made.
     fn device(
         &self,
         gpu: &Gpu,
@@ -101,9 +101,8 @@ pub trait ProcessSource: Send + Sync {
     fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError>;
 }
 
-/// Processes as NVML tells, with pods as `pods` tells (from `/proc/<pid>/cgroup`; empty if unknown).
+/// Processes as listed by NVML, with their pods from `pods` (from `/proc/<pid>/cgroup`; empty if unknown).
 pub struct DriverProcesses<P = fn(&[u32]) -> BTreeMap<u32, String>> {
-    /// The driver.
     pub gpus: Arc<dyn GpuDriver>,
     /// Finds the pod UIDs of processes.
     pub pods: P,

@@ -70,8 +70,8 @@ impl Observations {
 }
 
 impl Executor {
-    /// Prepares a claim; the answer is what the kubelet is told. Blocks: everything that can pass within seconds is tried
-    /// again inside the call. Calls for one claim may come at once; they take turns.
+    /// Prepares a claim and returns the answer for the kubelet. Blocks: everything that can pass within seconds is retried
+    /// inside the call. Calls for one claim may come at once; they take turns.
     pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
         self.try_until_done(claim, call).map_err(|cause| PrepareError { claim: claim.reference(), cause })
     }
@@ -107,7 +107,7 @@ impl Executor {
                         // The late call may have come back.
                         Some(Blocker::Claim(uid)) => drop(self.finish(&uid, until)),
                         Some(Blocker::Gpu(gpu)) => self.repair_gpu(&gpu, until),
-                        // What the attempt itself wrote and took back is no reason to try again at once.
+                        // Ignore changes made by this attempt, or it would retry immediately.
                         None => seen = self.state.records_stamp(),
                     }
                     why
@@ -197,7 +197,7 @@ impl Executor {
         let why = match self.rebuild_locked(&claim.uid, Some(claim), self.parts.clock.now() + BRIEFLY) {
             Some(Event::Failed { error, .. }) => error,
             Some(_) => return Attempt::AtOnce,
-            None => "another call is at work on it".to_owned(),
+            None => "another call is running for it".to_owned(),
         };
         Attempt::Again(PrepareCause::Lost(why), None)
     }
@@ -237,7 +237,7 @@ impl Executor {
     /// The same answer would name what is gone: undone first (a partition that is gone is no error), then made anew under
     /// the same names.
     fn undo_what_is_gone(&self, own: Option<&Record>) -> Result<Attempt, PrepareCause> {
-        let reason = "its partitions are gone, though it was prepared".to_owned();
+        let reason = "its partitions no longer exist although it was prepared".to_owned();
         let phase = Phase::Leaving(Leaving { reason, undoing: true });
         if let Some(record) = own {
             self.state.write_record(&Record { phase, ..record.clone() })?;
@@ -268,7 +268,7 @@ impl Executor {
             tracing::warn!(
                 claim.uid = %claim.uid,
                 error = crate::chain(&error),
-                "prepared again, which is not on record: an unprepare of it that is still under way may come after"
+                "failed to record that the claim is prepared again; a running unprepare may still undo it"
             );
         }
     }
@@ -301,8 +301,8 @@ impl Executor {
         Ok(record.devices.first().map(|device| why.about(claim, device)))
     }
 
-    /// Sees to it that holders who may go do go. No lock is held. An error if one of them will not; else the refusal
-    /// that tells whom the claim waited for in vain.
+    /// Asks holders that can be released to release. No lock is held. An error if one of them cannot be; else the refusal
+    /// that names the holder for which the claim waited in vain.
     fn press(
         &self,
         claim: &Claim,
@@ -340,7 +340,7 @@ impl Executor {
         self.parts.locks.acquire(&LockName::Claim(uid.clone()), until)
     }
 
-    /// In UUID order, after the claim's: nobody waits for somebody who waits for him.
+    /// Locks are taken in UUID order, after the claim lock, so that calls cannot deadlock.
     pub(crate) fn lock_gpus(
         &self,
         gpus: &BTreeSet<GpuUuid>,

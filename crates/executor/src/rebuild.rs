@@ -93,7 +93,7 @@ impl Executor {
             unreadable.as_ref().map_or(Ok(()), |_| self.state.copy_aside(uid, self.parts.clock.now()))
         {
             // Letting go must work on a full disk too.
-            tracing::warn!(claim.uid = %uid, error = chain(&error), "no copy kept of an unreadable record");
+            tracing::warn!(claim.uid = %uid, error = chain(&error), "failed to keep a copy of an unreadable record");
         }
         if let Some(record) = rebuilt {
             self.state.write_record(&record).map_err(|e| chain(&e))?;
@@ -211,9 +211,7 @@ impl Executor {
         let devices = made.chain(whole.keys().filter_map(whole_gpu)).collect();
         let reasons: Vec<_> = whole.values().map(String::as_str).collect();
         let reason = match (claim, &reasons[..]) {
-            (_, []) => {
-                "its record was lost, and the partition that was made for it is being removed".to_owned()
-            }
+            (_, []) => "its record was lost, and its partition is being removed".to_owned(),
             (Some(_), _) => format!("its record could not be read, and {}", reasons.join("; ")),
             (None, _) => {
                 format!("its record could not be read and its claim is gone, but {}", reasons.join("; "))

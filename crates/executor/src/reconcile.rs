@@ -12,14 +12,13 @@ use crate::state::Records;
 use crate::unprepare::{BRIEFLY, Release, gpus_of_record};
 use crate::{Event, Executor, LockName, Refresh, Report, chain};
 
-/// A device that a running container has, as the kubelet's PodResources tells.
+/// A device of a running container, as listed by the kubelet's PodResources.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunningDevice {
     /// Namespace of pod and claim.
     pub namespace: String,
     /// Name of the claim.
     pub claim: String,
-    /// The device.
     pub device: DeviceName,
 }
 
@@ -37,7 +36,6 @@ pub struct ClusterView {
 /// Since when claims have looked orphaned, in one reconcile after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    /// Counts reconciles.
     pass: u64,
     /// Since when, and in which reconcile it was last so.
     since: BTreeMap<ClaimUid, (Duration, u64)>,
@@ -47,7 +45,7 @@ pub(crate) struct Orphans {
 const CORRUPT_KEPT: usize = 20;
 
 impl Executor {
-    /// Squares everything once. Never takes long: a claim that somebody is at work on is left for the next time.
+    /// Compares everything once. Never takes long: a claim that a call is working on is left for the next time.
     pub fn reconcile(&self, view: &ClusterView) -> Report {
         let mut report = self.restore_cdi(Refresh::Missing);
         let records = match self.state.records() {
@@ -110,7 +108,7 @@ impl Executor {
         // What the view says may be older than the prepare.
         let since = record.received.filter(|_| record.boot == self.config.boot).unwrap_or_default();
         if !self.grace_is_over(uid, view, since) {
-            return kept("its claim is gone; an unprepare is waited for");
+            return kept("its claim no longer exists; waiting for an unprepare");
         }
         // By its devices too: a later claim may have its name.
         let runs = |running: &BTreeSet<RunningDevice>| {
@@ -121,10 +119,12 @@ impl Executor {
         };
         match &view.running {
             None => {
-                return kept("its claim is gone, but the kubelet could not tell whether a pod still runs");
+                return kept(
+                    "its claim no longer exists, but the kubelet did not report whether a pod still runs",
+                );
             }
             Some(running) if runs(running) => {
-                return kept("its claim is gone, but a running pod still has its devices");
+                return kept("its claim no longer exists, but a running pod still has its devices");
             }
             Some(_) => {}
         }
@@ -137,12 +137,12 @@ impl Executor {
         let _gpu_locks = self.lock_gpus(&gpus_of_record(record), until).ok()?;
         match self.release(record) {
             Ok(Release::Released) => Some(Event::OrphanUndone { claim: uid.clone() }),
-            Ok(Release::Blocked { why, .. }) => kept(&format!("its claim is gone, but {why}")),
+            Ok(Release::Blocked { why, .. }) => kept(&format!("its claim no longer exists, but {why}")),
             Err(left) => failed(left.to_string()),
         }
     }
 
-    /// An unreadable record of a claim that is gone is an orphan like any other, except that nobody knows its names.
+    /// An unreadable record of a claim that is gone is an orphan like any other, except that its names are unknown.
     fn check_unreadable_orphan(
         &self,
         uid: &ClaimUid,
@@ -150,16 +150,18 @@ impl Executor {
         view: &ClusterView,
     ) -> Option<Event> {
         let kept = |why: &str| Some(Event::Kept { claim: uid.clone(), why: why.to_owned() });
-        // Unprepared, but nobody could say then what it was: only its processes are waited for.
+        // Unprepared, but unreadable then: only its processes are waited for.
         if self.unprepared_in_this_boot(uid).unwrap_or(false) {
             return self.rebuild_and_finish(uid, None);
         }
         if !self.grace_is_over(uid, view, Duration::ZERO) {
-            return kept("its record cannot be read and its claim is gone; an unprepare is waited for");
+            return kept(
+                "its record cannot be read and its claim no longer exists; waiting for an unprepare",
+            );
         }
         let Some(running) = &view.running else {
             return kept(
-                "its record cannot be read, and the kubelet could not tell whether a pod still has its devices",
+                "its record cannot be read, and the kubelet did not report whether a pod still has its devices",
             );
         };
         let known: BTreeSet<_> = Self::others(records, uid).map(|r| (&r.namespace, &r.name)).collect();
@@ -185,7 +187,7 @@ impl Executor {
         })
     }
 
-    /// A claim is prepared once, and pods that come later are told from the API: to know its processes.
+    /// A claim is prepared once, and later pods are read from the API: to know its processes.
     fn follow_pods(&self, record: &Record, claims: &BTreeMap<ClaimUid, Claim>) -> Option<Event> {
         let claim = claims.get(&record.uid).filter(|claim| record.is_of(&claim.allocation))?;
         if claim.pods.is_empty() || claim.pods == record.pods {

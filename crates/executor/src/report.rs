@@ -10,69 +10,33 @@ use crate::Instances;
 #[serde(tag = "event", rename_all = "camelCase")]
 pub enum Event {
     /// A CDI file had vanished or was out of date.
-    CdiRestored {
-        /// Whose.
-        claim: ClaimUid,
-    },
+    CdiRestored { claim: ClaimUid },
     /// A record of an earlier boot was carried out again.
-    ExecutedAgain {
-        /// Whose.
-        claim: ClaimUid,
-    },
+    ExecutedAgain { claim: ClaimUid },
     /// A prepare that a crash had cut short was taken back.
-    TakenBack {
-        /// Whose.
-        claim: ClaimUid,
-    },
+    TakenBack { claim: ClaimUid },
     /// A lingering claim let its devices go.
-    Released {
-        /// Which.
-        claim: ClaimUid,
-    },
-    /// A claim that nobody uses any more, and that was never unprepared, was undone.
-    OrphanUndone {
-        /// Which.
-        claim: ClaimUid,
-    },
+    Released { claim: ClaimUid },
+    /// A claim that no pod uses any more, and that was never unprepared, was undone.
+    OrphanUndone { claim: ClaimUid },
     /// A claim has other pods than its record had.
-    PodsChanged {
-        /// Which.
-        claim: ClaimUid,
-    },
+    PodsChanged { claim: ClaimUid },
     /// A record was made again from the API.
-    Rebuilt {
-        /// Whose.
-        claim: ClaimUid,
-    },
+    Rebuilt { claim: ClaimUid },
     /// A record that could not be read, of a claim that is gone, was set aside.
     SetAside {
-        /// Whose.
         claim: ClaimUid,
         /// What was wrong with it.
         reason: String,
     },
     /// A CDI file of ours without a record was removed.
-    CdiRemoved {
-        /// The file.
-        file: String,
-    },
+    CdiRemoved { file: String },
     /// A GPU is no longer fenced.
-    FenceCleared {
-        /// Which.
-        gpu: GpuUuid,
-    },
+    FenceCleared { gpu: GpuUuid },
     /// A GPU has the time slice or compute mode back that it had before claims needed another.
-    SettingsGivenBack {
-        /// Which.
-        gpu: GpuUuid,
-    },
+    SettingsGivenBack { gpu: GpuUuid },
     /// A claim holds on to its devices although it should not need them; looked at again next time.
-    Kept {
-        /// Which.
-        claim: ClaimUid,
-        /// Why.
-        why: String,
-    },
+    Kept { claim: ClaimUid, why: String },
     /// Something failed; tried again next time.
     Failed {
         /// Whose, if a claim's.
@@ -87,7 +51,7 @@ pub enum Event {
 pub struct Report {
     /// One entry each.
     pub events: Vec<Event>,
-    /// GPU instances that others have made ([`crate::Executor::foreign`]), for taints; told by reconcile only.
+    /// GPU instances created outside of divvy ([`crate::Executor::foreign`]), for taints; set by reconcile only.
     pub foreign: Instances,
 }
 

@@ -55,7 +55,7 @@ impl Executor {
                 }
                 Stored::Newer { version, .. } => report.push(Event::Kept {
                     claim: uid.clone(),
-                    why: format!("its record was written by a later divvy (version {version})"),
+                    why: format!("its record was written by a later version of divvy (format {version})"),
                 }),
                 Stored::Corrupt { reason } => report.push(Event::Kept {
                     claim: uid.clone(),
@@ -68,7 +68,7 @@ impl Executor {
         report
     }
 
-    /// Finishes claims that linger, as far as that is possible now: asks nobody but the GPUs. Whether any is left.
+    /// Finishes lingering claims, as far as that is possible now, by asking only the GPUs. Whether any is left.
     pub fn finish_lingering(&self) -> (Report, bool) {
         let mut report = Report::default();
         let lingering = |records: Records| {
@@ -111,7 +111,7 @@ impl Executor {
         let now = self.parts.clock.now();
         let _claim_lock = match self.lock_claim(uid, now + Duration::from_millis(100)) {
             Ok(lock) => lock,
-            // Somebody is preparing or unpreparing it right now.
+            // A call prepares or unprepares it right now.
             Err(LockError::TimedOut { .. }) => return None,
             Err(error) => return failed(chain(&error)),
         };

@@ -1,6 +1,6 @@
 //! Carrying a plan out; [`crate::unwind`] takes it back. Called under the locks of the claim and its GPUs.
 //!
-//! A claim without hardware steps is one write: its record says *prepared* before the CDI file is there, and whoever
+//! A claim without hardware steps is one write: its record says *prepared* before the CDI file exists, and a reader that
 //! finds the one without the other writes the other. With hardware steps, the intent of each is on disk before it
 //! begins and its outcome before the next; after a crash, an instance that was not there before, at our exact place, is
 //! ours, and anything less certain fences the GPU.
@@ -131,7 +131,9 @@ impl Executor {
     fn use_partition(&self, record: &mut Record, step: &Step) -> Result<(), StepFailed> {
         record.phase = Phase::Preparing;
         let outcome = self.find_static(step)?.ok_or_else(|| {
-            StepError::NotDone(Cause::new("nothing lives there any more, and this driver makes none"))
+            StepError::NotDone(Cause::new(
+                "the static instance no longer exists, and this driver does not create it",
+            ))
         })?;
         record.steps.push(StepState { step: step.clone(), progress: Progress::Done { outcome } });
         Ok(())
@@ -156,7 +158,7 @@ impl Executor {
         if let Some(done) = record.steps.last()
             && let Err(error) = self.own_instance(record, done)
         {
-            tracing::warn!(claim.uid = %record.uid, error = chain(&error), "what was made is noted as intended only");
+            tracing::warn!(claim.uid = %record.uid, error = chain(&error), "failed to record a created instance; the record has it as intended");
         }
         Ok(())
     }
@@ -174,7 +176,7 @@ impl Executor {
             progress(record, Progress::Begun { before: before.to_vec(), made });
             // If this fails, the intent that is on disk says enough to find it again.
             if let Err(error) = self.state.write_record(record) {
-                tracing::warn!(claim.uid = %record.uid, error = chain(&error), "progress is not on record");
+                tracing::warn!(claim.uid = %record.uid, error = chain(&error), "failed to record progress");
             }
         };
         let error = match self.parts.steps.apply(step, until, &mut so_far) {

@@ -259,9 +259,8 @@ impl StateFiles {
             Stored::Fine(numbers) => Arc::new(numbers),
             Stored::Absent | Stored::Newer { .. } => Arc::default(),
             Stored::Corrupt { reason } => {
-                let what = format!(
-                    "{NUMBERS} node/{ORDINALS} (it is made again by itself when GPUs and API server have answered)"
-                );
+                let what =
+                    format!("{NUMBERS} node/{ORDINALS} (rebuilt when the GPUs and the API server answer)");
                 return Err(cannot("read", what)(std::io::Error::other(reason)));
             }
         };

@@ -28,7 +28,7 @@ impl From<TimeSliceError> for StepError {
     fn from(error: TimeSliceError) -> Self {
         match error {
             TimeSliceError::Unsupported(which) => Self::NotDone(Cause::unsupported(format!(
-                "{which} (leave timeSlicing out of the config: the GPU is shared all the same, in turns of a length that the driver chooses)"
+                "{which} (omit timeSlicing in the config: the GPU is still shared, with the driver's own time slice)"
             ))),
             TimeSliceError::NoDriver => Self::NotDone(Cause::new("no NVIDIA driver is loaded").passing()),
             TimeSliceError::Failed(error) => error,
@@ -38,9 +38,8 @@ impl From<TimeSliceError> for StepError {
 
 /// Reads and sets time slices; filled by the kubelet plugin with `nvidia-smi`, since NVML cannot.
 pub trait TimeSlices: Send + Sync {
-    /// The GPU's time slice now; `None` where that cannot be told. Not past `until` (time since boot).
+    /// The GPU's time slice now; `None` if unknown. Not past `until` (time since boot).
     fn read(&self, gpu: &GpuUuid, until: Duration) -> Result<Option<TimeSlice>, TimeSliceError>;
-    /// Sets it.
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError>;
 }
 
@@ -90,19 +89,19 @@ impl Executor {
         asked.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to }).collect()
     }
 
-    /// Gives back the time slices that nobody asks for any more, of GPUs that a record has just let go. A failure is no
-    /// reason to hold anything: reconcile tries again. Under the GPUs' locks.
+    /// Restores the time slices that no claim requests any more, of GPUs that a record has just released. A failure holds
+    /// nothing back, because reconcile retries. Under the GPUs' locks.
     pub(crate) fn settle_settings_of(&self, gpus: &BTreeSet<GpuUuid>) {
         for gpu in gpus {
             let until = self.parts.clock.now() + SET_WITHIN;
             if let Err(error) = self.settle_settings(gpu, until, false) {
-                tracing::warn!(%gpu, error, "the GPU is not set as it was before; tried again later");
+                tracing::warn!(%gpu, error, "failed to restore the GPU's settings, will retry");
             }
         }
     }
 
-    /// The same for all GPUs, as far as nobody is at work on them. `again`: those that holders ask for are set once more,
-    /// since the driver may have been loaded anew.
+    /// The same for all GPUs that no call is working on. `again`: time slices that holders request are set once more, since
+    /// the driver may have been reloaded.
     pub(crate) fn settle_all_settings(&self, again: bool, report: &mut Report) {
         let states = match self.state.gpus() {
             Ok(states) => states,

@@ -20,10 +20,7 @@ pub enum Unprepared {
     /// The claim still holds its devices, for this reason; reconcile finishes it.
     Lingering(String),
     /// The record is of a later version of divvy and stays as it is.
-    LeftToNewer {
-        /// Its version.
-        version: u32,
-    },
+    LeftToNewer { version: u32 },
     /// A later prepare took the claim up again meanwhile.
     PreparedAgain,
 }
@@ -40,7 +37,7 @@ pub(crate) enum Release {
     },
 }
 
-/// How long reconcile and waiting prepares wait for a lock before they leave a claim to whoever has it.
+/// How long reconcile and waiting prepares wait for a lock before they leave a claim to the call that holds it.
 pub(crate) const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Pause between two looks at the processes on a device.
@@ -101,7 +98,7 @@ impl Executor {
                 Err(corrupt) => match self.read_again_from_api(uid, wait_until) {
                     Some(Event::SetAside { .. }) => return Ok(Unprepared::Done),
                     Some(Event::Rebuilt { .. } | Event::Kept { .. }) => {
-                        // Known again; now it can be undone. Not `waited`: nobody else prepared it.
+                        // Known again; now it can be undone. Not `waited`: no other call prepared it.
                         continue;
                     }
                     _ => return Ok(Unprepared::Lingering(format!("its record cannot be read: {corrupt}"))),
@@ -131,7 +128,7 @@ impl Executor {
             tracing::warn!(
                 claim.uid = %uid,
                 error = crate::chain(&error),
-                "unprepared without a trace: a prepare of it that is still under way may come after"
+                "failed to write the claim's tombstone; a running prepare may still complete"
             );
         }
     }
@@ -150,9 +147,9 @@ impl Executor {
         }
     }
 
-    /// Lets go if nothing is in the way; else makes the record say that the claim lingers, and why. What kept that from
-    /// being written comes back beside: whoever answers for the claim must not say that it is done with then, since
-    /// nobody would come back to a claim whose record says that it is prepared.
+    /// Releases the claim if nothing is in the way; else records that the claim lingers, and why. If that cannot be
+    /// written, the error is returned beside: the caller must then not report success, since no later call would look at a
+    /// claim whose record says that it is prepared.
     fn release_or_linger(&self, record: Record) -> Result<(Release, Option<StoreError>), UnprepareCause> {
         match self.release(&record) {
             Ok(Release::Blocked { why, soon }) => {
@@ -205,7 +202,7 @@ impl Executor {
                 }
                 Err(error) if nothing_is_known_to_run(&error) => continue,
                 Err(error) => {
-                    return Ok(Some(format!("the processes on {} cannot be told: {error}", device.gpu)));
+                    return Ok(Some(format!("failed to list the processes on {}: {error}", device.gpu)));
                 }
             };
             if found.is_empty() {
@@ -239,8 +236,8 @@ impl Executor {
         Ok(holds.any(|hold| hold.gpu == *gpu && hold.kind == HoldKind::Share))
     }
 
-    /// Finishes a claim that lingers, or whose prepare a crash cut short. A claim that somebody is at work on, or
-    /// that is simply prepared, is left alone. Locks are waited for until `until`.
+    /// Finishes a claim that lingers, or whose prepare a crash interrupted. A claim that a call is working on, or that is
+    /// simply prepared, is left alone. Locks are waited for until `until`.
     pub(crate) fn finish(&self, uid: &ClaimUid, until: Duration) -> Option<Event> {
         let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
         let _claim_lock = match self.lock_claim(uid, until) {
@@ -276,8 +273,8 @@ pub(crate) fn gpus_of_record(record: &Record) -> BTreeSet<GpuUuid> {
     gpus
 }
 
-/// A GPU that is gone, or has no kernel module, runs nothing; without NVML (the driver was removed) nobody can ask, and
-/// an unprepare must not wait for it to come back. A GPU that never lists processes (vGPU, WSL) is not stuck for that.
+/// A GPU that is gone, or has no kernel module, runs nothing; without NVML (the driver was removed) processes cannot be
+/// listed, and an unprepare must not wait for it. A GPU that never lists processes (vGPU, WSL) does not block either.
 pub(crate) fn nothing_is_known_to_run(error: &GpuError) -> bool {
     [
         GpuErrorCode::DRIVER_NOT_LOADED,

@@ -96,12 +96,12 @@ impl Executor {
                 let reason = "its partitions are being removed".to_owned();
                 record.phase = Phase::Leaving(Leaving { reason, undoing: true });
                 match self.state.write_record(&record) {
-                    // Everything can be removed from a full disk. Should a crash leave a record that says "prepared",
-                    // then its partitions are seen to be gone, and whoever removes them again finds nothing to do.
+                    // Everything can be removed from a full disk. Should a crash leave a record that says "prepared", then its
+                    // partitions are found to be gone, and removing them again does nothing.
                     Err(error) if error.is_full() => tracing::warn!(
                         claim.uid = %record.uid,
                         error = chain(&error),
-                        "partitions are removed without a trace of having begun"
+                        "removing partitions without a record of the start"
                     ),
                     written => written?,
                 }
@@ -121,7 +121,7 @@ impl Executor {
                     self.fence(&record, &gpu, &reason)?;
                 }
                 record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
-                // Tried again often while somebody waits: only news is written.
+                // Retried often while a call waits: only changes are written.
                 if record != on_disk {
                     self.state.write_record(&record)?;
                 }
@@ -146,10 +146,10 @@ impl Executor {
             state.progress = match steps.probe(step, before) {
                 Observed::Absent => Progress::Undone,
                 Observed::Ours(outcome) => Progress::Done { outcome },
-                Observed::InFlight => return Err(unknown(format!("the call to {step} has not come back"))),
+                Observed::InFlight => return Err(unknown(format!("the call to {step} has not returned"))),
                 Observed::Uncertain(what) => {
                     return Err(unknown(format!(
-                        "it is not certain whether the step to {step} was done: {what}"
+                        "it is uncertain whether the step to {step} was done: {what}"
                     )));
                 }
             };

@@ -174,7 +174,7 @@ impl Engine {
         self.gpus.sort_by_key(|g| g.facts.pci_address);
     }
 
-    /// Takes a GPU out: from now on nobody knows it.
+    /// Removes a GPU: from now on the driver does not know it.
     pub fn remove_gpu(&mut self, uuid: &GpuUuid) -> Option<SimGpu> {
         let at = self.gpus.iter().position(|g| g.facts.uuid == *uuid)?;
         let mut gpu = self.gpus.remove(at);

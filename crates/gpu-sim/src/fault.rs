@@ -23,8 +23,8 @@ pub enum FaultEffect {
     },
     /// Waits so many milliseconds, then does its work.
     Delay(u64),
-    /// Does its work, and fails all the same: what was asked for has happened, but the caller is told that it did
-    /// not. (If the work itself fails: with the error of that.)
+    /// Does its work, and fails all the same: the change was made, but the caller gets an error. (If the work itself
+    /// fails: with that error.)
     FailAfter(GpuErrorCode),
     /// Does its work, hangs until the fault is released or cleared, and only then answers, with the code if there is
     /// one.
@@ -80,7 +80,7 @@ impl Fault {
         Self { effect: FaultEffect::FailAfter(code), ..Self::hang() }
     }
 
-    /// Every call does its work and hangs until released: past its deadline nobody knows that it was done.
+    /// Every call does its work and hangs until released: past its deadline the caller cannot know that it was done.
     pub fn hang_after() -> Self {
         Self { effect: FaultEffect::HangAfter { then: None }, ..Self::hang() }
     }
@@ -119,7 +119,6 @@ impl Fault {
 pub enum Begin {
     /// It does its work.
     Work,
-    /// It fails.
     Fail(GpuErrorCode),
     /// It hangs until this fault is released; ask [`crate::Engine::after_hang`].
     Hang(FaultId),
@@ -197,7 +196,7 @@ impl Faults {
                 set.fault.skip -= 1;
                 continue;
             }
-            // A released hang no longer holds anybody.
+            // A released hang no longer blocks any call.
             let hangs = matches!(set.fault.effect, FaultEffect::Hang { .. } | FaultEffect::HangAfter { .. });
             if set.released && hangs {
                 continue;

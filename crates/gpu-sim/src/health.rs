@@ -15,9 +15,7 @@ const REMEMBERED: usize = 256;
 pub struct SimEvent {
     /// Counts up.
     pub number: u64,
-    /// The GPU.
     pub gpu: GpuUuid,
-    /// What.
     pub kind: GpuEventKind,
     /// Where; `None` is the whole GPU.
     #[serde(default)]
@@ -28,7 +26,7 @@ pub struct SimEvent {
 }
 
 impl SimEvent {
-    /// As a driver tells it.
+    /// As a driver reports it.
     pub fn to_model(&self) -> GpuEvent {
         GpuEvent {
             gpu: Some(self.gpu.clone()),

@@ -1,4 +1,4 @@
-//! MIG on an [`Engine`]: mode, occupancy, ids, and the codes NVML refuses with (`hardware.md` 1.1, 1.5, 1.6).
+//! MIG on an [`Engine`]: mode, occupancy, ids, and the codes NVML refuses with.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{Engine, SimGpu, lowest_free};
 use crate::{compute_profiles, mig_capabilities};
 
-/// The first driver that tells profiles and placements while MIG mode is off.
+/// The first driver that reports profiles and placements while MIG mode is off.
 const QUERY_WITHOUT_MIG: u32 = 550;
 
 /// A GPU instance that lives, with what lives in it.
@@ -192,19 +192,19 @@ impl Engine {
     pub fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         let op = GpuOp::MigCapabilities;
         let found = self.find(op, gpu)?;
-        if !found.facts.mig_mode.is_on() && !self.tells_profiles_without_mig() {
+        if !found.facts.mig_mode.is_on() && !self.reports_profiles_without_mig() {
             return Err(GpuError::on_gpu(op, GpuErrorCode::NOT_SUPPORTED, gpu));
         }
         found.capabilities().map_err(|code| GpuError::on_gpu(op, code, gpu))
     }
 
-    /// Whether the driver is recent enough to tell profiles and placements while MIG mode is off (R550).
-    pub fn tells_profiles_without_mig(&self) -> bool {
+    /// Whether the driver is recent enough to report profiles and placements while MIG mode is off (R550).
+    pub fn reports_profiles_without_mig(&self) -> bool {
         let major = self.system.driver_version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         major.is_some_and(|major| major >= QUERY_WITHOUT_MIG)
     }
 
-    /// See [`divvy_model::GpuDriver::set_mig_mode`]. At once on Hopper and later unless somebody uses the GPU;
+    /// See [`divvy_model::GpuDriver::set_mig_mode`]. At once on Hopper and later unless the GPU is in use;
     /// pending on others until [`Engine::reset_gpu`] or a reboot.
     pub fn set_mig_mode(&mut self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         self.change(GpuOp::SetMigMode, gpu, |g| g.set_mode(on))
@@ -221,8 +221,7 @@ impl Engine {
     }
 
     /// What `nvidia-smi --gpu-reset` does: a pending MIG mode takes effect, instances are gone, and so is what a reset
-    /// cures. Refused while somebody
-    /// uses the GPU.
+    /// cures. Refused while the GPU is in use.
     pub fn reset_gpu(&mut self, gpu: &GpuUuid) -> Result<(), GpuError> {
         self.change(GpuOp::SetMigMode, gpu, |g| {
             if !(g.processes.is_empty() && g.clients.is_empty()) {
@@ -330,8 +329,8 @@ impl Engine {
         })
     }
 
-    /// Somebody else (an admin with nvidia-smi) makes an instance, and a compute instance that takes it whole. MIG
-    /// mode must be on and the place free.
+    /// An administrator with nvidia-smi makes an instance, and a compute instance that takes it whole. MIG mode must be on
+    /// and the placement free.
     pub fn make_foreign_instance(
         &mut self,
         gpu: &GpuUuid,

@@ -1,4 +1,4 @@
-//! What the boards we simulate can be cut into, as NVML says it. Placements: `hardware.md` 1.3.
+//! The MIG profiles and placements of the simulated boards, as NVML reports them.
 
 use divvy_model::mig::{
     ComputeInstanceProfile, ComputeInstanceProfileId, ComputeInstanceProfileIndex, Engines,

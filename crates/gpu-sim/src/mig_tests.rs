@@ -114,7 +114,7 @@ fn what_is_in_use_is_not_destroyed() {
 }
 
 #[test]
-fn mig_mode_changes_at_once_on_hopper_if_nobody_uses_the_gpu() {
+fn mig_mode_changes_at_once_on_hopper_if_the_gpu_is_unused() {
     let node = SimNode::parse("h100x1").unwrap();
     let gpu = node.uuids().remove(0);
     let pending = MigActivation::Pending(GpuErrorCode::IN_USE);
@@ -162,7 +162,7 @@ fn mig_mode_waits_for_a_reset_on_ampere_and_survives_a_reboot_without_its_instan
 }
 
 #[test]
-fn an_old_driver_tells_profiles_only_with_mig_mode_on() {
+fn an_old_driver_reports_profiles_only_with_mig_mode_on() {
     let node = SimNode::parse("h100x1,l4x1").unwrap();
     let [l4, h100] = node.uuids().try_into().unwrap();
     assert_eq!(node.mig_capabilities(&h100).unwrap().placements().count(), 25);

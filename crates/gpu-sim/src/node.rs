@@ -22,10 +22,10 @@ use crate::health::SimEvent;
 use crate::profile::Profile;
 use crate::spec::{SimSpec, SpecError};
 
-/// A simulated node. A clone is the same node, as a session of its own: it is told the events from then on.
+/// A simulated node. A clone is the same node, as a separate session: it gets the events from then on.
 pub struct SimNode {
     shared: Arc<Shared>,
-    /// The number of the next event to be told.
+    /// The number of the next event to report.
     next_event: AtomicU64,
 }
 

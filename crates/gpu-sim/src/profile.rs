@@ -97,9 +97,7 @@ impl Chassis {
 pub struct Make {
     /// CUDA compute capability.
     pub compute_capability: ComputeCapability,
-    /// Architecture.
     pub architecture: Architecture,
-    /// Brand.
     pub brand: Brand,
     /// Whether it can do MIG.
     pub mig: bool,

@@ -21,7 +21,7 @@ pub struct SimSpec {
 pub enum SpecError {
     /// The model is not one of ours.
     #[error(
-        "simulated GPU model {model:?} is not known; known models: {}; write MODELxCOUNT, such as h100x2 or a100-40x4,l4x2",
+        "unknown simulated GPU model {model:?}; known models: {}; write MODELxCOUNT, such as h100x2 or a100-40x4,l4x2",
         known()
     )]
     UnknownModel {

@@ -49,7 +49,7 @@ fn a_spec_reads_back_and_a_bad_one_says_what_is_known() {
     let error = |text: &str| text.parse::<SimSpec>().unwrap_err().to_string();
     assert_eq!(
         error("h1000x2"),
-        "simulated GPU model \"h1000\" is not known; known models: a10, a100-40, a100-80, a100-pcie-40, \
+        "unknown simulated GPU model \"h1000\"; known models: a10, a100-40, a100-80, a100-pcie-40, \
          a100-pcie-80, a30, b200, b300, gb10, gb200, gb300, gh200-96, gh200-144, h100, h100-nvl, h100-pcie, h20, h200, \
          h200-nvl, l20, l4, l40, l40s, rtx-pro-5000, rtx-pro-6000, rtx-pro-6000-maxq, rtx-pro-6000-ws, t4, v100, v100-16; write MODELxCOUNT, such as h100x2 or a100-40x4,l4x2"
     );
@@ -192,7 +192,7 @@ fn a_fault_meets_the_calls_it_names_and_no_others() {
 }
 
 #[test]
-fn a_hanging_call_holds_up_nobody_else_and_goes_on_when_released() {
+fn a_hanging_call_blocks_no_other_call_and_continues_when_released() {
     let node = node("h100x2");
     let [a, b] = node.uuids().try_into().unwrap();
     let then_works = node.fault(Fault::hang().of(GpuOp::Facts).on(&a));

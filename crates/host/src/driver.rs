@@ -174,9 +174,9 @@ pub enum RootReason {
 impl fmt::Display for RootReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Absent => f.write_str("there is no such folder"),
-            Self::Empty => f.write_str("the folder is empty (a driver container still at work?)"),
-            Self::NoLibrary(name) => write!(f, "{name} is in none of the library folders"),
+            Self::Absent => f.write_str("the folder does not exist"),
+            Self::Empty => f.write_str("the folder is empty (a driver container may still be installing)"),
+            Self::NoLibrary(name) => write!(f, "no library folder has {name}"),
             Self::NoVersion(path) => {
                 write!(f, "{} does not lead to a file whose name ends in a driver version", path.display())
             }
@@ -201,7 +201,7 @@ pub enum DriverRootError {
         set_by_user: bool,
     },
     /// The loaded module's version cannot be read.
-    #[error("cannot tell which driver version is loaded")]
+    #[error("cannot determine the version of the loaded driver")]
     Module(#[source] HostFileError),
 }
 

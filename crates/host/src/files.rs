@@ -42,7 +42,7 @@ const CONFIGS: [&str; 13] = [
     "vulkan/icd.d/nvidia_layers.json",
     "vulkan/implicit_layer.d/nvidia_layers.json",
 ];
-/// NVIDIA's MPS pipe is left out on purpose: a container must not become the client of a daemon that nobody gave it.
+/// NVIDIA's MPS pipe is omitted deliberately: a container must not become the client of a daemon outside its claim.
 const SOCKETS: [&str; 2] = ["nvidia-persistenced/socket", "nvidia-fabricmanager/socket"];
 /// Libraries of the driver whose names carry a version of their own.
 const OTHER_LIBRARIES: [&str; 4] =
@@ -66,7 +66,6 @@ pub struct DriverFile {
 /// A shared library of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Library {
-    /// Where.
     pub file: DriverFile,
     /// The name by which programs ask for it, if it has one.
     pub soname: Option<String>,
@@ -75,7 +74,6 @@ pub struct Library {
 /// A link in the container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Symlink {
-    /// Its path.
     pub link: String,
     /// Its content, relative to its folder.
     pub target: String,
@@ -86,15 +84,12 @@ pub struct Symlink {
 pub struct DriverFiles {
     /// Version of the libraries.
     pub version: String,
-    /// Shared libraries.
     pub libraries: Vec<Library>,
     /// The names under which the libraries are asked for.
     pub symlinks: Vec<Symlink>,
-    /// Programs.
     pub binaries: Vec<DriverFile>,
     /// Configuration files and data.
     pub configs: Vec<DriverFile>,
-    /// Firmware.
     pub firmware: Vec<DriverFile>,
     /// Sockets of the host's daemons.
     pub sockets: Vec<DriverFile>,
@@ -113,9 +108,8 @@ pub enum DriverFilesError {
         source: io::Error,
     },
     /// A library that is cut off: the driver is being installed or replaced right now.
-    #[error("library {} is damaged; is the driver just being installed?", path.display())]
+    #[error("library {} is damaged (the driver may still be installing)", path.display())]
     Library {
-        /// The library.
         path: PathBuf,
         /// What is wrong with it.
         #[source]

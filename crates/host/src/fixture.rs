@@ -18,7 +18,6 @@ use crate::root::HostRoot;
 pub struct FixtureGpu {
     /// Minor number of `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// PCI address.
     pub pci: PciAddress,
     /// NUMA node; `None` is written as -1.
     pub numa_node: Option<u32>,
@@ -29,7 +28,6 @@ pub struct FixtureGpu {
 /// What the host is to look like.
 #[derive(Debug, Clone)]
 pub struct Fixture {
-    /// Its GPUs.
     pub gpus: Vec<FixtureGpu>,
     /// The driver's version, such as `580.95.05`.
     pub driver_version: String,

@@ -10,7 +10,7 @@ use rustix::fs::StatVfsMountFlags;
 /// Putting the program on the host failed.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot install the CDI hook {} to {} (--hook-dir, chart value hookDir: a folder of the host that can be written to and is not mounted noexec)",
+    "cannot install the CDI hook {} to {} (--hook-dir, chart value hookDir: a writable folder of the host that is not mounted noexec)",
     from.display(), to.display()
 )]
 pub struct InstallError {

@@ -23,7 +23,6 @@ pub enum HostFileError {
     Form {
         /// What was to be known.
         what: &'static str,
-        /// The file.
         path: PathBuf,
         /// What it holds.
         text: String,
@@ -31,7 +30,6 @@ pub enum HostFileError {
     /// The PCI device is not there.
     #[error("PCI device {pci} is not in sysfs ({} does not exist)", path.display())]
     NoPciDevice {
-        /// Its address.
         pci: String,
         /// Where it should be.
         path: PathBuf,

@@ -1,7 +1,7 @@
 //! Device nodes that are made on the host.
 //!
-//! A runtime makes a container's nodes itself, from the numbers in the CDI file; but not for a pod with a user namespace, in
-//! which nobody may make any: there it binds the host's, which must then exist and be what the CDI file says.
+//! A runtime creates a container's nodes itself, from the numbers in the CDI file; but not for a pod with a user
+//! namespace, where nodes cannot be created: there it binds the host's, which must then exist and match the CDI file.
 
 use std::fs::Permissions;
 use std::io::{self, ErrorKind};

@@ -65,7 +65,7 @@ pub fn mig_nodes(
     })
 }
 
-/// The minor that drivers have given to a capability so far (`hardware.md` 3.4): only a cross-check, proc decides.
+/// The minor that drivers have given to a capability so far: only a cross-check, proc decides.
 pub fn capability_minor(
     gpu_minor: u32,
     gpu_instance: GpuInstanceId,

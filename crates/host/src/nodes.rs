@@ -19,13 +19,10 @@ const OPEN_TO_ALL: u32 = 0o666;
 /// Numbers and rights of a character device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Major number.
     pub major: u32,
-    /// Minor number.
     pub minor: u32,
     /// Permission bits.
     pub mode: u32,
-    /// Group.
     pub gid: u32,
 }
 
@@ -52,41 +49,36 @@ pub enum DeviceNodes {
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// A node cannot be looked at.
-    #[error("cannot look at a device node")]
+    #[error("cannot inspect a device node")]
     Stat(#[source] io::Error),
     /// Something else is in a node's place.
     #[error("{} is not a character device; remove it and run nvidia-modprobe, or reboot the node", path.display())]
-    NotADevice {
-        /// Where.
-        path: PathBuf,
-    },
+    NotADevice { path: PathBuf },
     /// The kernel module is not loaded, so there are no numbers.
     #[error(
         "{path} does not exist and /proc/devices has no entry for {module}; load the kernel module ({module}) on the node"
     )]
     NoMajor {
-        /// The node.
         path: String,
         /// What to load.
         module: &'static str,
     },
     /// The driver has not made the capability of an instance.
     #[error(
-        "the MIG instance has no capability: {file} does not exist (is the host's /proc mounted, and does the instance live?)"
+        "the MIG instance has no capability: {file} does not exist (check that the host's /proc is mounted and that the instance exists)"
     )]
     NoCapability {
-        /// The file that tells its number.
+        /// The file with its number.
         file: String,
     },
     /// Proc or sysfs.
-    #[error("cannot work out device nodes")]
+    #[error("cannot determine device nodes")]
     Host(#[source] HostFileError),
     /// A table of given nodes.
     #[error("device table, line {line}: expected \"path major minor mode(octal) gid\", got {text:?}")]
     Table {
         /// Counted from 1.
         line: usize,
-        /// Its text.
         text: String,
     },
 }
@@ -183,7 +175,6 @@ pub struct ControlNodes {
 /// A control node that cannot be given to containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingNode {
-    /// Its path.
     pub path: String,
     /// The kernel module that brings it.
     pub module: &'static str,

@@ -2,8 +2,8 @@
 //!
 //! It is the driver's own program and needs the driver's own libraries. From a driver root that is a whole root file
 //! system it is run inside that (`chroot`); from one that holds the driver's files only it is run as it is, with the
-//! driver's library folders before all others. Either way by way of this program itself ([`become_other`]), so that it does
-//! not outlive a plugin that is killed: what it would do then nobody would expect.
+//! driver's library folders before all others. Either way it is started through this program itself ([`become_other`]),
+//! so that it does not outlive a plugin that is killed and act later.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -41,24 +41,22 @@ static CAN_BECOME: AtomicBool = AtomicBool::new(false);
 pub enum SmiError {
     /// The driver comes without it.
     #[error(
-        "there is no nvidia-smi in the driver root {} (a time slice cannot be set without it; install the driver's utilities)",
+        "the driver root {} has no nvidia-smi, which sets time slices (install the driver's utilities)",
         .0.display()
     )]
     Absent(PathBuf),
     /// It could not be started.
     #[error("{} cannot be started", program.display())]
     Start {
-        /// Which.
         program: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The GPU or its driver cannot do it.
-    #[error("nvidia-smi says that it is not supported: {0}")]
+    #[error("nvidia-smi reports that this is not supported: {0}")]
     Unsupported(String),
     /// No driver is loaded.
-    #[error("nvidia-smi says that no NVIDIA driver is loaded: {0}")]
+    #[error("nvidia-smi reports that no NVIDIA driver is loaded: {0}")]
     NoDriver(String),
     /// It refused before it changed anything.
     #[error("nvidia-smi refused ({why}): {text}")]
@@ -68,7 +66,7 @@ pub enum SmiError {
         /// What it said.
         text: String,
     },
-    /// It ended in a way that tells nothing: what it was to do may have been done.
+    /// It ended in an unknown way: its change may have been made.
     #[error("nvidia-smi ended with {status}: {text}")]
     Unclear {
         /// Exit code or signal.

@@ -13,9 +13,7 @@ use crate::root::HostRoot;
 pub struct DrmNode {
     /// `card0` or `renderD128`.
     pub name: String,
-    /// Major number.
     pub major: u32,
-    /// Minor number.
     pub minor: u32,
 }
 

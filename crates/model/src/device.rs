@@ -1,4 +1,4 @@
-//! Device names: what a GPU may become, as a name in a ResourceSlice (DESIGN section 1).
+//! Device names: what a GPU may become, as a name in a ResourceSlice.
 
 use std::fmt;
 

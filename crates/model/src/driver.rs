@@ -23,7 +23,7 @@ pub trait CallMarks: Send + Sync {
     fn marked(&self, gpu: &GpuUuid) -> Option<GpuOp>;
 }
 
-/// What NVML said about a change of MIG mode that it accepted. It is no proof: read [`GpuDriver::mig_mode`] again.
+/// Result of an accepted MIG mode change. The change may still be pending; read [`GpuDriver::mig_mode`] again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigActivation {
     /// The mode is the asked one now.
@@ -62,7 +62,7 @@ pub trait GpuDriver: Send + Sync {
         Vec::new()
     }
 
-    /// How the GPU is: the recovery action that is due, replaced memory, ECC errors. What the driver cannot tell is
+    /// Health of the GPU: pending recovery action, replaced memory, ECC errors. Values that the driver does not report are
     /// left out of the answer; `NOT_FOUND` and `GPU_IS_LOST` as for [`GpuDriver::facts`].
     fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
         cannot(GpuOp::Vitals, gpu)
@@ -70,14 +70,14 @@ pub trait GpuDriver: Send + Sync {
 
     /// Waits for events of all GPUs, at most so long, and returns those that came since the last call (of this
     /// session; the first call starts the watch). Empty after a wait in which nothing happened. One caller at a time:
-    /// each event is told once.
+    /// each event is reported once.
     fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
         let _ = at_most;
         Err(GpuError::global(GpuOp::Events, GpuErrorCode::NOT_SUPPORTED))
     }
 
     /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library can (from R550
-    /// on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG ([`GpuDriver::mig_mode`] tells which). The
+    /// on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG ([`GpuDriver::mig_mode`] shows which). The
     /// answer stays the same while the driver stays loaded: keep it.
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         cannot(GpuOp::MigCapabilities, gpu)

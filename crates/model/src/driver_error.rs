@@ -49,7 +49,6 @@ pub enum GpuOp {
 }
 
 impl GpuOp {
-    /// Every operation.
     pub const ALL: [Self; 18] = [
         Self::Init,
         Self::System,
@@ -125,7 +124,6 @@ impl GpuOp {
 #[serde(transparent)]
 pub struct GpuErrorCode(pub u32);
 
-#[expect(missing_docs, reason = "the constants carry NVML's names")]
 impl GpuErrorCode {
     pub const UNINITIALIZED: Self = Self(1);
     pub const INVALID_ARGUMENT: Self = Self(2);
@@ -212,7 +210,7 @@ fn on(gpu: Option<&GpuUuid>) -> String {
 fn hint(code: GpuErrorCode, detail: Option<&str>) -> String {
     let advice = match code {
         GpuErrorCode::DRIVER_NOT_LOADED => "the NVIDIA kernel module is not loaded",
-        GpuErrorCode::LIBRARY_NOT_FOUND => "is the driver root right? see --driver-root and --nvml-library",
+        GpuErrorCode::LIBRARY_NOT_FOUND => "check --driver-root and --nvml-library",
         GpuErrorCode::LIB_RM_VERSION_MISMATCH => {
             "the library and the loaded kernel module differ: reboot or reload the module"
         }
@@ -245,7 +243,7 @@ impl GpuError {
         Self { detail: Some(detail.into()), ..self }
     }
 
-    /// Whether a repetition may help (`hardware.md` 1.8): the cause can pass by itself within seconds.
+    /// Whether a repetition may help: the cause can pass by itself within seconds.
     pub fn is_transient(&self) -> bool {
         matches!(
             self.code,
@@ -274,7 +272,7 @@ mod tests {
             GpuError::global(GpuOp::Init, GpuErrorCode::LIBRARY_NOT_FOUND)
                 .with_detail("/x/libnvidia-ml.so.1")
                 .to_string(),
-            "NVML init failed: LIBRARY_NOT_FOUND (12) (/x/libnvidia-ml.so.1; is the driver root right? see --driver-root and --nvml-library)"
+            "NVML init failed: LIBRARY_NOT_FOUND (12) (/x/libnvidia-ml.so.1; check --driver-root and --nvml-library)"
         );
         assert_eq!(
             GpuError::global(GpuOp::List, GpuErrorCode(4711)).to_string(),

@@ -20,9 +20,7 @@ pub struct SystemFacts {
 /// A CUDA version (`nvmlSystemGetCudaDriverVersion`: 12040 is 12.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CudaVersion {
-    /// Major version.
     pub major: u32,
-    /// Minor version.
     pub minor: u32,
 }
 
@@ -42,9 +40,7 @@ impl fmt::Display for CudaVersion {
 /// CUDA compute capability (`nvmlDeviceGetCudaComputeCapability`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ComputeCapability {
-    /// Major version.
     pub major: u32,
-    /// Minor version.
     pub minor: u32,
 }
 
@@ -56,7 +52,6 @@ impl fmt::Display for ComputeCapability {
 
 /// GPU architecture (`nvmlDeviceGetArchitecture`). Ordered as released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are the documentation")]
 pub enum Architecture {
     Kepler,
     Maxwell,
@@ -124,7 +119,7 @@ impl Architecture {
         })
     }
 
-    /// Whether MIG mode changes at once, without a GPU reset (Hopper and later; `hardware.md` 1.6).
+    /// Whether MIG mode changes at once, without a GPU reset (Hopper and later).
     pub fn toggles_mig_without_reset(self) -> bool {
         !matches!(self, Self::Unknown(_)) && self >= Self::Hopper
     }
@@ -258,15 +253,12 @@ pub struct GpuProcess {
 /// [`GpuFacts::compute_mode`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuFacts {
-    /// UUID.
     pub uuid: GpuUuid,
-    /// Minor number of `/dev/nvidia<minor>`; `None` if NVML cannot tell (some WSL and vGPU set-ups).
+    /// Minor number of `/dev/nvidia<minor>`; `None` if NVML does not report it (some WSL and vGPU set-ups).
     pub minor: Option<u32>,
     /// Name, such as `NVIDIA H100 80GB HBM3`.
     pub product_name: String,
-    /// Brand.
     pub brand: Brand,
-    /// Architecture.
     pub architecture: Architecture,
     /// CUDA compute capability.
     pub compute_capability: ComputeCapability,
@@ -275,11 +267,9 @@ pub struct GpuFacts {
     /// Streaming multiprocessors of the whole GPU; `None` if unknown. NVML does not count them while MIG mode is on: an
     /// inventory has what it knew before then, or those of the largest profile.
     pub multiprocessors: Option<u32>,
-    /// PCI address.
     pub pci_address: PciAddress,
     /// `device << 16 | vendor`, as NVML's `pciDeviceId`.
     pub pci_device_id: u32,
-    /// MIG mode.
     pub mig_mode: MigMode,
     /// Who may compute on it; `None` if NVML does not say.
     #[serde(default)]

@@ -115,7 +115,6 @@ fn is_dns_label(text: &str) -> bool {
 pub struct PciAddress {
     /// PCI domain (segment); over 16 bits on some virtual machines.
     pub domain: u32,
-    /// Bus number.
     pub bus: u8,
     /// Device (slot) number, 0 to 31.
     pub device: u8,

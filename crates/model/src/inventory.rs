@@ -20,12 +20,11 @@ pub struct HostTopology {
 /// One GPU: NVML's facts and its place in the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// NVML's facts.
     pub facts: GpuFacts,
     /// Place in the host.
     pub topology: HostTopology,
-    /// What it can be cut into, and what it was cut into when it was read; `None` where that is not known: the GPU
-    /// cannot do MIG, or the driver cannot tell while MIG mode is off.
+    /// Its MIG profiles and its instances when it was read; `None` where they are unknown: the GPU does not support MIG, or
+    /// the driver does not report them while MIG mode is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<GpuMig>,
 }
@@ -46,7 +45,6 @@ pub struct GpuMig {
 /// A GPU that NVML lists but that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProblem {
-    /// Which.
     pub gpu: GpuUuid,
     /// What its driver said.
     pub error: GpuError,
@@ -67,7 +65,7 @@ impl Inventory {
     /// The NVLink domain of each GPU, as an opaque label: GPUs with the same label reach each other over NVLink.
     /// A fabric's label is `<cluster>.<clique>`; behind NVSwitches all GPUs of the node are one domain; otherwise
     /// the connected components of direct links, each named after its first GPU (by UUID). GPUs without a link
-    /// have no label. (`hardware.md` section 8)
+    /// have no label.
     pub fn nvlink_domains(&self) -> BTreeMap<GpuUuid, String> {
         use crate::NvLinkPeer;
         let by_pci: BTreeMap<_, _> =

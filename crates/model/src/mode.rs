@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::mig::{GpuInstanceProfileId, Placement};
 use crate::{ClaimUid, DeviceName, GpuUuid};
 
-/// What a GPU is now. Decided by the first hold that lands, freed by the last (the mode lock, DESIGN section 1).
+/// What a GPU is now. Decided by the first hold that lands, freed by the last (the mode lock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Nobody holds it.
+    /// No claim holds it.
     Idle,
     /// One claim holds the whole GPU.
     Whole,
@@ -44,14 +44,13 @@ pub enum HoldKind {
     Whole,
     /// Exclusive use of a partition.
     Partition {
-        /// Its profile.
         profile: GpuInstanceProfileId,
         /// Its memory slices.
         placement: Placement,
     },
     /// A time-sliced share of the whole GPU: beside other shares, and nothing else.
     Share,
-    /// Admin access: sees the GPU, never changes its mode, conflicts with nobody (KEP-5018).
+    /// Admin access: sees the GPU, never changes its mode, conflicts with no other hold (KEP-5018).
     Admin,
 }
 
@@ -127,7 +126,6 @@ pub struct Hold {
     pub gpu: GpuUuid,
     /// The device as it was allocated.
     pub device: DeviceName,
-    /// How.
     pub kind: HoldKind,
     /// The time slice it asked for; `None` is content with any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

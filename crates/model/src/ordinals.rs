@@ -1,5 +1,5 @@
 //! Ordinals: the stable number in a device's name, kept per GPU UUID on disk so that `gpu-3` stays the same card
-//! when another one is lost, added or replaced (DESIGN section 1, "names are stable").
+//! when another one is lost, added or replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,9 +46,8 @@ impl Ordinals {
 
     /// Numbers made again from what refers to them, after their file was lost: `recorded` by claims' records, `published`
     /// by the node's slices, and `allocated` by claims in the API, which name no GPU. Where they contradict each other,
-    /// records are right: containers run with what they say. A number whose GPU nobody knows, or that belongs to a GPU
-    /// which has another, stays taken by a stand-in, so that no other GPU gets it before [`Ordinals::forget`] does away
-    /// with that.
+    /// records are right: containers run with what they say. A number whose GPU is unknown, or that belongs to a GPU which has
+    /// another, stays taken by a stand-in, so that no other GPU gets it before [`Ordinals::forget`] removes that.
     pub fn rebuild(
         recorded: impl IntoIterator<Item = (u32, GpuUuid)>,
         published: impl IntoIterator<Item = (u32, GpuUuid)>,
@@ -64,8 +63,8 @@ impl Ordinals {
         }
         referred.extend(allocated);
         for number in referred {
-            if let Some(nobody) = stand_in(number) {
-                numbers.entry(number).or_insert(nobody);
+            if let Some(stand_in) = stand_in(number) {
+                numbers.entry(number).or_insert(stand_in);
             }
         }
         numbers.into_iter().map(|(number, gpu)| (gpu, number)).collect()
@@ -138,15 +137,9 @@ mod tests {
                 &[],
                 &[(0, 9), (1, 8), (2, 4), (3, 3), (4, 2), (5, 1)],
             ),
+            ("an allocation of an unknown GPU", &[], &[], &[1], &[(0, 4), (1, 0), (2, 3), (3, 2), (4, 1)]),
             (
-                "an allocation of nobody knows which GPU",
-                &[],
-                &[],
-                &[1],
-                &[(0, 4), (1, 0), (2, 3), (3, 2), (4, 1)],
-            ),
-            (
-                "records are right, and what only slices say is nobody's",
+                "records are right, and what only slices say belongs to a stand-in",
                 &[(0, 1), (5, 2)],
                 &[(0, 2), (1, 1), (2, 3)],
                 &[],

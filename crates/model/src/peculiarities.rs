@@ -3,7 +3,8 @@
 use crate::health::RecoveryAction;
 use crate::{Architecture, GpuDriver, GpuFacts, MigMode};
 
-/// What a driver does in its own way, or cannot tell: as sentences, in a stable order. GPUs that do not answer have none.
+/// Peculiarities of a driver, and values that it does not report: as sentences, in a stable order. GPUs that do not answer
+/// have none.
 pub fn peculiarities(driver: &dyn GpuDriver) -> Vec<String> {
     let mut found = Vec::new();
     if let Ok(system) = driver.system() {
@@ -15,10 +16,10 @@ pub fn peculiarities(driver: &dyn GpuDriver) -> Vec<String> {
                     system.driver_version
                 ));
             }
-            None => found.push("the version of NVML is not told".to_owned()),
+            None => found.push("the version of NVML is not reported".to_owned()),
         }
         if system.cuda_version.is_none() {
-            found.push("the version of CUDA is not told".to_owned());
+            found.push("the version of CUDA is not reported".to_owned());
         }
     }
     let uuids = driver.list().unwrap_or_default();
@@ -29,7 +30,7 @@ pub fn peculiarities(driver: &dyn GpuDriver) -> Vec<String> {
     for f in &facts {
         let missing = missing(driver, f);
         if !missing.is_empty() {
-            found.push(format!("{}: not told: {}", f.uuid, missing.join(", ")));
+            found.push(format!("{}: not reported: {}", f.uuid, missing.join(", ")));
         }
         if let Ok(Some(RecoveryAction::Unknown(number))) = driver.vitals(&f.uuid).map(|v| v.recovery) {
             found.push(format!("{}: recovery action {number} is not known here", f.uuid));

@@ -41,7 +41,7 @@ struct Session {
 /// An event set: undefined after a registration that failed, fit only to be freed.
 #[derive(Default)]
 struct EventSet {
-    /// Who is in it, and the number of the next event to be told of each.
+    /// The GPUs in it, and the number of the next event of each.
     members: BTreeMap<GpuUuid, u64>,
     is_undefined: bool,
 }

@@ -93,13 +93,13 @@ impl Generation {
         self.major >= 580
     }
 
-    /// Whether a recovery action is told, and that it became another.
-    pub(crate) fn tells_recovery(self) -> bool {
+    /// Whether a recovery action is reported, and that it became another.
+    pub(crate) fn reports_recovery(self) -> bool {
         self.major >= 565
     }
 
-    /// Whether an event tells that memory could not be replaced.
-    pub(crate) fn tells_retirement(self) -> bool {
+    /// Whether an event reports that memory could not be replaced.
+    pub(crate) fn reports_retirement(self) -> bool {
         self.major >= 560
     }
 

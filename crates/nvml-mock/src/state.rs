@@ -17,7 +17,6 @@ pub enum StateError {
     /// The file does not hold a state.
     #[error("mock GPU state {path:?} cannot be read: delete it to start afresh")]
     Parse {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -40,7 +39,7 @@ struct Cached {
     _file: fs_err::File,
 }
 
-/// Tells one version of the file from another.
+/// Distinguishes one version of the file from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,

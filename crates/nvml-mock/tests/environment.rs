@@ -1,4 +1,4 @@
-//! The settings, as a plugin under test gets them. One test alone in its process: the environment is everybody's.
+//! The settings, as a plugin under test gets them. One test alone in its process: all tests share the environment.
 
 use nvidia_ml::MockState;
 

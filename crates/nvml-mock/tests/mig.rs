@@ -195,7 +195,7 @@ fn a_handle_does_only_for_its_own_kind_and_not_after_the_end() {
 }
 
 #[test]
-fn compute_profiles_are_told_by_index_for_shared_engines() {
+fn compute_profiles_are_listed_by_index_for_shared_engines() {
     let (nvml, gpu) = Nvml::load();
     let instance = nvml.create(gpu, 9, 4, 4).unwrap();
     let ask = |index: c_uint, engines: c_uint| {

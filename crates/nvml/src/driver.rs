@@ -34,7 +34,7 @@ pub struct NvmlDriver {
     profiles: Mutex<BTreeMap<GpuUuid, BTreeSet<GpuInstanceProfileId>>>,
     /// GPUs left out of [`GpuDriver::list`] that were logged already, by index and code.
     left_out: Mutex<BTreeSet<(u32, u32)>>,
-    /// Events are waited for under this lock; nobody else needs it.
+    /// Events are waited for under this lock; no other call needs it.
     watch: Mutex<Option<Watch>>,
     /// A GPU may have been unbound since the watch began: it has to begin anew.
     rebound: AtomicBool,
@@ -180,7 +180,7 @@ impl GpuDriver for NvmlDriver {
         let compute = self.library.compute_processes(handle).map_err(fail)?;
         let mps = match self.library.mps_processes(handle) {
             Err(failure) if failure.means_absent() => Vec::new(),
-            // Somebody may compute by way of MPS: not knowing is no empty list.
+            // A process may compute through MPS: an unknown list is not an empty one.
             answer => answer.map_err(fail)?,
         };
         let all: BTreeSet<GpuProcess> = compute

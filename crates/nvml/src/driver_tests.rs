@@ -62,8 +62,8 @@ fn an_odd_answer_to_an_unimportant_question_takes_no_gpu_out() {
         let facts = &seen.gpus[&library.uuids()[0]].facts;
         assert_eq!((facts.minor, facts.memory_bytes, facts.nvlinks.len()), (None, None, 0), "{code}");
         let (uuid, driver) = (library.uuids().remove(0), &driver);
-        let told = GpuVitals { recovery: None, ..library.state.read().unwrap().vitals(&uuid).unwrap() };
-        assert_eq!(driver.vitals(&uuid), Ok(told), "{code}");
+        let reported = GpuVitals { recovery: None, ..library.state.read().unwrap().vitals(&uuid).unwrap() };
+        assert_eq!(driver.vitals(&uuid), Ok(reported), "{code}");
     }
 }
 
@@ -89,16 +89,16 @@ fn codes_that_end_the_session_and_a_lost_gpu_are_errors_to_whichever_question() 
 }
 
 #[test]
-fn a_mig_profile_whose_placements_cannot_be_told_costs_that_profile_only() {
+fn a_mig_profile_without_placements_costs_that_profile_only() {
     for code in [GpuErrorCode::INVALID_ARGUMENT, GpuErrorCode::UNKNOWN] {
         let library = TestLibrary::new("h100x1");
         let uuid = library.uuids().remove(0);
         // Field 199, then the first profile's placements.
         let fault = Fault::fail(code).of(GpuOp::MigCapabilities).times(2);
         library.state.edit(|e| e.set_fault(fault)).unwrap();
-        let told = library.open().mig_capabilities(&uuid).unwrap();
+        let reported = library.open().mig_capabilities(&uuid).unwrap();
         let known = library.state.read().unwrap().mig_capabilities(&uuid).unwrap();
-        assert_eq!(told.profiles(), &known.profiles()[1..], "{code}");
+        assert_eq!(reported.profiles(), &known.profiles()[1..], "{code}");
     }
 }
 

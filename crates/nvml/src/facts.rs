@@ -160,7 +160,7 @@ fn addressing_mode(raw: u32) -> Option<String> {
     })
 }
 
-/// NVML counts CUDA cores; a multiprocessor has a number of them that its compute capability tells. `None` for a
+/// NVML counts CUDA cores; the compute capability implies the number of cores per multiprocessor. `None` for a
 /// capability we don't know, and where the cores don't divide evenly: left out, not guessed.
 fn multiprocessors(cores: u32, capability: ComputeCapability) -> Option<u32> {
     let per_multiprocessor = match (capability.major, capability.minor) {

@@ -97,8 +97,8 @@ pub(crate) struct Library {
 impl Drop for Library {
     fn drop(&mut self) {
         if self.nvml.lib().nvmlShutdown.is_ok() {
-            // SAFETY: dropped once, here; nobody can use `self.nvml` afterwards. `Handle`s that are left are
-            // plain numbers, which only methods of a living `Library` pass on.
+            // SAFETY: dropped once, here; `self.nvml` cannot be used afterwards. `Handle`s that are left are plain numbers,
+            // which only methods of a living `Library` pass on.
             unsafe { ManuallyDrop::drop(&mut self.nvml) };
         }
     }
@@ -110,7 +110,7 @@ macro_rules! call {
         match &$self.nvml.lib().$name {
             // SAFETY: the signature is NVML's (nvml-wrapper-sys is generated from its header), the library is
             // initialised while `self` lives, a handle comes from this process's NVML, and every pointer is to a
-            // living local of the type and length the call is told about.
+            // living local of the type and length that the call expects.
             Ok(function) => check(unsafe { function($($arg),*) }),
             Err(_) => Err(missing(stringify!($name))),
         }

@@ -41,8 +41,8 @@ pub(crate) fn vitals(library: &Library, gpu: Handle) -> Result<GpuVitals, Failur
     })
 }
 
-/// Rows from Ampere on, pages before. An Ampere GPU that does not tell its rows (MIG instances live) has no pages either,
-/// whatever it says of them.
+/// Rows from Ampere on, pages before. An Ampere GPU that does not report its rows (while it has MIG instances) has no pages
+/// either, whatever it reports about them.
 fn remap(library: &Library, gpu: Handle) -> Result<RowRemap, Failure> {
     const AMPERE: u32 = 7;
     match library.remapped_rows(gpu) {
@@ -122,7 +122,7 @@ impl Watch {
         let mut millis = u32::try_from(at_most.as_millis()).unwrap_or(u32::MAX);
         while events.len() < AT_ONCE {
             match library.wait_event(&self.set, millis) {
-                Ok(Some(data)) => events.push(self.told(library, &data)),
+                Ok(Some(data)) => events.push(self.event(library, &data)),
                 Ok(None) => break,
                 // What came before is not thrown away; the failure will be there next time.
                 Err(_) if !events.is_empty() => break,
@@ -133,9 +133,9 @@ impl Watch {
         Ok(GpuEvents { events, unmonitored: self.refused.clone() })
     }
 
-    fn told(&self, library: &Library, data: &EventData) -> GpuEvent {
+    fn event(&self, library: &Library, data: &EventData) -> GpuEvent {
         let known = self.registered.iter().find(|(_, gpu)| gpu.is(data.device)).map(|(uuid, _)| uuid.clone());
-        // A lost GPU no longer tells its UUID, so that the table above is asked first.
+        // A lost GPU no longer reports its UUID, so the table above comes first.
         let gpu = known.or_else(|| library.uuid(data.device).ok()?.parse().ok());
         let inside = |id: u32| (id != u32::MAX).then_some(id);
         GpuEvent {

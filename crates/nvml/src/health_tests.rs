@@ -36,7 +36,7 @@ fn events(driver: &dyn GpuDriver, at_most: Duration) -> Vec<GpuEvent> {
 }
 
 #[test]
-fn vitals_are_what_the_driver_can_tell() {
+fn vitals_are_the_values_that_the_driver_reports() {
     let library = TestLibrary::new("h100x1,t4x1");
     let [h100, t4] = library.uuids().try_into().unwrap();
     let driver = library.open();
@@ -53,7 +53,7 @@ fn vitals_are_what_the_driver_can_tell() {
     };
     library.state.edit(|e| [&h100, &t4].map(|gpu| e.gpu(gpu).unwrap().vitals = sick)).unwrap();
     assert_eq!(driver.vitals(&h100), Ok(sick));
-    // Before Ampere pages were retired; whether that failed is not told.
+    // Before Ampere pages were retired; whether that failed is not reported.
     let pages = GpuVitals { remap: Some(RowRemap { pending: true, failed: false }), ..sick };
     assert_eq!(driver.vitals(&t4), Ok(pages));
     library.state.edit(|e| e.gpu(&h100).unwrap().vitals = GpuVitals::default()).unwrap();
@@ -63,28 +63,28 @@ fn vitals_are_what_the_driver_can_tell() {
 }
 
 #[test]
-fn old_libraries_leave_out_what_they_cannot_tell() {
+fn old_libraries_leave_out_values_that_they_do_not_report() {
     let old = ["nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlEventSetFree"];
     let library = TestLibrary::without("h100x1", &old);
     let driver = library.open();
     let gpu = library.uuids().remove(0);
-    let told = GpuVitals { recovery: None, remap: None, uncorrected_ecc: Some(0) };
-    assert_eq!(driver.vitals(&gpu), Ok(told));
+    let reported = GpuVitals { recovery: None, remap: None, uncorrected_ecc: Some(0) };
+    assert_eq!(driver.vitals(&gpu), Ok(reported));
     assert_eq!(driver.wait_events(SOON).unwrap_err().code, GpuErrorCode::FUNCTION_NOT_FOUND);
 }
 
 #[test]
-fn each_event_since_the_first_wait_is_told_once_with_its_gpu_and_instance() {
+fn each_event_since_the_first_wait_is_reported_once_with_its_gpu_and_instance() {
     let library = TestLibrary::new("h100x2");
     let [one, two] = library.uuids().try_into().unwrap();
     let driver = library.open();
     send(&library, &one, 48, None);
-    assert_eq!(events(&driver, Duration::ZERO), [], "before anybody watched");
+    assert_eq!(events(&driver, Duration::ZERO), [], "before the first watch");
     send(&library, &one, 79, None);
     send(&library, &two, 95, Some(9));
     assert_eq!(events(&driver, SOON), [xid(&one, 79, None), xid(&two, 95, Some(9))]);
     assert_eq!(events(&driver, Duration::from_millis(20)), []);
-    // Also of a GPU that tells nothing any more.
+    // Also of a GPU that no longer reports anything.
     library.state.edit(|e| e.gpu(&one).unwrap().lost = true).unwrap();
     send(&library, &one, 79, None);
     assert_eq!(events(&driver, SOON), [xid(&one, 79, None)]);
@@ -146,10 +146,10 @@ fn a_failed_wait_loses_no_event_and_other_calls_are_served_meanwhile() {
     assert_eq!(waiting.join().unwrap().unwrap().events, []);
 }
 
-/// A driver that tells when somebody waits for events, and is not counted any more once it is closed.
+/// A driver that reports when a call waits for events, and is not counted any more once it is closed.
 struct Waited {
     driver: NvmlDriver,
-    somebody_waits: Arc<AtomicBool>,
+    is_waiting: Arc<AtomicBool>,
     _is_open: IsOpen,
 }
 
@@ -178,28 +178,28 @@ impl GpuDriver for Waited {
         self.driver.processes(gpu)
     }
     fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
-        self.somebody_waits.store(true, Ordering::SeqCst);
+        self.is_waiting.store(true, Ordering::SeqCst);
         self.driver.wait_events(at_most)
     }
 }
 
 #[test]
-fn a_session_is_not_opened_again_while_somebody_still_waits_for_events_on_the_old_one() {
+fn a_session_is_not_opened_again_while_a_call_still_waits_for_events_on_the_old_one() {
     let library = TestLibrary::new("h100x1");
     let (path, gpu) = (library.path(), library.uuids().remove(0));
-    let somebody_waits = Arc::new(AtomicBool::new(false));
+    let is_waiting = Arc::new(AtomicBool::new(false));
     let found_open = Arc::new(Mutex::new(Vec::new()));
-    let (waits, found, open) = (somebody_waits.clone(), found_open.clone(), Arc::new(AtomicUsize::new(0)));
+    let (waits, found, open) = (is_waiting.clone(), found_open.clone(), Arc::new(AtomicUsize::new(0)));
     let session = Session::new(SessionConfig::default(), move || {
         found.lock().unwrap().push(open.load(Ordering::SeqCst));
         let driver = NvmlDriver::open(Some(&path))?;
         open.fetch_add(1, Ordering::SeqCst);
-        Ok(Waited { driver, somebody_waits: waits.clone(), _is_open: IsOpen(open.clone()) })
+        Ok(Waited { driver, is_waiting: waits.clone(), _is_open: IsOpen(open.clone()) })
     });
     session.facts(&gpu).unwrap();
     let waiter = session.clone();
     let waiting = std::thread::spawn(move || waiter.wait_events(SOON));
-    until("the wait", || somebody_waits.load(Ordering::SeqCst));
+    until("the wait", || is_waiting.load(Ordering::SeqCst));
     session.reset();
     session.facts(&gpu).unwrap();
     assert_eq!(*found_open.lock().unwrap(), [0, 0], "the library was shut down in between");
@@ -207,7 +207,7 @@ fn a_session_is_not_opened_again_while_somebody_still_waits_for_events_on_the_ol
 }
 
 #[test]
-fn simulated_gpus_tell_each_session_what_happens_from_its_beginning_on() {
+fn simulated_gpus_report_events_to_each_session_from_its_beginning_on() {
     let sim = SimNode::parse("h100x1").unwrap();
     let gpu = sim.uuids().remove(0);
     let early = sim.clone();

@@ -18,9 +18,9 @@ pub fn read_inventory(
     read_inventory_after(driver, topology, None)
 }
 
-/// [`read_inventory`] for whoever has read before. What a GPU can be cut into does not change while the driver stays
-/// the same, and asking takes longer than everything else, so that is kept; before R550 it is also what is still known
-/// after MIG mode went off.
+/// [`read_inventory`] with an earlier result. A GPU's MIG profiles do not change while the driver stays the same, and
+/// reading them takes longer than everything else, so they are kept; before R550 they are also what is still known after
+/// MIG mode went off.
 pub fn read_inventory_after(
     driver: &dyn GpuDriver,
     topology: &dyn Fn(PciAddress) -> HostTopology,
@@ -49,8 +49,8 @@ pub fn read_inventory_after(
     Ok(inventory)
 }
 
-/// What a GPU can be cut into, and is. Not being told is no problem of the GPU: what was known still holds, and where
-/// nothing was it is offered whole.
+/// MIG profiles and instances of a GPU. A missing answer is no problem of the GPU: earlier answers still hold, and
+/// without one it is offered whole.
 fn mig_of(
     driver: &dyn GpuDriver,
     facts: &GpuFacts,
@@ -61,18 +61,18 @@ fn mig_of(
     }
     let capabilities = match known {
         Some(known) => Some(known.capabilities.clone()),
-        None => told(driver.mig_capabilities(&facts.uuid))?,
+        None => reported(driver.mig_capabilities(&facts.uuid))?,
     };
     let Some(capabilities) = capabilities else { return Ok(None) };
     let mut mig = GpuMig { capabilities, instances: Vec::new(), uuids: BTreeMap::new() };
     if facts.mig_mode.is_on() {
-        match (told(driver.gpu_instances(&facts.uuid))?, known) {
+        match (reported(driver.gpu_instances(&facts.uuid))?, known) {
             (Some(instances), _) => mig.instances = instances,
             (None, Some(known)) => return Ok(Some(known.clone())),
             (None, None) => {}
         }
         for instance in &mig.instances {
-            if let Some([one]) = told(driver.compute_instances(&facts.uuid, instance.id))?.as_deref() {
+            if let Some([one]) = reported(driver.compute_instances(&facts.uuid, instance.id))?.as_deref() {
                 mig.uuids.insert(instance.id, one.uuid.clone());
             }
         }
@@ -86,7 +86,7 @@ fn most_multiprocessors(mig: &GpuMig) -> Option<u32> {
     mig.capabilities.profiles().iter().map(|profile| profile.multiprocessors).max()
 }
 
-fn told<T>(answer: Result<T, GpuError>) -> Result<Option<T>, GpuError> {
+fn reported<T>(answer: Result<T, GpuError>) -> Result<Option<T>, GpuError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(error)
@@ -95,7 +95,7 @@ fn told<T>(answer: Result<T, GpuError>) -> Result<Option<T>, GpuError> {
             Err(error)
         }
         Err(error) => {
-            tracing::debug!(%error, "MIG cannot be told");
+            tracing::debug!(%error, "failed to read MIG profiles or instances");
             Ok(None)
         }
     }

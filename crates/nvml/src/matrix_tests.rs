@@ -24,8 +24,8 @@ const BOARDS: [(&str, u32); 7] = [
 ];
 
 #[test]
-fn no_driver_takes_a_board_out_and_what_it_cannot_tell_is_said() {
-    let mut table = format!("{:<11} MIG {:<12}  SMs PROFILES PARTITION NOT TOLD\n", "DRIVER", "BOARD");
+fn no_driver_makes_a_board_unusable_and_missing_values_are_listed() {
+    let mut table = format!("{:<11} MIG {:<12}  SMs PROFILES PARTITION NOT REPORTED\n", "DRIVER", "BOARD");
     for driver in GENERATIONS {
         table += &rows(*driver, false);
         table += &rows(*driver, true);
@@ -69,7 +69,7 @@ fn rows(driver: Generation, mig: bool) -> String {
             Err(error) => error.code.to_string(),
         });
         let number = |n: Option<usize>| n.map_or("-".to_owned(), |n| n.to_string());
-        let note = notes.iter().find_map(|note| note.strip_prefix(&format!("{uuid}: not told: ")));
+        let note = notes.iter().find_map(|note| note.strip_prefix(&format!("{uuid}: not reported: ")));
         let row = format!(
             "{:<11} {:<3} {board:<12} {:>4} {:>8} {partition:<9} {}",
             driver.version,

@@ -16,7 +16,7 @@ use crate::ffi::{ComputeInstanceHandle, Failure, GpuInstanceHandle, Handle, Libr
 /// more.
 const INDICES: u32 = 64;
 
-/// The first driver that tells profiles and placements with MIG mode off, where the library does not say so itself.
+/// The first driver that reports profiles and placements with MIG mode off, where the library does not say so itself.
 const QUERY_WITHOUT_MIG: u32 = 550;
 
 /// Asks by rising number until the library says that there are no more; numbers this board has no profile for are
@@ -40,21 +40,21 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
         detail: detail.map(str::to_owned),
     };
     let by_itself =
-        library.optional(Some(gpu), "MIG without MIG mode", library.tells_profiles_without_mig(gpu))?;
+        library.optional(Some(gpu), "MIG without MIG mode", library.reports_profiles_without_mig(gpu))?;
     match facts::mig_mode(library, gpu)? {
         MigMode::Unsupported => return Err(not_supported(None)),
         MigMode::Supported { current: false, .. } if by_itself != Some(true) && !is_recent(library)? => {
-            return Err(not_supported(Some("this driver tells MIG profiles only with MIG mode on")));
+            return Err(not_supported(Some("this driver reports MIG profiles only with MIG mode on")));
         }
         MigMode::Supported { .. } => {}
     }
     let mut profiles = Vec::new();
-    let mut untold = None;
+    let mut unreported = None;
     for (index, info) in by_index(|index| library.gpu_instance_profile(gpu, index))? {
         let id = GpuInstanceProfileId(info.id);
         let placements = library.placements(gpu, id);
         if let Err(failure) = &placements {
-            untold.get_or_insert(failure.clone());
+            unreported.get_or_insert(failure.clone());
         }
         profiles.push(GpuInstanceProfile {
             id,
@@ -64,7 +64,7 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
             multiprocessors: info.multiprocessors,
             engines: info.engines,
             max_instances: info.instances,
-            // Some profiles have none on some boards. Where it cannot be told only this profile cannot be placed.
+            // Some profiles have none on some boards. Without an answer, only this profile cannot be placed.
             placements: library
                 .optional(Some(gpu), "placements of a MIG profile", placements)?
                 .unwrap_or_default(),
@@ -73,7 +73,7 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
     }
     let capabilities = MigCapabilities::new(facts::memory(library, gpu)?.unwrap_or(0), profiles);
     if capabilities.profiles().is_empty() {
-        return Err(untold.unwrap_or_else(|| not_supported(Some("NVML tells no MIG profile"))));
+        return Err(unreported.unwrap_or_else(|| not_supported(Some("NVML reports no MIG profile"))));
     }
     Ok(capabilities)
 }

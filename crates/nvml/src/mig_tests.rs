@@ -28,7 +28,7 @@ fn with_mig(board: &str, without: &[&str]) -> (TestLibrary, GpuUuid) {
 }
 
 #[test]
-fn boards_of_each_shape_pass_the_mig_conformance_checks_and_tell_what_the_engine_knows() {
+fn boards_of_each_shape_pass_the_mig_conformance_checks_and_report_what_the_engine_knows() {
     for board in ["a30x1", "h100x1", "b200x1", "rtx-pro-6000x1"] {
         let (library, gpu) = with_mig(board, &[]);
         let driver = library.open();
@@ -47,7 +47,7 @@ fn boards_of_each_shape_pass_the_mig_conformance_checks_and_tell_what_the_engine
 }
 
 #[test]
-fn mig_mode_is_toggled_and_what_became_of_it_is_told() {
+fn mig_mode_is_toggled_and_the_result_is_reported() {
     let library = TestLibrary::new("a100-40x1,h100x1");
     let [a100, h100] = library.uuids().try_into().unwrap();
     let driver = library.open();
@@ -60,14 +60,14 @@ fn mig_mode_is_toggled_and_what_became_of_it_is_told() {
     assert!(!driver.mig_mode(&h100).unwrap().is_on());
 }
 
-/// The same, as a driver that tells no names says it.
+/// The same, as reported by a driver without names.
 fn without_names(caps: &MigCapabilities) -> MigCapabilities {
     let profiles = caps.profiles().iter().cloned();
     MigCapabilities::new(caps.memory_bytes, profiles.map(|p| GpuInstanceProfile { driver_name: None, ..p }))
 }
 
 #[test]
-fn older_drivers_tell_profiles_as_well_as_they_can() {
+fn older_drivers_report_profiles_as_well_as_they_can() {
     // Without the newer call, and without the field: the version of the driver decides.
     let old = ["nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetFieldValues"];
     let library = TestLibrary::without("h100x1", &old);
@@ -83,7 +83,7 @@ fn older_drivers_tell_profiles_as_well_as_they_can() {
     assert_eq!(
         driver.mig_capabilities(&gpu).unwrap_err().to_string(),
         format!(
-            "NVML mig_capabilities failed on {gpu}: NOT_SUPPORTED (3) (this driver tells MIG profiles only with \
+            "NVML mig_capabilities failed on {gpu}: NOT_SUPPORTED (3) (this driver reports MIG profiles only with \
              MIG mode on)"
         )
     );
@@ -175,7 +175,7 @@ fn a_call_past_its_deadline_may_have_had_its_effect_or_have_it_later() {
     assert_eq!(create(2), Err(GpuErrorCode::TIMEOUT), "nothing is created past a call that hangs");
     library.state.edit(|e| e.release(None)).unwrap();
     wait_for(2);
-    assert_eq!(living(), [0, 1], "the effect came after the caller was told of a timeout");
+    assert_eq!(living(), [0, 1], "the effect came after the caller's timeout");
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub struct Hanging {
 ///
 /// A call past its deadline is `TIMEOUT`; its thread stays until NVML returns, and what it returns then is dropped.
 /// Until then further calls of the same operation on the same GPU are `TIMEOUT` at once, so that a GPU that hangs
-/// costs one thread per operation and nobody else waits for it.
+/// costs one thread per operation and no other call waits for it.
 pub struct Session<D> {
     inner: Arc<Inner<D>>,
 }
@@ -78,7 +78,7 @@ struct Opened<D> {
     at: Instant,
 }
 
-/// Fields are dropped in order: what outlives `open` says that the driver is closed, not only that nobody has it any more.
+/// Fields are dropped in order: what outlives `open` shows that the driver is closed, not only that it is unused.
 struct Lent<D> {
     driver: D,
     open: Arc<()>,
@@ -168,7 +168,7 @@ impl<D: GpuDriver + 'static> Session<D> {
             let overdue = lock(&self.inner.overdue);
             if overdue.calls.values().any(|(k, _)| *k == key) {
                 // The same words each time: an answer that changes counts as news.
-                return timeout("an earlier call has not come back".to_owned());
+                return timeout("an earlier call has not returned".to_owned());
             }
         }
         let number = {
@@ -182,7 +182,7 @@ impl<D: GpuDriver + 'static> Session<D> {
                 let failed = |e: io::Error| {
                     error(
                         GpuErrorCode::NO_PERMISSION,
-                        format!("it cannot be marked for other processes: {e}"),
+                        format!("the call cannot be marked for other processes: {e}"),
                     )
                 };
                 Some(marks.mark(gpu, op).map_err(failed)?)
@@ -200,7 +200,7 @@ impl<D: GpuDriver + 'static> Session<D> {
             let mark = mark;
             let result = inner.attempt(op, &call);
             drop(mark);
-            let _nobody_waits = answer.send(result);
+            let _if_not_cancelled = answer.send(result);
         };
         self.inner.workers.run(Box::new(job)).map_err(|no| error(GpuErrorCode::TIMEOUT, no.0))?;
         let panicked = || Err(error(GpuErrorCode::UNKNOWN, "the call panicked".to_owned()));
@@ -246,7 +246,7 @@ impl<D: GpuDriver + 'static> Inner<D> {
         let result = call(&driver.driver);
         match &result {
             Err(error) if self.forget_if_dead(&driver, error.code) && !op.changes_gpu() => {
-                // NVML initialises itself anew only when nobody holds the old session.
+                // NVML initialises itself again only when the old session is closed.
                 drop(driver);
                 call(&self.driver()?.driver)
             }
@@ -269,8 +269,8 @@ impl<D: GpuDriver + 'static> Inner<D> {
         Ok(driver)
     }
 
-    /// NVML initialises itself anew only when nobody holds the old session, and somebody waits for events most of the
-    /// time. Calls that hang are not waited for.
+    /// NVML initialises itself again only when the old session is closed, and one call waits for events most of the time.
+    /// Calls that hang are not waited for.
     fn wait_until_left(&self) {
         let left = std::mem::take(&mut *lock(&self.left));
         let until = Instant::now() + LEAVING.min(self.config.deadline / 2);

@@ -73,7 +73,7 @@ fn a_gpu_that_hangs_times_out_and_the_others_answer() {
     let refused = session.facts(&bad).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        format!("NVML facts failed on {bad}: TIMEOUT (10) (an earlier call has not come back)")
+        format!("NVML facts failed on {bad}: TIMEOUT (10) (an earlier call has not returned)")
     );
     assert_eq!(session.mig_mode(&bad).unwrap_err().code, GpuErrorCode::TIMEOUT);
     assert!(sim.wait_until_hanging(2, SOON));
@@ -215,7 +215,7 @@ fn many_callers_at_once_open_the_driver_once() {
 }
 
 #[test]
-fn waiting_for_the_driver_backs_off_and_ends_when_it_is_there_or_told_to() {
+fn waiting_for_the_driver_backs_off_and_ends_when_it_is_there_or_cancelled() {
     let sim = SimNode::parse("h100x1").unwrap();
     sim.edit(|e| e.set_driver_loaded(false));
     let session = patient(&sim);

@@ -25,7 +25,7 @@ fn assert_same_facts(library: &TestLibrary) {
 }
 
 #[test]
-fn the_mock_library_passes_the_conformance_checks_and_tells_all_facts() {
+fn the_mock_library_passes_the_conformance_checks_and_reports_all_facts() {
     for gpus in ["h100x2", "h100-nvlx4,l4x2,t4x1", "a100-40x4,a30x2", "h100x16", "none"] {
         let library = TestLibrary::new(gpus);
         let expect = Expect {
@@ -148,7 +148,7 @@ fn a_library_that_is_not_there_is_named_with_what_to_do() {
         message,
         format!(
             "NVML init failed: LIBRARY_NOT_FOUND (12) ({}: cannot open shared object file: No such file or \
-             directory; is the driver root right? see --driver-root and --nvml-library)",
+             directory; check --driver-root and --nvml-library)",
             path.display()
         )
     );
@@ -292,7 +292,7 @@ fn an_inventory_has_one_bad_gpu_as_a_problem_and_the_others_in_full() {
 }
 
 #[test]
-fn what_a_gpu_can_be_cut_into_is_asked_once_per_driver_and_kept_while_it_cannot_tell() {
+fn mig_profiles_are_read_once_per_driver_and_kept_while_they_are_not_reported() {
     let sim = divvy_gpu_sim::SimNode::parse("h100x1").unwrap();
     let uuid = sim.uuids().remove(0);
     let nowhere = |_| HostTopology::default();

@@ -1,5 +1,5 @@
-//! The GPU for those with admin access, beside whoever holds it (ADR 3): a device that draws on no counters, so that
-//! it can be had whatever else is given out.
+//! The GPU for admin access, beside its holders (ADR 3): a device that draws on no counters, so that it is available
+//! independent of all other allocations.
 
 use divvy_api::names::{attributes as attr, taints as keys};
 use divvy_model::DeviceKind;
@@ -15,7 +15,7 @@ pub(crate) fn device(ordinal: u32, whole: &Device) -> Device {
     device
 }
 
-/// Its taints: those of the GPU that say more than that somebody is on it.
+/// Its taints: those of the GPU that say more than that it is in use.
 pub(crate) fn taints(of_gpu: &[Taint]) -> Vec<Taint> {
     let of_use = [keys::FENCED, keys::FOREIGN, keys::LINGERING, keys::MODE, keys::WITHDRAWN];
     of_gpu.iter().filter(|taint| !of_use.contains(&taint.key.as_str())).cloned().collect()

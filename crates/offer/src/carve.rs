@@ -262,7 +262,7 @@ impl Run<'_> {
             }
             let on = one.gpu.facts.mig_mode.is_on();
             let (why, value) = if fits_mig_mode(mode, on) {
-                (format!("this GPU is not offered as {} now", mode.name()), "not-offered")
+                (format!("this GPU is currently not offered as {}", mode.name()), "not-offered")
             } else {
                 ("its MIG mode is on".to_owned(), "mig-mode-on")
             };
@@ -293,8 +293,8 @@ impl Run<'_> {
         device.taints = self.checked(&device.name, taints);
         if !self.input.features.supports(Feature::Taints) {
             let taints = std::mem::take(&mut device.taints);
-            // Held: nobody else can get it anyway, and an allocated device stays. Not held: it must not be given
-            // out, and without taints leaving it out is the only way to say so.
+            // Held: no other claim can get it, and an allocated device stays. Not held: it must not be allocated, and without
+            // taints leaving it out is the only way.
             if let Some(taint) = taints.into_iter().find(|t| t.effect.blocks())
                 && !stays
             {

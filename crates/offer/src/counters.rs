@@ -1,5 +1,5 @@
 //! What the alternatives of one GPU draw on: its memory slices one by one, and the rest by number, so that the
-//! scheduler gives out exactly what the hardware can hold at once (`hardware.md` 1.9).
+//! scheduler gives out exactly what the hardware can hold at once.
 
 use std::collections::BTreeMap;
 

@@ -61,7 +61,7 @@ pub enum OneMode {
     TurnedOff,
     /// The scheduler has given a GPU out in two modes.
     #[error(
-        "the scheduler has given a GPU out in two modes at once: it does not count what the modes of a GPU share (one mode until one of the two claims is released)"
+        "the scheduler has allocated a GPU in two modes at once: it does not count the modes of a GPU correctly (this lasts until one of the two claims is released)"
     )]
     Conflict,
     /// The scheduler is too old.
@@ -94,14 +94,13 @@ impl OneMode {
         }
     }
 
-    /// All names.
     pub const NAMES: [&str; 5] = ["turned-off", "conflict", "version", "version-unknown", "dropped-fields"];
 }
 
 impl ServerFeatures {
     /// How many answers of the version question are remembered.
     pub const MEMORY: usize = 8;
-    /// From here on the scheduler charges counters of devices that several claims have (`field.md` 7a).
+    /// From here on the scheduler charges counters of devices that several claims have.
     pub const SEVERAL_MODES: KubeVersion = KubeVersion::new(1, 36, 2);
     /// From here on counter sets have slices of their own.
     pub const PARTITIONS: KubeVersion = KubeVersion::new(1, 35, 0);
@@ -167,7 +166,7 @@ impl ServerFeatures {
         new_enough && !self.dropped.contains(&feature)
     }
 
-    /// Whether one GPU may be published in several modes: the mode lock holds (DESIGN section 1).
+    /// Whether one GPU may be published in several modes: the mode lock holds.
     pub fn several_modes(&self) -> bool {
         self.one_mode().is_none()
     }

@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(sentence(&BTreeSet::new()), None);
         assert_eq!(
             sentence(&[Ailment::Xid(79), Ailment::Lost].into()).unwrap(),
-            "the GPU fell off the bus and reported Xid 79 (node) (reset the GPU or reboot the node; if it stays away, look at the board)"
+            "the GPU fell off the bus and reported Xid 79 (node) (reset the GPU or reboot the node; if it stays lost, check the board)"
         );
     }
 }

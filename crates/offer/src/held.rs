@@ -1,7 +1,6 @@
 //! What stays published without being offered: devices of GPUs that do not answer, and those that claims hold.
 //!
-//! Counters are charged only for devices that are still published, so a device that is allocated is never withdrawn
-//! (DESIGN section 1, "withdrawing").
+//! Counters are charged only for devices that are still published, so a device that is allocated is never withdrawn.
 
 use divvy_model::mig::{MigCapabilities, PartitionName};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid};
@@ -63,7 +62,7 @@ impl Run<'_> {
                 continue;
             };
             let there = self.cards.get(&kind.ordinal()).is_some_and(|card| card.has(name));
-            // Nobody is in the way of admin access.
+            // Admin access excludes nothing.
             if there || matches!(kind, DeviceKind::Admin { .. }) {
                 continue;
             }
@@ -125,7 +124,7 @@ impl Run<'_> {
     }
 
     pub(crate) fn publish_lost(&mut self, name: &PartitionName, subject: Subject<'_>) {
-        self.keep(&name.device_name(), "its profile is not known".to_owned());
+        self.keep(&name.device_name(), "its profile is unknown".to_owned());
         let kind = DeviceKind::Partition(name.clone());
         let mut device = self.previous_or_bare(&kind, subject.gpu);
         device.consumes.clear();

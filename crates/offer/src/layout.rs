@@ -1,7 +1,7 @@
 //! The order of what is published, and where slices break.
 //!
 //! The scheduler takes the first device that fits and looks at every one on the way, so the alternatives that are
-//! few come first (DESIGN section 1). Breaks are at fixed ordinals: a GPU that comes, goes or gets a taint changes
+//! few come first. Breaks are at fixed ordinals: a GPU that comes, goes or gets a taint changes
 //! its own slices only, and the order of the others stays.
 
 use std::collections::BTreeMap;

@@ -67,7 +67,6 @@ pub(crate) fn fits_mig_mode(mode: OfferedMode, on: bool) -> bool {
     (mode == OfferedMode::Mig) == on
 }
 
-/// Decides.
 pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     let as_is = BTreeSet::from([if facts.on { OfferedMode::Mig } else { OfferedMode::Whole }]);
     let asked = match facts.asked {

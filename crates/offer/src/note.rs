@@ -12,24 +12,16 @@ pub enum Note {
     #[error(
         "{gpu} is not published as a whole GPU: its MIG mode is on (turn it off with `nvidia-smi -i {gpu} -mig 0` while it is idle)"
     )]
-    MigModeOn {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    MigModeOn { gpu: GpuUuid },
     /// It has no ordinal, so it has no name.
     #[error("{gpu} is not published: it has no ordinal yet")]
-    NoOrdinal {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    NoOrdinal { gpu: GpuUuid },
     /// Two GPUs have the same ordinal.
     #[error(
         "{gpu} is not published: its ordinal {ordinal} belongs to {other} too (the ordinals file is damaged)"
     )]
     SameOrdinal {
-        /// The GPU.
         gpu: GpuUuid,
-        /// The ordinal.
         ordinal: u32,
         /// The GPU that keeps it.
         other: GpuUuid,
@@ -37,7 +29,6 @@ pub enum Note {
     /// NVML lists it and cannot read it.
     #[error("{gpu} cannot be read{}: {error}", if *.published { ", it is published with a taint" } else { " and is not published" })]
     Unreadable {
-        /// The GPU.
         gpu: GpuUuid,
         /// What NVML said.
         error: String,
@@ -49,15 +40,13 @@ pub enum Note {
         "{gpu} is not published: it is tainted ({taint}) and the API server drops taints (feature gate DRADeviceTaints)"
     )]
     TaintsDropped {
-        /// The GPU.
         gpu: GpuUuid,
         /// The key of the first taint that counts.
         taint: String,
     },
     /// A taint was not valid and was changed.
-    #[error("taint {key:?} of {device} is not valid and was published as {instead:?}")]
+    #[error("taint {key:?} of {device} is invalid and was published as {instead:?}")]
     BadTaint {
-        /// The device.
         device: DeviceName,
         /// The key as given.
         key: String,
@@ -67,87 +56,65 @@ pub enum Note {
     /// A value is over a limit of the API.
     #[error("{name} of {device} is left out: {why}")]
     ValueLeftOut {
-        /// The device.
         device: DeviceName,
         /// The attribute or capacity.
         name: String,
-        /// Which limit.
         why: String,
     },
     /// A claim holds a device whose GPU is gone.
     #[error(
-        "{device} is held by a claim and its GPU is gone: it stays published with a taint until the claim is released"
+        "{device} is held by a claim, but its GPU is gone: the device stays published with a taint until the claim is released"
     )]
-    HeldAndGone {
-        /// The device.
-        device: DeviceName,
-    },
+    HeldAndGone { device: DeviceName },
     /// A claim holds a device that is no longer offered.
     #[error(
-        "{device} is held by a claim and is no longer offered ({why}): it stays published with a taint until the claim is released"
+        "{device} is held by a claim, but no longer offered ({why}): the device stays published with a taint until the claim is released"
     )]
     HeldAndWithdrawn {
-        /// The device.
         device: DeviceName,
         /// Why it is not offered.
         why: String,
     },
     /// Several modes are asked for, and only one of them can be offered.
-    #[error("{gpu} is offered only in one of the modes asked for ({}): {why}", .mode.name())]
+    #[error("{gpu} is offered in only one of its modes ({}): {why}", .mode.name())]
     OneMode {
-        /// The GPU.
         gpu: GpuUuid,
         /// The mode that is offered.
         mode: OfferedMode,
-        /// Why.
         why: OneMode,
     },
     /// Its MIG mode would have to change for what is asked for.
-    #[error("{gpu} is offered only as its MIG mode is now: it changes only with a reset of the GPU")]
-    NeedsReset {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    #[error("{gpu} is offered only in its current MIG mode, which changes only with a GPU reset")]
+    NeedsReset { gpu: GpuUuid },
     /// Nothing of what its rules ask for can be offered.
     #[error(
-        "{gpu} is not offered: it cannot be used in any of the modes that its rules ask for (it cannot do MIG, or its MIG instances are not this driver's)"
+        "{gpu} is not offered: it supports none of the modes of its rule (it does not support MIG, or has MIG instances that this driver did not create)"
     )]
-    NothingOffered {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    NothingOffered { gpu: GpuUuid },
     /// The server cannot store what shares need.
     #[error(
         "{gpu} is not offered in shares: they need Kubernetes 1.35 or later with the feature gate DRAConsumableCapacity (on by default from 1.36)"
     )]
-    NoShares {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    NoShares { gpu: GpuUuid },
     /// All of its memory is held back.
-    #[error("{gpu} is not offered in shares: its rules hold back as much memory as it has")]
-    NothingToShare {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
-    /// A MIG instance that somebody else has made cannot be given out.
+    #[error("{gpu} is not offered in shares: its rule reserves all of its memory")]
+    NothingToShare { gpu: GpuUuid },
+    /// A MIG instance created outside of divvy that cannot be offered.
     #[error(
-        "the MIG instance of {gpu} at memory slices {at} is not offered: it must have exactly one compute instance (make one with `nvidia-smi mig -i {gpu} -cci`)"
+        "the MIG instance of {gpu} at memory slices {at} is not offered: it must have exactly one compute instance (create it with `nvidia-smi mig -i {gpu} -cci`)"
     )]
     NotOneComputeInstance {
-        /// The GPU.
         gpu: GpuUuid,
         /// Where it is.
         at: Placement,
     },
     /// Claims have devices of one GPU that it cannot be at once.
     #[error(
-        "claims have been given {devices}, which one GPU cannot be at once{}: nothing of gpu-{gpu} is given out until one of them is released", by(.claims)
+        "claims hold {devices}, which exclude each other on one GPU{}: no part of gpu-{gpu} is allocated until one of the claims is released", by(.claims)
     )]
     GivenTwice {
         /// The number of the GPU.
         gpu: u32,
-        /// The devices.
         devices: String,
         /// The claims, each with its device; without those that have admin access.
         claims: Vec<String>,
@@ -156,16 +123,12 @@ pub enum Note {
     #[error(
         "{gpu} is not offered in partitions: that needs Kubernetes 1.35 or later with the feature gate DRAPartitionableDevices"
     )]
-    NoCounters {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
+    NoCounters { gpu: GpuUuid },
     /// Its grid is larger than a counter set of the API.
     #[error(
         "{gpu} is not offered in partitions: it has {found} memory slices, a counter set has room for {max}"
     )]
     TooManySlices {
-        /// The GPU.
         gpu: GpuUuid,
         /// How many it has.
         found: u32,
@@ -177,7 +140,6 @@ pub enum Note {
         "GPU instance profile {profile} of {gpu} is not offered: this version does not know it and the driver does not name it"
     )]
     UnknownProfile {
-        /// The GPU.
         gpu: GpuUuid,
         /// NVML's id of the profile.
         profile: u32,
@@ -187,9 +149,7 @@ pub enum Note {
         "{counter} of {gpu} are not counted: partitions that fit together have {needed}, the largest has {total}"
     )]
     CounterDropped {
-        /// The GPU.
         gpu: GpuUuid,
-        /// The counter.
         counter: &'static str,
         /// What partitions that fit beside each other have in sum.
         needed: u64,
@@ -198,12 +158,9 @@ pub enum Note {
     },
     /// A claim holds a device that nothing is known about.
     #[error(
-        "a claim holds {device}, which this driver does not know: delete the claim, or bring back the version that published it"
+        "a claim holds {device}, which this version of the driver does not know: delete the claim, or run the version that published the device"
     )]
-    HeldUnknown {
-        /// The device.
-        device: DeviceName,
-    },
+    HeldUnknown { device: DeviceName },
 }
 
 fn by(claims: &[String]) -> String {

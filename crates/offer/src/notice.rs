@@ -15,14 +15,12 @@ pub enum Notice {
     Node {
         /// The Event's reason.
         reason: &'static str,
-        /// The text.
         text: String,
     },
     /// A warning about a policy, as an Event of the policy too.
     Policy {
         /// What is wrong.
         problem: PolicyProblem,
-        /// The text.
         text: String,
     },
     /// A warning for the log only.
@@ -37,9 +35,9 @@ impl Notice {
     /// What is new in the rules of the GPUs.
     pub(crate) fn of_rules(before: &Resolved, now: &Resolved, node: &str) -> Vec<Self> {
         let decided = now.by.iter().filter(|(gpu, by)| before.by.get(*gpu) != Some(*by));
-        let decided = decided.map(|(gpu, by)| Self::Info(format!("rule {by} decides what {gpu} may become")));
+        let decided = decided.map(|(gpu, by)| Self::Info(format!("rule {by} decides the modes of {gpu}")));
         let free = before.by.keys().filter(|gpu| !now.by.contains_key(*gpu));
-        let free = free.map(|gpu| Self::Info(format!("no policy names {gpu} any more")));
+        let free = free.map(|gpu| Self::Info(format!("no policy selects {gpu} any more")));
         let problems = now.problems.iter().filter(|problem| !before.problems.contains(problem));
         let problems = problems.map(|problem| Self::Policy {
             problem: problem.clone(),
@@ -50,7 +48,7 @@ impl Notice {
 
     pub(crate) fn fault(error: &LimitError) -> Self {
         Self::Fault(format!(
-            "the pool breaks a limit of the API and is not published (a fault of divvy): {error}"
+            "the pool exceeds a limit of the API and is not published (a bug in divvy): {error}"
         ))
     }
 }
@@ -62,7 +60,7 @@ impl Said {
         let new = now.difference(&self.foreign).map(|(gpu, at)| Notice::Node {
             reason: "foreign-mig-instance",
             text: format!(
-                "{gpu} has a MIG instance at memory slices {}..{} that divvy did not create: what overlaps it is not given out (remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`)",
+                "{gpu} has a MIG instance at memory slices {}..{} that divvy did not create: devices that overlap it are not allocated (if it is not needed, remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`)",
                 at.start,
                 at.end().saturating_sub(1)
             ),
@@ -81,9 +79,9 @@ impl Said {
         Some(match why {
             Some(why) => Notice::Node {
                 reason: "one-mode-for-each-gpu",
-                text: format!("GPUs are offered in one mode each, not in all that are asked for: {why}"),
+                text: format!("each GPU is offered in one mode instead of several: {why}"),
             },
-            None => Notice::Info("GPUs may be offered in several modes".to_owned()),
+            None => Notice::Info("GPUs can be offered in several modes".to_owned()),
         })
     }
 

@@ -29,8 +29,8 @@ pub struct Partitioning<'a> {
     pub capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>,
     /// Rules by GPU; the default for the others.
     pub rules: &'a Rules,
-    /// Memory slices that are taken by something no claim in the API stands for (an instance of somebody else, one
-    /// that lingers): everything that overlaps gets the taint.
+    /// Memory slices taken by instances for which the API has no claim (foreign or lingering ones): every device that
+    /// overlaps them gets the taint.
     pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
 }
 
@@ -202,7 +202,10 @@ impl Run<'_> {
                 }
                 let mut subject = Subject { place: Some(placement), ..from.subject };
                 if !offered {
-                    self.keep(&device.name, "this GPU is not offered in such partitions now".to_owned());
+                    self.keep(
+                        &device.name,
+                        "this GPU is currently not offered in such partitions".to_owned(),
+                    );
                     subject.standing = Standing::Withdrawn("not-offered");
                 }
                 let stays = self.stays(&device.name);
@@ -265,7 +268,7 @@ fn of_profile(template: &Device, profile: &GpuInstanceProfile, name: Option<&Pro
     to.device
 }
 
-/// The engines of a whole GPU, which NVML tells only of its profiles.
+/// The engines of a whole GPU, which NVML reports only for its profiles.
 pub(crate) fn engines(budget: &Budget) -> Vec<(Cow<'static, str>, Capacity)> {
     use divvy_api::names::capacity as cap;
     RESOURCES

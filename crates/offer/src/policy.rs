@@ -1,5 +1,5 @@
 //! Which rule of which policy decides about a GPU. Pure: the node plugin calls it whenever policies, the node's labels
-//! or its GPUs change, `divvy inventory` and `divvy demo` with policies from files. Told to users in `docs/policy.md`.
+//! or its GPUs change, `divvy inventory` and `divvy demo` with policies from files. `docs/policy.md` explains this to users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,9 +13,7 @@ use crate::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, R
 /// What rules ask about a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeFacts<'a> {
-    /// Its name.
     pub name: &'a str,
-    /// Its labels.
     pub labels: &'a BTreeMap<String, String>,
 }
 
@@ -59,9 +57,7 @@ impl fmt::Display for RuleRef {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyProblem {
-    /// The rule.
     pub rule: RuleRef,
-    /// The GPU.
     pub gpu: GpuUuid,
     /// What is the matter, and what there is to choose from.
     pub problem: String,
@@ -131,8 +127,8 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// Keeps what was decided before about GPUs that cannot be read now: a rule that names their product does not match
-    /// them while nobody knows it.
+    /// Keeps earlier decisions about GPUs that cannot be read now: a rule that names their product does not match them
+    /// while it is unknown.
     pub fn keep_unread(&mut self, before: &Self, inventory: &Inventory) {
         let unread: Vec<GpuUuid> =
             self.rules.keys().filter(|uuid| !inventory.gpus.contains_key(*uuid)).cloned().collect();

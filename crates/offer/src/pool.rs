@@ -47,7 +47,6 @@ impl Pool {
 pub struct Slice {
     /// Devices, in the order in which the scheduler is to try them.
     pub devices: Vec<Device>,
-    /// Counter sets.
     pub counter_sets: Vec<CounterSet>,
 }
 
@@ -91,7 +90,6 @@ pub enum AttributeValue {
     Bool(bool),
     /// A whole number.
     Int(i64),
-    /// Text.
     String(String),
     /// A semantic version.
     Version(String),
@@ -100,7 +98,6 @@ pub enum AttributeValue {
 /// A capacity of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Capacity {
-    /// How much.
     pub value: Amount,
     /// How it is given out in parts; only for devices with `allow_multiple`.
     pub policy: Option<RequestPolicy>,
@@ -132,7 +129,6 @@ pub enum Allowed {
     Values(Vec<Amount>),
     /// A range in steps.
     Range {
-        /// Least.
         min: Amount,
         /// Most; the capacity if absent.
         max: Option<Amount>,
@@ -152,7 +148,6 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// The number.
     pub fn value(self) -> u64 {
         match self {
             Self::Bytes(value) | Self::Count(value) => value,
@@ -206,7 +201,7 @@ impl Taint {
 /// What a taint does. Ordered by strength.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum TaintEffect {
-    /// Only tells.
+    /// Informs only.
     None,
     /// Not given to claims that do not tolerate it.
     NoSchedule,
@@ -235,7 +230,6 @@ impl TaintEffect {
 pub struct CounterSet {
     /// Name, unique in the pool.
     pub name: String,
-    /// The counters.
     pub counters: BTreeMap<String, Amount>,
 }
 

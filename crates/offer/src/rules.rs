@@ -97,7 +97,7 @@ impl Default for ShareRules {
     }
 }
 
-/// Which placement of a profile the scheduler tries first (`field.md` section 8).
+/// Which placement of a profile the scheduler tries first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementOrder {
@@ -115,7 +115,7 @@ pub enum Instances {
     /// Ours: made for a claim and removed after it. Those of others are worked around.
     #[default]
     Ours,
-    /// Somebody else's: those that live are published, and none is made or removed.
+    /// Managed by an administrator: existing ones are published, and none is made or removed.
     Static,
 }
 
@@ -128,6 +128,5 @@ pub enum ModeLock {
     Auto,
     /// Whatever the version is.
     On,
-    /// Never.
     Off,
 }

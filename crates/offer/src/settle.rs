@@ -76,12 +76,12 @@ impl Run<'_> {
     }
 }
 
-/// The taint of a GPU that claims have in a way in which nobody can have it.
+/// The taint of a GPU whose claims exclude each other.
 pub(crate) fn given_twice() -> Taint {
     Taint::no_schedule(keys::FENCED, Some("given-twice"))
 }
 
-/// Keeps claims off everything of a GPU: by a taint, or by leaving out what nobody holds.
+/// Keeps claims off everything of a GPU: by a taint, or by leaving out what no claim holds.
 fn fence(card: &mut GpuOffer, taints: bool, held: impl Fn(&Device) -> bool) {
     if !taints {
         card.whole.take_if(|device| !held(device));

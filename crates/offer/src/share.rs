@@ -1,5 +1,5 @@
 //! The time-sliced shares of a GPU: one device that many claims have, each with a part of its memory, its compute and
-//! its places. Accounted by the scheduler, enforced by nobody.
+//! its places. Accounted by the scheduler, not enforced.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::{DeviceKind, GpuFacts};
@@ -41,8 +41,8 @@ pub(crate) fn bare(ordinal: u32, whole: &Device) -> Device {
     device
 }
 
-/// A capacity given out from `smallest` up in steps of one. Whoever asks for nothing gets `default`, and whoever asks
-/// for less than the smallest gets that.
+/// A capacity granted from `smallest` up in steps of one. A claim without a request gets `default`, and a claim that
+/// requests less than the smallest gets the smallest.
 fn parts(total: u64, smallest: u64, default: u64, amount: impl Fn(u64) -> Amount) -> Capacity {
     // The API wants room for one step above the least.
     let policy = if smallest < total {

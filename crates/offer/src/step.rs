@@ -94,7 +94,7 @@ impl Situation {
         carve_partitions(&input, &partitioning)
     }
 
-    /// For how long devices that leave stay: where taints are dropped nobody would see that they leave.
+    /// How long leaving devices stay published; zero where the API server drops taints, which mark them.
     pub(crate) fn leave(&self, world: &World) -> Duration {
         if self.features.supports(Feature::Taints) { world.settings.leave } else { Duration::ZERO }
     }

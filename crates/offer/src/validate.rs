@@ -1,5 +1,5 @@
 //! Every limit of `resource.k8s.io/v1` ResourceSlices, checked before anything is sent: the server would refuse the
-//! slice with a message that names an index, and the node would have no devices until someone reads it.
+//! slice with a message that names an index, and the node would have no devices until an administrator reads it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,37 +27,20 @@ pub enum Limit {
     /// More of something than the API takes.
     #[error("{found} {what}, the API takes {max}")]
     TooMany {
-        /// Of what.
         what: &'static str,
-        /// How many.
         found: usize,
         /// How many it may be.
         max: usize,
     },
     /// A name or value that is not of the form the API wants.
     #[error("{text:?} is not {expected}")]
-    Form {
-        /// The text.
-        text: String,
-        /// The form.
-        expected: &'static str,
-    },
+    Form { text: String, expected: &'static str },
     /// A name that must be unique and is not.
     #[error("the {what} {name:?} is there twice")]
-    Duplicate {
-        /// Of what.
-        what: &'static str,
-        /// Which.
-        name: String,
-    },
+    Duplicate { what: &'static str, name: String },
     /// A reference to something that is not in the pool.
     #[error("the {what} {name:?} is not in the pool")]
-    Unknown {
-        /// To what.
-        what: &'static str,
-        /// Which.
-        name: String,
-    },
+    Unknown { what: &'static str, name: String },
     /// A request policy that contradicts itself or its capacity.
     #[error("the request policy is not valid: {0}")]
     Policy(&'static str),

@@ -7,11 +7,8 @@ use serde::Serialize;
 /// A version of Kubernetes. A pre-release counts as the release before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct KubeVersion {
-    /// Major.
     pub major: u32,
-    /// Minor.
     pub minor: u32,
-    /// Patch.
     pub patch: u32,
 }
 

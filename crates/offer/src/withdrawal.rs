@@ -2,7 +2,7 @@
 //!
 //! Counters are charged only for devices that are published, and the scheduler writes an allocation some time after it
 //! has chosen the device. So a device that is not offered any more stays published with a taint until such a write must
-//! have arrived, and after that for as long as a claim in the API holds it (DESIGN section 1, "withdrawing").
+//! have arrived, and after that for as long as a claim in the API holds it.
 
 use std::time::Duration;
 
@@ -29,7 +29,6 @@ pub(crate) struct Observed {
     pub(crate) listed: Option<(Duration, bool)>,
     /// For how long after the taint a write of an allocation may still arrive.
     pub(crate) leave: Duration,
-    /// The time.
     pub(crate) now: Duration,
 }
 

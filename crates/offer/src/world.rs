@@ -68,20 +68,17 @@ pub enum Fact {
 pub struct ModeConflict {
     /// The claim that was refused.
     pub claim: Claimant,
-    /// Its device.
     pub device: DeviceName,
     /// The claim that uses the GPU.
     pub holder: Claimant,
     /// The device of that one.
     pub held: DeviceName,
-    /// The GPU.
     pub gpu: GpuUuid,
 }
 
 /// A claim, as messages name it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claimant {
-    /// UID.
     pub uid: ClaimUid,
     /// `namespace/name`.
     pub name: String,

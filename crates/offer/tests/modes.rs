@@ -37,7 +37,7 @@ enum Event {
     Lose(Index),
     Find,
     /// A GPU's MIG mode cannot be changed, or can again.
-    /// Something of nobody's is on a GPU.
+    /// A GPU has something of unknown origin.
     Occupied(Index, Option<u32>),
     /// What the server is changes.
     Server(KubeVersion),
@@ -271,7 +271,7 @@ fn check(world: &World, carved: &Carved) -> Result<(), TestCaseError> {
         let Some((ordinal, mode)) = mode(device) else { continue };
         let held = world.held.contains(&device.name);
         let taints = world.features.supports(Feature::Taints);
-        // What one claim has nobody else is given; that no more shares are given out only a taint can say.
+        // A device that one claim holds is open to no other; that no more shares are open only a taint can express.
         let is_open = !device.taints.iter().any(|taint| taint.effect.blocks());
         if is_open && !(held && (!device.allow_multiple || !taints)) {
             open.entry(ordinal).or_default().insert(mode);

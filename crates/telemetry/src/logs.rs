@@ -51,7 +51,7 @@ pub enum LogError {
 /// Sends logs to stderr. `filter` is a level, or levels by module (`info,kube=warn`).
 pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), LogError> {
     let filter = parse(filter)?;
-    // What is told is decided by `filter` alone.
+    // `filter` alone decides what is logged.
     let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(stderr);
     match format {
         LogFormat::Plain => builder.with_ansi(stderr().is_terminal()).finish().with(filter).try_init(),

@@ -15,7 +15,7 @@ use prometheus_client::registry::{Metric, Registry};
 const BUCKETS: [f64; 15] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 45.0];
 
-/// The result of a timer that was dropped before it was told one.
+/// The result of a timer that was dropped without one.
 const CANCELLED: &str = "cancelled";
 
 /// Label names and values of one series.
@@ -59,14 +59,12 @@ impl MetricsRegistry {
         self.lock().register(name, help, metric);
     }
 
-    /// One counter.
     pub fn counter(&self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
         self.register(name, help, counter.clone());
         counter
     }
 
-    /// One gauge.
     pub fn gauge(&self, name: &str, help: &str) -> Gauge {
         let gauge = Gauge::default();
         self.register(name, help, gauge.clone());

@@ -70,7 +70,7 @@ impl HttpServer {
     }
 
     /// Whether there is a `/debug/state`.
-    pub fn tells_state(&self) -> bool {
+    pub fn serves_state(&self) -> bool {
         self.debug.is_some()
     }
 
@@ -217,7 +217,7 @@ mod tests {
     async fn metrics_and_state_are_read_at_the_time_of_the_request() {
         let metrics = MetricsRegistry::new();
         let server = HttpServer::new(metrics.clone(), Readiness::new());
-        assert_eq!((server.tells_state(), fetch(&server, "/debug/state").await.0), (false, 404));
+        assert_eq!((server.serves_state(), fetch(&server, "/debug/state").await.0), (false, 404));
         let server = server.debug_state(|| json!({"claims": []}));
         metrics.counter("calls", "Calls").inc();
         let (status, body) = fetch(&server, "/metrics").await;

@@ -44,13 +44,13 @@ fn how_long_a_gpu_has_to_be_well_can_be_said_in_seconds() {
 }
 
 #[test]
-fn the_state_is_told_on_loopback_unless_an_address_is_given_for_it() {
-    assert!(config(&[]).unwrap().http_tells_state());
-    assert!(config(&["--http", "[::1]:9440"]).unwrap().http_tells_state());
-    assert!(!config(&["--http", ":9440"]).unwrap().http_tells_state());
-    assert!(!config(&["--http", "10.0.0.7:9440"]).unwrap().http_tells_state());
+fn the_state_is_served_on_loopback_unless_an_address_is_given_for_it() {
+    assert!(config(&[]).unwrap().http_serves_state());
+    assert!(config(&["--http", "[::1]:9440"]).unwrap().http_serves_state());
+    assert!(!config(&["--http", ":9440"]).unwrap().http_serves_state());
+    assert!(!config(&["--http", "10.0.0.7:9440"]).unwrap().http_serves_state());
     let apart = config(&["--debug-http", "127.0.0.1:9441"]).unwrap();
-    assert!(!apart.http_tells_state());
+    assert!(!apart.http_serves_state());
     assert_eq!(apart.debug_http, ["127.0.0.1:9441".parse().unwrap()]);
 }
 

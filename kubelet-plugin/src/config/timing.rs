@@ -21,7 +21,7 @@ pub struct Timing {
     pub neighbour_drivers: Duration,
     /// How often all claims of the cluster are asked for where another driver publishes one of our GPUs.
     pub neighbour_claims: Duration,
-    /// How long a driver may be away before that is told on the node's object: after a boot it comes by itself.
+    /// How long a driver may be away before an Event on the node reports it: after a boot it may take a while to load.
     pub driver_away: Duration,
     /// Longest pause between attempts to reach a driver that is not there.
     pub driver_retry: Duration,

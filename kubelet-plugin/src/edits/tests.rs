@@ -118,13 +118,13 @@ fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
     let root = dir.path().join("run/nvidia/driver");
     fs_err::rename(&root, dir.path().join("away")).unwrap();
     let gone = edits.refresh(false).unwrap_err();
-    assert!(crate::chain(&gone).starts_with("the NVIDIA driver's files are not there: no usable NVIDIA driver found: /run/nvidia/driver: there is no such folder;"), "{}", crate::chain(&gone));
-    let told = crate::chain(&edits.common().unwrap_err());
+    assert!(crate::chain(&gone).starts_with("the NVIDIA driver's files were not found: no usable NVIDIA driver found: /run/nvidia/driver: the folder does not exist;"), "{}", crate::chain(&gone));
+    let error = crate::chain(&edits.common().unwrap_err());
 
     fixture.driver_version = "590.10.01".into();
     fixture.build(dir.path()).unwrap();
     let again = crate::chain(&edits.common().unwrap_err());
-    assert_eq!(again, told, "not looked for again within a second");
+    assert_eq!(again, error, "not looked for again within a second");
     edits.refresh(false).unwrap();
     assert!(
         edits.common().unwrap().edits().mounts.iter().any(|m| m.host_path.ends_with("libcuda.so.590.10.01"))

@@ -1,5 +1,5 @@
-//! The kubelet's health service, v1 and v1alpha1: the health of every device that a claim holds, told at once, after
-//! each change, and often enough that it does not grow old. The protocol's types go no further than this file.
+//! The kubelet's health service, v1 and v1alpha1: reports the health of every device that a claim holds, at once, after
+//! each change, and often enough that it does not expire. The protocol's types are used in this file only.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use divvy_offer::sentence;
 
 use crate::node::Holdings;
 
-/// What the kubelet is told to count on, and how often it hears from us.
+/// How long a report is valid, as announced to the kubelet, and the interval of reports.
 const LEASE: Duration = Duration::from_secs(30);
 const REPEAT: Duration = Duration::from_secs(10);
 /// Longest message, in bytes.
@@ -89,7 +89,7 @@ impl v1alpha1::dra_resource_health_server::DraResourceHealth for HealthServer {
 
 /// A device and what is wrong with it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Told {
+struct DeviceReport {
     pool: String,
     name: String,
     problem: Option<String>,
@@ -98,34 +98,34 @@ struct Told {
 
 impl HealthServer {
     /// One list of all held devices after another, until the kubelet hangs up or the plugin stops.
-    fn messages(&self) -> impl Stream<Item = Vec<Told>> + use<> {
-        let (tell, told) = mpsc::channel(1);
+    fn messages(&self) -> impl Stream<Item = Vec<DeviceReport>> + use<> {
+        let (send, reports) = mpsc::channel(1);
         let mut server = self.clone();
         tokio::spawn(async move {
             loop {
                 let now = server.now();
-                if tell.send(now).await.is_err() {
+                if send.send(now).await.is_err() {
                     return;
                 }
                 tokio::select! {
                     Ok(()) = server.holdings.changed() => {}
                     () = tokio::time::sleep(REPEAT) => {}
-                    () = tell.closed() => return,
+                    () = send.closed() => return,
                     () = server.stop.cancelled() => return,
                 }
             }
         });
-        ReceiverStream::new(told)
+        ReceiverStream::new(reports)
     }
 
-    fn now(&mut self) -> Vec<Told> {
+    fn now(&mut self) -> Vec<DeviceReport> {
         let Holdings { devices, health } = self.holdings.borrow_and_update().clone();
         let at = seconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         // Shares of one device are one to the kubelet.
-        let all: BTreeSet<Told> = devices
+        let all: BTreeSet<DeviceReport> = devices
             .held
             .iter()
-            .map(|held| Told {
+            .map(|held| DeviceReport {
                 pool: self.pool.clone(),
                 name: held.hold.device.to_string(),
                 problem: sentence(&health.of(&held.hold)).map(|text| crate::events::cut(&text, LONGEST)),

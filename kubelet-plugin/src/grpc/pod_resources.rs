@@ -1,4 +1,4 @@
-//! What running pods hold, as the kubelet tells it on its PodResources socket.
+//! The devices of running pods, from the kubelet's PodResources socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,8 +14,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Why the kubelet could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PodResourcesError {
-    /// Nobody answers on the socket.
-    #[error("the kubelet does not answer on {path} (is it running, and is --pod-resources-socket right?)")]
+    /// The socket does not answer.
+    #[error("the kubelet does not answer on {path} (check that it runs, and --pod-resources-socket)")]
     Connect {
         path: String,
         #[source]

@@ -31,7 +31,6 @@ pub(crate) enum Registered {
 
 /// The registration socket, opened when the kubelet may call this instance.
 pub(crate) struct RegistrationSocket {
-    /// Where.
     pub(crate) path: PathBuf,
     /// Who answers there.
     pub(crate) registrar: Registrar,
@@ -49,7 +48,8 @@ impl RegistrationSocket {
     /// one waits until it can give GPUs to containers. Without another it registers at once: unprepare needs no driver.
     pub(crate) async fn serve(mut self, stop: CancellationToken) -> Result<(), RunError> {
         while let Some(missing) = self.must_wait() {
-            self.ready.waiting(format!("another instance serves the kubelet, and here {missing}"));
+            self.ready
+                .waiting(format!("another instance serves the kubelet; this one is not ready: {missing}"));
             tokio::select! {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.in_charge.changed() => {}

@@ -1,4 +1,4 @@
-//! Which GPUs somebody beside us uses, as a function of what the kubelet, other drivers' objects and NVML tell.
+//! Which GPUs have users outside of divvy, as a function of the kubelet's answer, other drivers' objects and NVML.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use divvy_model::{GpuUuid, Inventory};
 use serde::Serialize;
 
-/// A device that a pod or a claim was given by somebody else.
+/// A device that another driver or a device plugin has allocated to a pod or a claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GivenOut {
     /// Who gave it.
@@ -44,7 +44,7 @@ pub(crate) enum Giver {
 /// The GPU behind a device of another driver: driver, pool and device name.
 pub(crate) type DriverDevice = (String, String, String);
 
-/// How somebody beside us uses a GPU.
+/// A use of a GPU outside of divvy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Use {
@@ -73,12 +73,12 @@ impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DevicePlugin { resource, to } => {
-                write!(f, "the device plugin of {resource} has given it to {to}")
+                write!(f, "the device plugin of {resource} has allocated it to {to}")
             }
-            Self::Driver { name, to } => write!(f, "the driver {name} has given it to {to}"),
+            Self::Driver { name, to } => write!(f, "the driver {name} has allocated it to {to}"),
             Self::Processes { pids } => {
                 let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
-                write!(f, "no claim of divvy holds it, and process {} computes on it", pids.join(", "))
+                write!(f, "process {} computes on it without a claim of divvy", pids.join(", "))
             }
         }
     }
@@ -106,13 +106,13 @@ pub(crate) struct Around<'a> {
     pub(crate) devices: &'a BTreeMap<DriverDevice, GpuUuid>,
     /// Processes that compute on GPUs now.
     pub(crate) processes: &'a BTreeMap<GpuUuid, BTreeSet<u32>>,
-    /// The same a while ago: a process of a claim that was let go between two looks is nobody's for a moment.
+    /// The same a while ago: a process of a claim that was released between two polls belongs to no claim for a moment.
     pub(crate) before: &'a BTreeMap<GpuUuid, BTreeSet<u32>>,
     /// GPUs that claims of ours hold, as of after the processes were read; lingering ones too.
     pub(crate) held: &'a BTreeSet<GpuUuid>,
 }
 
-/// Decides. GPUs that nobody beside us uses are left out.
+/// Decides. GPUs without such a use are left out.
 pub(crate) fn decide(around: &Around<'_>) -> BTreeMap<GpuUuid, BTreeSet<Use>> {
     let mut uses = BTreeMap::<GpuUuid, BTreeSet<Use>>::new();
     for given in around.given {
@@ -143,10 +143,10 @@ pub(crate) fn decide(around: &Around<'_>) -> BTreeMap<GpuUuid, BTreeSet<Use>> {
 const NVIDIA: &str = "nvidia.com/";
 
 /// The GPU behind a device plugin's device id: a UUID or NVML's index, with a number after `::` where the plugin lets
-/// several share it. MIG devices are not looked for: they are instances that we have not made, and told as such.
+/// several share it. MIG devices are not looked for: they are foreign instances, and reported as such.
 fn plugin_device(inventory: &Inventory, resource: &str, id: &str) -> Option<GpuUuid> {
     let id = id.split("::").next().unwrap_or(id);
-    // Anybody's devices are called 0, 1, 2.
+    // Other plugins number their devices 0, 1, 2, too.
     if let Some(index) = id.parse::<usize>().ok().filter(|_| resource.starts_with(NVIDIA)) {
         // NVML counts by PCI address.
         let mut all: Vec<_> =

@@ -11,13 +11,13 @@ use divvy_offer::Notice;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use crate::events::{About, Teller};
+use crate::events::{About, Notifier};
 use crate::sources::policies::Known;
 
 /// Writes in the background.
 pub(crate) struct Events {
     pub(crate) executor: Arc<Executor>,
-    pub(crate) teller: Arc<Teller>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) tasks: TaskTracker,
     /// Whether this instance is in charge.
     pub(crate) in_charge: watch::Receiver<bool>,
@@ -28,21 +28,21 @@ pub(crate) struct Events {
 impl Events {
     /// What the brain has decided to say.
     pub(crate) fn notice(&self, notice: Notice) {
-        let teller = self.teller.clone();
+        let notifier = self.notifier.clone();
         match notice {
             Notice::Info(text) => tracing::info!("{text}"),
             Notice::Warning(text) => tracing::warn!("{text}"),
             Notice::Fault(text) => tracing::error!("{text}"),
             Notice::Node { reason, text } => {
                 tracing::warn!(reason, "{text}");
-                self.tasks.spawn(async move { teller.warn_node(reason, &text).await });
+                self.tasks.spawn(async move { notifier.warn_node(reason, &text).await });
             }
             Notice::Policy { problem, text } => {
                 tracing::warn!(%problem, "the rule of a GpuPolicy has no effect");
                 let Some(known) = &self.known else { return };
                 let policy = known.reference(&problem.rule.policy);
                 self.tasks.spawn(async move {
-                    teller.warn_policy(&policy, "rule-without-effect", &problem.to_string(), &text).await;
+                    notifier.warn_policy(&policy, "rule-without-effect", &problem.to_string(), &text).await;
                 });
             }
         }
@@ -63,30 +63,30 @@ impl Events {
             return;
         }
         if *over {
-            let teller = self.teller.clone();
-            let note = format!("{what} has recovered: it no longer counts as one that {ailment}");
+            let notifier = self.notifier.clone();
+            let note = format!("{what} has recovered from this fault: it {ailment}");
             let action = format!("Untaint {device} {}", ailment.name());
             self.tasks.spawn(async move {
-                teller.tell_of_device(&About::Node, false, "gpu-recovered", &action, &note).await;
+                notifier.report_device(&About::Node, false, "gpu-recovered", &action, &note).await;
             });
             return;
         }
-        let note = format!("{what} {ailment}: nothing new is placed on it ({})", ailment.remedy());
+        let note = format!("{what} {ailment}: no new claim is placed on it ({})", ailment.remedy());
         self.fallen_ill(change, place, &device, note);
     }
 
     fn fallen_ill(&self, change: &HealthChange, place: Option<Placement>, device: &str, note: String) {
-        let (teller, executor, gpu) = (self.teller.clone(), self.executor.clone(), change.gpu.clone());
+        let (notifier, executor, gpu) = (self.notifier.clone(), self.executor.clone(), change.gpu.clone());
         let reason = format!("gpu-{}", change.ailment.name());
         let (all, action) = (change.partition.is_none(), format!("Taint {device}"));
         self.tasks.spawn(async move {
-            teller.tell_of_device(&About::Node, true, &reason, &action, &note).await;
+            notifier.report_device(&About::Node, true, &reason, &action, &note).await;
             for held in held_on(executor, &gpu).await.iter().filter(|held| all || is_at(held, place)) {
                 let note = format!("device {} of claim {}: {note}", held.hold.device, held.claim);
                 let action = format!("Taint {}", held.hold.device);
                 let pods = held.pods.iter().map(|pod| About::Pod(&held.claim.namespace, pod));
                 for about in std::iter::once(About::Claim(&held.claim)).chain(pods) {
-                    teller.tell_of_device(&about, true, &reason, &action, &note).await;
+                    notifier.report_device(&about, true, &reason, &action, &note).await;
                 }
             }
         });

@@ -113,44 +113,38 @@ impl Metrics {
             gpus: registry.gauge("gpus", "GPUs that answer"),
             healthy: Info::new(registry.gauges(
                 "gpu_healthy",
-                "1 if nothing is wrong with the GPU or a partition of it",
+                "1 if the GPU and its partitions are healthy",
                 [],
             )),
-            ailments: Info::new(registry.gauges(
-                "gpu_ailment",
-                "What is wrong with a GPU or a partition",
-                [],
-            )),
+            ailments: Info::new(registry.gauges("gpu_ailment", "Faults of a GPU or a partition", [])),
             xids: registry.counters("gpu_xids", "Xids that GPUs reported", []),
-            unmonitored: registry.gauge("gpus_unmonitored", "GPUs whose events cannot be had"),
-            fenced: registry.gauge("gpus_fenced", "GPUs withheld because what is on them is not certain"),
+            unmonitored: registry.gauge("gpus_unmonitored", "GPUs without event monitoring"),
+            fenced: registry.gauge("gpus_fenced", "GPUs withheld because their state is uncertain"),
             driver_up: registry.gauge("driver_up", "1 if the NVIDIA driver answers"),
             devices_of_claims: Info::new(registry.gauges(
                 "claim_device_info",
-                "Which pod's claim holds which device",
+                "Devices held by claims, with pods",
                 [],
             )),
             slices: registry.gauge("slices", "ResourceSlices published"),
             slices_bytes: registry.gauge("slices_bytes", "Size of the published ResourceSlices, as JSON"),
-            devices: registry.gauge("devices", "Devices to be published"),
+            devices: registry.gauge("devices", "Devices to publish"),
             one_mode: registry.gauges(
                 "one_mode",
-                "1 if GPUs are offered in one mode each although several are asked for, by reason",
+                "1 if each GPU is offered in one mode although a policy requests several, by reason",
                 OneMode::NAMES.map(|reason| vec![("reason", reason.to_owned())]),
             ),
             policies: registry.gauge("gpu_policies", "GpuPolicies in force"),
             policies_bad: registry
-                .gauge("gpu_policies_bad", "GpuPolicies whose present version cannot be read"),
-            in_sync: registry
-                .gauge("slices_in_sync", "1 if the published ResourceSlices are what they should be"),
-            registered: registry.gauge("registered", "1 if the kubelet has the plugin registered"),
+                .gauge("gpu_policies_bad", "GpuPolicies whose current version cannot be read"),
+            in_sync: registry.gauge("slices_in_sync", "1 if the published ResourceSlices are up to date"),
+            registered: registry.gauge("registered", "1 if the plugin is registered with the kubelet"),
             publishes: registry.gauge("publishes", "1 if this instance publishes and reconciles"),
             cdi_restored: registry
-                .counter("cdi_files_restored", "CDI files written again after they had vanished"),
+                .counter("cdi_files_restored", "CDI files restored after they had vanished"),
             numbers_lost: registry
-                .counter("gpu_numbers_lost", "Times that the file of GPU numbers was lost and made again"),
-            reconciles: registry
-                .counter("reconciles", "Rounds of comparing records with the API and the GPUs"),
+                .counter("gpu_numbers_lost", "Times that the file of GPU numbers was lost and rebuilt"),
+            reconciles: registry.counter("reconciles", "Comparisons of records with the API and the GPUs"),
         }
     }
 

@@ -42,7 +42,7 @@ impl Publishing {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         // A pod that is placed here before the kubelet knows us fails its first start and waits a minute or more for
         // the next (seen on a real cluster), so devices appear only once they can be prepared.
-        self.ready.waiting("the kubelet has not registered this plugin yet: nothing is published before");
+        self.ready.waiting("the kubelet has not registered this plugin yet; publishing starts afterwards");
         tokio::select! {
             _ = self.registered.wait_for(|registered| *registered == Registered::Yes) => {}
             () = stop.cancelled() => return,
@@ -105,7 +105,7 @@ impl Publishing {
                 let version = KubeVersion::parse(&info.git_version).unwrap_or_else(|| {
                     tracing::warn!(
                         version = %info.git_version,
-                        "version of the API server not understood: taken for the oldest supported one"
+                        "unknown version of the API server; assuming the oldest supported one"
                     );
                     OLDEST
                 });
@@ -115,7 +115,7 @@ impl Publishing {
             }
             Err(error) => {
                 let error = crate::chain(&error);
-                tracing::debug!(%error, "version of the API server not known yet");
+                tracing::debug!(%error, "the version of the API server is not known yet");
                 if !*is_known {
                     self.ready.waiting(format!("the API server's version is not known yet: {error}"));
                     return FIRST_VERSION_RETRY.min(self.version_every);

@@ -66,10 +66,7 @@ async fn write(executor: Arc<Executor>, grants: BTreeMap<GpuUuid, bool>, retry: 
         Ok(Err(error)) => crate::chain(&error),
         Err(died) => died.to_string(),
     };
-    tracing::warn!(
-        error = problem,
-        "what the policies allow prepare to do could not be written; tried again"
-    );
+    tracing::warn!(error = problem, "failed to store what the policies allow prepare to do, will retry");
     sleep(retry).await;
     false
 }
@@ -84,7 +81,7 @@ fn publish(to: &watch::Sender<Option<Pool>>, pool: &Pool, all: bool) {
         };
         let changed = published.as_ref() != Some(&next);
         if changed {
-            tracing::info!(pool = %next.name, devices = next.devices().count(), "the pool to be published has changed");
+            tracing::info!(pool = %next.name, devices = next.devices().count(), "the pool has changed");
             *published = Some(next);
         }
         changed

@@ -41,7 +41,7 @@ pub(crate) struct HealthOwner {
     pub(crate) seen: channel::Receiver<Seen>,
     pub(crate) facts: Facts,
     pub(crate) metrics: Metrics,
-    /// What an earlier process was told by events, and a later one cannot ask for.
+    /// What an earlier process learnt from events, which a later one cannot poll.
     pub(crate) file: Arc<HealthFile>,
 }
 
@@ -90,7 +90,7 @@ impl HealthOwner {
                 (inventory.is_some() && seen.released.is_none(), seen.released.is_some(), listed)
             };
             if released {
-                // Whoever asked for that may reset GPUs or load another driver, and nobody would see it.
+                // A released driver may be exchanged, and GPUs reset, without events.
                 kept.book.all_away();
             }
             if listed != known {
@@ -121,10 +121,10 @@ impl HealthOwner {
     /// Saves what has been learnt from events since it was last saved.
     async fn remember(&self, kept: &Kept, saved: &mut Memory) {
         let gpus = kept.book.remembered();
-        let told = |gpu: &GpuUuid, id: &GpuInstanceId| {
+        let known = |gpu: &GpuUuid, id: &GpuInstanceId| {
             gpus.get(gpu).is_some_and(|remembered| remembered.partitions.contains_key(id))
         };
-        let places = kept.places.iter().filter(|((gpu, id), _)| told(gpu, id));
+        let places = kept.places.iter().filter(|((gpu, id), _)| known(gpu, id));
         let places = places.map(|((gpu, id), place)| (gpu.clone(), *id, *place)).collect();
         let memory = Memory { gpus, places };
         if memory == *saved {
@@ -134,7 +134,9 @@ impl HealthOwner {
         let written = tokio::task::spawn_blocking(move || file.save(&to_save)).await;
         match written {
             Ok(Ok(())) => *saved = memory,
-            Ok(Err(error)) => tracing::warn!(%error, "what a GPU reported is not remembered for a restart"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "failed to store what GPUs reported; a restart would lose it")
+            }
             // Only a panic; the next change tries again.
             Err(_) => {}
         }
@@ -146,15 +148,15 @@ impl HealthOwner {
             Ok(events) => events,
             Err(error) => {
                 let (code, error) = (error.code, crate::chain(&error));
-                tracing::warn!(%error, "events of the GPUs cannot be had: their health is only polled");
+                tracing::warn!(%error, "failed to subscribe to GPU events; health is only polled");
                 kept.no_events = Some((code, error));
-                self.tell_unmonitored(kept);
+                self.report_unmonitored(kept);
                 return false;
             }
         };
         kept.no_events = None;
         kept.unmonitored = events.unmonitored;
-        self.tell_unmonitored(kept);
+        self.report_unmonitored(kept);
         let mut interesting = false;
         let placed = events.events.iter().any(|event| event.gpu_instance.is_some());
         let held = if placed { self.held_now().await } else { Vec::new() };
@@ -163,20 +165,20 @@ impl HealthOwner {
             self.count(&event);
             let event = self.placed(kept, event, &held);
             let changes = kept.book.event(&self.rules, now, &event);
-            self.tell(kept, &changes);
+            self.report(kept, &changes);
         }
         interesting
     }
 
     fn count(&self, event: &GpuEvent) {
         let GpuEventKind::Xid(xid) = event.kind else {
-            tracing::info!(?event, "a GPU sent an event");
+            tracing::info!(?event, "GPU event");
             return;
         };
         let class = XidClass::of(xid);
         let gpu = event.gpu.as_ref().map(ToString::to_string).unwrap_or_default();
         let instance = event.gpu_instance.map(|id| id.0);
-        tracing::warn!(gpu, instance, xid, class = class.name(), "a GPU reported an Xid");
+        tracing::warn!(gpu, instance, xid, class = class.name(), "Xid");
         self.metrics.xid(gpu, xid, class);
     }
 
@@ -193,7 +195,7 @@ impl HealthOwner {
         }
     }
 
-    /// What the records say, not what was told a moment ago.
+    /// The current records, which may be newer than the last fact.
     async fn held_now(&self) -> Vec<HeldDevice> {
         let executor = self.executor.clone();
         let read = tokio::task::spawn_blocking(move || executor.held().unwrap_or_default());
@@ -218,7 +220,7 @@ impl HealthOwner {
         })
     }
 
-    /// Polls all GPUs that are listed or numbered, and tells what has changed.
+    /// Polls all GPUs that are listed or numbered, and reports changes.
     async fn look(&mut self, kept: &mut Kept, listed: &BTreeSet<GpuUuid>, epoch: Instant) {
         let (gpus, executor, listed) = (self.gpus.clone(), self.executor.clone(), listed.clone());
         let with_instances: BTreeSet<GpuUuid> = kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
@@ -243,9 +245,7 @@ impl HealthOwner {
             if let Ok(done) = tokio::time::timeout(FIRST_LOOK, &mut polling).await {
                 return self.looked(kept, done.ok(), epoch.elapsed());
             }
-            tracing::warn!(
-                "the GPUs' first health poll takes long: devices are published without waiting for it"
-            );
+            tracing::warn!("initial health poll timed out; publishing without health data");
             self.send(kept, Arc::default(), Vec::new());
         }
         let done = polling.await.ok();
@@ -263,15 +263,15 @@ impl HealthOwner {
                 changes.extend(kept.book.living(&gpu, &living));
             }
         }
-        self.tell(kept, &changes);
+        self.report(kept, &changes);
         self.count_unmonitored(kept);
     }
 
-    /// Whose events are not heard. Before the first look nothing is told of any GPU.
-    fn tell_unmonitored(&mut self, kept: &mut Kept) {
+    /// Reports GPUs without event monitoring. Does nothing before the first poll.
+    fn report_unmonitored(&mut self, kept: &mut Kept) {
         self.count_unmonitored(kept);
         if kept.sent {
-            self.tell(kept, &[]);
+            self.report(kept, &[]);
         }
     }
 
@@ -281,8 +281,8 @@ impl HealthOwner {
         self.metrics.unmonitored.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// Tells what has changed, and what is so now.
-    fn tell(&mut self, kept: &mut Kept, changes: &[HealthChange]) {
+    /// Publishes health changes and the current health view.
+    fn report(&mut self, kept: &mut Kept, changes: &[HealthChange]) {
         let sick = kept.book.gpus();
         kept.places.retain(|(gpu, id), _| sick.get(gpu).is_some_and(|gpu| gpu.partitions.contains_key(id)));
         let changes = changes.iter().map(|change| {
@@ -320,7 +320,7 @@ fn unmonitored(kept: &Kept) -> BTreeMap<GpuUuid, Unmonitored> {
         for_good: matches!(code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND),
     };
     match &kept.no_events {
-        // The driver is away, and that is told.
+        // The driver is away, which is reported as such.
         Some((
             GpuErrorCode::DRIVER_NOT_LOADED
             | GpuErrorCode::UNINITIALIZED
@@ -330,7 +330,7 @@ fn unmonitored(kept: &Kept) -> BTreeMap<GpuUuid, Unmonitored> {
         )) => BTreeMap::new(),
         Some((code, why)) => kept.book.gpus().keys().map(|gpu| (gpu.clone(), none(*code, why))).collect(),
         None => {
-            // One that is lost has more to tell than that.
+            // A lost GPU is already reported as lost.
             let all = kept.unmonitored.iter().filter(|(_, code)| **code != GpuErrorCode::GPU_IS_LOST);
             all.map(|(gpu, code)| (gpu.clone(), none(*code, &code.to_string()))).collect()
         }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use divvy_model::DeviceName;
 use divvy_offer::{Answer, Ask, Claimant};
@@ -14,9 +13,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::KubeClaims;
 use crate::node::{Fact, Facts};
-
-/// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(10);
 
 /// Asks.
 pub(crate) struct HoldersSource {
@@ -34,14 +30,11 @@ impl HoldersSource {
                 () = stop.cancelled() => return,
             }
             let Some(ask) = *self.asked.borrow_and_update() else { continue };
-            let answer = match tokio::time::timeout(ANSWER, self.ask(ask)).await {
-                Ok(answer) => answer.map_err(|error| crate::chain(&error)),
-                Err(_) => Err("no answer in time".to_owned()),
-            };
+            let answer = self.ask(ask).await;
             if let Err(error) = &answer {
                 tracing::warn!(
-                    error,
-                    "claims not listed: devices that are withdrawn stay published until it is known who holds them"
+                    error = crate::chain(error),
+                    "failed to list claims; withdrawn devices stay published until their holders are known"
                 );
             }
             if self.facts.send(Fact::Answer(answer.ok())).is_err() {
@@ -65,7 +58,7 @@ impl HoldersSource {
         Ok(names.filter(|name| !is_for_admins(name)).collect())
     }
 
-    /// Devices of our pool that claims have allocated. Admin access takes nothing from anybody, and is served by name.
+    /// Devices of our pool that claims have allocated. Admin access excludes no other claim, and is served by name.
     fn holders(&self, claims: Vec<ResourceClaim>) -> BTreeMap<DeviceName, BTreeSet<Claimant>> {
         let mut holders = BTreeMap::<DeviceName, BTreeSet<Claimant>>::new();
         for claim in claims {

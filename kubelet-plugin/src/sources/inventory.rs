@@ -1,9 +1,9 @@
-//! The task that owns the inventory: asks for the list of GPUs often (cheap), reads all facts when the list has
-//! changed, on request and now and then, and waits for a driver that is not there yet.
+//! The task that owns the inventory: lists the GPUs often (cheap), reads all facts when the list has changed, on request
+//! and at intervals, and waits for a driver that is not installed yet.
 //!
-//! Everyone else reads the latest [`Seen`]; a failed read keeps the last inventory, so that one bad minute of NVML
-//! withdraws nothing. While the driver is not there, or lacks files that containers need, what is known is marked as
-//! down. While somebody asks for it and no claim holds a device, the driver is let go (see `drain`).
+//! Other tasks read the latest [`Seen`]; a failed read keeps the last inventory, so that one bad minute of NVML withdraws
+//! nothing. While the driver is absent, or lacks files that containers need, the inventory is marked as down. While a
+//! release is requested and no claim holds a device, the driver is released (see `drain`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Timing;
 use crate::drain;
 use crate::edits::HostEdits;
-use crate::events::Teller;
+use crate::events::Notifier;
 use crate::node::{Fact, Facts};
 use crate::sources::node_labels::NodeFacts;
 
@@ -55,9 +55,9 @@ pub(crate) struct InventoryOwner {
     pub(crate) release_file: PathBuf,
     /// Whether a claim holds a device, or one is being worked on; may block.
     pub(crate) in_use: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Told of a driver that stays away; in the background.
-    pub(crate) teller: Arc<Teller>,
-    pub(crate) told: TaskTracker,
+    /// Reports a driver that stays away, in the background.
+    pub(crate) notifier: Arc<Notifier>,
+    pub(crate) reports: TaskTracker,
 }
 
 /// What one look found.
@@ -69,11 +69,11 @@ struct Look {
     module: Option<NvidiaModule>,
 }
 
-/// A driver that is not there, since when, and whether somebody was told.
+/// A driver that is absent, since when, and whether that was reported.
 #[derive(Default)]
 struct Trouble {
     since: Option<Instant>,
-    told: bool,
+    reported: bool,
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -113,7 +113,7 @@ impl InventoryOwner {
                     }
                 }
             };
-            self.tell(&mut trouble);
+            self.report(&mut trouble);
             if sent.has_changed().unwrap_or_default()
                 && self.facts.send(Fact::Gpus(sent.borrow_and_update().clone())).is_err()
             {
@@ -148,9 +148,9 @@ impl InventoryOwner {
         }
         tracing::info!(
             asked,
-            "the NVIDIA driver is let go: no claim needs it, and its module may be unloaded"
+            "released the NVIDIA driver: no claim needs it, and its module may be unloaded"
         );
-        let down = Some(format!("the NVIDIA driver is let go: {asked}"));
+        let down = Some(format!("the NVIDIA driver is released: {asked}"));
         self.seen.send_modify(|seen| {
             *seen = Seen {
                 inventory: seen.inventory.take(),
@@ -202,14 +202,14 @@ impl InventoryOwner {
             tracing::info!("the NVIDIA driver answers again");
         }
         if let Some(why) = down.as_ref().filter(|_| before.down != down) {
-            tracing::error!(why, "GPUs answer, but containers cannot get them; tried again by itself");
+            tracing::error!(why, "GPUs answer, but cannot be given to containers, will retry");
         }
         if let Some((_, inventory)) = &changed {
             tracing::info!(
                 gpus = inventory.gpus.len(),
                 unreadable = inventory.problems.len(),
                 driver_version = %inventory.system.driver_version,
-                "GPUs of this node read"
+                "read the node's GPUs"
             );
         }
         let is_new = changed.is_some();
@@ -233,7 +233,7 @@ impl InventoryOwner {
         if self.seen.borrow().problem.as_ref() == Some(&problem) {
             return;
         }
-        tracing::error!(error = %problem, "the NVIDIA driver does not answer; nothing new is published until it does, tried again by itself");
+        tracing::error!(error = %problem, "the NVIDIA driver does not answer; no new device is published until it does, will retry");
         let down = is_away(error.code).then(|| problem.clone());
         self.seen.send_modify(|seen| {
             seen.released = None;
@@ -242,8 +242,8 @@ impl InventoryOwner {
         });
     }
 
-    /// A driver that stays away is told on the node's object, once until it is back. Letting it go was asked for.
-    fn tell(&self, trouble: &mut Trouble) {
+    /// A driver that stays away is reported by an Event on the node, once until it is back, unless its release was requested.
+    fn report(&self, trouble: &mut Trouble) {
         let seen = self.seen.borrow().clone();
         let why = seen.problem.or(seen.down).filter(|_| seen.released.is_none());
         let Some(why) = why else {
@@ -251,10 +251,10 @@ impl InventoryOwner {
             return;
         };
         let since = *trouble.since.get_or_insert_with(Instant::now);
-        if !trouble.told && since.elapsed() >= self.timing.driver_away {
-            trouble.told = true;
-            let teller = self.teller.clone();
-            self.told.spawn(async move { teller.warn_node("nvidia-driver-down", &why).await });
+        if !trouble.reported && since.elapsed() >= self.timing.driver_away {
+            trouble.reported = true;
+            let notifier = self.notifier.clone();
+            self.reports.spawn(async move { notifier.warn_node("nvidia-driver-down", &why).await });
         }
     }
 }
@@ -280,7 +280,7 @@ fn all_of(inventory: &Inventory) -> Vec<GpuUuid> {
 /// What sysfs says; unknown is left out.
 fn topology(host: &HostRoot, address: PciAddress) -> HostTopology {
     divvy_host::topology(host, address).unwrap_or_else(|error| {
-        tracing::warn!(pci = %address, error = %crate::chain(&error), "place of the GPU in the host is not known");
+        tracing::warn!(pci = %address, error = %crate::chain(&error), "failed to read the GPU's topology");
         HostTopology::default()
     })
 }

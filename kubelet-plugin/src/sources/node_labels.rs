@@ -2,18 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::TryStreamExt;
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-/// A watch that tells nothing for so long is started again: it may be dead without saying so. A living node's object
-/// changes more often.
-const SILENCE: Duration = Duration::from_mins(10);
 
 /// What is known of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,34 +34,30 @@ pub(crate) async fn run(
     facts: watch::Sender<Option<Arc<NodeFacts>>>,
     stop: CancellationToken,
 ) {
-    let api = Api::<Node>::all(client);
+    let config = watcher::Config::default().fields(&format!("metadata.name={node}"));
+    let changes = watcher(Api::<Node>::all(client), config).default_backoff().applied_objects();
+    let mut changes = std::pin::pin!(changes);
     let follow = async {
-        loop {
-            let config = watcher::Config::default().fields(&format!("metadata.name={node}"));
-            let mut changes =
-                std::pin::pin!(watcher(api.clone(), config).default_backoff().applied_objects());
-            let mut told = false;
-            loop {
-                match tokio::time::timeout(SILENCE, changes.try_next()).await {
-                    Ok(Ok(Some(object))) => {
-                        told = false;
-                        let now = NodeFacts::from(object);
-                        facts.send_if_modified(|known| {
-                            let new = known.as_deref() != Some(&now);
-                            if new {
-                                *known = Some(Arc::new(now));
-                            }
-                            new
-                        });
-                    }
-                    Ok(Ok(None)) | Err(_) => break,
-                    Ok(Err(error)) => {
-                        if !std::mem::replace(&mut told, true) {
-                            tracing::warn!(
-                                error = %crate::chain(&error),
-                                "the node's object cannot be watched: its labels and cordons are as last known; tried again by itself"
-                            );
+        let mut reported = false;
+        while let Some(change) = changes.next().await {
+            match change {
+                Ok(object) => {
+                    reported = false;
+                    let now = NodeFacts::from(object);
+                    facts.send_if_modified(|known| {
+                        let new = known.as_deref() != Some(&now);
+                        if new {
+                            *known = Some(Arc::new(now));
                         }
+                        new
+                    });
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut reported, true) {
+                        tracing::warn!(
+                            error = %crate::chain(&error),
+                            "failed to watch the Node; using its last known labels and cordon, will retry"
+                        );
                     }
                 }
             }

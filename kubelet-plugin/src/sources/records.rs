@@ -72,7 +72,7 @@ impl RecordsSource {
                     if problem.as_ref() != Some(&error) {
                         tracing::error!(
                             error,
-                            "the records cannot be read, so what is published stays as it is; tried again"
+                            "failed to read the records; the pool stays unchanged, will retry"
                         );
                         problem = Some(error);
                     }
@@ -83,7 +83,7 @@ impl RecordsSource {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.forget.changed() => {}
                 () = self.changed.notified() => sleep(SETTLE).await,
-                // Another instance of an update notifies nobody here.
+                // The other instance of a rolling update does not notify this one.
                 () = sleep(again) => {}
                 () = stop.cancelled() => return,
             }

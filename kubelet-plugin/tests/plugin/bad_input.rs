@@ -33,20 +33,20 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
     assert_eq!(
         node.prepare(&other).await.unwrap_err(),
         format!(
-            "claim default/c (UID {}) is not the one in the API, which has UID {}: it was deleted and made again under the same name (delete the pod so that it gets the new claim)",
+            "claim default/c (UID {}) does not match the claim in the API, which has UID {}: the claim was deleted and created again under the same name (delete the pod so that it gets the new claim)",
             other.uid, claim.uid
         )
     );
-    let missing = ClaimRef::new("default", "nobody", "11111111-2222-3333-4444-555555555555");
+    let missing = ClaimRef::new("default", "missing", "11111111-2222-3333-4444-555555555555");
     assert_eq!(
         node.prepare(&missing).await.unwrap_err(),
-        "claim default/nobody (UID 11111111-2222-3333-4444-555555555555) is not in the API: it was deleted (the kubelet asks again for a pod that still needs it)"
+        "claim default/missing (UID 11111111-2222-3333-4444-555555555555) does not exist in the API: it was deleted (the kubelet retries for a pod that still needs it)"
     );
     let unallocated = node.put(mk_claim("default", "u", DRIVER, 1));
     assert_eq!(
         node.prepare(&unallocated).await.unwrap_err(),
         format!(
-            "claim default/u (UID {}) has no allocation (the scheduler has not placed it, or it was released again)",
+            "claim default/u (UID {}) has no allocation (the scheduler has not allocated it, or it was deallocated again)",
             unallocated.uid
         )
     );
@@ -54,7 +54,7 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
     assert_eq!(
         node.prepare(&strange).await.unwrap_err(),
         format!(
-            "device gpu-0-mps of claim default/strange (UID {}): this driver publishes no such device (delete the pod and the claim, so that they are scheduled anew): device name \"gpu-0-mps\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
+            "device gpu-0-mps of claim default/strange (UID {}): this driver publishes no such device (delete the pod and the claim, so that they are scheduled again): device name \"gpu-0-mps\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
             strange.uid
         )
     );
@@ -62,7 +62,7 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
     assert_eq!(
         node.prepare(&absent).await.unwrap_err(),
         format!(
-            "device gpu-7 of claim default/absent (UID {}): no GPU of this node has this number: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)",
+            "device gpu-7 of claim default/absent (UID {}): no GPU of this node has this number any more (delete the pod and the claim, so that they are scheduled again)",
             absent.uid
         )
     );
@@ -102,7 +102,7 @@ async fn an_unknown_field_in_a_config_fails_its_claim_only_and_says_where_it_sta
     assert_eq!(
         answers.remove(&bad.uid).unwrap().unwrap_err(),
         format!(
-            "device gpu-0 ({}) of claim default/bad (UID {}): config entry 0 of the claim for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\")",
+            "device gpu-0 ({}) of claim default/bad (UID {}): config entry 0 of the claim for this driver is invalid (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so create a new claim): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\", \"extraNodes\")",
             node.sim.uuids()[0],
             bad.uid
         )
@@ -124,7 +124,7 @@ async fn an_api_server_that_is_away_for_a_while_is_waited_for_inside_the_call() 
     node.api.fail_next(1, "get", "resourceclaims", Fault::Status(403));
     let refused = node.prepare(&late).await.unwrap_err();
     let expected = format!(
-        "claim default/late (UID {}) may not be read: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io: ",
+        "reading claim default/late (UID {}) is forbidden: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io: ",
         late.uid
     );
     assert!(refused.starts_with(&expected), "{refused}");
@@ -137,7 +137,7 @@ async fn an_api_server_that_is_away_for_a_while_is_waited_for_inside_the_call() 
     node.api.fail_next(1000, "get", "resourceclaims", Fault::Status(503));
     let error = node.prepare(&late).await.unwrap_err();
     // How many seconds that were depends on how busy the machine is.
-    let expected = format!("claim default/late (UID {}) could not be read from the API within ", late.uid);
+    let expected = format!("failed to read claim default/late (UID {}) from the API within ", late.uid);
     assert!(error.starts_with(&expected), "{error}");
     node.api.clear_faults();
     plugin.stop().await;
@@ -156,14 +156,15 @@ async fn without_nvml_the_plugin_registers_says_why_it_publishes_nothing_and_cat
     })
     .await;
     assert!(
-        missing.iter().any(|m| m.starts_with("inventory: NVML ") && m.ends_with("failed: LIBRARY_NOT_FOUND (12) (is the driver root right? see --driver-root and --nvml-library)")),
+        missing.iter().any(|m| m.starts_with("inventory: NVML ")
+            && m.ends_with("failed: LIBRARY_NOT_FOUND (12) (check --driver-root and --nvml-library)")),
         "{missing:?}"
     );
     assert_eq!(node.unprepare(&old).await, Ok(()), "unprepare is served without a driver");
     assert_eq!(
         node.prepare(&old).await.unwrap_err(),
         format!(
-            "device gpu-0 of claim default/{} (UID {}): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)",
+            "device gpu-0 of claim default/{} (UID {}): the NVIDIA driver of this node does not answer yet (check the node plugin's log, and that nvidia-smi works on the node)",
             old.name, old.uid
         )
     );
@@ -181,7 +182,7 @@ async fn a_cdi_folder_that_is_not_mounted_fails_the_claim_with_the_flag_to_look_
     let claim = node.claim("c", &["gpu-0"]);
     let error = node.prepare(&claim).await.unwrap_err();
     let expected = format!(
-        "claim default/c (UID {uid}) cannot be prepared: CDI file {DRIVER}-claim_{uid}.json in {dir} cannot be written (the folder above it is not there: mount the host's CDI folder into the plugin, at the path of --cdi-dir)",
+        "claim default/c (UID {uid}) cannot be prepared: CDI file {DRIVER}-claim_{uid}.json in {dir} cannot be written (its parent folder does not exist: mount the host's CDI folder into the plugin, at the path of --cdi-dir)",
         uid = claim.uid,
         dir = node.cdi_dir().display()
     );

@@ -104,7 +104,7 @@ async fn the_binary_serves_is_killed_starts_again_and_stops_at_sigterm() {
 }
 
 #[test]
-fn a_flag_that_cannot_be_used_is_told_on_stderr_with_a_failing_exit_code() {
+fn an_invalid_flag_is_reported_on_stderr_with_a_failing_exit_code() {
     let out =
         Command::new(BINARY).env_clear().args(["--node-name", "n1", "--cdi-dir", "cdi"]).output().unwrap();
     assert_eq!(out.status.code(), Some(1));

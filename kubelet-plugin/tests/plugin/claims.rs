@@ -36,7 +36,7 @@ async fn a_whole_gpu_is_prepared_with_a_self_contained_cdi_file_and_let_go_witho
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_gpus_of_one_request_and_requests_of_their_own_are_told_apart() {
+async fn two_gpus_of_one_request_and_separate_requests_are_distinguished() {
     let node = Node::new("h100x4");
     let plugin = node.start().await;
     let both = node.claim("both", &["gpu-3", "gpu-2"]);
@@ -97,7 +97,7 @@ async fn sixteen_calls_at_once_each_get_their_gpu_and_one_call_with_all_lets_go(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn admin_access_to_a_gpu_in_use_disturbs_nobody_and_is_not_in_the_way() {
+async fn admin_access_to_a_gpu_in_use_disturbs_no_claim_and_blocks_none() {
     let node = Node::new("h100x1");
     let plugin = node.start().await;
     let admin = |name: &str| {
@@ -136,7 +136,10 @@ async fn an_unprepare_that_meets_a_waiting_prepare_ends_it_and_nothing_is_left()
     let (prepared, unprepared) = tokio::join!(prepare, unprepare);
     assert_eq!(
         prepared.unwrap_err(),
-        format!("prepare of claim default/c (UID {}) was given up: it is being unprepared", claim.uid)
+        format!(
+            "prepare of claim default/c (UID {}) was cancelled because the claim is being unprepared",
+            claim.uid
+        )
     );
     assert_eq!(unprepared, Ok(()));
     drop(held);
@@ -205,7 +208,7 @@ async fn a_kubelet_that_gives_up_on_a_call_finds_its_work_done() {
 async fn a_burst_reads_eight_claims_at_once_and_writes_nothing_to_the_api() {
     let node = Node::new("h100x16");
     let mut config = node.config(&[]);
-    // What people are told of the node comes once, before.
+    // The GpuNode is written once, before.
     config.timing.gpu_node = std::time::Duration::from_hours(1);
     let plugin = node.start_with(config);
     plugin.wait_ready().await;

@@ -90,7 +90,7 @@ async fn extra_nodes_are_for_claims_that_ask_and_of_those_that_are_offered() {
     let refused = node.prepare(&claim("more", &["/dev/kvm"])).await.unwrap_err();
     assert!(
         refused.contains(
-            "asks for /dev/kvm (extraNodes), and this node offers only /dev/gdrdrv, /dev/nvidia-fs*, /dev/nvidia-caps-imex-channels/channel0 to claims (an administrator can add /dev/kvm to the chart value extraNodes"
+            "requests /dev/kvm (extraNodes), but this node offers only /dev/gdrdrv, /dev/nvidia-fs*, /dev/nvidia-caps-imex-channels/channel0 to claims (remove /dev/kvm from the config, or let an administrator add it to the chart value extraNodes)"
         ),
         "{refused}"
     );
@@ -129,6 +129,6 @@ fn a_folder_for_the_hook_that_is_mounted_noexec_is_refused() {
     let out = Command::new("unshare").args(["-Urm", "sh", "-c", &script]).output().unwrap();
     assert!(!out.status.success());
     let text = String::from_utf8(out.stderr).unwrap();
-    assert!(text.contains("chart value hookDir: a folder of the host that can be written to"), "{text}");
+    assert!(text.contains("chart value hookDir: a writable folder of the host"), "{text}");
     assert!(text.contains("it is mounted noexec"), "{text}");
 }

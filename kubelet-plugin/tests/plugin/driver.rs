@@ -1,5 +1,5 @@
-//! The NVIDIA driver comes late, is let go, reloaded, upgraded, removed, and lost with a reboot: under claims, and
-//! without anybody lending a hand.
+//! The NVIDIA driver is installed late, released, reloaded, upgraded, removed, and lost with a reboot: under claims, and
+//! without intervention.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -113,19 +113,15 @@ async fn a_driver_container_that_mounts_its_root_after_the_plugin_started_is_fou
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_that_stays_away_is_told_once_on_the_nodes_object() {
+async fn a_driver_that_stays_away_is_reported_once_by_an_event_on_the_node() {
     let node = Node::new("l4x1");
     let fault = node.sim.fault(Fault::fail(GpuErrorCode::LIBRARY_NOT_FOUND));
     let mut config = node.config(&[]);
     config.timing.driver_away = Duration::from_millis(200);
     let plugin = node.start_with(config);
-    let told = wait("the Event", || node.node_events().pop()).await;
-    assert_eq!(told.0, "NvidiaDriverDown");
-    assert!(
-        told.1.contains("LIBRARY_NOT_FOUND (12) (is the driver root right? see --driver-root"),
-        "{}",
-        told.1
-    );
+    let reported = wait("the Event", || node.node_events().pop()).await;
+    assert_eq!(reported.0, "NvidiaDriverDown");
+    assert!(reported.1.contains("LIBRARY_NOT_FOUND (12) (check --driver-root"), "{}", reported.1);
     node.sim.edit(|engine| engine.clear_faults(Some(fault)));
     plugin.wait_ready().await;
     assert_eq!(node.node_events().len(), 1);
@@ -316,7 +312,7 @@ async fn while_a_drain_asks_and_no_claim_holds_a_gpu_the_driver_is_let_go_and_ca
     assert_eq!((is_open(), node.sim.calls(divvy_model::GpuOp::List)), (false, calls), "and stays so");
     assert!(plugin.readiness.missing().is_empty(), "or a rolling update would wait for the drain's end");
 
-    // The module is unloaded and loaded again meanwhile; nobody here notices.
+    // The module is unloaded and loaded again meanwhile, which this test does not wait for.
     node.sim.edit(|engine| engine.set_driver_loaded(false));
     node.sim.edit(|engine| engine.set_driver_loaded(true));
     node.cordon(false);

@@ -12,7 +12,7 @@ fn status(node: &Node) -> Option<GpuNodeStatus> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_tells_who_holds_its_gpus_by_which_rule_and_what_is_wrong_and_writes_only_changes() {
+async fn a_gpu_node_has_holders_rules_and_troubles_and_is_written_only_on_change() {
     let node = Node::new("h100x3");
     let spec = json!({ "rules": [{ "name": "big", "gpus": { "ordinals": [0] }, "modes": ["Whole"] }] });
     node.api.put(&GpuPolicy::new("p", spec)).unwrap();
@@ -71,7 +71,7 @@ async fn a_gpu_node_that_cannot_be_written_holds_up_nothing_and_is_written_later
     node.api.fail_next(2, "patch", "gpunodes", Fault::Status(403));
     node.api.register::<GpuNode>(false, true);
     wait("the holder", || status(&node).filter(|status| status.summary.claims == 1)).await;
-    // It is written as a whole once, and again when somebody has deleted it.
+    // It is written as a whole once, and again after it was deleted.
     node.api.forget_requests();
     node.unprepare(&claim).await.unwrap();
     wait("its end", || status(&node).filter(|status| status.summary.claims == 0)).await;
@@ -87,18 +87,18 @@ async fn a_gpu_node_that_cannot_be_written_holds_up_nothing_and_is_written_later
 async fn a_gpu_node_that_was_deleted_comes_back_although_nothing_happens_on_the_node() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;
-    let told = wait("the report", || status(&node).filter(|status| status.summary.free == 2)).await;
+    let reported = wait("the report", || status(&node).filter(|status| status.summary.free == 2)).await;
     for time in 1..=2 {
         node.api.delete::<GpuNode>("", "n1").unwrap();
         let again = wait("the report again", || status(&node)).await;
-        assert_eq!((again.summary, again.gpus), (told.summary.clone(), told.gpus.clone()), "{time}");
+        assert_eq!((again.summary, again.gpus), (reported.summary.clone(), reported.gpus.clone()), "{time}");
         assert!(node.api.get::<GpuNode>("", "n1").unwrap().metadata.owner_references.is_some());
     }
     plugin.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn since_when_a_gpu_is_in_trouble_outlasts_the_plugin_and_what_to_do_is_told() {
+async fn the_start_of_a_trouble_outlasts_the_plugin_and_has_a_remedy() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;
     let uuid = node.sim.uuids()[0].clone();
@@ -109,14 +109,17 @@ async fn since_when_a_gpu_is_in_trouble_outlasts_the_plugin_and_what_to_do_is_to
         (status.summary.trouble == "gpu-0 lost" && found_out)
             .then_some((status.troubles, status.summary.since))
     };
-    let told = wait("the lost GPU", || status(&node).and_then(lost)).await;
-    assert_eq!((told.0.len(), told.0[0].kind.as_str(), &told.0[0].since), (1, "lost", &told.1));
-    assert!(told.1.is_some());
-    assert_eq!(told.0[0].remedy, "reset the GPU or reboot the node; if it stays away, look at the board");
+    let reported = wait("the lost GPU", || status(&node).and_then(lost)).await;
+    assert_eq!(
+        (reported.0.len(), reported.0[0].kind.as_str(), &reported.0[0].since),
+        (1, "lost", &reported.1)
+    );
+    assert!(reported.1.is_some());
+    assert_eq!(reported.0[0].remedy, "reset the GPU or reboot the node; if it stays lost, check the board");
     plugin.stop().await;
-    // Another second, as the record has it: a new one would be told from the old one.
+    // Another second, as the record has it, so that a new start differs from the old one.
     let second = |since: &str| since[17..19].to_owned();
-    let then = second(told.1.as_deref().unwrap());
+    let then = second(reported.1.as_deref().unwrap());
     wait("another second", || {
         let now = k8s_openapi::jiff::Timestamp::now();
         let now = k8s_openapi::jiff::Timestamp::from_second(now.as_second()).unwrap().to_string();
@@ -127,21 +130,21 @@ async fn since_when_a_gpu_is_in_trouble_outlasts_the_plugin_and_what_to_do_is_to
     let plugin = node.start().await;
     wait("its first report", || (node.api.count("patch", "gpunodes/status") > 0).then_some(())).await;
     let again = wait("the lost GPU", || status(&node).and_then(lost)).await;
-    assert_eq!(again, told);
+    assert_eq!(again, reported);
     plugin.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gpus_whose_events_fail_are_told_of_until_they_are_heard() {
+async fn gpus_without_events_are_reported_as_unmonitored_until_events_work() {
     let node = Node::new("h100x2");
     node.sim.fault(divvy_gpu_sim::Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::Events));
     let plugin = node.start().await;
-    let told = wait("the trouble", || {
+    let reported = wait("the trouble", || {
         status(&node).filter(|status| status.summary.trouble == "gpu-0 unmonitored, gpu-1 unmonitored")
     })
     .await;
-    assert!(told.troubles[0].why.contains("UNKNOWN (999)"), "{:?}", told.troubles);
-    assert!(told.troubles[0].since.is_some() && told.troubles[0].remedy.contains("dmesg"));
+    assert!(reported.troubles[0].why.contains("UNKNOWN (999)"), "{:?}", reported.troubles);
+    assert!(reported.troubles[0].since.is_some() && reported.troubles[0].remedy.contains("dmesg"));
     node.sim.clear_faults();
     wait("its end", || status(&node).filter(|status| status.troubles.is_empty())).await;
     plugin.stop().await;
@@ -153,8 +156,8 @@ async fn a_node_whose_driver_never_came_says_so() {
     node.sim.edit(|engine| engine.set_driver_loaded(false));
     let plugin = node.start_with(node.config(&[]));
     let away = |status: &GpuNodeStatus| status.summary.trouble == "driver-down";
-    let told = wait("the missing driver", || status(&node).filter(away)).await;
-    assert_eq!((told.summary.gpus, told.troubles.len()), (0, 1));
+    let reported = wait("the missing driver", || status(&node).filter(away)).await;
+    assert_eq!((reported.summary.gpus, reported.troubles.len()), (0, 1));
     node.sim.edit(|engine| engine.set_driver_loaded(true));
     wait("its GPU", || status(&node).filter(|status| status.summary.free == 1 && !away(status))).await;
     plugin.stop().await;

@@ -1,4 +1,4 @@
-//! Sick GPUs: taints, Events, metrics, what the kubelet is told, and that it ends.
+//! Unhealthy GPUs: taints, Events, metrics, the kubelet's health service, and recovery.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -70,12 +70,12 @@ impl Node {
     }
 }
 
-/// Waits until the kubelet was told that these devices are so: the message of those that are not fit.
-async fn told(watch: &mut HealthWatch, expected: &[(&str, Option<&str>)]) {
+/// Waits until the health service reports these devices as expected: the messages of those that are unhealthy.
+async fn reported(watch: &mut HealthWatch, expected: &[(&str, Option<&str>)]) {
     let look = async {
         loop {
             let devices = watch.next().await.unwrap().unwrap();
-            let told: Vec<(String, Option<String>)> = devices
+            let reported: Vec<(String, Option<String>)> = devices
                 .into_iter()
                 .map(|device| {
                     let id = device.device.unwrap();
@@ -85,8 +85,8 @@ async fn told(watch: &mut HealthWatch, expected: &[(&str, Option<&str>)]) {
                     (id.device_name, (!fit).then_some(device.message))
                 })
                 .collect();
-            let as_expected = told.len() == expected.len()
-                && told.iter().zip(expected).all(|((name, message), (expected, said))| {
+            let as_expected = reported.len() == expected.len()
+                && reported.iter().zip(expected).all(|((name, message), (expected, said))| {
                     name == expected && message.as_deref() == *said
                 });
             if as_expected {
@@ -98,7 +98,7 @@ async fn told(watch: &mut HealthWatch, expected: &[(&str, Option<&str>)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again() {
+async fn an_unhealthy_gpu_is_tainted_and_reported_everywhere_until_it_recovers() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;
     let sick = node.uuid(0);
@@ -107,7 +107,7 @@ async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again
     }
     let mut v1 = node.kubelet.watch_health(DRIVER, "v1.DRAResourceHealth").await.unwrap();
     let mut alpha = node.kubelet.watch_health(DRIVER, "v1alpha1.DRAResourceHealth").await.unwrap();
-    told(&mut v1, &[("gpu-0", None), ("gpu-1", None)]).await;
+    reported(&mut v1, &[("gpu-0", None), ("gpu-1", None)]).await;
 
     node.recovery(&sick, RecoveryAction::Reset);
     node.xid(&sick, 119, None);
@@ -117,8 +117,8 @@ async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again
     ])
     .await;
     let message = "the GPU needs recovery: reset and reported Xid 119 (reset) (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)";
-    told(&mut v1, &[("gpu-0", Some(message)), ("gpu-1", None)]).await;
-    told(&mut alpha, &[("gpu-0", Some(message)), ("gpu-1", None)]).await;
+    reported(&mut v1, &[("gpu-0", Some(message)), ("gpu-1", None)]).await;
+    reported(&mut alpha, &[("gpu-0", Some(message)), ("gpu-1", None)]).await;
     let events = wait("the Events", || {
         let events = node.events("GpuXid");
         (events.len() == 3).then_some(events)
@@ -129,7 +129,7 @@ async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again
     assert_eq!(
         events[0].2,
         format!(
-            "{sick} (gpu-0) reported Xid 119 (reset): nothing new is placed on it (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)"
+            "{sick} (gpu-0) reported Xid 119 (reset): no new claim is placed on it (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)"
         )
     );
     let metrics = plugin.metrics.encode();
@@ -143,7 +143,7 @@ async fn a_sick_gpu_is_tainted_told_everywhere_and_cleared_when_it_is_well_again
 
     node.recovery(&sick, RecoveryAction::Nothing);
     node.wait_tainted(&[("gpu-0", &[]), ("gpu-1", &[])]).await;
-    told(&mut v1, &[("gpu-0", None), ("gpu-1", None)]).await;
+    reported(&mut v1, &[("gpu-0", None), ("gpu-1", None)]).await;
     wait("the good news", || (node.events("GpuRecovered").len() == 2).then_some(())).await;
     let metrics = plugin.metrics.encode();
     assert!(metrics.contains(&format!("divvy_gpu_healthy{{UUID=\"{sick}\",device=\"gpu-0\"}} 1")));
@@ -159,7 +159,7 @@ async fn an_xid_of_a_partition_concerns_that_partition_alone_and_goes_with_it() 
     let gpu = node.uuid(0);
     node.sim.edit(|e| {
         e.gpu(&gpu).unwrap().facts.mig_mode = MigMode::Supported { current: true, pending: true };
-        // As with a driver that does not tell: only the end of the partition ends it.
+        // As with a driver that does not report it: only the end of the partition ends the fault.
         e.set_recovery(&gpu, None).unwrap();
     });
     let plugin = node.start_with(node.config(&["--mig-profiles", ""]));
@@ -170,13 +170,13 @@ async fn an_xid_of_a_partition_concerns_that_partition_alone_and_goes_with_it() 
         node.prepare(claim).await.unwrap();
     }
     let mut watch = node.kubelet.watch_health(DRIVER, "v1.DRAResourceHealth").await.unwrap();
-    told(&mut watch, &[(left, None), (right, None)]).await;
+    reported(&mut watch, &[(left, None), (right, None)]).await;
     let living = node.sim.engine().gpus()[0].instances.clone();
     let at_five = living.iter().find(|i| i.instance.placement.start == 5).unwrap().instance.id;
 
     node.xid(&gpu, 95, Some(at_five.0));
     let message = "the GPU reported Xid 95 (reset) (let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node)";
-    told(&mut watch, &[(left, None), (right, Some(message))]).await;
+    reported(&mut watch, &[(left, None), (right, Some(message))]).await;
     let overlapping = |taints: &BTreeMap<String, Vec<String>>| -> Vec<String> {
         let xid = vec!["gpu.divvy.dev/xid=95:NoSchedule".to_owned()];
         taints.iter().filter(|(_, taints)| **taints == xid).map(|(name, _)| name.clone()).collect()
@@ -205,11 +205,11 @@ async fn an_xid_of_a_partition_concerns_that_partition_alone_and_goes_with_it() 
     let again = wait("the pool", || Some(node.taints()).filter(|taints| taints.contains_key(right))).await;
     assert_eq!(overlapping(&again), tainted);
     let mut watch = node.kubelet.watch_health(DRIVER, "v1.DRAResourceHealth").await.unwrap();
-    told(&mut watch, &[(left, None), (right, Some(message))]).await;
+    reported(&mut watch, &[(left, None), (right, Some(message))]).await;
 
     node.unprepare(&claims[1]).await.unwrap();
     wait("the taints' end", || overlapping(&node.taints()).is_empty().then_some(())).await;
-    told(&mut watch, &[(left, None)]).await;
+    reported(&mut watch, &[(left, None)]).await;
     plugin.stop().await;
 }
 

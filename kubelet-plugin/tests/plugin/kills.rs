@@ -1,5 +1,5 @@
 //! The real plugin process with the mock library, killed at random moments of preparing and unpreparing partitions.
-//! Its GPUs, like real ones, stay as they are. Nothing may leak, and nobody may have to lend a hand.
+//! Its GPUs, like real ones, stay as they are. Nothing may leak, and no intervention may be needed.
 //!
 //! More kills than the default: `DIVVY_KILLS=300 cargo test -p divvy-kubelet-plugin --test plugin kills -- --nocapture`.
 
@@ -158,7 +158,7 @@ async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
     process.signal(Signal::TERM);
     assert!(process.end().await.success());
 
-    // Files that were being written are cleared away once nobody can still be at it.
+    // Files that were being written are removed once no writer can be left.
     let dir = node.kubelet.config().plugin_dir(DRIVER).join("claims");
     for name in node.records() {
         let long_ago = std::time::SystemTime::now() - Duration::from_mins(11);

@@ -30,7 +30,7 @@ async fn a_graceful_stop_finishes_the_call_keeps_slices_and_removes_sockets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_crash_live_claims_have_their_files_before_the_kubelet_is_told_and_the_same_answer() {
+async fn after_a_crash_live_claims_have_their_files_before_registration_and_the_same_answer() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;
     let (kept, gone) = (node.claim("kept", &["gpu-0"]), node.claim("gone", &["gpu-1"]));

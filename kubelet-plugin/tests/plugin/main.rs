@@ -24,6 +24,6 @@ mod node;
 mod policy;
 mod publish;
 mod records;
+mod reports;
 mod rolling;
 mod shares;
-mod telling;

@@ -77,7 +77,7 @@ fn named(claim: &ClaimRef, name: &str) -> Result<Vec<divvy_proto::dra::v1::Devic
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_is_made_at_its_exact_place_and_the_claim_tells_its_uuid() {
+async fn a_partition_is_made_at_its_exact_placement_and_the_claim_has_its_uuid() {
     let node = Node::new("h100x2");
     let plugin = node.start_with_everything().await;
     let claim = node.claim("c", &["gpu-1-mig-1g10gb-19-3"]);
@@ -96,12 +96,12 @@ async fn a_partition_is_made_at_its_exact_place_and_the_claim_tells_its_uuid() {
     assert_eq!(paths, ["/dev/nvidia1".to_owned(), cap(minor), cap(minor + 1)]);
     assert_eq!((&nodes[1]["major"], &nodes[1]["minor"]), (&json!(507), &json!(minor)));
     assert_eq!(edits["env"], json!([format!("DIVVY_MIG_UUID_GPU_1_MIG_1G10GB_19_3={uuid}")]));
-    let told = wait("the claim's status", || {
+    let reported = wait("the claim's status", || {
         let claim: ResourceClaim = node.api.get("default", "c")?;
         claim.status?.devices?.into_iter().next()?.data
     })
     .await;
-    assert_eq!(told.0, json!({ "uuid": uuid }));
+    assert_eq!(reported.0, json!({ "uuid": uuid }));
 
     assert_eq!(node.prepare(&claim).await, named(&claim, "gpu-1-mig-1g10gb-19-3"), "again: the same");
     assert_eq!(node.unprepare(&claim).await, Ok(()));
@@ -115,19 +115,20 @@ async fn a_partition_is_made_at_its_exact_place_and_the_claim_tells_its_uuid() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_plugin_killed_after_its_answer_has_not_told_the_next_one_tells() {
+async fn the_next_plugin_writes_the_status_that_a_killed_one_did_not_write() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-3"]);
     node.prepare(&claim).await.unwrap();
-    let told = || node.api.get::<ResourceClaim>("default", "c")?.status?.devices?.into_iter().next()?.data;
-    let before = wait("the claim's status", told).await;
+    let reported =
+        || node.api.get::<ResourceClaim>("default", "c")?.status?.devices?.into_iter().next()?.data;
+    let before = wait("the claim's status", reported).await;
     plugin.stop().await;
     let forget = |claim: &mut ResourceClaim| claim.status.as_mut().unwrap().devices = None;
     node.api.modify("default", "c", forget).unwrap();
     node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(500));
     let plugin = node.start_with_everything().await;
-    assert_eq!(wait("the claim's status again", told).await, before);
+    assert_eq!(wait("the claim's status again", reported).await, before);
     assert_eq!(node.unprepare(&claim).await, Ok(()));
     plugin.stop().await;
 }
@@ -278,7 +279,7 @@ async fn wait_prepared(node: &Node, claim: &ClaimRef) -> Vec<divvy_proto::dra::v
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_creation_that_fails_is_told_and_leaves_nothing_and_the_next_try_works() {
+async fn a_creation_that_fails_is_reported_and_leaves_nothing_and_the_next_try_works() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);

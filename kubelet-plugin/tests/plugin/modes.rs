@@ -11,7 +11,7 @@ fn metric(plugin: &Plugin, line: &str) -> bool {
     plugin.metrics.encode().lines().any(|one| one == line)
 }
 
-fn told(node: &Node, reason: &str) -> Option<String> {
+fn reported(node: &Node, reason: &str) -> Option<String> {
     let events = node.api.list::<Event>();
     events.into_iter().find(|event| event.reason.as_deref() == Some(reason)).and_then(|event| event.note)
 }
@@ -24,7 +24,7 @@ fn open(node: &Node) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_told() {
+async fn a_gpu_allocated_in_two_modes_leaves_one_mode_for_each_with_events() {
     let node = Node::new("h100x2");
     let plugin = node.start_with(node.config(&["--offer", "everything"]));
     plugin.wait_ready().await;
@@ -43,9 +43,9 @@ async fn a_gpu_given_out_in_two_modes_leaves_one_mode_for_each_and_everybody_is_
     assert!(taints("gpu-0-ts") > Some(0) && taints("gpu-0") > Some(0), "{published:?}");
     let sets = || node.api.list::<ResourceSlice>().into_iter().filter_map(|s| s.spec.shared_counters);
     wait("the end of the other modes", || (sets().flatten().count() == 0).then_some(())).await;
-    let text = wait("an Event", || told(&node, "OneModeForEachGpu")).await;
-    assert!(text.contains("the scheduler has given a GPU out in two modes at once"), "{text}");
-    let text = wait("an Event", || told(&node, "GivenTwice")).await;
+    let text = wait("an Event", || reported(&node, "OneModeForEachGpu")).await;
+    assert!(text.contains("the scheduler has allocated a GPU in two modes at once"), "{text}");
+    let text = wait("an Event", || reported(&node, "GivenTwice")).await;
     assert!(
         text.contains("(default/share has gpu-0-ts, default/whole has gpu-0, refused at prepare)"),
         "{text}"
@@ -73,14 +73,14 @@ async fn a_conflict_with_a_device_that_was_withdrawn_fences_its_gpu_and_costs_th
     // The scheduler chose it before the policy, and its write was held up.
     let whole = node.claim("whole", &["gpu-0"]);
     node.prepare(&whole).await.unwrap_err();
-    let text = wait("an Event", || told(&node, "GivenTwice")).await;
+    let text = wait("an Event", || reported(&node, "GivenTwice")).await;
     assert!(
         text.contains("default/whole has gpu-0, refused at prepare") && text.contains("default/share has"),
         "{text}"
     );
     wait("the fence", || open(&node).iter().all(|name| name.starts_with("gpu-1")).then_some(())).await;
     assert_eq!(open(&node).len(), 20);
-    assert_eq!(told(&node, "OneModeForEachGpu"), None);
+    assert_eq!(reported(&node, "OneModeForEachGpu"), None);
     node.api.delete::<ResourceClaim>("default", "whole").unwrap();
     wait("shares", || open(&node).contains(&"gpu-0-ts".to_owned()).then_some(())).await;
     plugin.stop().await;
@@ -109,16 +109,16 @@ async fn the_mode_lock_can_be_turned_off_and_on() {
         };
         assert_eq!(reasons, expected, "{flags:?}");
         if expected.is_empty() {
-            assert_eq!(told(&node, "OneModeForEachGpu"), None);
+            assert_eq!(reported(&node, "OneModeForEachGpu"), None);
         } else {
-            wait("the Event", || told(&node, "OneModeForEachGpu")).await;
+            wait("the Event", || reported(&node, "OneModeForEachGpu")).await;
         }
         plugin.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mig_instances_of_somebody_else_are_published_where_a_policy_says_so() {
+async fn static_mig_instances_are_published_where_a_policy_says_so() {
     let node = Node::new("h100x1");
     let gpu = node.sim.uuids()[0].clone();
     node.sim.edit(|engine| {
@@ -140,14 +140,14 @@ async fn mig_instances_of_somebody_else_are_published_where_a_policy_says_so() {
         .unwrap();
     let uuid = device.attributes.unwrap()["uuid"].string.clone().unwrap();
     assert_eq!(uuid, foreign.uuid.to_string());
-    assert_eq!(told(&node, "ForeignMigInstance"), None);
+    assert_eq!(reported(&node, "ForeignMigInstance"), None);
     let claim = node.claim("c", &["gpu-0-mig-static-3g40gb-9-4"]);
     let prepared = node.prepare(&claim).await.unwrap();
     assert_eq!(prepared[0].device_name, "gpu-0-mig-static-3g40gb-9-4");
-    let told = |spec: &serde_json::Value| {
+    let reported = |spec: &serde_json::Value| {
         spec.to_string().contains("DIVVY_MIG_STATIC_GPU_0_MIG_STATIC_3G40GB_9_4=true")
     };
-    assert!(node.cdi_files().values().any(told), "{:?}", node.cdi_files());
+    assert!(node.cdi_files().values().any(reported), "{:?}", node.cdi_files());
     node.unprepare(&claim).await.unwrap();
     assert_eq!(node.sim.inventory().gpus[&gpu].mig.as_ref().unwrap().instances.len(), 1, "it stays");
     plugin.stop().await;

@@ -1,4 +1,4 @@
-//! GPUs that others use: told by the kubelet, by other drivers' objects, and by NVML.
+//! GPUs that others use: known from the kubelet, from other drivers' objects, and from NVML.
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +45,7 @@ async fn start(node: &Node) -> Plugin {
     plugin
 }
 
-async fn told(node: &Node, what: &str) {
+async fn reported(node: &Node, what: &str) {
     wait("the Event", || {
         let events = node.api.list::<Event>().into_iter();
         let notes: Vec<_> = events
@@ -65,10 +65,10 @@ async fn a_gpu_that_the_device_plugin_has_given_out_is_tainted_until_its_pod_is_
     let uuid = node.sim.uuids()[1].to_string();
     node.kubelet.set_pod_resources(vec![pod_with("nvidia.com/gpu", &[&uuid]), pod_with("rdma/hca", &["0"])]);
     wait("the taint", || (node.published() == used(&names, "gpu-1")).then_some(())).await;
-    told(
+    reported(
         &node,
         &format!(
-            "{uuid} is not given out: the device plugin of nvidia.com/gpu has given it to pod ml/trainer"
+            "{uuid} is not allocated to new claims: the device plugin of nvidia.com/gpu has allocated it to pod ml/trainer"
         ),
     )
     .await;
@@ -86,7 +86,7 @@ async fn a_gpu_that_another_driver_has_allocated_is_tainted_before_its_pod_runs(
     let theirs = vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
     node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs)).unwrap();
     wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
-    told(&node, "the driver gpu.example.com has given it to claim ml/theirs").await;
+    reported(&node, "the driver gpu.example.com has allocated it to claim ml/theirs").await;
     node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
     wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
     plugin.stop().await;
@@ -146,7 +146,7 @@ async fn a_neighbour_that_has_let_go_is_noticed_at_the_next_look_although_device
     plugin.wait_ready().await;
     let names = ["gpu-1", "gpu-0"];
     wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
-    // While its pod runs the kubelet tells, and the API is not asked.
+    // While its pod runs the kubelet lists it, and the API is not asked.
     node.kubelet.set_pod_resources(vec![pod_of_driver("gpu.example.com", "card-7")]);
     let asked = || node.api.count("get", "resourceclaims");
     let mut before = asked();
@@ -226,7 +226,7 @@ async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_
     let node = Node::new("h100x2");
     let plugin = start(&node).await;
     let names = ["gpu-1", "gpu-0"];
-    // A container's own process is nobody else's.
+    // A container's own process is not a neighbour.
     let held = node.claim("held", &["gpu-1"]);
     node.prepare(&held).await.unwrap();
     node.sim.start_process(&node.sim.uuids()[1], 100);
@@ -234,13 +234,13 @@ async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_
     let uuid = node.sim.uuids()[0].clone();
     node.sim.start_process(&uuid, 4711);
     wait("the taint", || (node.published() == used(&names, "gpu-0")).then_some(())).await;
-    told(&node, "no claim of divvy holds it, and process 4711 computes on it").await;
+    reported(&node, "process 4711 computes on it without a claim of divvy").await;
     // Allocated before the taint was seen.
     let claim = node.claim("c", &["gpu-0"]);
     assert_eq!(
         node.prepare(&claim).await.unwrap_err(),
         format!(
-            "device gpu-0 ({uuid}) of claim default/c (UID {}): its GPU is used by process 4711, which no claim of this driver accounts for (end it, or take the GPU from whatever gave it out: a GPU belongs to one driver)",
+            "device gpu-0 ({uuid}) of claim default/c (UID {}): its GPU is used by process 4711, which belongs to no claim of this driver (end the process, or remove the GPU from the driver that allocated it: a GPU belongs to one driver)",
             claim.uid
         )
     );
@@ -256,7 +256,7 @@ async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_partition_of_a_gpu_is_refused_too_while_somebody_computes_on_the_whole() {
+async fn the_first_partition_of_a_gpu_is_refused_while_a_process_computes_on_the_whole_gpu() {
     let node = Node::new("h100x1");
     let plugin = node.start_with(node.config(&["--offer", "everything"]));
     plugin.wait_ready().await;
@@ -264,7 +264,7 @@ async fn the_first_partition_of_a_gpu_is_refused_too_while_somebody_computes_on_
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
     let refused = node.prepare(&claim).await.unwrap_err();
     assert!(
-        refused.contains("is used by process 4711, which no claim of this driver accounts for"),
+        refused.contains("is used by process 4711, which belongs to no claim of this driver"),
         "{refused}"
     );
     node.sim.end_process(4711);

@@ -188,8 +188,8 @@ impl Node {
         plugin
     }
 
-    /// Waits until what a plugin asks the API for at its start has been asked: the publisher, the carver, the look for
-    /// neighbours and whoever numbers the GPUs of a fresh node have each listed slices, and what people are told has been written.
+    /// Waits until a plugin has made the API calls of its start: the publisher, the brain, the watch for neighbours and the
+    /// numbering of the GPUs of a fresh node have each listed slices, and the GpuNode has been written.
     pub(crate) async fn wait_calm(&self) {
         let calm = || {
             self.api.count("list", "resourceslices") >= 4 && self.api.count("patch", "gpunodes/status") > 0

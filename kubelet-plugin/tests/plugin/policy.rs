@@ -211,7 +211,7 @@ async fn a_partition_that_is_held_and_not_offered_any_more_stays_published_over_
     let fewer = json!({ "profiles": ["3g.40gb"] });
     put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig", "TimeSlicing"], "mig": fewer }] }));
     let is_gone = |node: &Node| !node.published().iter().any(|(name, _)| *name == partition);
-    // Nobody says who holds what, for a while.
+    // The holders are unknown for a while.
     node.api.fail_next(2, "list", "resourceclaims", Fault::Status(500));
     for _ in 0..2 {
         let plugin = node.start().await;
@@ -229,7 +229,7 @@ async fn what_the_policies_allowed_is_known_after_an_update_and_a_restart_before
     wait_for_offers(&node, &["wm"]).await;
     let claim = node.claim("cut", &[&two_partitions(&node).0]);
     plugin.stop().await;
-    // Else what it is told of the next one could be of this one.
+    // Else a report about the next one could be about this one.
     node.kubelet.wait_for(|plugins| plugins.is_empty().then_some(()), PATIENCE).await.unwrap();
     let (dir, gpu) = (node.config(&[]).plugin_dir, node.sim.uuids()[0].clone());
     // As the version before has kept it.
@@ -252,14 +252,14 @@ async fn what_the_policies_allowed_is_known_after_an_update_and_a_restart_before
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_policy_is_told_and_the_node_keeps_the_last_good_one_also_over_a_restart() {
+async fn a_bad_policy_is_reported_and_the_node_keeps_the_last_good_one_also_over_a_restart() {
     let node = Node::new("h100x1");
     put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
     let plugin = node.start().await;
     wait_for_offers(&node, &["wm"]).await;
     put(&node, "p", json!({ "rules": [{ "mode": ["Whole"] }] }));
     put(&node, "worse", json!({ "priority": "high" }));
-    let told_of = |name: &str| {
+    let reported_of = |name: &str| {
         let about = |e: &Event| e.regarding.as_ref().is_some_and(|r| r.name.as_deref() == Some(name));
         node.api.list::<Event>().into_iter().find(about).map(|event| {
             assert_eq!(event.reason.as_deref(), Some("BadPolicy"));
@@ -267,17 +267,17 @@ async fn a_bad_policy_is_told_and_the_node_keeps_the_last_good_one_also_over_a_r
             event.note.unwrap()
         })
     };
-    let told = wait("the Event", || told_of("p")).await;
+    let reported = wait("the Event", || reported_of("p")).await;
     assert!(
-        told.starts_with("node n1 cannot use this policy, its last readable version stays in force: spec.rules[0]: unknown field `mode`"),
-        "{told}"
+        reported.starts_with("node n1 cannot use this policy, its last readable version stays in force: spec.rules[0]: unknown field `mode`"),
+        "{reported}"
     );
-    assert!(wait("the other Event", || told_of("worse")).await.contains("it is ignored"));
+    assert!(wait("the other Event", || reported_of("worse")).await.contains("it is ignored"));
     wait("the metric", || (metric(&plugin, "divvy_gpu_policies_bad") == "2").then_some(())).await;
     assert_eq!(offers(&node), [(0, "wm".to_owned())].into());
     plugin.stop().await;
 
-    // It is told once, by whoever finds it first.
+    // It is reported once, by the node that finds it first.
     let events =
         || node.api.list::<Event>().iter().filter(|e| e.reason.as_deref() == Some("BadPolicy")).count();
     assert_eq!(events(), 2);
@@ -339,7 +339,7 @@ async fn without_the_right_to_policies_or_without_an_answer_the_last_known_ones_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_earlier_process_began_to_withdraw_leaves_with_patience_whoever_publishes_next() {
+async fn a_withdrawal_that_an_earlier_process_began_is_completed_by_the_next() {
     let node = Node::new("h100x1");
     put(&node, "p", json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }));
     let with_patience = |patience| {
@@ -381,7 +381,7 @@ async fn what_could_not_be_remembered_for_a_restart_is_remembered_as_soon_as_tha
     let plugin = node.start().await;
     wait_for_offers(&node, &["wm"]).await;
     fs_err::remove_dir_all(&file).unwrap();
-    // Whatever makes somebody look, but no other policy.
+    // Triggers a new decision, but with the same policy.
     let label = |node: &mut KubeNode| {
         node.metadata.labels.get_or_insert_default().insert("some".to_owned(), "label".to_owned());
     };

@@ -84,7 +84,7 @@ async fn a_gpu_that_is_taken_out_is_withdrawn_unless_a_claim_holds_it_and_comes_
     assert_eq!(
         event.note.as_deref(),
         Some(
-            "gpu-2 is held by a claim and its GPU is gone: it stays published with a taint until the claim is released"
+            "gpu-2 is held by a claim, but its GPU is gone: the device stays published with a taint until the claim is released"
         )
     );
 
@@ -129,7 +129,7 @@ async fn where_taints_are_dropped_a_gpu_that_must_not_be_given_out_is_not_publis
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_is_away_at_the_start_keeps_nobody_from_leaving_and_gets_the_slices_later() {
+async fn an_api_server_that_is_down_at_the_start_blocks_no_unprepare_and_gets_the_slices_later() {
     let node = Node::new("h100x1");
     node.api.stop();
     let plugin = node.start_with(node.config(&[]));
@@ -176,7 +176,7 @@ async fn nothing_is_published_before_the_kubelet_has_registered_the_plugin() {
         (names == ["registered", "slices"]).then_some(missing)
     })
     .await;
-    assert!(waiting.iter().any(|line| line.contains("nothing is published before")), "{waiting:?}");
+    assert!(waiting.iter().any(|line| line.contains("publishing starts afterwards")), "{waiting:?}");
     assert_eq!(node.api.count("create", "resourceslices"), 0);
     // The kubelet finds the socket.
     fs_err::rename(elsewhere.join(&socket), node.kubelet.config().registry_dir().join(&socket)).unwrap();

@@ -65,7 +65,7 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     let other = shares(&node, "other", &["s-3"], Some("Short"));
     let refused = node.prepare(&other).await.unwrap_err();
     assert!(
-        refused.contains("asks for time slice Short, but Long is set for claim default/first"),
+        refused.contains("requests time slice Short, but Long is set for claim default/first"),
         "{refused}"
     );
     let second = shares(&node, "second", &["s-4"], None);
@@ -75,7 +75,7 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     assert!(refused.contains("in another mode than claim default/"), "{refused}");
 
     node.unprepare(&first).await.unwrap();
-    assert_eq!(time_slice(&node), TimeSlice::Default, "nobody who asked is left");
+    assert_eq!(time_slice(&node), TimeSlice::Default, "no claim that requested it is left");
     node.api.delete::<ResourceClaim>("default", "first").unwrap();
     node.prepare(&other).await.unwrap();
     assert_eq!(time_slice(&node), TimeSlice::Short);
@@ -123,7 +123,7 @@ async fn a_card_without_time_slices_is_named() {
     let refused = node.prepare(&claim).await.unwrap_err();
     let gpu = node.sim.uuids().remove(0);
     assert!(
-        refused.contains(&format!("{gpu} (NVIDIA H100 80GB HBM3) has no time slice that can be set")),
+        refused.contains(&format!("{gpu} (NVIDIA H100 80GB HBM3) does not support setting a time slice")),
         "{refused}"
     );
     assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
@@ -168,7 +168,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     let over = tokio_util::sync::CancellationToken::new();
     let whole = node.claim("whole", &["gpu-0"]);
 
-    // As many lives at once as there are shares; whoever is at it when all is over stays until the end.
+    // As many claims at once as there are shares; those that are left at the end stay.
     let lives = async |number: usize| {
         let mut dice = Dice(0x51ab_1e00 + number as u64);
         for round in 0_u64.. {
@@ -190,7 +190,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
         over.cancel();
         process
     };
-    // One share stays all the while: the GPU is nobody else's for a moment.
+    // One share stays all the while, so that the GPU is never free.
     let anchor = shares(&node, "anchor", &["s-anchor"], None);
     let others = async {
         until_done("the first prepare", async || prepare(&node, &anchor).await).await;

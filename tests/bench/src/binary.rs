@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_symbol_table_is_found_and_no_elf_file_is_told_apart() {
+    fn a_symbol_table_is_found_and_another_file_is_recognized() {
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         assert_eq!(is_stripped(&own), Some(false), "test binaries keep their symbols");
         assert_eq!(is_stripped(b"#!/bin/sh\n"), None);

@@ -9,7 +9,7 @@ use crate::rig::{Programs, Rig};
 use crate::table::{Budget, Row, Value};
 
 const CLAIMS: usize = 64;
-/// What the burst may take beside its writes (DESIGN section 9).
+/// What the burst may take beside its writes.
 const BUDGET: f64 = 0.1;
 
 /// Shares of sixteen GPUs, four each.

@@ -112,7 +112,7 @@ pub(crate) fn measure(
         }
     }
     let mut hand_overs = Samples::default();
-    // The fake server tells when the prepare waits; a real one does not.
+    // The fake server shows when the prepare waits; a real one does not.
     for _ in 0..if bench.rig.is_real() { 0 } else { rounds.div_ceil(5) } {
         hand_overs.push(bench.hand_over()?);
     }

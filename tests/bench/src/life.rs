@@ -17,7 +17,7 @@ use crate::table::{Budget, Row, Value};
 
 const GPUS: &str = "h100x8";
 /// What the plugin logs once it has read all GPUs.
-const READ: &str = "GPUs of this node read";
+const READ: &str = "read the node's GPUs";
 /// How long a fresh plugin is left alone before it counts as idle.
 const SETTLE: Duration = Duration::from_secs(3);
 

@@ -1,4 +1,4 @@
-//! What the released plugin costs, each figure beside a reference of the same run and its budget (DESIGN section 9).
+//! What the released plugin costs, each figure beside a reference of the same run and its budget.
 //! Called by `cargo xtask bench`, which builds what is measured. Nothing here fails because something is slow.
 
 mod allocator;
@@ -83,7 +83,7 @@ enum Part {
 }
 
 fn main() -> ExitCode {
-    // A process has one TLS provider, and kube's client panics if nobody chose.
+    // A process has one TLS provider, and kube's client panics if none is installed.
     drop(rustls::crypto::ring::default_provider().install_default());
     let mut arguments = std::env::args_os().skip(1);
     let outcome = match (arguments.next(), arguments.next()) {
@@ -217,7 +217,7 @@ fn load() -> Result<String> {
     Ok(format!("Linux {}, {cores} cores, load {load} when this began", kernel.trim()))
 }
 
-/// For whoever waits.
+/// Progress for the person who waits.
 fn progress(what: &str) {
     let _ = writeln!(std::io::stderr(), "measuring: {what}");
 }

@@ -59,13 +59,13 @@ impl Offered {
 
     /// Decides what a node of this name publishes.
     pub(crate) fn carve(&self, node: &str) -> Carved {
-        let (nothing, nobody) = (BTreeMap::new(), BTreeSet::new());
+        let (nothing, no_one) = (BTreeMap::new(), BTreeSet::new());
         let input = Input {
             node,
             inventory: &self.inventory,
             ordinals: &self.ordinals,
             taints: &nothing,
-            held: &nobody,
+            held: &no_one,
             leaving: &BTreeSet::new(),
             recorded: &BTreeSet::new(),
             previous: None,

@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::stats::Samples;
 use crate::table::{Budget, Report, Row, Value};
 
-/// One GPU: whoever comes next gets the same.
+/// One GPU, so that every claim gets the same.
 const GPUS: &str = "h100x1";
 const NAME: &str = "bench";
 const TEMPLATE: &str = "gpu";

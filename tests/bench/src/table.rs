@@ -61,7 +61,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// What DESIGN section 9 allows.
+/// The budget.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Budget {
@@ -110,7 +110,7 @@ pub(crate) struct Row {
     budget: Option<Budget>,
     #[serde(skip_serializing_if = "Option::is_none")]
     verdict: Option<Verdict>,
-    /// NVIDIA's driver, where DESIGN section 9 has a figure; measured earlier, on this kind of machine.
+    /// NVIDIA's driver, where a figure exists; measured earlier, on this kind of machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     theirs: Option<Cow<'static, str>>,
 }

@@ -92,9 +92,10 @@ impl Checks<'_> {
                 });
             }
             let computes = driver.compute_instances(gpu, one.id);
-            let computes = self.answer(computes, || format!("compute instances of {:?} are told", one.id));
+            let computes =
+                self.answer(computes, || format!("compute instances of {:?} are reported", one.id));
             let offered = driver.compute_profiles(gpu, one.id);
-            let offered = self.answer(offered, || format!("compute profiles of {:?} are told", one.id));
+            let offered = self.answer(offered, || format!("compute profiles of {:?} are reported", one.id));
             for compute in computes.into_iter().flatten() {
                 self.check(compute.gpu_instance == one.id, || format!("{compute:?} is where it was found"));
                 let known = offered.iter().flatten().any(|p| p.id == compute.profile);
@@ -120,7 +121,7 @@ pub(crate) fn read_only(driver: &dyn GpuDriver, gpu: &GpuUuid, mode: MigMode) ->
                 checks.check(same, || "mig_capabilities() is stable".to_owned());
                 Some(caps)
             }
-            // Placements are told to root only, and by older drivers only with MIG mode on.
+            // Placements are reported to root only, and by older drivers only with MIG mode on.
             Err(error) if error.code == GpuErrorCode::NO_PERMISSION => None,
             Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED && !mode.is_on() => None,
             Err(error) => {
@@ -192,8 +193,8 @@ fn toggle(checks: &mut Checks<'_>, on: bool) -> bool {
 fn bad_arguments(checks: &mut Checks<'_>, caps: &MigCapabilities) {
     let (driver, gpu) = (checks.driver, checks.gpu);
     let slices = caps.memory_slices();
-    let nobody = GpuInstanceProfileId(4711);
-    let create = driver.create_gpu_instance(gpu, nobody, Placement { start: 0, size: 1 });
+    let unknown = GpuInstanceProfileId(4711);
+    let create = driver.create_gpu_instance(gpu, unknown, Placement { start: 0, size: 1 });
     checks.refused(create, GpuErrorCode::INVALID_ARGUMENT, || "an unknown profile".to_owned());
     for profile in caps.profiles() {
         let size = profile.memory_slices();
@@ -266,8 +267,8 @@ fn compute_life(checks: &mut Checks<'_>, profile: &GpuInstanceProfile, made: Gpu
         checks.check(false, || format!("one compute instance can take all of {made:?}: {offered:?}"));
         return;
     };
-    let nobody = driver.create_compute_instance(gpu, made.id, ComputeInstanceProfileId(4711));
-    checks.refused(nobody, GpuErrorCode::INVALID_ARGUMENT, || "an unknown compute profile".to_owned());
+    let unknown = driver.create_compute_instance(gpu, made.id, ComputeInstanceProfileId(4711));
+    checks.refused(unknown, GpuErrorCode::INVALID_ARGUMENT, || "an unknown compute profile".to_owned());
     for offer in &offered {
         let most = made_of(checks, made, offer.id, offer.max_instances);
         checks.check(most == Some(offer.max_instances), || {

@@ -36,7 +36,6 @@ pub struct Case {
 /// On which clusters a case is true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clusters {
-    /// All.
     All,
     /// Those whose scheduler keeps the modes of a GPU apart: 1.36.2 and later.
     SeveralModes,
@@ -62,7 +61,6 @@ impl Case {
 /// What a case has.
 #[derive(Debug)]
 pub struct Env<'a> {
-    /// The cluster.
     pub cluster: &'a Cluster,
     /// The driver on it.
     pub driver: &'a Driver<'a>,

@@ -55,7 +55,7 @@ impl Cluster {
             Self { name: options.name.clone(), parts, layout, namespaces, owned: options.owned };
         if let Err(error) = cluster.start(options.extent, options.gates) {
             let logs = cluster.component_tails();
-            // Kept for whoever wants to look, unless it could not be ended with us.
+            // Kept for inspection, unless it could not be ended with us.
             if cluster.owned {
                 cluster.take_down()?;
             }
@@ -184,7 +184,6 @@ impl Cluster {
         &self.layout
     }
 
-    /// Its programs.
     pub fn parts(&self) -> &Parts {
         &self.parts
     }

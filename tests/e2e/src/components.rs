@@ -23,7 +23,6 @@ pub enum Component {
     Scheduler,
     /// The container runtime.
     Containerd,
-    /// The kubelet.
     Kubelet,
     /// Service addresses for pods: the driver reaches the API server through one.
     KubeProxy,

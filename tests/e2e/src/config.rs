@@ -59,7 +59,7 @@ impl Layout {
         self.file("apiserver.crt")
     }
 
-    /// Where the API can be had without credentials or TLS, by whoever may open files of this user.
+    /// A socket of the API without credentials or TLS, for processes that may open files of this user.
     pub fn api_socket(&self) -> PathBuf {
         self.state.join("api.sock")
     }
@@ -127,7 +127,7 @@ oomScoreAdj: 0 # a lower one needs a right that containers lack
 failSwapOn: false
 authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
 authorization: {{mode: AlwaysAllow}}
-clusterDNS: [10.96.0.10] # nobody answers there; without one every pod gets a warning
+clusterDNS: [10.96.0.10] # no server answers there; without one every pod gets a warning
 clusterDomain: cluster.local
 maxPods: 250
 nodeStatusUpdateFrequency: 2s

@@ -155,7 +155,7 @@ impl Gpus {
         fitting.map(|(uuid, _)| uuid.as_str()).collect()
     }
 
-    /// A process opens a context on a GPU, as the NVML library tells it.
+    /// A process opens a context on a GPU, as the NVML library reports it.
     pub fn start_process(&self, uuid: &str, pid: u32) -> Result<()> {
         let known = MockState::open(self.mock_state())?.edit(|engine| {
             let gpu = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);

@@ -123,7 +123,7 @@ impl Namespaces {
 
     /// Asks the first process to start what `run/NAME.sh` says.
     pub(crate) fn ask(&self, name: &str) -> Result<()> {
-        // One short write into a fifo is whole, whoever else writes.
+        // One short write into a fifo is whole, also beside other writers.
         let mut control = fs::OpenOptions::new().write(true).open(self.state.join("control"))?;
         control.write_all(format!("{name}\n").as_bytes())?;
         Ok(())

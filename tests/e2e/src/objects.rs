@@ -8,7 +8,7 @@ use crate::images::BUSYBOX;
 /// The line after which a test container has said everything.
 pub const SAID: &str = "that is all";
 
-/// What test containers run: they say which GPUs and partitions they see, then live until they are told to stop.
+/// The command of test containers: prints the visible GPUs and partitions, then runs until SIGTERM.
 const SAY_AND_STAY: &str = "trap 'exit 0' TERM; ls -d /dev/nvidia[0-9]* 2>&1; \
                             ls -d /dev/nvidia-caps/* 2>/dev/null; env | grep ^DIVVY_; \
                             echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; echo that is all; \
@@ -63,7 +63,7 @@ impl Pod {
         self
     }
 
-    /// How long containers may take to end when told to, in seconds.
+    /// How long containers may take to end after SIGTERM, in seconds.
     #[must_use]
     pub fn grace(mut self, seconds: u32) -> Self {
         self.grace = seconds;
@@ -94,7 +94,6 @@ impl Pod {
         })
     }
 
-    /// The pod.
     pub fn build(&self) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": self.spec()})
     }

@@ -14,7 +14,6 @@ pub struct Options {
     pub owned: bool,
     /// How much of it.
     pub extent: Extent,
-    /// Feature gates.
     pub gates: Gates,
 }
 
@@ -52,7 +51,7 @@ pub enum Extent {
     /// All of it, with a node that runs pods.
     #[default]
     Whole,
-    /// API server and scheduler: nodes are what somebody writes, and no pod ever runs.
+    /// API server and scheduler: nodes are objects without a kubelet, and no pod ever runs.
     Scheduling,
 }
 

@@ -11,9 +11,9 @@ use fs_err as fs;
 use crate::namespaces::Namespaces;
 use crate::wait::poll;
 
-/// Progress for whoever waits.
+/// Progress for the person who waits.
 pub(crate) fn say(text: &str) {
-    // Nobody to tell is no reason to fail.
+    // Output that cannot be written does not fail the run.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
@@ -72,7 +72,7 @@ pub enum Signal {
 
 /// A long-running program in a cluster's namespaces, by name: a component, or a host process of a test.
 ///
-/// The first process of the namespaces starts it (and is its parent), so it outlives whoever asked.
+/// The first process of the namespaces starts it (and is its parent), so it outlives its caller.
 #[derive(Debug)]
 pub struct Daemon<'a> {
     namespaces: &'a Namespaces,

@@ -96,7 +96,6 @@ fn git(args: &[&str]) -> Command {
     git
 }
 
-/// This checkout.
 pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

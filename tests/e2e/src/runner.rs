@@ -27,9 +27,7 @@ pub struct Plan {
 /// How many cases did what.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Were true.
     pub passed: usize,
-    /// Were not.
     pub failed: usize,
 }
 
@@ -92,7 +90,7 @@ fn one(cluster: &Cluster, driver: &Driver, case: Case, plan: &Plan) -> bool {
 }
 
 fn report(verdict: &str, case: Case, took: Duration, more: &str) {
-    // One write: lines of cases that end together do not mix. Nobody to tell is no reason to fail.
+    // One write: lines of cases that end together do not mix. Output that cannot be written does not fail the run.
     let line = format!("{verdict:<6} {:>6.1} s  {}{more}\n", took.as_secs_f32(), case.name);
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }

@@ -33,7 +33,7 @@ struct Args {
     /// Where the driver is installed; the known places are tried if left out
     #[arg(long, value_name = "FOLDER")]
     driver_root: Option<PathBuf>,
-    /// The NVML library; found in the driver root if left out
+    /// The NVML library; by default the one in the driver root
     #[arg(long, value_name = "FILE")]
     nvml_library: Option<PathBuf>,
     /// The hook program that the claim's CDI file calls [default: divvy-cdi-hook beside this program]

@@ -146,7 +146,7 @@ impl Machine<'_> {
         self.driver.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
     }
 
-    /// A GPU that nobody uses and that can be had whole without a change.
+    /// A GPU that is not in use and is available whole without a change.
     fn idle(&self) -> Option<GpuUuid> {
         let free = |uuid: &GpuUuid| self.nvml.processes(uuid).is_ok_and(|found| found.is_empty());
         let whole = self.inventory.gpus.iter().filter(|(_, gpu)| !gpu.facts.mig_mode.is_on());

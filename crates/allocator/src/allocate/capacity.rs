@@ -26,7 +26,7 @@ pub(crate) struct Demand<'a> {
     pub(crate) total: Quantity,
 }
 
-/// Why the device can never satisfy the request, whoever else uses it.
+/// Why the device can never satisfy the request, independent of other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unfit<'a> {
     /// It does not have the capacity.

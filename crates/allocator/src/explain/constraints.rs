@@ -107,7 +107,7 @@ fn too_few_values(available: &[Available]) -> Option<String> {
     let named: Vec<&str> = values.iter().take(NAMED).map(|v| v.as_str()).collect();
     let more = if values.len() > NAMED { " …" } else { "" };
     Some(format!(
-        "{wanted} devices must differ and those that can be had have only {} values: {}{more}",
+        "{wanted} devices must differ, but the available ones have only {} values: {}{more}",
         values.len(),
         named.join(", ")
     ))

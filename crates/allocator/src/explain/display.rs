@@ -14,11 +14,11 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.competing {
             let what = if self.limited {
-                format!("together they would exceed the {MAX_RESULTS} devices a claim can have")
+                format!("together they exceed the limit of {MAX_RESULTS} devices per claim")
             } else if self.requests.len() > 1 {
-                "each request could be satisfied alone, not all of them together".to_owned()
+                "each request can be met alone, but not all together".to_owned()
             } else {
-                "each device could be had alone, not so many of them together".to_owned()
+                "each device is available alone, but not so many together".to_owned()
             };
             write!(f, "node {}: {what}", self.node)?;
             for request in &self.requests {
@@ -57,7 +57,7 @@ impl RequestReason {
         };
         let Self { claim, request, class, available, .. } = self;
         format!(
-            "claim {claim}, request {request:?} wants {wanted} of class {class}, {available} of {total} can be had"
+            "claim {claim}, request {request:?} needs {wanted} of class {class}, {available} of {total} available"
         )
     }
 }
@@ -70,7 +70,7 @@ impl Explanation {
         }
         if self.devices == 0 {
             let elsewhere = match self.other_nodes.as_slice() {
-                [] => "no driver publishes devices for any node: is one running?".to_owned(),
+                [] => "no driver publishes devices on any node: check that the plugin is running".to_owned(),
                 nodes => format!("devices are published for {}", named(nodes.iter().map(String::as_str))),
             };
             return Some(format!("no driver publishes devices for node {}; {elsewhere}", self.node));
@@ -86,36 +86,36 @@ impl Explanation {
         if let Some((_, wanted, selected)) = beyond {
             let has = if selected == 1 { "1 device".to_owned() } else { format!("{selected} devices") };
             return Some(format!(
-                "node {} has {has} that the class and claim select, in use or not, and {wanted} are wanted: ask for fewer (spec.devices.requests count), or for a larger node",
+                "node {} has {has} that the class and claim select, in use or not, but {wanted} are requested: request fewer (spec.devices.requests count), or use a larger node",
                 self.node
             ));
         }
         if reasons().all(|r| matches!(r, Reason::SelectorFalse { .. })) {
-            return Some("no device of the node is what the class and claim select; compare the attributes of the devices with the expressions".to_owned());
+            return Some("no device on this node matches the class and the claim's selectors; compare the attributes of the devices with the expressions".to_owned());
         }
         let mut holders: Vec<String> = reasons().flat_map(Reason::holders).map(ToString::to_string).collect();
         let mut seen = BTreeSet::new();
         holders.retain(|holder| seen.insert(holder.clone()));
         if !holders.is_empty() {
             let who = named(holders.iter().map(String::as_str));
-            return Some(format!("devices come free when the pods that use {who} end"));
+            return Some(format!("devices become free when the pods that use {who} end"));
         }
         if let Some(Reason::CapacityExceeded { capacity, .. } | Reason::NoSuchCapacity { capacity }) =
             reasons().find(|r| matches!(r, Reason::CapacityExceeded { .. } | Reason::NoSuchCapacity { .. }))
         {
             return Some(format!(
-                "change {capacity:?} in the request's capacity.requests to what the devices offer (kubectl get resourceslices -o yaml)"
+                "change {capacity:?} in the request's capacity.requests to a value that the devices offer (kubectl get resourceslices -o yaml)"
             ));
         }
         let tainted = reasons().any(|r| matches!(r, Reason::Tainted { .. }));
         tainted.then(|| {
-            "a tainted device is kept free on purpose; a toleration in the request overrides that".to_owned()
+            "a taint keeps claims off the device; a toleration in the request overrides it".to_owned()
         })
     }
 }
 
 impl RequestReason {
-    /// How many devices the class and claim select, whoever has them.
+    /// How many devices the class and claim select, held or not.
     fn selected(&self) -> usize {
         let not = |r: &&DeviceReason| {
             matches!(r.reason, Reason::SelectorFalse { .. } | Reason::NotOnNode | Reason::FeatureOff)
@@ -178,14 +178,18 @@ fn counters(by_set: &BTreeMap<&str, Vec<(&Reason, &str)>>) -> Vec<String> {
         let names = named(devices.iter().map(|(_, name)| *name).collect::<Vec<_>>().into_iter());
         let holders = if by.is_empty() { String::new() } else { format!(", held by claim {}", claims(by)) };
         lines.push(format!(
-            "{} without enough left of counter set {set} ({first} wants {counter} {wanted}, left {left}{holders}): {names}",
+            "{} blocked by devices in use (counter set {set}: {first} needs {counter} {wanted}, left {left}{holders}): {names}",
             count(devices.len())
         ));
     }
     let rest: Vec<_> = by_set.values().skip(NAMED).collect();
     if !rest.is_empty() {
         let devices = rest.iter().map(|d| d.len()).sum();
-        lines.push(format!("{} without enough left of {} more counter sets", count(devices), rest.len()));
+        lines.push(format!(
+            "{} blocked by devices in use ({} more counter sets)",
+            count(devices),
+            rest.len()
+        ));
     }
     lines
 }
@@ -205,18 +209,18 @@ fn many(devices: usize, reason: &Reason) -> String {
             format!("{count} not selected by {origin}, selector #{index} `{}`", one_line(expression))
         }
         Reason::InUse { .. } => format!("{count} in use"),
-        Reason::CounterShort { set, .. } => format!("{count} without enough left of counter set {set}"),
+        Reason::CounterShort { set, .. } => format!("{count} blocked by devices in use (counter set {set})"),
         Reason::PoolOverdrawn { set, counter, left, by } => format!(
-            "{count} blocked: more of counter {counter} of counter set {set} is held than there is (left {left}, held by claim {})",
+            "{count} blocked: claims hold more of counter {counter} of counter set {set} than exists (left {left}, held by claim {})",
             claims(by)
         ),
         Reason::NoSuchCapacity { capacity } => format!("{count} without capacity {capacity:?}"),
         Reason::CapacityExceeded { capacity, wanted, most } => {
             let most = most.as_ref().map_or_else(String::new, |most| format!(", at most {most}"));
-            format!("{count} not able to give {capacity} {wanted} to one request{most}")
+            format!("{count} unable to grant {capacity} {wanted} to one request{most}")
         }
         Reason::CapacityShort { capacity, wanted, left, by } => format!(
-            "{count} without enough {capacity} left ({wanted} wanted, {left} left, shared by claim {})",
+            "{count} short of {capacity} ({wanted} requested, {left} left, shared by claim {})",
             claims(by)
         ),
         Reason::Tainted { taint } => {
@@ -225,9 +229,9 @@ fn many(devices: usize, reason: &Reason) -> String {
         Reason::NoSuchAttribute { constraint } => {
             format!("{count} without a value for the claim's constraint {constraint}")
         }
-        Reason::NotOnNode => format!("{count} for other nodes"),
+        Reason::NotOnNode => format!("{count} on other nodes"),
         Reason::FeatureOff => format!("{count} not usable: a feature gate of the scheduler is off"),
-        Reason::Failed { error } => format!("{count} not judged ({error})"),
+        Reason::Failed { error } => format!("{count} not evaluated ({error})"),
     }
 }
 

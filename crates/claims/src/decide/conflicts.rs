@@ -28,9 +28,7 @@ pub enum Clash {
 pub enum Holder {
     /// Its record says that it holds the GPU.
     Record {
-        /// The claim.
         claim: ClaimRef,
-        /// Its device.
         device: DeviceName,
         /// Whether it has been unprepared and only something left over is in the way, and what.
         leaving: Option<String>,
@@ -51,7 +49,6 @@ pub enum Holder {
 pub struct Holders {
     /// The device asked for.
     pub device: DeviceName,
-    /// Its GPU.
     pub gpu: GpuUuid,
     /// Who is in the way.
     pub holders: Vec<Holder>,
@@ -80,7 +77,7 @@ impl Holder {
             }
             Self::Record { claim: holder, leaving, .. } => Why::StillHeld {
                 holder: named(holder),
-                why: leaving.clone().unwrap_or_else(|| "it has not been unprepared yet".to_owned()),
+                why: leaving.clone().unwrap_or_else(|| "it is not yet unprepared".to_owned()),
             },
             Self::Unreadable { claim: holder, reason } => {
                 Why::UnreadableHolder { holder: holder.to_string(), reason: reason.clone() }
@@ -114,7 +111,7 @@ fn not_fenced(own: &ClaimUid, gpu: &GpuUuid, seen: &Snapshot<'_>) -> Result<(), 
         None | Some(Stored::Absent) => Ok(()),
         // What was done to the GPU is not known until its file is made again.
         Some(Stored::Corrupt { reason }) => {
-            Err(Why::Fenced(format!("its state file cannot be read, and is made again: {reason}")))
+            Err(Why::Fenced(format!("its state file cannot be read and is being rebuilt: {reason}")))
         }
         Some(Stored::Newer { version, .. }) => Err(Why::GpuStateNewer { version: *version }),
         Some(Stored::Fine(state)) => {
@@ -169,7 +166,7 @@ fn clash(hold: &Hold, wanted: &RecordedDevice) -> Option<Clash> {
     }
 }
 
-/// Whether two holds fit on one GPU: by the mode lock (DESIGN section 1), only partitions beside each other, and shares.
+/// Whether two holds fit on one GPU: by the mode lock, only partitions beside each other, and shares.
 pub(super) fn may_share(a: HoldKind, b: HoldKind) -> bool {
     match (a, b) {
         (HoldKind::Admin, _) | (_, HoldKind::Admin) | (HoldKind::Share, HoldKind::Share) => true,

@@ -1,5 +1,5 @@
-//! Before the first hold on a GPU: does a process compute there that no claim of ours accounts for? The device plugin may
-//! have given the GPU to its pod, or it was started on the host. Whoever computes there is harmed by a second user.
+//! Before the first hold on a GPU: does a process compute there that belongs to no claim of ours? A device plugin may
+//! have allocated the GPU to its pod, or the process was started on the host. A second user would harm it.
 
 use std::collections::BTreeSet;
 

@@ -123,7 +123,7 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
         (
             "newer-state",
             format!(
-                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is held by claim UID x, whose record was written by a later divvy (version 2) (run that version again, or delete the pod and claim named last)",
+                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is held by claim UID x, whose record was written by a later version of divvy (format 2) (run that version again, or delete the holding claim and its pod)",
                 gpu(0)
             )
         )
@@ -131,7 +131,7 @@ fn an_unreadable_record_may_hold_any_gpu_and_a_newer_one_holds_those_it_names() 
     world.records.insert("b".parse().unwrap(), newer(vec![gpu(1)]));
     assert_eq!(
         world.refusal(&c).1,
-        "claim ns/claim-b (UID b): its record was written by a later divvy (version 2); it is left untouched (run that version again, or delete the pod and the claim)"
+        "claim ns/claim-b (UID b): its record was written by a later version of divvy (format 2) and is left unchanged (run that version again, or delete the pod and the claim)"
     );
     world.records =
         BTreeMap::from([("b".parse().unwrap(), Arc::new(Stored::Corrupt { reason: String::new() }))]);
@@ -158,12 +158,12 @@ fn a_holder_that_has_its_device_allocated_is_in_use_and_each_clash_has_its_words
         (
             Clash::Mode,
             "mode-conflict",
-            "it needs its GPU for itself or in another mode than claim ns/claim-a",
+            "it needs its GPU exclusively or in another mode than claim ns/claim-a",
         ),
         (
             Clash::TimeSlice { wanted, found },
             "time-slice-conflict",
-            "it asks for time slice Short, but Long is set for claim ns/claim-a",
+            "it requests time slice Short, but Long is set for claim ns/claim-a",
         ),
     ];
     for (clash, category, words) in clashes {
@@ -232,7 +232,7 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "device-gone",
             format!(
-                "device gpu-3 ({}) of claim ns/claim-a (UID a): its GPU is gone: it does not answer on this node (delete the pod and the claim, so that they are scheduled anew, or bring the GPU back)",
+                "device gpu-3 ({}) of claim ns/claim-a (UID a): its GPU does not answer on this node (delete the pod and the claim, so that they are scheduled again, or restore the GPU)",
                 gpu(3)
             )
         )
@@ -242,7 +242,7 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "gpu-unreadable",
             format!(
-                "device gpu-4 ({}) of claim ns/claim-a (UID a): its GPU cannot be read (see the node plugin's log; nvidia-smi must work on the node)",
+                "device gpu-4 ({}) of claim ns/claim-a (UID a): its GPU cannot be read (check the node plugin's log, and that nvidia-smi works on the node)",
                 gpu(4)
             )
         )
@@ -251,14 +251,14 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         refused("gpu-9"),
         (
             "unknown-device",
-            "device gpu-9 of claim ns/claim-a (UID a): no GPU of this node has this number: it was removed and forgotten (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+            "device gpu-9 of claim ns/claim-a (UID a): no GPU of this node has this number any more (delete the pod and the claim, so that they are scheduled again)".to_owned()
         )
     );
     assert_eq!(
         refused("nic-0"),
         (
             "unknown-device",
-            "device nic-0 of claim ns/claim-a (UID a): this driver publishes no such device (delete the pod and the claim, so that they are scheduled anew)".to_owned()
+            "device nic-0 of claim ns/claim-a (UID a): this driver publishes no such device (delete the pod and the claim, so that they are scheduled again)".to_owned()
         )
     );
     assert_eq!(
@@ -266,7 +266,7 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "wrong-mode",
             format!(
-                "device gpu-2 ({0}) of claim ns/claim-a (UID a): it is not a partition, but MIG mode of its GPU is on (turn it off with `nvidia-smi -i {0} -mig 0`, or delete the pod and the claim, so that they are scheduled anew)",
+                "device gpu-2 ({0}) of claim ns/claim-a (UID a): it is not a partition, but MIG mode of its GPU is on (turn it off with `nvidia-smi -i {0} -mig 0`, or delete the pod and the claim, so that they are scheduled again)",
                 gpu(2)
             )
         )
@@ -276,7 +276,7 @@ fn devices_that_cannot_be_served_are_refused_by_name_with_what_to_do() {
         (
             "allocated-twice",
             format!(
-                "device gpu-0 ({}) of claim ns/claim-a (UID a): the claim has it allocated twice (this is a fault of the scheduler: delete the pod and the claim)",
+                "device gpu-0 ({}) of claim ns/claim-a (UID a): it is allocated twice to the claim (this is a bug in the scheduler: delete the pod and the claim)",
                 gpu(0)
             )
         )
@@ -302,7 +302,7 @@ fn a_fenced_gpu_is_refused_to_others_until_a_reboot_and_a_state_of_a_later_versi
         (
             "fenced",
             format!(
-                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is fenced, since an earlier change has an unknown outcome: a call hangs (it is looked at again by itself; a reboot settles it)",
+                "device gpu-0 ({}) of claim ns/claim-b (UID b): its GPU is fenced because the outcome of an earlier change is unknown: a call hangs (the plugin checks it again automatically; a reboot ends the fence)",
                 gpu(0)
             )
         )
@@ -341,7 +341,7 @@ fn without_an_inventory_nothing_is_known_to_be_gone() {
             assert_eq!(
                 refusal.to_string(),
                 format!(
-                    "device gpu-3 ({}) of claim ns/claim-a (UID a): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)",
+                    "device gpu-3 ({}) of claim ns/claim-a (UID a): the NVIDIA driver of this node does not answer yet (check the node plugin's log, and that nvidia-smi works on the node)",
                     gpu(3)
                 )
             );

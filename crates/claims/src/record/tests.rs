@@ -133,7 +133,7 @@ fn a_record_cut_off_anywhere_or_with_any_byte_changed_is_corrupt_and_never_absen
 }
 
 #[test]
-fn a_record_of_a_later_version_still_tells_whose_it_is_and_which_gpus_it_concerns() {
+fn a_record_of_a_later_version_still_shows_its_claim_and_its_gpus() {
     let later = Versions::<Record> {
         current: 7,
         encode: |_| Ok(serde_json::json!({"holds": "in some new way"})),

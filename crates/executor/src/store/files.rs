@@ -70,7 +70,7 @@ impl FileStore {
         let write = || {
             let mut file = options.open(&temp)?;
             file.write_all(bytes)?;
-            // Finer than the filesystem's own: the stamps of two files differ whoever wrote them (see `Stamp`).
+            // Finer than the filesystem's own: the stamps of two files differ even with different writers (see `Stamp`).
             file.file().set_modified(SystemTime::now())?;
             if durability == Durability::Synced { (self.fsync)(&temp, &file) } else { Ok(()) }
         };
@@ -171,12 +171,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("claims/a.json");
         let log = Log::default();
-        let (told, named) = (log.clone(), record.clone());
+        let (synced, named) = (log.clone(), record.clone());
         let fsync = move |path: &Path, _: &fs::File| {
             // Whatever is in the file by then lasts.
             let is_whole = path.is_dir() || fs::read(path)? == b"1";
             assert!(is_whole, "{} is synced before it is written", path.display());
-            told.lock().unwrap().push((path.is_dir(), named.exists()));
+            synced.lock().unwrap().push((path.is_dir(), named.exists()));
             Ok(())
         };
         let store = FileStore::with_fsync(dir.path().to_owned(), Box::new(fsync)).unwrap();

@@ -21,7 +21,7 @@ fn a_result_for_a_device_that_is_gone_is_refused_by_name() {
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-1 ({gone}) of claim ns/a (UID uid-a): its GPU is gone: it does not answer on this node (delete the pod and the claim, so that they are scheduled anew, or bring the GPU back)"
+            "device gpu-1 ({gone}) of claim ns/a (UID uid-a): its GPU does not answer on this node (delete the pod and the claim, so that they are scheduled again, or restore the GPU)"
         )
     );
 }
@@ -39,7 +39,7 @@ fn an_unknown_field_in_the_config_is_refused_with_entry_field_and_fix() {
     let error = world.prepare(&world.start(), &a).unwrap_err();
     assert!(error.is_permanent());
     let text = chain(&error);
-    let expected = "config entry 0 of the claim for this driver cannot be used (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so make it anew): unknown field \"sharing\"";
+    let expected = "config entry 0 of the claim for this driver is invalid (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so create a new claim): unknown field \"sharing\"";
     let of = format!("device gpu-0 ({}) of claim ns/a (UID uid-a): ", world.gpu(0));
     assert!(text.starts_with(&(of + expected)), "{text}");
 }
@@ -54,7 +54,7 @@ fn without_a_driver_a_prepare_waits_for_it_and_then_says_so() {
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-0 ({gpu}) of claim ns/a (UID uid-a): the NVIDIA driver of this node does not answer yet (see the node plugin's log; nvidia-smi must work on the node)"
+            "device gpu-0 ({gpu}) of claim ns/a (UID uid-a): the NVIDIA driver of this node does not answer yet (check the node plugin's log, and that nvidia-smi works on the node)"
         )
     );
     let machine = world.clone();
@@ -70,7 +70,7 @@ fn missing_driver_files_are_waited_for_and_then_named_and_leave_nothing_behind()
     let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
     assert_eq!(
         chain(&error),
-        "claim ns/a (UID uid-a) cannot be prepared: what containers need for device (all) is not known: libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
+        "claim ns/a (UID uid-a) cannot be prepared: the container edits of device (all) cannot be determined: libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
     );
     assert_eq!(final_state(&world).records.len(), 0);
 }
@@ -89,8 +89,7 @@ fn a_full_or_read_only_disk_fails_the_prepare_with_advice_and_leaves_nothing_beh
         chain(&error)
     };
     let record = "claim ns/a (UID uid-a) cannot be prepared: the record of claim UID uid-a cannot be written";
-    let undone =
-        "(taking back what had been done failed too: the record of claim UID uid-a cannot be removed";
+    let undone = "(undoing the earlier steps failed too: the record of claim UID uid-a cannot be removed";
     let text = tried(Place::Store, ErrorKind::StorageFull);
     let full = "(the node's disk is full: free some space): no storage space";
     assert_eq!(text, format!("{record} {full}"), "removing works");
@@ -110,7 +109,7 @@ fn a_cdi_folder_that_cannot_be_written_is_named_and_the_record_is_taken_back() {
     assert_eq!(
         chain(&error),
         format!(
-            "claim ns/a (UID uid-a) cannot be prepared: {why} written {advice} (taking back what had been done failed too: {why} removed {advice})"
+            "claim ns/a (UID uid-a) cannot be prepared: {why} written {advice} (undoing the earlier steps failed too: {why} removed {advice})"
         )
     );
     // The record stays until the file can be removed: the claim is still to be unprepared.
@@ -142,7 +141,7 @@ fn an_unreadable_record_of_another_claim_is_rebuilt_from_the_api_before_its_gpu_
 }
 
 #[test]
-fn an_unreadable_record_that_nobody_can_explain_is_named_and_does_not_stop_unprepare() {
+fn an_unreadable_record_without_explanation_is_named_and_does_not_stop_unprepare() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.lock().put(Folder::Claims, "uid-x.json", Some(b""));
@@ -151,7 +150,7 @@ fn an_unreadable_record_that_nobody_can_explain_is_named_and_does_not_stop_unpre
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-0 ({}) of claim ns/a (UID uid-a): the record of claim UID uid-x cannot be read, and it may hold its GPU: the file is empty (it is rebuilt from the API server as soon as that answers)",
+            "device gpu-0 ({}) of claim ns/a (UID uid-a): the record of claim UID uid-x cannot be read, and it may hold its GPU: the file is empty (the record is rebuilt when the API server answers)",
             world.gpu(0)
         )
     );
@@ -177,13 +176,13 @@ fn a_record_of_a_later_version_keeps_its_gpus_and_is_left_untouched() {
     assert_eq!(
         chain(&world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err()),
         format!(
-            "device gpu-0 ({}) of claim ns/b (UID uid-b): its GPU is held by claim UID uid-a, whose record was written by a later divvy (version 99) (run that version again, or delete the pod and claim named last)",
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): its GPU is held by claim UID uid-a, whose record was written by a later version of divvy (format 99) (run that version again, or delete the holding claim and its pod)",
             world.gpu(0)
         )
     );
     assert_eq!(
         chain(&world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err()),
-        "claim ns/a (UID uid-a): its record was written by a later divvy (version 99); it is left untouched (run that version again, or delete the pod and the claim)"
+        "claim ns/a (UID uid-a): its record was written by a later version of divvy (format 99) and is left unchanged (run that version again, or delete the pod and the claim)"
     );
     world.prepare(&executor, &claim("b", &[1], "t2")).unwrap();
     let a = "uid-a".parse().unwrap();

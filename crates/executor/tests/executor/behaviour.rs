@@ -133,7 +133,7 @@ fn a_live_holder_keeps_its_gpu_and_one_that_does_not_leave_is_named_after_forty_
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is held by claim ns/a (UID uid-a), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is held by claim ns/a (UID uid-a), which is in use with device gpu-0 (the scheduler allocated one GPU to both claims: delete one of them and its pod)",
             world.gpu(0)
         )
     );
@@ -144,7 +144,7 @@ fn a_live_holder_keeps_its_gpu_and_one_that_does_not_leave_is_named_after_forty_
     assert_eq!(
         chain(&error),
         format!(
-            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is still held by claim ns/a (UID uid-a), which no longer has it allocated: it has not been unprepared yet (it is handed over when its last container is gone)",
+            "device gpu-0 ({}) of claim ns/b (UID uid-b): it is still held by claim ns/a (UID uid-a), to which it is no longer allocated: it is not yet unprepared (it is free when the last container of that claim has ended)",
             world.gpu(0)
         )
     );
@@ -210,7 +210,7 @@ fn processes_of_a_pod_with_admin_access_are_not_in_the_way_and_admin_access_is_i
 }
 
 #[test]
-fn unprepare_works_without_the_driver_and_waits_when_the_driver_cannot_tell() {
+fn unprepare_works_without_the_driver_and_waits_when_the_driver_lists_no_processes() {
     for (code, lingers) in [
         (GpuErrorCode::DRIVER_NOT_LOADED, false),
         (GpuErrorCode::GPU_IS_LOST, false),
@@ -242,7 +242,7 @@ fn a_prepare_that_arrived_before_an_unprepare_does_not_bring_the_claim_back_and_
     let error = executor.prepare(&a, &late).unwrap_err();
     assert_eq!(
         chain(&error),
-        "claim ns/a (UID uid-a) cannot be prepared: it was unprepared while this call waited (nothing is left to do)"
+        "claim ns/a (UID uid-a) cannot be prepared: it was unprepared while this call waited (no action required)"
     );
     assert_eq!(final_state(&world).records.len(), 0);
     world.prepare(&executor, &a).unwrap();
@@ -285,11 +285,11 @@ fn a_call_that_times_out_fences_its_gpu_until_it_comes_back_whether_or_not_it_su
         world.lock().hardware_fault = Some(HardwareFault::Late { after: secs(60), succeeds });
         let gpu = world.gpu(0);
         let a = claim("hw-a", &[0], "t1");
-        let hangs = format!("the call to create a partition of profile 9 at 0+4 on {gpu} has not come back");
+        let hangs = format!("the call to create a partition of profile 9 at 0+4 on {gpu} has not returned");
         assert_eq!(
             chain(&world.prepare(&executor, &a).unwrap_err()),
             format!(
-                "claim ns/hw-a (UID uid-hw-a) cannot be prepared: the step to create a partition of profile 9 at 0+4 on {gpu} failed: its outcome is not known: no answer within 10 s (taking back what had been done failed too: {hangs})"
+                "claim ns/hw-a (UID uid-hw-a) cannot be prepared: the step to create a partition of profile 9 at 0+4 on {gpu} failed: its outcome is not known: no answer within 10 s (undoing the earlier steps failed too: {hangs})"
             )
         );
         let fences = executor.fences().unwrap();

@@ -77,7 +77,7 @@ impl Story {
         let held = wanted.is_some_and(|claim| self.holds(&claim));
         let Some((wanted, answer)) = self.ask_to_prepare(name) else { return };
         if let Ok(prepared) = answer {
-            self.forget_released(); // Whoever waits also finishes what lingers.
+            self.forget_released(); // A waiting call also finishes lingering claims.
             self.check_answer(&wanted, &prepared);
             self.note_answer(wanted, prepared);
         } else if held {
@@ -259,7 +259,7 @@ impl Story {
         self.recover();
     }
 
-    /// Faults end; the kubelet prepares what the API has allocated and unprepares the rest, or nobody tells us and
+    /// Faults end; the kubelet prepares what the API has allocated and unprepares the rest, or no unprepare comes and
     /// reconcile has to find out.
     fn settle(&mut self) {
         self.say("settle".to_owned());

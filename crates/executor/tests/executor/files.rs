@@ -210,7 +210,7 @@ fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
     assert_eq!(
         chain(&error),
         format!(
-            "claim ns/a (UID uid-a) cannot be prepared: CDI file gpu.divvy.dev-claim_uid-a.json in {0} cannot be written (the folder above it is not there: mount the host's CDI folder into the plugin, at the path of --cdi-dir): failed to create directory `{0}`: No such file or directory (os error 2)",
+            "claim ns/a (UID uid-a) cannot be prepared: CDI file gpu.divvy.dev-claim_uid-a.json in {0} cannot be written (its parent folder does not exist: mount the host's CDI folder into the plugin, at the path of --cdi-dir): failed to create directory `{0}`: No such file or directory (os error 2)",
             folder.display()
         )
     );

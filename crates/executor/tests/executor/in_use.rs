@@ -1,4 +1,4 @@
-//! A GPU that somebody uses is not given away, and one that nobody uses is not kept, whatever fails on the way.
+//! A GPU in use is not allocated again, and an unused one is not kept, whatever fails on the way.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -75,7 +75,7 @@ fn a_claim_that_must_linger_on_a_full_disk_is_answered_with_an_error_goes_on_hol
     assert_eq!(
         chain(&error),
         format!(
-            "claim UID uid-a cannot be unprepared: process 7 still uses {gpu}, and its record could not be made to say so: the record of claim UID uid-a cannot be written (the node's disk is full: free some space): no storage space"
+            "claim UID uid-a cannot be unprepared: process 7 still uses {gpu}, and this could not be recorded: the record of claim UID uid-a cannot be written (the node's disk is full: free some space): no storage space"
         )
     );
     let took = world.lock().now.saturating_sub(began);
@@ -200,11 +200,11 @@ fn reconcile_treats_an_unreadable_record_of_a_gone_claim_as_it_treats_any_orphan
         Some(Event::Kept { why, .. }) => why.clone(),
         other => panic!("{other:?}"),
     };
-    assert!(why(world.view()).contains("an unprepare is waited for"));
+    assert!(why(world.view()).contains("waiting for an unprepare"));
     world.pass(secs(300));
     let mut view = world.view();
     view.running = None;
-    assert!(why(view).contains("could not tell"));
+    assert!(why(view).contains("did not report whether"));
     let mut view = world.view();
     let running =
         RunningDevice { namespace: "ns".to_owned(), claim: "a".to_owned(), device: "gpu-0".parse().unwrap() };

@@ -23,7 +23,7 @@ const SEQUENCES: &str = "DIVVY_MIG_SEQUENCES";
 
 struct Story {
     cast: Cast,
-    /// What somebody else has made.
+    /// Instances created outside of divvy.
     foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
 }
 
@@ -87,7 +87,7 @@ impl Story {
             }
             22 => {
                 if self.chance.one_in(3) {
-                    self.say("somebody removes all he made".to_owned());
+                    self.say("all foreign instances are removed".to_owned());
                     self.remove_foreign(|_, _| true);
                 } else {
                     self.make_foreign();
@@ -127,7 +127,7 @@ impl Story {
         self.quiet();
         self.gpus_come_back();
         self.world.pass(Duration::from_mins(5));
-        // Whoever is in the way of an allocated claim goes.
+        // Holders in the way of an allocated claim are released.
         let wanted: Vec<_> = self.world.lock().api.values().cloned().collect();
         let places: Vec<_> = wanted
             .iter()

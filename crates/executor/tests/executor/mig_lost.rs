@@ -79,7 +79,8 @@ fn a_partition_of_a_lost_gpu_is_held_after_its_claim_is_gone_and_removed_when_th
 }
 
 #[test]
-fn a_gpu_that_comes_back_without_its_partition_frees_the_record_and_what_is_at_its_place_is_somebody_elses() {
+fn a_gpu_that_comes_back_without_its_partition_frees_the_record_and_keeps_the_foreign_instance_at_its_placement()
+ {
     let lost = Lost::unprepared();
     let (instance, _) = living(&lost.world, &lost.gpu).remove(0);
     let sim = sim(&lost.world);

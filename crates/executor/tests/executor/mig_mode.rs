@@ -60,7 +60,7 @@ fn a_change_of_mig_mode_that_others_prevent_is_tried_until_the_deadline_names_th
     assert_eq!(
         chain(&error),
         format!(
-            "claim ns/a (UID uid-a) cannot be prepared: the step to turn MIG mode of {gpu} on failed: it was not done: MIG mode of {gpu} cannot be turned on while others use it: no process computes on it, so it is one that has it open (DCGM or its exporter, nvidia-persistenced, nvidia-smi, a device plugin)"
+            "claim ns/a (UID uid-a) cannot be prepared: the step to turn MIG mode of {gpu} on failed: it was not done: MIG mode of {gpu} cannot be turned on while the GPU is in use: no process computes on it, so a process has it open (such as DCGM or its exporter, nvidia-persistenced, nvidia-smi, or a device plugin)"
         )
     );
     let took = world.lock().now.saturating_sub(began);
@@ -123,7 +123,7 @@ fn a_mode_that_was_changed_and_could_not_be_read_is_remembered_as_ours() {
 
 /// H7. What the inventory says is old.
 #[test]
-fn a_whole_gpu_whose_mode_somebody_has_turned_on_a_moment_ago_is_not_given_out_as_whole() {
+fn a_whole_gpu_whose_mig_mode_was_just_turned_on_is_not_prepared_as_whole() {
     let (world, executor, _, gpu) = setup();
     world.grant(&executor, false);
     sim(&world).set_mig_mode(&gpu, true).unwrap();

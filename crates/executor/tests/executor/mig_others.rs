@@ -1,4 +1,4 @@
-//! What others have on a GPU while claims come and go: processes in a partition, instances that somebody else has made.
+//! Other users of a GPU while claims come and go: processes in a partition, and foreign instances.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn a_process_that_the_driver_sees_and_nvml_does_not_list_makes_the_removal_wait_
 }
 
 #[test]
-fn an_instance_with_our_ids_and_another_uuid_is_somebody_elses_and_stays() {
+fn an_instance_with_our_ids_and_another_uuid_is_foreign_and_stays() {
     let (world, executor, a, gpu) = setup();
     world.prepare(&executor, &a).unwrap();
     let (instance, inside) = living(&world, &gpu).remove(0);
@@ -65,7 +65,7 @@ fn an_instance_with_our_ids_and_another_uuid_is_somebody_elses_and_stays() {
 }
 
 #[test]
-fn an_instance_of_somebody_else_in_the_way_is_named_and_left_alone() {
+fn a_foreign_instance_in_the_way_is_named_and_left_alone() {
     let (world, executor, a, gpu) = setup();
     let sim = sim(&world);
     sim.set_mig_mode(&gpu, true).unwrap();
@@ -73,7 +73,7 @@ fn an_instance_of_somebody_else_in_the_way_is_named_and_left_alone() {
     let began = world.lock().now;
     let error = world.prepare(&executor, &a).unwrap_err();
     let expected = format!(
-        "claim ns/a (UID uid-a) cannot be prepared: the step to create a partition of profile 9 at 4+4 on {gpu} failed: it was not done: GPU instance {0} (profile 19, 5:1) is in the way of 4:4 on {gpu}; this driver has not made it and leaves it alone (whoever made it must remove it: `nvidia-smi mig -i {gpu} -gi {0} -dci && nvidia-smi mig -i {gpu} -gi {0} -dgi`): NVML create_gpu_instance failed on {gpu}: INSUFFICIENT_RESOURCES (23)",
+        "claim ns/a (UID uid-a) cannot be prepared: the step to create a partition of profile 9 at 4+4 on {gpu} failed: it was not done: GPU instance {0} (profile 19, 5:1) overlaps 4:4 on {gpu}; this driver did not create it and does not change it (if it is not needed, remove it: `nvidia-smi mig -i {gpu} -gi {0} -dci && nvidia-smi mig -i {gpu} -gi {0} -dgi`): NVML create_gpu_instance failed on {gpu}: INSUFFICIENT_RESOURCES (23)",
         theirs.gpu_instance.0
     );
     assert_eq!(chain(&error), expected);
@@ -84,7 +84,7 @@ fn an_instance_of_somebody_else_in_the_way_is_named_and_left_alone() {
     assert_eq!(foreign, [(19, Placement { start: 5, size: 1 })]);
     // Beside it there is room.
     world.prepare(&executor, &claim_of("b", &["gpu-0-mig-3g40gb-9-0"], "t2")).unwrap();
-    assert_eq!(executor.foreign().len(), 1, "what we have made is not told");
+    assert_eq!(executor.foreign().len(), 1, "instances of divvy are not listed");
     let whole = world.prepare(&executor, &claim_of("c", &["gpu-1"], "t3"));
     whole.unwrap();
 }

@@ -36,7 +36,7 @@ fn after_a_lost_record_store_partitions_are_adopted_from_allocated_claims_with_a
         assert_eq!(told[&gpu].iter().map(|i| i.id).collect::<Vec<_>>(), [theirs.gpu_instance]);
         assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
         assert_eq!(shape(&world), [(19, 0, 1)]);
-        // Allocated, never prepared: an instance at its place is somebody else's, and stays.
+        // Allocated, never prepared: an instance at its placement is foreign, and stays.
         let b = claim_of("b", &[SMALL], "t2");
         world.lock().api.insert(b.uid.clone(), b.clone());
         world.prepare(&executor, &b).unwrap();
@@ -198,7 +198,7 @@ fn a_torn_file_of_a_gpu_fences_it_and_is_made_again_and_nothing_leaks() {
     world.lock().put(Folder::Gpus, &file, Some(b"{\"checksum\":"));
     let fences = executor.fences().unwrap();
     assert!(fences[&gpu][0].reason.starts_with("its state file cannot be read"), "{fences:?}");
-    // As long as a record cannot be read either, nobody knows what is there.
+    // As long as a record cannot be read either, the owner of an instance is unknown.
     let record = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
     world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
     world.lock().api_down = true;

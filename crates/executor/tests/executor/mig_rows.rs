@@ -86,7 +86,7 @@ fn row_2_without_a_restart_the_same_process_takes_back_what_a_failed_prepare_has
 }
 
 #[test]
-fn row_7_a_claim_that_nobody_unprepared_is_undone_by_reconcile_and_its_slices_can_be_had_again() {
+fn row_7_an_orphan_is_undone_by_reconcile_and_its_slices_are_available_again() {
     let (world, executor, a, _) = setup();
     world.prepare(&executor, &a).unwrap();
     world.lock().api.clear();

@@ -8,7 +8,7 @@ use divvy_model::{GpuDriver, GpuUuid};
 use crate::mig_world::{HALF, claim_of, living, mig_world, sim};
 use crate::world::World;
 
-/// A GPU on which somebody has made a partition.
+/// A GPU with a foreign partition.
 fn with_theirs() -> (World, Executor, GpuUuid, ComputeInstance) {
     let world = mig_world("h100x1", 1);
     let executor = world.start();
@@ -19,7 +19,7 @@ fn with_theirs() -> (World, Executor, GpuUuid, ComputeInstance) {
 }
 
 #[test]
-fn an_instance_of_somebody_else_is_served_under_its_name_and_the_one_before_and_stays_theirs() {
+fn a_foreign_instance_is_served_under_its_old_and_new_name_and_stays_foreign() {
     for device in ["gpu-0-mig-static-3g40gb-9-4", HALF] {
         let (world, mut executor, gpu, theirs) = with_theirs();
         let a = claim_of("a", &[device], "t1");

@@ -1,6 +1,6 @@
 //! The modes of GPUs under a scheduler that cannot be trusted: any claims of whole GPUs, shares, partitions and admin
 //! devices, rules that change, processes, crashes at any call, time slices that fail. A GPU is never in two modes, no hold
-//! is lost or leaked, what others made stays, and the time slice is back at what it was once nobody asks for another.
+//! is lost or leaked, foreign instances stay, and the time slice is restored once no claim requests another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -57,7 +57,7 @@ struct Story {
     cast: Cast,
     /// GPUs whose MIG mode no policy lets us change.
     fixed: BTreeSet<GpuUuid>,
-    /// What somebody else has made.
+    /// Instances created outside of divvy.
     foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
     /// How often a prepare was refused, by why.
     refused: BTreeMap<&'static str, usize>,
@@ -104,7 +104,7 @@ impl Story {
             .collect()
     }
 
-    /// The last GPU is the administrator's: he makes two instances, and says so, or will.
+    /// The last GPU is the administrator's, who makes two instances, and says so, or will.
     fn someone_cuts(&mut self) {
         let gpu = self.world.gpu(GPUS - 1);
         let free =
@@ -309,7 +309,7 @@ impl Story {
         self.world.lock().pods.insert(100, format!("pod-{}", record.name));
     }
 
-    /// Everybody goes: nothing is left of any mode, and every GPU can be all it could be.
+    /// All claims go: nothing is left of any mode, and every GPU can take every mode again.
     fn end(&mut self) {
         self.say("end".to_owned());
         self.world.no_crash();

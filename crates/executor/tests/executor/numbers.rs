@@ -48,7 +48,7 @@ fn numbers_that_were_lost_are_those_of_records_slices_and_allocations_and_a_brok
         let cdi = world.prepare(&executor, &a).unwrap();
         assert_eq!(world.prepare(&world.start(), &a).unwrap(), cdi);
         assert_eq!(world.prepare(&executor, &b).unwrap_err().category(), "device-gone");
-        // Nobody has it allocated any more.
+        // It is not allocated any more.
         let present =
             again[..3].iter().chain(&again[4..]).map(|(_, gpu)| (gpu.clone(), address())).collect::<Vec<_>>();
         executor.number_gpus(&present, &|_, _| false).unwrap();
@@ -67,7 +67,12 @@ fn nothing_is_numbered_while_the_api_cannot_say_what_numbers_are_in_use() {
     world.lock().put(Folder::Node, FILE, Some(b""));
     world.lock().api_down = true;
     let error = executor.number_gpus(&[(world.gpu(0), address())], &|_, _| true).unwrap_err();
-    assert!(error.to_string().ends_with("does not say which are in use: connection refused"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .ends_with("the numbers in use cannot be read from the API server: connection refused"),
+        "{error}"
+    );
     assert_eq!(world.lock().files(Folder::Node)[FILE], b"");
     let c = claim("c", &[0], "t1");
     assert_eq!(world.prepare(&executor, &c).unwrap_err().category(), "store");

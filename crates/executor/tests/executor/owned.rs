@@ -46,7 +46,7 @@ fn a_gpu_that_one_driver_has_prepared_is_refused_by_the_other_until_its_last_cla
     assert_eq!(
         refused.to_string(),
         format!(
-            "device gpu-0 ({gpu}) of claim ns/both (UID uid-both): its GPU is held by driver {ONE}, which has prepared claim ns/a (UID uid-a) on it (a GPU belongs to one driver: let that one go, or give the two drivers different nodes)"
+            "device gpu-0 ({gpu}) of claim ns/both (UID uid-both): its GPU is held by driver {ONE}, which has prepared claim ns/a (UID uid-a) on it (a GPU belongs to one driver: release it there, or run the two drivers on different nodes)"
         )
     );
     assert!(other.lock().records().is_empty());
@@ -59,7 +59,7 @@ fn a_gpu_that_one_driver_has_prepared_is_refused_by_the_other_until_its_last_cla
 }
 
 #[test]
-fn what_fails_to_be_prepared_and_what_only_an_admin_looks_at_is_held_by_nobody() {
+fn failed_claims_and_admin_claims_hold_no_lock_on_their_gpu() {
     let dir = tempfile::tempdir().unwrap();
     let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
     let (ones, others) = (start(&one), start(&other));

@@ -200,7 +200,7 @@ fn a_call_of_the_other_instance_that_comes_back_late_leaks_no_partition() {
     world.lock().api.clear();
     let lingers = new.unprepare(&a.uid, &new.begin(Duration::from_millis(50))).unwrap();
     assert!(
-        matches!(&lingers, Unprepared::Lingering(why) if why.contains("has not come back")),
+        matches!(&lingers, Unprepared::Lingering(why) if why.contains("has not returned")),
         "{lingers:?}"
     );
     sim.release(hangs);

@@ -1,5 +1,5 @@
-//! What all stories have in common: the API server and the kubelet around a machine, what they have been told, and how a
-//! story is shown when it fails.
+//! What all stories have in common: the API server and the kubelet around a machine, their knowledge, and how a story is
+//! shown when it fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,12 +15,12 @@ pub(crate) fn uid(name: &str) -> ClaimUid {
     format!("uid-{name}").parse().unwrap()
 }
 
-/// A machine, its executor, and everybody around it.
+/// A machine, its executor, and the API server and kubelet around it.
 pub(crate) struct Cast {
     pub(crate) world: World,
     pub(crate) executor: Executor,
     pub(crate) chance: Chance,
-    /// Answers the kubelet has, and has not been told to forget. The claim as it was prepared.
+    /// Answers that the kubelet has and did not unprepare. The claim as it was prepared.
     pub(crate) answered: BTreeMap<ClaimUid, (Claim, Prepared)>,
     /// Unprepared, but said to linger.
     pub(crate) lingering: BTreeSet<ClaimUid>,
@@ -64,7 +64,7 @@ impl Cast {
         self.answered.insert(wanted.uid.clone(), (wanted, prepared));
     }
 
-    /// Unprepares, and says whether the kubelet was told that nothing is left.
+    /// Unprepares, and returns whether the kubelet got the answer that nothing is left.
     pub(crate) fn ask_to_unprepare(&mut self, name: &str) -> bool {
         self.say(format!("unprepare {name}"));
         let answer: Result<Unprepared, UnprepareError> = self.world.unprepare(&self.executor, &uid(name));
@@ -140,7 +140,7 @@ impl Cast {
         }
     }
 
-    /// Another instance holds one lock, and is too slow to let it go while anybody waits; or it lets all go.
+    /// Another instance holds one lock, and is too slow to let it go while another call waits; or it lets all go.
     pub(crate) fn lock_is_held_or_let_go(&mut self, claims: &[&str], gpus: usize) {
         let lock = if self.chance.one_in(2) {
             LockName::Claim(uid(claims[self.chance.below(claims.len())]))

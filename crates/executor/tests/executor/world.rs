@@ -45,7 +45,7 @@ pub(crate) struct World(
     Arc<Mutex<Option<(LockName, usize, Later)>>>,
 );
 
-/// What happens while somebody waits.
+/// What happens while a call waits.
 type Later = Box<dyn FnOnce() + Send>;
 
 impl World {
@@ -227,7 +227,7 @@ impl World {
         m.disk = disk;
     }
 
-    /// Something that happens that much later, while somebody waits.
+    /// Something that happens that much later, while a call waits.
     pub(crate) fn later(&self, after: Duration, what: impl FnOnce() + Send + 'static) {
         let at = self.lock().now + after;
         self.1.lock().unwrap().push((at, Box::new(what)));

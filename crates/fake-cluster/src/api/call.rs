@@ -49,7 +49,7 @@ pub(crate) fn target(path: &str) -> Result<Target, ApiError> {
     if rest.is_empty() {
         return Ok(Target::Discovery { group: group.into(), version: version.into() });
     }
-    // A namespace's own status is not distinguished from a resource called "status"; nobody asks for either.
+    // A namespace's own status is not distinguished from a resource called "status"; neither is used.
     let (namespace, rest) = match rest {
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
         rest => ("", rest),

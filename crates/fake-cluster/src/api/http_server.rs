@@ -70,7 +70,7 @@ async fn accept(api: FakeApi, first: TcpListener, address: SocketAddr) {
                     () = serve(&api, &bound, &mut connections) => {}
                 }
             }
-            // Somebody has the port for a moment: any connection of this machine may.
+            // Another process has the port for a moment: any connection of this machine may.
             Err(error) => {
                 tracing::error!(%address, %error, "the fake API server cannot listen again");
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;

@@ -13,7 +13,7 @@ use super::kinds::{Kind, Res, builtin};
 
 pub(crate) use self::write::{Part, Preconditions, Written};
 
-/// Changes kept for watches; whoever is further behind gets 410.
+/// Changes kept for watches; a watch that is further behind gets 410.
 const HISTORY: usize = 10_000;
 
 /// Where an object is stored.

@@ -1,4 +1,4 @@
-//! Plugin registration: sockets come and go, plugins are asked for their names, connections show which are alive.
+//! Plugin registration: sockets come and go, plugins identify themselves, connections show which are alive.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -40,11 +40,11 @@ pub struct Plugin {
     pub socket: PathBuf,
     /// Whether the service socket accepts connections.
     pub connected: bool,
-    /// Which registration this is, counted over all drivers: tells a process that was started again from the one before.
+    /// Which registration this is, counted over all drivers: distinguishes a restarted process from the one before.
     pub registration: u64,
 }
 
-/// Inode and change time: tells a new file under an old name.
+/// Inode and change time: distinguishes a new file under an old name.
 type Identity = (u64, i64, i64);
 
 #[derive(Debug)]

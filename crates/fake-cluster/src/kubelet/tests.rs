@@ -197,13 +197,13 @@ async fn a_tonic_server_is_registered_under_a_name_with_an_at_sign_and_refused_u
     node.serve("gpu.divvy.dev@reg.sock");
     let plugin = node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
     assert_eq!((plugin.service.as_str(), &plugin.endpoint), ("v1.DRAPlugin", &node.stub.info.endpoint));
-    let told = RegistrationStatus { plugin_registered: true, error: String::new() };
+    let verdict = RegistrationStatus { plugin_registered: true, error: String::new() };
     node.until(|node| !node.stub.verdicts.lock().unwrap().is_empty()).await;
-    assert_eq!(*node.stub.verdicts.lock().unwrap(), [told]);
+    assert_eq!(*node.stub.verdicts.lock().unwrap(), [verdict]);
 }
 
 #[tokio::test]
-async fn a_plugin_without_a_known_service_is_told_why_it_is_refused() {
+async fn a_plugin_without_a_known_service_is_refused_with_a_reason() {
     let mut node = Node::new(SOON);
     node.stub.info.supported_versions = vec!["v9.DRAPlugin".into()];
     node.serve("x@reg.sock");
@@ -228,8 +228,8 @@ async fn prepare_returns_each_claims_answer_and_refuses_incomplete_ones() {
     assert_eq!(lost.to_string(), expected);
     node.kubelet.unprepare(DRIVER, &claims).await.unwrap();
     assert!(node.stub.prepared.lock().unwrap().is_empty());
-    let nobody = node.kubelet.prepare("other", &claims).await.unwrap_err();
-    assert_eq!(nobody.to_string(), "no plugin of driver other is registered");
+    let error = node.kubelet.prepare("other", &claims).await.unwrap_err();
+    assert_eq!(error.to_string(), "no plugin of driver other is registered");
 }
 
 #[tokio::test]

@@ -70,19 +70,19 @@ fn the_fixtures_own_program_keeps_what_was_set() {
 #[test]
 fn exit_codes_say_whether_anything_may_have_happened() {
     let dir = tempfile::tempdir().unwrap();
-    let told = |code: u32| {
+    let refused = |code: u32| {
         let driver = driver(dir.path(), &format!("echo 'code {code}' >&2; exit {code}"));
         let error =
             Smi::default().set_time_slice(&driver, &gpu(), TimeSlice::Short, LONG_ENOUGH).unwrap_err();
         (error.is_unclear(), error.to_string())
     };
-    assert_eq!(told(3), (false, "nvidia-smi says that it is not supported: code 3".to_owned()));
+    assert_eq!(refused(3), (false, "nvidia-smi reports that this is not supported: code 3".to_owned()));
     assert_eq!(
-        told(4),
+        refused(4),
         (false, "nvidia-smi refused (no permission: the plugin must run as root): code 4".to_owned())
     );
-    assert_eq!(told(9), (false, "nvidia-smi says that no NVIDIA driver is loaded: code 9".to_owned()));
-    assert_eq!(told(255), (true, "nvidia-smi ended with exit status: 255: code 255".to_owned()));
+    assert_eq!(refused(9), (false, "nvidia-smi reports that no NVIDIA driver is loaded: code 9".to_owned()));
+    assert_eq!(refused(255), (true, "nvidia-smi ended with exit status: 255: code 255".to_owned()));
     let killed = driver(dir.path(), "kill -9 $$");
     let error = Smi::default().set_time_slice(&killed, &gpu(), TimeSlice::Short, LONG_ENOUGH).unwrap_err();
     assert!(matches!(error, SmiError::Unclear { status, .. } if status.signal() == Some(9)), "{error}");
@@ -109,7 +109,7 @@ fn without_the_program_the_driver_root_is_named() {
     let error = Smi::default().set_time_slice(&driver, &gpu(), TimeSlice::Short, LONG_ENOUGH).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no nvidia-smi in the driver root / (a time slice cannot be set without it; install the driver's utilities)"
+        "the driver root / has no nvidia-smi, which sets time slices (install the driver's utilities)"
     );
 }
 
@@ -134,6 +134,6 @@ fn a_whole_root_is_entered_and_one_with_the_drivers_files_only_is_not() {
     fs_err::os::unix::fs::symlink("/lib/glibc/ld.so", dir.path().join("lib64/ld-linux-x86-64.so.2")).unwrap();
     let inside = ["run-as-other", &dir.path().to_string_lossy(), "/usr/bin/nvidia-smi"].map(str::to_owned);
     assert_eq!(command(&smi), ("/usr/bin/divvy".into(), inside.to_vec()));
-    assert_eq!(command(&Smi::default()), (program.into(), vec![]), "nobody to enter it");
+    assert_eq!(command(&Smi::default()), (program.into(), vec![]), "nothing to enter");
     assert_eq!(become_other(["divvy", "--help"].map(OsString::from)), None);
 }

@@ -140,11 +140,11 @@ fn when_none_fits_each_root_has_its_reason_and_the_setting_is_named() {
     let error = find_driver(&HostRoot::under(dir.path()), None).unwrap_err();
     assert_eq!(
         chain(&error),
-        "no usable NVIDIA driver found: /: libnvidia-ml.so.1 is in none of the library folders; \
-         /run/nvidia/driver: the folder is empty (a driver container still at work?); \
-         /home/kubernetes/bin/nvidia: there is no such folder; \
+        "no usable NVIDIA driver found: /: no library folder has libnvidia-ml.so.1; \
+         /run/nvidia/driver: the folder is empty (a driver container may still be installing); \
+         /home/kubernetes/bin/nvidia: the folder does not exist; \
          /opt/nvidia/current: /opt/nvidia/current/usr/lib/libnvidia-ml.so.1 does not lead to a file whose name ends in a driver version; \
-         /var/lib/nvidia: there is no such folder; \
+         /var/lib/nvidia: the folder does not exist; \
          library folders looked in, below each: usr/lib64, usr/lib/x86_64-linux-gnu, usr/lib/aarch64-linux-gnu, \
          usr/lib/x86_64-linux-gnu/nvidia/current, usr/lib/aarch64-linux-gnu/nvidia/current, lib64, lib/x86_64-linux-gnu, \
          lib/aarch64-linux-gnu, usr/lib64/nvidia, usr/lib/nvidia/tesla, usr/local/nvidia/lib64, usr/local/glibc/usr/lib, \
@@ -160,7 +160,7 @@ fn a_root_that_was_set_is_the_only_one_tried() {
     let error = find_driver(&made.host, Some(Path::new("/opt/driver"))).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no usable NVIDIA driver found: /opt/driver: there is no such folder; correct --driver-root (chart value driverRoot), \
+        "no usable NVIDIA driver found: /opt/driver: the folder does not exist; correct --driver-root (chart value driverRoot), \
          or leave it empty to try / (installed on the host), /run/nvidia/driver (GPU Operator), \
          /home/kubernetes/bin/nvidia (GKE), /opt/nvidia/current (Flatcar)"
     );

@@ -156,7 +156,7 @@ fn a_library_that_is_being_written_is_an_error_not_a_missing_library() {
     let error = driver_files(&made.host, &find_driver(&made.host, None).unwrap()).unwrap_err();
     let text = chain(&error);
     assert!(
-        text.ends_with("libcut.so.580.95.05 is damaged; is the driver just being installed?: its dynamic section is damaged"),
+        text.ends_with("libcut.so.580.95.05 is damaged (the driver may still be installing): its dynamic section is damaged"),
         "{text}"
     );
 }

@@ -146,7 +146,7 @@ fn nodes_are_made_on_the_host_with_their_rights_and_stale_ones_replaced() {
 }
 
 #[test]
-fn nodes_that_nobody_has_made_yet_are_made_up_from_the_majors() {
+fn missing_nodes_are_derived_from_the_majors() {
     let (fixture, dir) = host(&two_gpus());
     write(dir.path(), "proc/driver/nvidia/params", b"DeviceFileMode: 432\nDeviceFileGID: 27\n");
     let none = DeviceNodes::Given(BTreeMap::new());
@@ -309,8 +309,5 @@ fn the_hook_is_installed_executable_once_and_replaced_when_it_differs() {
 
     fs_err::write(dir.path().join("file"), b"").unwrap();
     let text = chain(&install_hook(&from, &dir.path().join("file/hook")).unwrap_err());
-    assert!(
-        text.contains("(--hook-dir, chart value hookDir: a folder of the host that can be written to"),
-        "{text}"
-    );
+    assert!(text.contains("(--hook-dir, chart value hookDir: a writable folder of the host"), "{text}");
 }

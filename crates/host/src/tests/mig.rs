@@ -14,7 +14,7 @@ fn cap(minor: u32) -> DeviceNode {
 }
 
 #[test]
-fn proc_tells_the_minors_even_where_they_are_not_those_computed() {
+fn proc_decides_the_minors_even_where_they_differ_from_those_computed() {
     let (made, _dir) = host(&two_gpus());
     made.mig_access(3, 9, 0, (489, 490)).unwrap();
     let nodes = mig_nodes(&made.host, &DeviceNodes::Real, 3, GI, CI).unwrap();
@@ -34,12 +34,12 @@ fn without_the_file_only_a_simulated_host_computes_the_minors() {
     let error = mig_nodes(&made.host, &DeviceNodes::Real, 0, GpuInstanceId(1), CI).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the MIG instance has no capability: /proc/driver/nvidia/capabilities/gpu0/mig/gi1/access does not exist (is the host's /proc mounted, and does the instance live?)"
+        "the MIG instance has no capability: /proc/driver/nvidia/capabilities/gpu0/mig/gi1/access does not exist (check that the host's /proc is mounted and that the instance exists)"
     );
 }
 
 #[test]
-fn a_damaged_file_and_a_missing_module_are_told() {
+fn a_damaged_file_and_a_missing_module_are_different_errors() {
     let (made, dir) = host(&two_gpus());
     made.mig_access(0, 1, 0, (12, 13)).unwrap();
     write(dir.path(), "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access", b"DeviceFileMinor: x\n");

@@ -41,7 +41,7 @@ impl Default for HealthRules {
     }
 }
 
-/// How long an ailment has lasted. Times are those that the book was told.
+/// How long an ailment has lasted. Times are those passed to the book.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Illness {
     /// When it was seen first.
@@ -80,11 +80,9 @@ impl GpuHealth {
 /// Something became so, or is no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthChange {
-    /// The GPU.
     pub gpu: GpuUuid,
     /// The GPU instance; `None` is the whole GPU.
     pub partition: Option<GpuInstanceId>,
-    /// What.
     pub ailment: Ailment,
     /// Whether it is over.
     pub over: bool,
@@ -122,7 +120,7 @@ impl HealthBook {
         }
     }
 
-    /// Nobody sees what becomes of the GPUs now: as after [`GpuErrorCode::DRIVER_NOT_LOADED`].
+    /// The GPUs cannot be observed from now on: as after [`GpuErrorCode::DRIVER_NOT_LOADED`].
     pub fn all_away(&mut self) {
         for gpu in self.gpus.values_mut() {
             gpu.was_away |= !gpu.is_well();
@@ -137,7 +135,7 @@ impl HealthBook {
         let gpu = self.gpus.entry(uuid.clone()).or_default();
         let (ailment, partition) = match event.kind {
             GpuEventKind::Xid(xid) => match XidClass::of(xid) {
-                // The poll that follows tells, if the driver can.
+                // The poll that follows reports it, if the driver can.
                 XidClass::FollowUp if gpu.vitals.is_some_and(|v| v.recovery.is_some()) => return Vec::new(),
                 XidClass::Node => (Ailment::Xid(xid), None),
                 _ => (Ailment::Xid(xid), event.gpu_instance),
@@ -175,7 +173,7 @@ impl HealthBook {
                 self.removed.remove(uuid);
                 let known = gpu.vitals.as_ref().and_then(|known| known.uncorrected_ecc);
                 let present = present(&vitals, known);
-                // One poll that does not tell it does not make the next increase old news.
+                // One poll without the count must not make the next increase old news.
                 vitals.uncorrected_ecc = vitals.uncorrected_ecc.or(known);
                 gpu.bad_polls = 0;
                 gpu.vitals = Some(vitals);
@@ -186,8 +184,8 @@ impl HealthBook {
                 }
                 let fit = vitals.recovery.is_some_and(|action| !action.concerns_gpu()) || gpu.was_away;
                 let over = good_poll(&mut gpu.ailments, rules, now, |a| {
-                    let told = vitals.remap.is_some() || !a.is_of_memory();
-                    !present.contains(&a) && told && (fit || !a.is_of_a_moment())
+                    let answered = vitals.remap.is_some() || !a.is_of_memory();
+                    !present.contains(&a) && answered && (fit || !a.is_of_a_moment())
                 });
                 for ailment in over {
                     changes.add(None, ailment, true);

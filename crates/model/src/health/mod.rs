@@ -1,5 +1,5 @@
-//! Health of GPUs: what the driver tells ([`GpuEvent`], [`GpuVitals`]), what an Xid means ([`XidClass`]), and the
-//! conclusion ([`HealthBook`]). Pure: time is a parameter. The node plugin feeds the book and turns what it says into
+//! Health of GPUs: what the driver reports ([`GpuEvent`], [`GpuVitals`]), what an Xid means ([`XidClass`]), and the
+//! conclusion ([`HealthBook`]). Pure: time is a parameter. The node plugin feeds the book and turns its conclusions into
 //! taints, Events, metrics and answers for the kubelet.
 //!
 //! Facts: `nvmlDeviceGetFieldValues` field 230 (recovery action), `nvmlDeviceGetRemappedRows`,
@@ -33,7 +33,7 @@ pub enum GpuEventKind {
     UncorrectedEcc,
     /// A memory row or page could not be replaced.
     RetirementFailure,
-    /// The GPU says that it is not available, or that another recovery action is due: its vitals tell.
+    /// The GPU reports that it is not available, or that another recovery action is due, which its vitals show.
     LookAgain,
     /// Anything else, by its bit in NVML.
     Other(u64),
@@ -44,7 +44,6 @@ pub enum GpuEventKind {
 pub struct GpuEvent {
     /// Which; `None` where the driver does not say.
     pub gpu: Option<GpuUuid>,
-    /// What.
     pub kind: GpuEventKind,
     /// The GPU instance concerned; `None` is the whole GPU.
     pub gpu_instance: Option<GpuInstanceId>,
@@ -65,7 +64,6 @@ pub struct GpuEvents {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecoveryAction {
-    /// Nothing.
     Nothing,
     /// Reset the GPU.
     Reset,
@@ -123,12 +121,11 @@ pub struct RowRemap {
     pub failed: bool,
 }
 
-/// What a poll says about a GPU's health. What the driver cannot tell is left out.
+/// What a poll reports about a GPU's health. Values that the driver does not report are left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuVitals {
     /// What is to be done; `None` with drivers that do not say.
     pub recovery: Option<RecoveryAction>,
-    /// Bad memory.
     pub remap: Option<RowRemap>,
     /// ECC errors since the last reset that were not corrected.
     pub uncorrected_ecc: Option<u64>,
@@ -172,26 +169,25 @@ impl Ailment {
         }
     }
 
-    /// What helps.
     pub fn remedy(self) -> &'static str {
         match self {
-            Self::Lost => "reset the GPU or reboot the node; if it stays away, look at the board",
+            Self::Lost => "reset the GPU or reboot the node; if it stays lost, check the board",
             Self::Recovery(RecoveryAction::Reboot) => "drain and reboot the node",
             Self::Recovery(RecoveryAction::DrainPeers) => "let the pods that use its NVLink peers end",
             Self::RemapFailed => "have the board replaced",
-            Self::Silent => "look for a hanging driver (`dmesg`), then reset the GPU or reboot the node",
+            Self::Silent => "check for a hanging driver (`dmesg`), then reset the GPU or reboot the node",
             Self::Recovery(_) | Self::Xid(_) | Self::Ecc | Self::RemapPending => {
                 "let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node"
             }
         }
     }
 
-    /// Told by the replacement of memory, which a GPU does not tell while MIG instances live: no answer is not the end of it.
+    /// Known from the replacement of memory, which a GPU does not report while it has MIG instances: no answer does not end it.
     pub(crate) fn is_of_memory(self) -> bool {
         matches!(self, Self::RemapFailed | Self::RemapPending)
     }
 
-    /// Told by an event and not by a state that can be read: whether it is over has to be concluded.
+    /// Known from an event and not from a state that can be read: its end has to be concluded.
     pub(crate) fn is_of_a_moment(self) -> bool {
         matches!(self, Self::Xid(_) | Self::Ecc)
     }
@@ -203,10 +199,10 @@ impl fmt::Display for Ailment {
             Self::Lost => f.write_str("fell off the bus"),
             Self::Recovery(RecoveryAction::Unknown(raw)) => write!(f, "needs recovery action {raw}"),
             Self::Recovery(action) => write!(f, "needs recovery: {}", action.name()),
-            Self::RemapFailed => f.write_str("could not replace bad memory rows"),
+            Self::RemapFailed => f.write_str("failed to remap bad memory rows"),
             Self::Xid(number) => write!(f, "reported Xid {number} ({})", XidClass::of(*number).name()),
-            Self::Ecc => f.write_str("had ECC errors that could not be corrected"),
-            Self::RemapPending => f.write_str("has replaced memory rows that wait for a reset"),
+            Self::Ecc => f.write_str("had uncorrectable ECC errors"),
+            Self::RemapPending => f.write_str("needs a reset to apply remapped memory rows"),
             Self::Silent => f.write_str("does not answer"),
         }
     }

@@ -1,4 +1,4 @@
-//! What a process that starts later cannot ask a driver: what GPUs have told by events.
+//! Faults known from events, which a process that starts later cannot read from the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{Ailment, GpuHealth, HealthBook, Illness};
 use crate::GpuUuid;
 use crate::mig::GpuInstanceId;
 
-/// What a GPU has told by events and is not over. Good for the boot in which it was told: a GPU is reset by a reboot.
+/// Faults of a GPU known from events that are not over. Valid for the boot in which they occurred: a reboot resets a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Remembered {
@@ -22,23 +22,23 @@ pub struct Remembered {
 }
 
 impl HealthBook {
-    /// What a later process has to be told, by GPU; of GPUs that events have said nothing about, nothing.
+    /// What a later process needs to know, by GPU; GPUs without such faults are left out.
     pub fn remembered(&self) -> BTreeMap<GpuUuid, Remembered> {
-        let told = |ailments: &super::Ailments| -> BTreeSet<Ailment> {
+        let known = |ailments: &super::Ailments| -> BTreeSet<Ailment> {
             ailments.keys().copied().filter(|ailment| ailment.is_of_a_moment()).collect()
         };
         let of = |gpu: &GpuHealth| Remembered {
-            ailments: told(&gpu.ailments),
+            ailments: known(&gpu.ailments),
             partitions: gpu
                 .partitions
                 .iter()
-                .map(|(id, ailments)| (*id, told(ailments)))
+                .map(|(id, ailments)| (*id, known(ailments)))
                 .filter(|(_, ailments)| !ailments.is_empty())
                 .collect(),
             away: gpu.was_away,
         };
         let all = self.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), of(gpu)));
-        all.filter(|(_, told)| !told.ailments.is_empty() || !told.partitions.is_empty()).collect()
+        all.filter(|(_, known)| !known.ailments.is_empty() || !known.partitions.is_empty()).collect()
     }
 
     /// Takes in what an earlier process of the same boot remembered, as if it had been seen now.

@@ -40,7 +40,7 @@ fn well_at(book: &mut HealthBook, from: u64, answer: GpuVitals) -> Option<u64> {
 
 #[test]
 fn each_xid_has_the_effect_of_its_class() {
-    // Xid, class, what becomes of a GPU whose driver tells recovery actions, and of one whose driver does not.
+    // Xid, class, the effect on a GPU whose driver reports recovery actions, and on one whose driver does not.
     let table = [
         (13, XidClass::Application, false, false),
         (31, XidClass::Application, false, false),
@@ -134,7 +134,7 @@ fn a_recovery_action_lasts_as_long_as_the_driver_says() {
 }
 
 #[test]
-fn bad_memory_and_a_lost_or_silent_gpu_are_told_apart() {
+fn bad_memory_and_a_lost_or_silent_gpu_are_distinguished() {
     let rules = HealthRules::default();
     let remap = |pending, failed| GpuVitals { remap: Some(RowRemap { pending, failed }), ..vitals(Some(0)) };
     let mut book = HealthBook::default();
@@ -224,7 +224,7 @@ fn an_ailment_says_what_it_is_and_what_helps() {
 }
 
 #[test]
-fn what_events_have_told_goes_on_in_a_book_of_a_later_process_until_the_gpu_was_away() {
+fn faults_known_from_events_continue_in_a_later_process_until_the_gpu_was_away() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     book.poll(&rules, at(0), &gpu(), Ok(vitals(None)));
@@ -246,7 +246,7 @@ fn what_events_have_told_goes_on_in_a_book_of_a_later_process_until_the_gpu_was_
 }
 
 #[test]
-fn bad_memory_is_not_over_because_the_gpu_does_not_tell_it() {
+fn bad_memory_is_not_over_because_the_gpu_does_not_report_it() {
     let mut book = HealthBook::default();
     let remap = |remap| GpuVitals { remap, ..vitals(Some(0)) };
     let bad = remap(Some(RowRemap { pending: true, failed: true }));
@@ -268,7 +268,7 @@ fn an_imex_domain_that_needs_help_makes_no_gpu_sick_and_lets_it_recover() {
 }
 
 #[test]
-fn ecc_errors_that_came_while_a_poll_did_not_tell_them_count() {
+fn ecc_errors_during_a_poll_without_the_count_are_counted() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     for count in [Some(1), None, Some(2)] {

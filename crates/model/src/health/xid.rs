@@ -8,20 +8,18 @@ use serde::{Deserialize, Serialize};
 pub enum XidClass {
     /// The application's own affair: it has to be started again, the GPU is fine.
     Application,
-    /// Nothing.
     Information,
     /// The GPU has to be reset, or looked at by its maker.
     Reset,
     /// The node has to be rebooted.
     Node,
-    /// The GPU's vitals tell what has to be done.
+    /// The GPU's vitals show what has to be done.
     FollowUp,
     /// Not in the catalog, or without an action there.
     Unknown,
 }
 
 impl XidClass {
-    /// Every class.
     pub const ALL: [Self; 6] =
         [Self::Application, Self::Information, Self::Reset, Self::Node, Self::FollowUp, Self::Unknown];
 

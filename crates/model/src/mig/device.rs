@@ -13,7 +13,6 @@ pub struct PartitionName {
     /// Our stable ordinal of the GPU ([`crate::Ordinals`]).
     pub ordinal: u32,
     label: String,
-    /// The profile.
     pub profile: GpuInstanceProfileId,
     /// First memory slice.
     pub start: u32,

@@ -8,9 +8,7 @@ use crate::{GpuUuid, MigUuid};
 /// A place on a GPU that a GPU instance with one compute instance may fill. There whether or not one does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Partition {
-    /// The GPU.
     pub gpu: GpuUuid,
-    /// The profile.
     pub profile: GpuInstanceProfileId,
     /// The memory slices.
     pub placement: Placement,
@@ -31,9 +29,7 @@ pub struct GpuInstanceId(pub u32);
 /// A GPU instance that lives on a GPU now (`nvmlGpuInstanceInfo_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GpuInstance {
-    /// Its id.
     pub id: GpuInstanceId,
-    /// Its profile.
     pub profile: GpuInstanceProfileId,
     /// Its memory slices.
     pub placement: Placement,
@@ -47,12 +43,10 @@ pub struct ComputeInstanceId(pub u32);
 /// A compute instance that lives in a GPU instance now (`nvmlComputeInstanceInfo_t`): what a container is given.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ComputeInstance {
-    /// Its id.
     pub id: ComputeInstanceId,
     /// The GPU instance it lives in.
     pub gpu_instance: GpuInstanceId,
-    /// Its profile.
     pub profile: ComputeInstanceProfileId,
-    /// UUID of its MIG device; new at every creation, so it tells a successor from the instance that was recorded.
+    /// UUID of its MIG device; new at every creation, so it distinguishes a successor from the instance that was recorded.
     pub uuid: MigUuid,
 }

@@ -4,7 +4,7 @@
 //! at a placement, there whether or not anything lives in it); a [`GpuInstance`] with its [`ComputeInstance`] lives
 //! on the hardware, with ids and a UUID that are new at every creation; a [`PartitionName`] is what is published.
 //!
-//! Nothing here knows a board: profiles and placements come from the driver (`hardware.md` 1.3, 1.5).
+//! Nothing here knows a board: profiles and placements come from the driver.
 
 mod capabilities;
 mod device;

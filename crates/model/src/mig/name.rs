@@ -1,4 +1,4 @@
-//! Profile names, such as `1g.10gb+me`: computed as nvidia-smi does (`hardware.md` 2.1), and read back.
+//! Profile names, such as `1g.10gb+me`: computed as nvidia-smi does, and read back.
 
 use std::fmt;
 use std::str::FromStr;

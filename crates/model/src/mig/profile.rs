@@ -67,7 +67,7 @@ impl ProfileVariant {
     }
 
     /// Whether it is published only when asked for: every device costs the scheduler of the whole cluster
-    /// (`field.md` 7c).
+    ///.
     pub fn is_rare(self) -> bool {
         self != Self::Plain
     }
@@ -84,7 +84,6 @@ impl ProfileVariant {
 pub struct Placement {
     /// First slice.
     pub start: u32,
-    /// How many.
     pub size: u32,
 }
 
@@ -94,7 +93,6 @@ impl Placement {
         self.start.saturating_add(self.size)
     }
 
-    /// The slices.
     pub fn slices(self) -> std::ops::Range<u32> {
         self.start..self.end()
     }
@@ -115,15 +113,10 @@ impl fmt::Display for Placement {
 /// How many of each engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engines {
-    /// Copy engines.
     pub copy: u32,
-    /// Decoders.
     pub decoders: u32,
-    /// Encoders.
     pub encoders: u32,
-    /// JPEG engines.
     pub jpeg: u32,
-    /// Optical-flow engines.
     pub ofa: u32,
 }
 
@@ -148,13 +141,12 @@ pub struct GpuInstanceProfile {
     pub memory_mib: u64,
     /// Streaming multiprocessors. Not slices times a constant: some double-memory profiles have more.
     pub multiprocessors: u32,
-    /// Engines.
     pub engines: Engines,
     /// How many instances the driver says fit. Wrong on the A30: see [`crate::mig::MigCapabilities::most`].
     pub max_instances: u32,
     /// Where instances may be placed, in memory slices; ascending.
     pub placements: Vec<Placement>,
-    /// The driver's own name (`1g.10gb`), where its NVML is new enough to tell.
+    /// The driver's own name (`1g.10gb`), where its NVML is new enough to report it.
     pub driver_name: Option<String>,
 }
 
@@ -203,7 +195,6 @@ pub struct ComputeInstanceProfileIndex(pub u32);
 /// A size in which a GPU instance gives out compute instances (`nvmlGpuInstanceGetComputeInstanceProfileInfo`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeInstanceProfile {
-    /// Its id.
     pub id: ComputeInstanceProfileId,
     /// The number it was asked for by.
     pub index: ComputeInstanceProfileIndex,

@@ -243,10 +243,10 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
             // SAFETY: as above.
             let value = unsafe { &mut *values.add(at) };
             let answer = match value.fieldId {
-                MIG_QUERY_WITHOUT_MIG if engine.tells_profiles_without_mig() => {
+                MIG_QUERY_WITHOUT_MIG if engine.reports_profiles_without_mig() => {
                     Ok(u32::from(g.facts.mig_mode != MigMode::Unsupported))
                 }
-                RECOVERY_ACTION if bridge::generation(engine).tells_recovery() => {
+                RECOVERY_ACTION if bridge::generation(engine).reports_recovery() => {
                     g.vitals.recovery.map(super::health::raw_action).ok_or(GpuErrorCode::NOT_SUPPORTED)
                 }
                 _ => Err(GpuErrorCode::NOT_SUPPORTED),

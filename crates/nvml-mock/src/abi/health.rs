@@ -15,11 +15,11 @@ const DOUBLE_BIT_ECC: c_ulonglong = 0x2;
 const XID_CRITICAL: c_ulonglong = 0x8;
 const RETIREMENT_FAILURE: c_ulonglong = 0x800;
 const RECOVERY_ACTION: c_ulonglong = 0x8000;
-/// What the simulated GPUs can send, and some that nobody simulates.
+/// What the simulated GPUs can send, and some kinds that are never simulated.
 fn supported(engine: &Engine) -> c_ulonglong {
     let generation = bridge::generation(engine);
-    let retirement = if generation.tells_retirement() { RETIREMENT_FAILURE } else { 0 };
-    let recovery = if generation.tells_recovery() { RECOVERY_ACTION } else { 0 };
+    let retirement = if generation.reports_retirement() { RETIREMENT_FAILURE } else { 0 };
+    let recovery = if generation.reports_recovery() { RECOVERY_ACTION } else { 0 };
     0x1 | DOUBLE_BIT_ECC | XID_CRITICAL | 0x10 | retirement | recovery
 }
 
@@ -49,8 +49,8 @@ unsafe extern "C" fn nvmlDeviceGetRemappedRows(
     failed: *mut c_uint,
 ) -> nvmlReturn_t {
     let remap = gpu(device, |g| {
-        let tells = !retires_pages(g) && g.instances.is_empty();
-        g.vitals.remap.filter(|_| tells).ok_or(GpuErrorCode::NOT_SUPPORTED)
+        let reports = !retires_pages(g) && g.instances.is_empty();
+        g.vitals.remap.filter(|_| reports).ok_or(GpuErrorCode::NOT_SUPPORTED)
     });
     let remap = match remap {
         Ok(remap) => remap,
@@ -101,9 +101,9 @@ unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
         if kind > 1 || counter > 1 {
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }
-        let told = (kind, counter) == (UNCORRECTED, VOLATILE);
+        let counted = (kind, counter) == (UNCORRECTED, VOLATILE);
         gpu(device, |g| match g.vitals.uncorrected_ecc {
-            Some(count) if told => Ok(count),
+            Some(count) if counted => Ok(count),
             Some(_) => Ok(0),
             None => Err(GpuErrorCode::NOT_SUPPORTED),
         })

@@ -24,7 +24,7 @@ const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
   instances                MIG: index of the GPU, GPU instance, profile, placement, UUIDs of compute instances
   mig GPU on|off           MIG: ask for the mode, as an admin; says what became of it
   xid GPU NUMBER [GI]      a GPU sends an Xid, of a GPU instance
-  recovery GPU ACTION      none, reset, reboot, drain-peers, drain-and-reset, recover-imex-domain: what the GPU says has to be done; untold: as older drivers
+  recovery GPU ACTION      none, reset, reboot, drain-peers, drain-and-reset, recover-imex-domain: the action that the GPU requests; unreported: as with older drivers
   remap GPU STATE          none, pending, failed: replacement of memory rows
   ecc GPU COUNT            uncorrected ECC errors since the last reset
   reset GPU                reset a GPU: a pending MIG mode takes effect
@@ -201,7 +201,7 @@ fn change_gpu(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<(), S
 
 fn ail(vitals: &mut GpuVitals, command: &str, what: &str) -> Result<(), String> {
     match (command, what) {
-        ("recovery", "untold") => vitals.recovery = None,
+        ("recovery", "unreported") => vitals.recovery = None,
         ("recovery", "none") => vitals.recovery = Some(RecoveryAction::Nothing),
         ("recovery", name) => {
             let action = (1..=5).map(RecoveryAction::from_nvml).find(|action| action.name() == name);

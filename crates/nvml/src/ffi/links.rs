@@ -53,7 +53,7 @@ impl Library {
 
     pub(crate) fn fabric_v2(&self, gpu: Handle) -> Result<Fabric, Failure> {
         // In the larger struct of version 3, so that a library that ignores the version writes into our memory;
-        // the version tells it which part it may fill.
+        // the version limits which part it fills.
         let mut info = nvmlGpuFabricInfo_v3_t {
             version: struct_version::<nvmlGpuFabricInfo_v2_t>(2),
             clusterUuid: [0; 16],

@@ -16,7 +16,7 @@ use nvml_wrapper_sys::bindings::{
 
 use super::{Failure, Handle, Library, check, missing, struct_version, text};
 
-/// More than any GPU has of anything: NVML writes lists without being told how much room there is.
+/// More than any GPU has of anything: NVML writes lists without knowing how much room there is.
 const ROOM: usize = 128;
 
 /// A living GPU instance, for the calls that follow at once.
@@ -77,7 +77,7 @@ impl Plain for nvmlGpuInstanceProfileInfo_v3_t {}
 
 impl Library {
     /// Field 199: whether profiles and placements can be asked for with MIG mode off.
-    pub(crate) fn tells_profiles_without_mig(&self, gpu: Handle) -> Result<bool, Failure> {
+    pub(crate) fn reports_profiles_without_mig(&self, gpu: Handle) -> Result<bool, Failure> {
         const IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE: u32 = 199;
         let mut value =
             nvmlFieldValue_t { fieldId: IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE, ..Plain::zeroed() };

@@ -253,7 +253,7 @@ fn a_replaced_card_does_not_inherit_the_facts_of_the_one_before() {
 }
 
 #[test]
-fn a_held_device_that_nobody_knows_is_noted() {
+fn a_held_device_that_is_unknown_is_noted() {
     let mut node = Node::new(0);
     node.hold("gpu-9");
     node.hold("other-1");
@@ -262,8 +262,8 @@ fn a_held_device_that_nobody_knows_is_noted() {
     assert_eq!(
         notes(&carved),
         [
-            "a claim holds gpu-9, which this driver does not know: delete the claim, or bring back the version that published it",
-            "a claim holds other-1, which this driver does not know: delete the claim, or bring back the version that published it",
+            "a claim holds gpu-9, which this version of the driver does not know: delete the claim, or run the version that published the device",
+            "a claim holds other-1, which this version of the driver does not know: delete the claim, or run the version that published the device",
         ]
     );
 }
@@ -339,7 +339,7 @@ fn taints_are_brought_within_the_limits_and_never_lose_their_force() {
     assert_eq!((taints.len(), blocking.as_slice()), (16, expected.as_slice()));
     assert_eq!(
         notes(&carved),
-        ["taint \"not a key\" of gpu-0 is not valid and was published as \"gpu.divvy.dev/fenced\""]
+        ["taint \"not a key\" of gpu-0 is invalid and was published as \"gpu.divvy.dev/fenced\""]
     );
 }
 

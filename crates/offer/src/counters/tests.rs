@@ -143,7 +143,7 @@ fn changed_in(caps: &MigCapabilities, id: u32, change: impl Fn(&mut GpuInstanceP
 }
 
 #[test]
-fn what_nobody_has_is_not_counted_and_a_grid_that_does_not_fit_is_refused() {
+fn unused_counters_are_left_out_and_a_grid_that_does_not_fit_is_refused() {
     let h100 = Budget::new(0, &mig_capabilities("h100").unwrap()).unwrap();
     assert!(!h100.everything().contains_key("encoders"));
     let rtx = Budget::new(0, &mig_capabilities("rtx-pro-6000").unwrap()).unwrap();

@@ -144,7 +144,7 @@ fn the_first_policy_for_the_node_that_speaks_of_the_mode_lock_decides_it() {
 }
 
 #[test]
-fn profiles_that_a_gpu_does_not_have_are_told_if_it_has_none_of_them() {
+fn missing_profiles_are_reported_if_a_gpu_has_none_of_a_rule() {
     let (mut inventory, ordinals) = node_of("h100x1,l4x1");
     let engine = Engine::new(&"h100x1,l4x1".parse().unwrap());
     let mut capable = 0;

@@ -225,7 +225,7 @@ impl Cluster {
         left.values().all(|left| *left >= 0)
     }
 
-    /// Names of devices that anybody may be given, without those for admins.
+    /// Names of devices that are open to new claims, without those for admins.
     pub(crate) fn open(&self) -> Vec<&str> {
         let open = self.slices.devices().filter(|device| !blocked(device) && !is_admin(&device.name));
         open.map(|device| device.name.as_str()).collect()

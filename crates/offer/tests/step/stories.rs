@@ -56,7 +56,7 @@ fn a_conflict_with_what_was_withdrawn_fences_one_gpu_and_leaves_the_others_their
         cluster.open()
     );
     assert_eq!(cluster.out.one_mode, None);
-    let text = "claims have been given gpu-0, gpu-0-ts, which one GPU cannot be at once (default/gpu-0 has gpu-0, refused at prepare, default/gpu-0-ts has gpu-0-ts): nothing of gpu-0 is given out until one of them is released";
+    let text = "claims hold gpu-0, gpu-0-ts, which exclude each other on one GPU (default/gpu-0 has gpu-0, refused at prepare, default/gpu-0-ts has gpu-0-ts): no part of gpu-0 is allocated until one of the claims is released";
     let event = Notice::Node { reason: "given-twice", text: text.to_owned() };
     assert!(cluster.out.notices.contains(&event), "{:#?}", cluster.out.notices);
 

@@ -56,7 +56,7 @@ fn nvidia() -> Giver {
 
 #[test]
 fn a_device_plugins_ids_are_uuids_indexes_and_replicas_of_both() {
-    let said = "the device plugin of nvidia.com/gpu has given it to pod default/other";
+    let said = "the device plugin of nvidia.com/gpu has allocated it to pod default/other";
     let uuid = World::new().gpu(2).to_string();
     for (id, expected) in [
         (uuid.clone(), Some(2)),
@@ -83,7 +83,7 @@ fn numbers_of_other_resources_are_no_gpus() {
     assert_eq!(world.uses(), []);
     let uuid = world.gpu(1).to_string();
     world.give(Giver::DevicePlugin("example.com/gpu".into()), &uuid);
-    assert_eq!(world.uses().len(), 1, "a UUID is a GPU whoever gives it");
+    assert_eq!(world.uses().len(), 1, "a UUID is a GPU, whichever plugin has allocated it");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn another_drivers_device_is_found_by_driver_pool_and_name() {
     world.give(other("n1"), "gpu-0");
     world.give(other("n2"), "gpu-1");
     world.give(other("n1"), "nic-0");
-    let said = "the driver gpu.example.com has given it to pod default/other".to_owned();
+    let said = "the driver gpu.example.com has allocated it to pod default/other".to_owned();
     assert_eq!(world.uses(), [(1, vec![said])]);
 }
 
@@ -109,7 +109,7 @@ fn processes_count_where_no_claim_of_ours_is_and_if_they_last() {
     world.processes =
         BTreeMap::from([(a.clone(), pids(&[8, 7, 11])), (b.clone(), pids(&[9])), (c, pids(&[10]))]);
     world.held = BTreeSet::from([b]);
-    let said = "no claim of divvy holds it, and process 7, 8 computes on it".to_owned();
+    let said = "process 7, 8 computes on it without a claim of divvy".to_owned();
     assert_eq!(
         world.uses(),
         [(0, vec![said])],
@@ -120,12 +120,12 @@ fn processes_count_where_no_claim_of_ours_is_and_if_they_last() {
 }
 
 #[test]
-fn several_uses_of_one_gpu_are_all_told_and_what_was_given_out_counts_although_we_hold_it() {
+fn all_uses_of_one_gpu_are_reported_also_beside_a_claim_of_ours() {
     let mut world = World::new();
     let gpu = world.gpu(1);
     world.held.insert(gpu.clone());
     world.give(nvidia(), gpu.as_str());
     world.give(Giver::DevicePlugin("nvidia.com/gpu.shared".into()), &format!("{gpu}::1"));
-    let said = |resource| format!("the device plugin of {resource} has given it to pod default/other");
+    let said = |resource| format!("the device plugin of {resource} has allocated it to pod default/other");
     assert_eq!(world.uses(), [(1, vec![said("nvidia.com/gpu"), said("nvidia.com/gpu.shared")])]);
 }

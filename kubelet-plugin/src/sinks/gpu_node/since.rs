@@ -1,5 +1,5 @@
-//! Since when troubles are so. The object in the API is the memory that outlasts the plugin: what it tells when this
-//! process first writes it is taken over for troubles that are still there.
+//! The start times of troubles. The object in the API is the memory that outlasts the plugin: the times in it when this
+//! process first writes it are taken over for troubles that still exist.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use divvy_api::node::{GpuNodeStatus, Trouble};
 use k8s_openapi::jiff::Timestamp;
 
-/// What a process before this one told is kept so long: not everything is found again at once.
+/// Troubles of an earlier process are kept so long: not everything is found again at once.
 const TAKE_OVER: Duration = Duration::from_mins(5);
 
 /// What makes two troubles the same one. The words may change: process ids do.
@@ -17,7 +17,7 @@ fn key(trouble: &Trouble) -> Key {
     (trouble.kind.clone(), trouble.gpu.clone(), trouble.subject.clone(), trouble.claim.clone())
 }
 
-/// Troubles that are there, and those that an earlier process told of.
+/// Troubles that exist, and those that an earlier process reported.
 #[derive(Debug, Default)]
 pub(super) struct Since {
     now: BTreeMap<Key, String>,
@@ -27,14 +27,15 @@ pub(super) struct Since {
 }
 
 impl Since {
-    /// Takes over what the object in the API tells. Only the first time: after that it is ours.
+    /// Takes over the times of the object in the API. Only once: later writes are our own.
     pub(super) fn take_over(&mut self, earlier: &GpuNodeStatus, now: Timestamp) {
         if self.taken.is_some() {
             return;
         }
         self.taken = Some(now);
-        let told = earlier.troubles.iter().filter_map(|trouble| Some((key(trouble), trouble.since.clone()?)));
-        self.earlier = told.collect();
+        let times =
+            earlier.troubles.iter().filter_map(|trouble| Some((key(trouble), trouble.since.clone()?)));
+        self.earlier = times.collect();
         for (key, since) in &self.earlier {
             if let Some(known) = self.now.get_mut(key) {
                 known.clone_from(since);
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trouble_keeps_its_time_until_it_ends_and_a_notice_is_no_reason_to_come() {
+    fn a_trouble_keeps_its_time_until_it_ends_and_a_notice_requires_no_action() {
         let mut since = Since::default();
         since.see(&report(&[("lost", false)]), at(0));
         let both = report(&[("lost", false), ("one-mode", true)]);
@@ -110,18 +111,18 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_process_told_is_taken_over_and_forgotten_if_it_is_not_found_again() {
+    fn times_of_an_earlier_process_are_taken_over_and_forgotten_if_the_trouble_is_gone() {
         let (lost, none) = (report(&[("lost", false)]), report(&[]));
         let mut first = Since::default();
         first.see(&lost, at(0));
-        let told = first.stamp(&lost, at(1));
+        let reported = first.stamp(&lost, at(1));
         // Seen before the object was read, or a while after.
         for seen_before in [true, false] {
             let mut second = Since::default();
             second.see(if seen_before { &lost } else { &none }, at(100));
-            second.take_over(&told, at(100));
+            second.take_over(&reported, at(100));
             second.see(&lost, at(200));
-            assert_eq!(second.stamp(&lost, at(200)).troubles, told.troubles, "{seen_before}");
+            assert_eq!(second.stamp(&lost, at(200)).troubles, reported.troubles, "{seen_before}");
             second.see(&none, at(900));
             second.see(&lost, at(901));
             assert_eq!(second.stamp(&lost, at(901)).summary.since.as_deref(), Some("2027-01-15T08:15:01Z"));

@@ -51,14 +51,14 @@ fn of_node(facts: &Facts<'_>) -> Vec<Trouble> {
         (Some(asked), _) => all.push(Trouble {
             kind: "driver-released".to_owned(),
             notice: true,
-            why: format!("the NVIDIA driver is let go, as was asked for: {asked}"),
-            remedy: "it is used again when nobody asks for it any more".to_owned(),
+            why: format!("the NVIDIA driver is released on request: {asked}"),
+            remedy: "divvy uses the driver again when the request ends".to_owned(),
             ..Trouble::default()
         }),
         (None, Some(why)) => all.push(Trouble {
             kind: "driver-down".to_owned(),
             why: why.to_owned(),
-            remedy: "install or repair the NVIDIA driver (does `nvidia-smi` work? is its pod ready? is --driver-root right?); divvy goes on by itself when it answers".to_owned(),
+            remedy: "install or repair the NVIDIA driver (check `nvidia-smi`, the driver's pod, and --driver-root); divvy continues when the driver answers".to_owned(),
             ..Trouble::default()
         }),
         (None, None) => {}
@@ -69,7 +69,7 @@ fn of_node(facts: &Facts<'_>) -> Vec<Trouble> {
             subject: policy.clone(),
             why: why.clone(),
             remedy: format!(
-                "correct it with `kubectl edit gpupolicy {policy}`; until then its last version that could be read is in force"
+                "correct it with `kubectl edit gpupolicy {policy}`; until then, its last readable version stays in force"
             ),
             ..Trouble::default()
         }));
@@ -79,7 +79,7 @@ fn of_node(facts: &Facts<'_>) -> Vec<Trouble> {
             gpu: name(facts, &problem.gpu),
             subject: problem.rule.to_string(),
             why: problem.problem.clone(),
-            remedy: format!("look at the rule with `kubectl edit gpupolicy {}`", problem.rule.policy),
+            remedy: format!("check the rule with `kubectl edit gpupolicy {}`", problem.rule.policy),
             ..Trouble::default()
         }));
     }
@@ -87,8 +87,8 @@ fn of_node(facts: &Facts<'_>) -> Vec<Trouble> {
         kind: "one-mode".to_owned(),
         notice: true,
         subject: why.name().to_owned(),
-        why: format!("GPUs are offered in one mode each, not in all that are asked for: {why}"),
-        remedy: "docs/policy.md says what several modes of one GPU need".to_owned(),
+        why: format!("each GPU is offered in one mode instead of several: {why}"),
+        remedy: "see docs/sharing.md for the requirements of several modes per GPU".to_owned(),
         ..Trouble::default()
     }));
     all
@@ -132,7 +132,7 @@ fn ill(facts: &Facts<'_>) -> Vec<Trouble> {
         let listed = inventory.gpus.contains_key(gpu) || inventory.problems.iter().any(|p| p.gpu == *gpu);
         if !listed && !is_sick(gpu) && !facts.health.removed.contains(gpu) {
             let mut lost = trouble(gpu, Ailment::Lost, None);
-            "the driver does not list the GPU any more".clone_into(&mut lost.why);
+            "the driver no longer lists the GPU".clone_into(&mut lost.why);
             all.push(lost);
         }
     }
@@ -148,11 +148,11 @@ fn unheard(facts: &Facts<'_>) -> Vec<Trouble> {
         kind: "unmonitored".to_owned(),
         notice: unheard.for_good,
         gpu: name(facts, gpu),
-        why: format!("its events (Xids) are not heard, only polls tell how it is: {}", unheard.why),
+        why: format!("the plugin receives no events (Xids) of it, so that only polls detect faults: {}", unheard.why),
         remedy: if unheard.for_good {
             String::new()
         } else {
-            "see what the driver says (`dmesg | grep NVRM`); it is tried again every few seconds; restart the plugin's pod on this node if that does not end it".to_owned()
+            "check the driver's messages (`dmesg | grep NVRM`); the plugin retries every few seconds; if this does not end, restart the plugin's pod on this node".to_owned()
         },
         ..Trouble::default()
     });
@@ -165,8 +165,8 @@ fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {
         kind: "fenced".to_owned(),
         gpu: name(facts, gpu),
         claim: fence.claim.as_ref().and_then(&claim_of).map_or_else(String::new, |held| full_name(&held.claim)),
-        why: format!("what is on the GPU is not certain: {}", fence.reason),
-        remedy: "it ends when the GPU is empty and can be read; else let its pods end and remove instances that no claim has (`nvidia-smi mig -lgi`), or reboot the node".to_owned(),
+        why: format!("the state of the GPU is uncertain: {}", fence.reason),
+        remedy: "this ends when the GPU is empty and can be read; otherwise let its pods end and remove MIG instances that no claim holds (`nvidia-smi mig -lgi`), or reboot the node".to_owned(),
         ..Trouble::default()
     });
     let of_later = facts.recorded.newer.iter().flat_map(|(uid, head)| {
@@ -175,8 +175,8 @@ fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {
             gpu: name(facts, gpu),
             subject: format!("record {uid}"),
             claim: head.claim.as_ref().map_or_else(String::new, full_name),
-            why: "a later version of divvy has written the record of a claim on it".to_owned(),
-            remedy: "run that version again until the claim is gone".to_owned(),
+            why: "the record of a claim on it was written by a later version of divvy".to_owned(),
+            remedy: "run that version until the claim is released".to_owned(),
             ..Trouble::default()
         })
     });
@@ -184,18 +184,18 @@ fn uncertain(facts: &Facts<'_>) -> Vec<Trouble> {
 }
 
 fn lingering(facts: &Facts<'_>) -> Vec<Trouble> {
-    let mut told = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     let held = facts.recorded.held.iter().filter(|held| facts.recorded.lingering.contains(&held.claim.uid));
     let all = held.filter_map(|held| {
         let Phase::Leaving(leaving) = &held.phase else { return None };
         let subject = held.hold.device.to_string();
-        told.insert((subject.clone(), held.claim.uid.clone())).then(|| Trouble {
+        listed.insert((subject.clone(), held.claim.uid.clone())).then(|| Trouble {
             kind: "lingering".to_owned(),
             gpu: name(facts, &held.hold.gpu),
             subject,
             claim: full_name(&held.claim),
-            why: format!("the claim was released and still holds it: {}", leaving.reason),
-            remedy: "see why it lives (`cat /proc/PID/cgroup` tells its pod) and end it; the device is free within seconds after that".to_owned(),
+            why: format!("the claim was released but still holds it: {}", leaving.reason),
+            remedy: "find out why the process runs (`cat /proc/PID/cgroup` shows its pod) and end it; the device is free within seconds".to_owned(),
             ..Trouble::default()
         })
     });
@@ -215,9 +215,9 @@ fn others(facts: &Facts<'_>) -> Vec<Trouble> {
             },
             why: used.to_string(),
             remedy: match used {
-                Use::Processes { .. } => "end the process, or take the label divvy.dev/gpu off this node".to_owned(),
+                Use::Processes { .. } => "end the process, or remove the label divvy.dev/gpu from this node".to_owned(),
                 Use::DevicePlugin { .. } | Use::Driver { .. } => {
-                    "a GPU belongs to one driver: take the label divvy.dev/gpu or the other driver off this node".to_owned()
+                    "a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node".to_owned()
                 }
             },
             ..Trouble::default()
@@ -227,14 +227,14 @@ fn others(facts: &Facts<'_>) -> Vec<Trouble> {
         kind: "foreign".to_owned(),
         gpu: name(facts, gpu),
         subject: slices(*at),
-        why: "a MIG instance that divvy has not made is there".to_owned(),
-        remedy: format!("whoever made it can remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`"),
+        why: "the GPU has a MIG instance that divvy did not create".to_owned(),
+        remedy: format!("if it is not needed, remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`"),
         ..Trouble::default()
     });
     uses.chain(instances).collect()
 }
 
-/// Notes of the carver that no other trouble tells.
+/// Notes of the offer that no other trouble reports.
 fn noted(facts: &Facts<'_>) -> Vec<Trouble> {
     let all = facts.notes.iter().filter_map(|note| {
         let (kind, gpu, subject, notice) = match note {
@@ -255,7 +255,7 @@ fn noted(facts: &Facts<'_>) -> Vec<Trouble> {
             Note::GivenTwice { .. } => "end the pods of one of these claims",
             Note::HeldUnknown { .. } => "delete the claim and its pods",
             Note::HeldAndGone { .. } => "delete the pod that uses it",
-            Note::NothingOffered { .. } => "look at the rule of its GpuPolicy",
+            Note::NothingOffered { .. } => "check the rule of its GpuPolicy",
             _ => "",
         };
         Some(Trouble {

@@ -3,22 +3,19 @@
 
 use std::time::Duration;
 
-use divvy_api::names::{API_VERSION, FIELD_MANAGER};
-use divvy_api::node::{GpuNodeStatus, KIND};
+use divvy_api::names::FIELD_MANAGER;
+use divvy_api::node::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
+use kube::core::DeserializeGuard;
 use kube::{Api, Client};
-use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::since::Since;
-use crate::resources::gpu_nodes;
-
-/// How long one write may take.
-const ANSWER: Duration = Duration::from_secs(10);
 
 /// Writes.
 pub(crate) struct Writer {
@@ -40,7 +37,7 @@ const LONGEST: Duration = Duration::from_mins(5);
 impl Writer {
     /// Runs until `stop`. The object stays, as slices do; it is deleted with its Node.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let (mut written, mut told) = (None::<GpuNodeStatus>, None::<String>);
+        let (mut written, mut reported) = (None::<GpuNodeStatus>, None::<String>);
         let mut not_before = Instant::now();
         let (mut is_there, mut pause) = (false, self.retry);
         let mut since = Since::default();
@@ -51,7 +48,7 @@ impl Writer {
                 since.see(report, Timestamp::now());
             }
             if !*self.publishes.borrow_and_update() {
-                // Whoever publishes meanwhile writes something else.
+                // The other instance publishes meanwhile, and writes something else.
                 written = None;
             } else if let Some(report) = now.filter(|report| written.as_ref() != Some(report)) {
                 tokio::select! {
@@ -63,14 +60,15 @@ impl Writer {
                 since.see(&report, Timestamp::now());
                 match self.write(&report, is_there, &mut since).await {
                     Ok(()) => {
-                        (written, told) = (Some(report), None);
+                        (written, reported) = (Some(report), None);
                         (is_there, pause) = (true, self.retry);
                         not_before = Instant::now() + self.every;
                     }
-                    Err(problem) => {
-                        if told.as_ref() != Some(&problem) {
-                            tracing::warn!(problem, "GpuNode not written; tried again by itself");
-                            told = Some(problem);
+                    Err(error) => {
+                        let problem = crate::chain(&error);
+                        if reported.as_ref() != Some(&problem) {
+                            tracing::warn!(problem, "failed to write the GpuNode, will retry");
+                            reported = Some(problem);
                         }
                         // It may have been deleted: then it is made again at once, also if the report is as it was.
                         written = None;
@@ -90,7 +88,7 @@ impl Writer {
                 Ok(()) = self.publishes.changed() => {}
                 () = sleep(self.look), if written.is_some() => {
                     if self.is_gone().await {
-                        tracing::info!("the GpuNode was deleted: written again");
+                        tracing::info!("the GpuNode was deleted; created again");
                         (written, is_there) = (None, false);
                     }
                 }
@@ -99,43 +97,48 @@ impl Writer {
         }
     }
 
-    /// Whether the API server says that there is no such object. A read, since an idle node writes nothing.
-    async fn is_gone(&self) -> bool {
-        matches!(timeout(ANSWER, gpu_nodes(&self.client).get_metadata_opt(&self.node)).await, Ok(Ok(None)))
+    /// A report that cannot be read is overwritten.
+    fn api(&self) -> Api<DeserializeGuard<GpuNode>> {
+        Api::all(self.client.clone())
     }
 
-    /// Writes the status, and before it the object unless it is there. The answer to that has what was told before.
-    async fn write(&self, report: &GpuNodeStatus, is_there: bool, since: &mut Since) -> Result<(), String> {
-        let write = async {
-            let api = gpu_nodes(&self.client);
-            let params = PatchParams::apply(FIELD_MANAGER).force();
-            if !is_there {
-                let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
-                let uid = node.metadata.uid.unwrap_or_default();
-                let there = api.patch(&self.node, &params, &Patch::Apply(object(&self.node, &uid))).await?;
-                let told = there.data.get("status").cloned().unwrap_or_default();
-                since.take_over(&serde_json::from_value(told).unwrap_or_default(), Timestamp::now());
-            }
-            let status = since.stamp(report, Timestamp::now());
-            let patch = json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": self.node }, "status": status });
-            api.patch_status(&self.node, &params, &Patch::Apply(patch)).await.map(drop)
-        };
-        match timeout(ANSWER, write).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(crate::chain(&error)),
-            Err(_) => Err("no answer in time".to_owned()),
+    /// Whether the API server says that there is no such object. A read, since an idle node writes nothing.
+    async fn is_gone(&self) -> bool {
+        matches!(self.api().get_metadata_opt(&self.node).await, Ok(None))
+    }
+
+    /// Writes the status, and before it the object unless it exists. The answer to that has the earlier report.
+    async fn write(
+        &self,
+        report: &GpuNodeStatus,
+        is_there: bool,
+        since: &mut Since,
+    ) -> Result<(), kube::Error> {
+        let api = self.api();
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        if !is_there {
+            let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
+            let uid = node.metadata.uid.unwrap_or_default();
+            let there = api.patch(&self.node, &params, &Patch::Apply(object(&self.node, uid))).await?;
+            let earlier = there.0.ok().and_then(|object| object.status).unwrap_or_default();
+            since.take_over(&earlier, Timestamp::now());
         }
+        let mut object = GpuNode::new(&self.node, GpuNodeSpec {});
+        object.status = Some(since.stamp(report, Timestamp::now()));
+        api.patch_status(&self.node, &params, &Patch::Apply(object)).await.map(drop)
     }
 }
 
 /// The object but for its status. It goes when its Node goes.
-fn object(node: &str, uid: &str) -> Value {
-    json!({
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {
-            "name": node,
-            "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": node, "uid": uid }],
-        },
-    })
+fn object(node: &str, uid: String) -> GpuNode {
+    let mut object = GpuNode::new(node, GpuNodeSpec {});
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.to_owned(),
+        uid,
+        ..OwnerReference::default()
+    };
+    object.metadata.owner_references = Some(vec![owner]);
+    object
 }

@@ -1,5 +1,5 @@
-//! What GPUs have told by events, in a file: a process that starts later in the same boot cannot ask for it, where the
-//! driver tells no recovery action.
+//! A file of faults known from events: a process that starts later in the same boot cannot poll them, where the driver
+//! reports no recovery action.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -45,13 +45,15 @@ impl HealthFile {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(Stored { version: VERSION, boot, memory }) if boot == self.boot => return memory,
                 Ok(Stored { version: VERSION, .. }) => return Memory::default(),
-                Ok(Stored { version, .. }) => format!("it has version {version}, this divvy reads {VERSION}"),
+                Ok(Stored { version, .. }) => {
+                    format!("its format is version {version}, this plugin reads {VERSION}")
+                }
                 Err(error) => error.to_string(),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Memory::default(),
             Err(error) => error.to_string(),
         };
-        tracing::warn!(file = %self.path.display(), problem, "what GPUs reported before this process is not known");
+        tracing::warn!(file = %self.path.display(), problem, "failed to read the stored GPU health");
         Memory::default()
     }
 

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 /// One wait; for as long a closed gate may be passed.
 const WAIT: Duration = Duration::from_secs(1);
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// A driver that has no events will not have any soon.
+/// Retry interval when the driver does not support events.
 const WITHOUT_EVENTS: Duration = Duration::from_mins(5);
 
 /// Events, or why there are none.
@@ -39,7 +39,7 @@ impl Gate {
         let watched = shared.clone();
         let thread = std::thread::Builder::new().name("gpu-events".to_owned());
         if let Err(error) = thread.spawn(move || watched.run(&*gpus, &out)) {
-            tracing::error!(%error, "no thread for the events of GPUs: their health is only polled");
+            tracing::error!(%error, "failed to start the thread for GPU events; health is only polled");
         }
         Self(shared)
     }
@@ -67,7 +67,7 @@ impl Shared {
     }
 
     fn run(&self, gpus: &dyn GpuDriver, out: &mpsc::Sender<Heard>) {
-        // The first answer is told in any case.
+        // The first answer is sent in any case.
         let mut last: Option<Heard> = None;
         while self.may_pass() {
             let heard = gpus.wait_events(WAIT);

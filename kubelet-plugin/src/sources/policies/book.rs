@@ -1,4 +1,4 @@
-//! Pure: objects as the watch tells them in, policies in force out.
+//! Pure: objects from the watch in, policies in force out.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Book {
     bad: BTreeMap<String, String>,
 }
 
-/// A policy that cannot be read, to be told once.
+/// A policy that cannot be read, to be reported once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unreadable {
     pub(super) policy: PolicyRef,
@@ -87,7 +87,7 @@ impl Book {
     }
 }
 
-/// The object as somebody wrote it. Items of a list may leave out what they are.
+/// The object as its author wrote it. Items of a list may lack their kind.
 fn written(object: DynamicObject) -> Value {
     let mut value = object.data;
     if let Some(fields) = value.as_object_mut() {
@@ -120,12 +120,15 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_version_leaves_the_last_good_one_in_force_and_is_told_once() {
+    fn a_bad_version_leaves_the_last_good_one_in_force_and_is_reported_once() {
         let mut book = Book::default();
         assert_eq!(book.listed(vec![object("a", "1", &json!({ "priority": 1 }))]), []);
         let bad = object("a", "1", &json!({ "prio": 2 }));
-        let told = book.applied(bad.clone()).unwrap();
-        assert!(told.has_earlier && told.why.starts_with("spec: unknown field `prio`"), "{told:?}");
+        let unreadable = book.applied(bad.clone()).unwrap();
+        assert!(
+            unreadable.has_earlier && unreadable.why.starts_with("spec: unknown field `prio`"),
+            "{unreadable:?}"
+        );
         assert_eq!(book.applied(bad.clone()), None);
         assert_eq!(book.listed(vec![bad]), []);
         assert_eq!(priorities(&book), [("a".to_owned(), 1)]);
@@ -141,8 +144,8 @@ mod tests {
         book.listed(vec![good("1"), object("b", "2", &json!({}))]);
         book.deleted("b");
         assert_eq!(priorities(&book), [("a".to_owned(), 1)]);
-        let told = book.applied(object("a", "9", &json!({ "prio": 2 }))).unwrap();
-        assert!(!told.has_earlier);
+        let unreadable = book.applied(object("a", "9", &json!({ "prio": 2 }))).unwrap();
+        assert!(!unreadable.has_earlier);
         assert_eq!(priorities(&book), []);
         let mut book = Book::remembering(book_with_one());
         book.listed(Vec::new());

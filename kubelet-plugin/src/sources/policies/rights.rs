@@ -31,13 +31,15 @@ pub(crate) fn take_over(plugin_dir: &Path, executor: &Executor) {
                 Err(error) => Some(crate::chain(&error)),
             }
         }
-        Ok(Ok(Earlier { version, .. })) => Some(format!("it has version {version}, this divvy reads 1")),
+        Ok(Ok(Earlier { version, .. })) => {
+            Some(format!("its format is version {version}, this plugin reads 1"))
+        }
         Ok(Err(error)) => Some(error.to_string()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
         Err(error) => Some(error.to_string()),
     };
     if let Some(problem) = problem {
-        tracing::warn!(file = %file.display(), problem, "what the policies allowed last is not known");
+        tracing::warn!(file = %file.display(), problem, "failed to read what the policies allowed last");
     }
     drop(fs_err::remove_file(&file));
 }

@@ -30,13 +30,15 @@ impl Store {
         let problem = match fs_err::read(&self.0) {
             Ok(bytes) => match serde_json::from_slice::<Stored>(&bytes) {
                 Ok(Stored { version: VERSION, policies }) => return policies,
-                Ok(Stored { version, .. }) => format!("it has version {version}, this divvy reads {VERSION}"),
+                Ok(Stored { version, .. }) => {
+                    format!("its format is version {version}, this plugin reads {VERSION}")
+                }
                 Err(error) => error.to_string(),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
             Err(error) => error.to_string(),
         };
-        tracing::warn!(file = %self.0.display(), problem, "remembered policies not read");
+        tracing::warn!(file = %self.0.display(), problem, "failed to read the stored policies");
         Vec::new()
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_api::policy::GpuPolicy;
+use divvy_api::policy::{GpuPolicy, GpuPolicyObject};
 use divvy_controller::{PublishError, Watch, Watched};
-use kube::Client;
-use kube::core::DynamicObject;
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -16,9 +16,8 @@ use super::Known;
 use super::book::{Book, Unreadable};
 use super::store::Store;
 use crate::config::Config;
-use crate::events::Teller;
+use crate::events::Notifier;
 use crate::node::{Fact, Facts};
-use crate::resources::gpu_policies;
 use crate::sinks::metrics::Metrics;
 use crate::sources::node_labels::NodeFacts;
 
@@ -34,8 +33,8 @@ pub(crate) struct PolicyWatch {
     store: Store,
     retry: Duration,
     wait: Duration,
-    teller: Arc<Teller>,
-    told: TaskTracker,
+    notifier: Arc<Notifier>,
+    reports: TaskTracker,
     metrics: Metrics,
     facts: Facts,
     /// What was sent last.
@@ -60,14 +59,16 @@ pub(crate) struct PolicyWiring<'a> {
     pub(crate) config: &'a Config,
     pub(crate) nodes: watch::Receiver<Option<Arc<NodeFacts>>>,
     pub(crate) facts: Facts,
-    pub(crate) teller: Arc<Teller>,
-    pub(crate) told: TaskTracker,
+    pub(crate) notifier: Arc<Notifier>,
+    pub(crate) reports: TaskTracker,
     pub(crate) metrics: Metrics,
 }
 
 impl PolicyWatch {
     pub(crate) fn new(wiring: PolicyWiring<'_>) -> Self {
-        let PolicyWiring { client, config, nodes, facts, teller, told, metrics } = wiring;
+        let PolicyWiring { client, config, nodes, facts, notifier, reports, metrics } = wiring;
+        // As written, not as the type: the decoder says which field of which rule is wrong.
+        let policies = Api::all_with(client, &ApiResource::erase::<GpuPolicyObject>(&()));
         let (plugin_dir, timing) = (&config.plugin_dir, &config.timing);
         let store = Store::new(plugin_dir);
         let book = Book::remembering(store.load());
@@ -75,14 +76,14 @@ impl PolicyWatch {
         let known = Known { policies: book.policies(), ..Known::default() };
         Self {
             node: config.node_name.clone(),
-            policies: Watch::new(gpu_policies(&client), String::new(), "GpuPolicies"),
+            policies: Watch::new(policies, "", "GpuPolicies"),
             nodes,
             book,
             store,
             retry: timing.policy_retry,
             wait: timing.policy_wait,
-            teller,
-            told,
+            notifier,
+            reports,
             metrics,
             facts,
             sent: None,
@@ -112,14 +113,13 @@ impl PolicyWatch {
     }
 
     fn heed(&mut self, event: Result<Watched<DynamicObject>, PublishError>) {
-        let told = match event {
-            Ok(Watched::Listed(objects, _)) => {
+        let unreadable = match event {
+            Ok(Watched::Listed(objects)) => {
                 self.problem = None;
                 self.known.served = true;
                 self.read = true;
                 self.book.listed(objects)
             }
-            Ok(Watched::Watching) => return,
             Ok(Watched::Apply(object)) => self.book.applied(*object).into_iter().collect(),
             Ok(Watched::Delete(object)) => {
                 self.book.deleted(object.metadata.name.as_deref().unwrap_or_default());
@@ -135,7 +135,7 @@ impl PolicyWatch {
                         self.later = Some(Instant::now() + self.retry);
                         if self.problem.replace(String::new()).is_none() {
                             tracing::info!(
-                                "this cluster has no definition of GpuPolicy: the flags say what GPUs may become"
+                                "the cluster has no definition of GpuPolicy; the flags decide the modes of GPUs"
                             );
                         }
                         Vec::new()
@@ -148,25 +148,25 @@ impl PolicyWatch {
                         say(
                             &mut self.problem,
                             &error,
-                            "policies are not watched: the last known ones stay in force",
+                            "failed to watch policies; the last known ones stay in force",
                         );
                         return;
                     }
                 }
             }
         };
-        for unreadable in told {
-            self.tell(unreadable);
+        for one in unreadable {
+            self.report(one);
         }
     }
 
-    fn tell(&self, unreadable: Unreadable) {
+    fn report(&self, unreadable: Unreadable) {
         let Unreadable { policy, why, has_earlier } = unreadable;
         let instead = if has_earlier { "its last readable version stays in force" } else { "it is ignored" };
         let note = format!("node {} cannot use this policy, {instead}: {why}", self.node);
-        tracing::warn!(policy = policy.name, why, has_earlier, "a policy cannot be used");
-        let teller = self.teller.clone();
-        self.told.spawn(async move { teller.warn_policy(&policy, "bad-policy", "", &note).await });
+        tracing::warn!(policy = policy.name, why, has_earlier, "invalid policy");
+        let notifier = self.notifier.clone();
+        self.reports.spawn(async move { notifier.warn_policy(&policy, "bad-policy", "", &note).await });
     }
 
     fn send(&mut self) {
@@ -181,14 +181,14 @@ impl PolicyWatch {
             tracing::warn!(
                 policies = self.read,
                 labels = facts.is_some(),
-                "policies or the node's labels cannot be read: those known last are used"
+                "failed to read policies or the node's labels; using the last known ones"
             );
         }
         self.known.labels = facts.map(|facts| facts.labels.clone()).unwrap_or_default();
         if policies != self.known.policies || self.unsaved {
             let saved = self.store.save(&policies);
             if let Err(error) = &saved {
-                tracing::warn!(%error, "policies are not remembered for a restart; tried again with the next news");
+                tracing::warn!(%error, "failed to store the policies, will retry with the next change");
             }
             self.unsaved = saved.is_err();
         }

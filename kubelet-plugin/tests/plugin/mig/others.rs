@@ -1,4 +1,4 @@
-//! What others have on a GPU: instances, processes, clients. What is published then, and who is told.
+//! Instances, processes and clients of others on a GPU: what is published then, and what is reported.
 
 use divvy_model::mig::GpuInstanceProfileId;
 
@@ -6,7 +6,7 @@ use super::{named, wait_prepared};
 use crate::node::{DRIVER, Node, wait};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_of_somebody_else_is_left_alone_and_taints_what_it_overlaps() {
+async fn a_foreign_instance_is_left_alone_and_taints_devices_that_it_overlaps() {
     let node = Node::new("h100x1");
     node.turn_mig_on(0);
     let foreign = node.sim.make_foreign_instance(&node.gpu(0), GpuInstanceProfileId(19), 1).unwrap();
@@ -68,23 +68,23 @@ async fn what_lingers_in_a_partition_taints_only_what_overlaps_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_others_have_open_does_not_change_its_mode_and_they_are_told_of() {
+async fn a_gpu_that_a_process_has_open_keeps_its_mode_and_the_refusal_names_the_process() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
     let gpu = node.gpu(0);
     node.sim.edit(|engine| engine.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
     let refused = node.prepare(&claim).await.unwrap_err();
-    let why = "cannot be turned on while others use it: no process computes on it, so it is one that has it open (DCGM";
+    let why = "cannot be turned on while the GPU is in use: no process computes on it, so a process has it open (such as DCGM";
     assert!(refused.contains(why), "{refused}");
-    let told = |kind: &str| {
+    let reported = |kind: &str| {
         let events = node.api.list::<k8s_openapi::api::events::v1::Event>();
         events.iter().any(|e| {
             e.regarding.as_ref().and_then(|about| about.kind.as_deref()) == Some(kind)
                 && e.note.as_deref().is_some_and(|note| note.contains(why))
         })
     };
-    wait("an Event", || told("ResourceClaim").then_some(())).await;
+    wait("an Event", || reported("ResourceClaim").then_some(())).await;
     node.sim.edit(|engine| engine.gpu(&gpu).unwrap().clients.clear());
     assert_eq!(wait_prepared(&node, &claim).await.len(), 1);
     assert!(node.mig_is_on(0));

@@ -6,7 +6,7 @@ use super::{Shape, Times};
 use crate::stats::Samples;
 use crate::table::{Budget, Row, Value};
 
-/// A GET of a claim from a real API server on this kind of machine, over TLS (DESIGN section 9).
+/// A GET of a claim from a real API server on this kind of machine, over TLS.
 const REAL_GET: Duration = Duration::from_micros(950);
 
 pub(super) fn rows(shapes: &[(Shape, Times)], empty: &Samples, hand_overs: &Samples, real: bool) -> Vec<Row> {

@@ -8,7 +8,7 @@ use crate::case::{Env, PATIENCE};
 use crate::objects::collection;
 use crate::wait::poll;
 
-/// What each wrong claim is told. The request is named `gpu`.
+/// The expected message for each wrong claim. The request is named `gpu`.
 fn wrong() -> Vec<(Value, &'static str)> {
     let of = |class: &str| request(class, json!({}));
     let asks = |class: &str, name: &str, amount: &str| {

@@ -6,7 +6,7 @@ use divvy_model::health::{GpuEventKind, RecoveryAction};
 use serde_json::{Value, json};
 
 use super::faults::{pod_with_gpu, undisturbed};
-use super::health::{WELL, wait_told};
+use super::health::{WELL, wait_reported};
 use super::status::says;
 use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
@@ -42,18 +42,18 @@ pub(super) fn later_pods(env: &Env) -> Result<()> {
     };
     set(RecoveryAction::Reset)?;
     gpus.edit(gpu, |engine, uuid| engine.send_event(uuid, GpuEventKind::Xid(119), None))?;
-    let told = |pod: &str| env.messages(pod).iter().any(|message| message.contains("Xid 119"));
-    let outcome = poll("Event of the pod that runs", PATIENCE, || Ok(told("second")))
-        .and_then(|()| wait_told(env, "second", "Unhealthy"))
+    let reported = |pod: &str| env.messages(pod).iter().any(|message| message.contains("Xid 119"));
+    let outcome = poll("Event of the pod that runs", PATIENCE, || Ok(reported("second")))
+        .and_then(|()| wait_reported(env, "second", "Unhealthy"))
         .and_then(|_| {
             let affected = format!("held by: {kept} (pod second)");
             says(env, &["status", "gpu", gpu], 3, &[&affected])
         });
-    let first_was_told = told("first");
+    let first_has_event = reported("first");
     set(RecoveryAction::Nothing)?;
     poll("end of the taints", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
     outcome?;
-    ensure!(!first_was_told, "the pod that is gone is told of its GPU");
+    ensure!(!first_has_event, "the pod that is gone has an Event about its GPU");
     env.end("second", &Env::uid(&env.claim("kept")?)?)
 }
 

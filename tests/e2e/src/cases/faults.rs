@@ -103,17 +103,20 @@ fn mounts_from(env: &Env, claim_uid: &str, folder: &str) -> Result<bool> {
 
 pub(super) fn updated(env: &Env) -> Result<()> {
     let before = pod_with_gpu(env, "before")?;
-    // Found, not told: that is what the suite's installation does.
+    // Found, not configured: that is what the suite's installation does.
     ensure!(
         mounts_from(env, &before, Gpus::DRIVER_ROOT)?,
         "the driver found is not in {}",
         Gpus::DRIVER_ROOT
     );
-    let told = format!("{}{}", env.driver.gpus().root().display(), Gpus::DRIVER_ROOT);
+    let reported = format!("{}{}", env.driver.gpus().root().display(), Gpus::DRIVER_ROOT);
     env.driver.upgrade(&[&format!("driverRoot={}", Gpus::DRIVER_ROOT)])?;
     undisturbed(env, "before")?;
     let after = pod_with_gpu(env, "after")?;
-    ensure!(mounts_from(env, &after, &told)?, "the driver is not taken from the root that was set, {told}");
+    ensure!(
+        mounts_from(env, &after, &reported)?,
+        "the driver is not taken from the root that was set, {reported}"
+    );
     ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
     env.driver.upgrade(&[])?;
     undisturbed(env, "after")?;

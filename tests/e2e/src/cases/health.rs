@@ -21,18 +21,18 @@ const PRODUCT: &str = "NVIDIA L4";
 pub(super) const WELL: Duration = Duration::from_mins(3);
 
 /// What a pod's status says of the health of its first device, and the message.
-pub(super) fn told(env: &Env, pod: &str) -> Result<(String, String)> {
+pub(super) fn reported(env: &Env, pod: &str) -> Result<(String, String)> {
     let pod = env.api().get(&env.path("Pod", pod)?)?.context("the pod is gone")?;
     let first = at(&pod, "status.containerStatuses.0.allocatedResourcesStatus.0.resources.0").clone();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Ok((text(at(&first, "health")), text(at(&first, "message"))))
 }
 
-pub(super) fn wait_told(env: &Env, pod: &str, health: &str) -> Result<String> {
+pub(super) fn wait_reported(env: &Env, pod: &str, health: &str) -> Result<String> {
     let what = format!("status of pod {pod} that says {health}");
-    poll(&what, PATIENCE, || Ok(told(env, pod)?.0 == health))
-        .with_context(|| format!("it says {:?}", told(env, pod).ok()))?;
-    Ok(told(env, pod)?.1)
+    poll(&what, PATIENCE, || Ok(reported(env, pod)?.0 == health))
+        .with_context(|| format!("it says {:?}", reported(env, pod).ok()))?;
+    Ok(reported(env, pod)?.1)
 }
 
 /// Whether a GPU's devices have this taint, and no other device of the node has.
@@ -52,7 +52,7 @@ pub(super) fn xid(env: &Env) -> Result<()> {
     let uid = Env::uid(&env.create(&claim("first", &product(PRODUCT)))?)?;
     env.create(&Pod::new("a").claim("first").build())?;
     env.check("a", "main", &["first"])?;
-    wait_told(env, "a", "Healthy")?;
+    wait_reported(env, "a", "Healthy")?;
 
     let vitals = |vitals: GpuVitals| {
         gpus.edit(gpu, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.vitals = vitals))?.context("no such GPU")
@@ -75,14 +75,14 @@ pub(super) fn xid(env: &Env) -> Result<()> {
     for key in [taints::XID, taints::RECOVERY, taints::ROW_REMAP, taints::ECC] {
         poll(&format!("taint {key} of the sick GPU"), PATIENCE, || tainted(env, gpu, key))?;
     }
-    let message = wait_told(env, "a", "Unhealthy")?;
+    let message = wait_reported(env, "a", "Unhealthy")?;
     ensure!(message.contains("Xid 119"), "the pod's status says {message:?}");
     poll("Event of the pod", PATIENCE, || Ok(env.messages("a").iter().any(|m| m.contains("Xid 119"))))?;
     ensure!(
         !env.messages("a").iter().any(|m| m.contains("Xid 13")),
-        "an application's Xid is told as the GPU's"
+        "an application's Xid is reported as the GPU's"
     );
-    // The running pod stays; nobody else gets the GPU when it has gone.
+    // The running pod stays; no other pod gets the GPU when it has gone.
     env.end("a", &uid)?;
     env.create(&claim("second", &product(PRODUCT)))?;
     env.create(&Pod::new("b").claim("second").build())?;
@@ -96,7 +96,7 @@ pub(super) fn xid(env: &Env) -> Result<()> {
         start.elapsed().as_secs_f32()
     ));
     env.check("b", "main", &["second"])?;
-    wait_told(env, "b", "Healthy")?;
+    wait_reported(env, "b", "Healthy")?;
     Ok(())
 }
 
@@ -139,7 +139,7 @@ pub(super) fn evicted(env: &Env) -> Result<()> {
         };
     // Without a word in a policy it stays.
     wait_for_effect("NoSchedule")?;
-    wait_told(env, "leaves", "Unhealthy")?;
+    wait_reported(env, "leaves", "Unhealthy")?;
     let found = env.api().get(&env.path("Pod", "leaves")?)?.context("the pod is gone without a policy")?;
     ensure!(at(&found, "metadata.deletionTimestamp").is_null(), "it has to leave without a policy");
 
@@ -165,7 +165,7 @@ pub(super) fn evicted(env: &Env) -> Result<()> {
         same("metadata.uid") && same("status.containerStatuses") && has_condition(&after, "Ready"),
         "the pod of the healthy GPU was touched: {after}"
     );
-    ensure!(told(env, "stays")?.0 == "Healthy", "{:?}", told(env, "stays")?);
+    ensure!(reported(env, "stays")?.0 == "Healthy", "{:?}", reported(env, "stays")?);
     Ok(())
 }
 
@@ -177,9 +177,9 @@ pub(super) fn lost(env: &Env) -> Result<()> {
     env.check("a", "main", &["held"])?;
     gpus.set_lost(gpu, true)?;
     poll("taint of the lost GPU", PATIENCE, || tainted(env, gpu, taints::LOST))?;
-    wait_told(env, "a", "Unhealthy")?;
+    wait_reported(env, "a", "Unhealthy")?;
     gpus.set_lost(gpu, false)?;
     poll("end of the taint", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
-    wait_told(env, "a", "Healthy")?;
+    wait_reported(env, "a", "Healthy")?;
     env.wait_until_running("a").map(drop)
 }

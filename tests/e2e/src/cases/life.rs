@@ -20,7 +20,7 @@ use crate::objects::{Pod, deployment, product, request, template};
 use crate::process::say;
 use crate::wait::poll;
 
-/// Nobody tells the plugin what became of the driver, or what others do: it looks every few seconds.
+/// The plugin is not notified of driver changes or of other users; it polls every few seconds.
 const NOTICED: Duration = Duration::from_mins(1);
 /// A process that no claim accounts for.
 const STRANGER: u32 = 4_000_000;
@@ -133,7 +133,7 @@ pub(super) fn strangers(env: &Env) -> Result<()> {
     let theirs = gpus.of_product(SHARED).first().copied().context("the node has no such GPU")?;
     let is_tainted = |uuid: &str| Ok(env.driver.taints(uuid)?.iter().any(|key| key == taints::NEIGHBOUR));
     gpus.start_process(theirs, STRANGER)?;
-    let outcome = poll("the taint of a GPU that somebody else uses", NOTICED, || is_tainted(theirs))
+    let outcome = poll("the taint of a GPU that a foreign process uses", NOTICED, || is_tainted(theirs))
         .and_then(|()| {
             for other in gpus.of_product(SHARED).into_iter().filter(|uuid| *uuid != theirs) {
                 ensure!(!is_tainted(other)?, "{other} is tainted for its neighbour");
@@ -160,7 +160,7 @@ pub(super) fn rolling_updates(env: &Env) -> Result<()> {
     })?;
     env.end("kept", &kept)?;
     say(&format!("     {UPDATES} rolling updates under {lived} pods, none refused"));
-    ensure!(lived >= UPDATES, "too few pods to tell: {lived}");
+    ensure!(lived >= UPDATES, "too few pods for a verdict: {lived}");
     env.driver.upgrade(&[])
 }
 

@@ -6,6 +6,7 @@
 mod apply;
 mod claims;
 mod corpus;
+mod examples;
 mod faults;
 mod health;
 mod life;
@@ -32,7 +33,6 @@ pub const GPUS: &str = "h100x11,a30x1,l40sx1,l4x1,t4x1,a100-40x1";
 /// The product that cases share.
 const SHARED: &str = "NVIDIA H100 80GB HBM3";
 
-/// Every case.
 pub const ALL: &[Case] = &[
     together("one_pod_gets_one_gpu", pods::one_pod_one_gpu),
     together("two_pods_get_two_gpus", pods::two_pods_two_gpus),
@@ -53,6 +53,7 @@ pub const ALL: &[Case] = &[
     together("a_gpu_in_use_is_tainted_and_not_given_out", successors::in_use),
     together("a_plugin_may_write_only_slices_of_its_own_node", policy::own_slices),
     together("a_plugin_may_write_only_its_own_part_of_a_claims_status", policy::own_status),
+    together("a_plugin_may_write_only_its_own_events", policy::own_events),
     together("who_may_view_the_cluster_may_ask_for_status", policy::viewers),
     together("the_plugin_runs_with_what_it_needs_and_no_more", policy::plugin_pod),
     together("the_chart_refuses_values_that_cannot_work", policy::chart_values),
@@ -81,11 +82,11 @@ pub const ALL: &[Case] = &[
     alone("cards_are_exchanged_under_the_plugin", nvidia_driver::exchanged),
     alone("no_claim_fails_in_rolling_updates", life::rolling_updates),
     alone("the_plugin_can_be_a_program_of_the_node", faults::host_process),
-    alone("a_sick_gpu_is_tainted_told_to_its_pod_and_given_out_again_when_it_is_well", health::xid),
-    alone("a_later_pod_of_a_claim_is_told_of_its_sick_gpu", claims::later_pods),
+    alone("an_unhealthy_gpu_is_tainted_reported_to_its_pod_and_allocated_again_after_recovery", health::xid),
+    alone("a_later_pod_of_a_claim_gets_an_event_about_its_unhealthy_gpu", claims::later_pods),
     alone("a_policy_lets_pods_leave_a_sick_gpu_and_no_other", health::evicted),
     alone("a_lost_gpu_is_tainted_under_its_pod_and_comes_back", health::lost),
-    alone("status_tells_who_holds_what_is_lost_and_why_a_claim_waits", status::tells),
+    alone("status_shows_holders_lost_gpus_and_why_a_claim_waits", status::shows),
     modes("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
     modes("a_pod_in_a_user_namespace_uses_its_partition", mig::user_namespace),
     modes("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
@@ -115,6 +116,7 @@ pub const ALL: &[Case] = &[
     shares("of_two_policies_priority_and_name_decide", shares::two),
     older("an_older_cluster_gets_one_mode_of_a_gpu", shares::one_mode),
     older("nothing_is_given_out_twice_on_an_older_cluster", shares::not_twice),
+    modes("every_example_runs_as_it_is", examples::all),
     modes("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
 ];
 

@@ -43,7 +43,7 @@ fn wait_withheld(env: &Env, gpu: &str, withheld: bool) -> Result<()> {
 }
 
 /// Waits until an Event of the node says these words about a GPU.
-fn wait_told(env: &Env, gpu: &str, words: &str) -> Result<()> {
+fn wait_reported(env: &Env, gpu: &str, words: &str) -> Result<()> {
     poll(&format!("Event of the node that says {words:?}"), PATIENCE, || {
         Ok(env.node_messages()?.iter().any(|text| text.contains(gpu) && text.contains(words)))
     })
@@ -80,10 +80,10 @@ pub(super) fn device_plugin(env: &Env) -> Result<()> {
     // What it has given out divvy does not give out.
     pod_of_plugin(env, "theirs", minor)?;
     wait_withheld(env, gpu, true)?;
-    wait_told(
+    wait_reported(
         env,
         gpu,
-        &format!("device plugin of {RESOURCE} has given it to pod {}/theirs", env.namespace),
+        &format!("device plugin of {RESOURCE} has allocated it to pod {}/theirs", env.namespace),
     )?;
     let uid = Env::uid(&env.create(&claim("ours", &this(gpu)))?)?;
     env.create(&Pod::new("ours").claim("ours").build())?;
@@ -92,7 +92,7 @@ pub(super) fn device_plugin(env: &Env) -> Result<()> {
     wait_withheld(env, gpu, false)?;
     env.check("ours", "main", &["ours"])?;
 
-    // It does not know what divvy has given out: nobody else gets it then, and divvy's pod goes on.
+    // The device plugin does not know divvy's allocations: no other pod gets the GPU then, and divvy's pod continues.
     pod_of_plugin(env, "also", minor)?;
     wait_withheld(env, gpu, true)?;
     let ours = env.wait_until_running("ours")?;
@@ -129,15 +129,15 @@ pub(super) fn other_driver(env: &Env) -> Result<()> {
     env.cluster.apply(&slice.to_string())?;
     let used = json!({"devices": {"requests": [{"name": "card", "exactly": {"deviceClassName": name}}]}});
     env.create(&claim_for("theirs", &used))?;
-    // Nobody serves that driver: the claim is allocated, and its pod waits for ever.
+    // No plugin serves that driver: the claim is allocated, and its pod waits for ever.
     env.create(&Pod::new("theirs").claim("theirs").build())?;
     let allocated = || Ok(!at(&env.claim("theirs")?, "status.allocation").is_null());
     let outcome = poll("allocation by the other driver", PATIENCE, allocated)
         .and_then(|()| env.driver.start())
         .and_then(|()| wait_withheld(env, gpu, true))
         .and_then(|()| {
-            let words = format!("driver {OTHER} has given it to claim {}/theirs", env.namespace);
-            wait_told(env, gpu, &words)
+            let words = format!("driver {OTHER} has allocated it to claim {}/theirs", env.namespace);
+            wait_reported(env, gpu, &words)
         });
     env.driver.start()?;
     env.force_delete("theirs")?;
@@ -215,7 +215,7 @@ fn one_at_a_time(env: &Env) -> Result<()> {
     wait_withheld(env, gpu, false)
 }
 
-/// Allocated before anybody saw the process: the first hold is refused, and names it.
+/// Allocated before the process was seen: the first hold is refused, and the refusal names the process.
 pub(super) fn first_hold(env: &Env) -> Result<()> {
     let gpus: &Gpus = env.driver.gpus();
     let gpu = gpus.of_product(SHARED).last().copied().context("the node has no such GPU")?;
@@ -227,8 +227,8 @@ pub(super) fn first_hold(env: &Env) -> Result<()> {
     let words = format!("process {STRANGER}");
     let outcome = env.driver.start().and_then(|()| env.nudge("a")).and_then(|()| {
         poll("refusal that names the process", NOTICED * 2, || {
-            let told = [env.messages("a"), env.messages("first")].concat();
-            Ok(told.iter().any(|text| text.contains(&words) && text.contains(gpu)))
+            let reported = [env.messages("a"), env.messages("first")].concat();
+            Ok(reported.iter().any(|text| text.contains(&words) && text.contains(gpu)))
         })
     });
     gpus.end_process(STRANGER)?;

@@ -159,7 +159,7 @@ pub(super) fn exchanged(env: &Env) -> Result<()> {
     poll("the old card under its old name", FOUND, || {
         Ok(found(env)?.iter().any(|uuid| uuid == old) && name_of(old)? == before)
     })?;
-    // What a claim holds is not withdrawn, and not given to anybody else.
+    // A device that a claim holds is not withdrawn, and not allocated to another claim.
     let taints = env.driver.taints(&new)?;
     ensure!(!taints.is_empty(), "a card that is gone can still be had");
     env.end("a", &uid)?;

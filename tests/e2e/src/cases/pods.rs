@@ -111,7 +111,7 @@ pub(super) fn count_beyond_node(env: &Env) -> Result<()> {
 
 pub(super) fn selectors(env: &Env) -> Result<()> {
     let driver = names::DRIVER;
-    // NVML must tell the CUDA version without libcuda, which is in the driver root and not in the plugin's image.
+    // NVML must report the CUDA version without libcuda, which is in the driver root and not in the plugin's image.
     let l40s = format!(
         "device.attributes['{driver}'].productName.contains('L40S') \
          && device.capacity['{driver}'].memory.compareTo(quantity('40Gi')) > 0 \

@@ -107,6 +107,51 @@ pub(super) fn own_status(env: &Env) -> Result<()> {
     refused(without.patch_status(&devices(&[&theirs, &ours])), CLAIM_NO_NODE)
 }
 
+pub(super) fn own_events(env: &Env) -> Result<()> {
+    let with_node = Token::new(env, &OF_NODE)?;
+    let event = |name: &str, reporter: &str, node: &str| {
+        json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event",
+            "metadata": {"name": name, "namespace": env.namespace},
+            "eventTime": "2026-01-01T00:00:00.000000Z", "action": "Prepare", "reason": "Test", "type": "Normal",
+            "reportingController": reporter, "reportingInstance": node,
+            "regarding": {"kind": "Pod", "name": "x", "namespace": env.namespace},
+        })
+        .to_string()
+    };
+    with_node
+        .create(&event("own", names::REPORTER, Layout::NODE))
+        .context("an Event of its own is refused")?;
+    refused(
+        with_node.create(&event("theirs", "kubelet", Layout::NODE)),
+        "only Events with reportingController",
+    )?;
+    refused(
+        with_node.create(&event("elsewhere", names::REPORTER, "node-2")),
+        "may write only Events with that reportingInstance",
+    )?;
+    // Another reporter's is not taken over; kubectl reads what it patches, which the plugin may not.
+    let read = json!({"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["get"]});
+    let _reading = MoreRights::grant(env, "e2e-reads-events", &[read])?;
+    wait_for("right to read Events", PATIENCE, || {
+        let question = ["auth", "can-i", "get", "events.events.k8s.io"];
+        Ok((with_node.kubectl(&question, "")?.trim() == "yes").then_some(()))
+    })?;
+    env.cluster.apply(&event("kubelets", "kubelet", Layout::NODE))?;
+    let own = json!({"note": "changed", "reportingController": names::REPORTER}).to_string();
+    let patch = [
+        "patch",
+        "events.events.k8s.io",
+        "kubelets",
+        "--namespace",
+        &env.namespace,
+        "--type=merge",
+        "--patch",
+        &own,
+    ];
+    refused(with_node.kubectl(&patch, "").map(drop), "only Events with reportingController")
+}
+
 /// A rule of a role, about resources of claims.
 fn rule(resource: &str, verbs: &[&str]) -> Value {
     json!({"apiGroups": ["resource.k8s.io"], "resources": [resource], "verbs": verbs})
@@ -150,19 +195,19 @@ impl Drop for MoreRights<'_> {
     }
 }
 
-/// Somebody who may view the whole cluster, and no admin, asks what is going on.
+/// A user with the role `view` in the whole cluster, not an admin, runs `divvy status`.
 pub(super) fn viewers(env: &Env) -> Result<()> {
     let namespace = env.namespace.as_str();
     env.cluster.kubectl(&["create", "serviceaccount", "viewer", "--namespace", namespace])?;
     let viewer = Token::of(env, "viewer", namespace, &[])?;
     let status = || env.driver.kubectl_divvy(&["status", "--kubeconfig", &viewer.kubeconfig]);
 
-    // With no right at all it is told which, and what to ask for.
+    // Without any right the output names the missing rights, and what to ask for.
     let (code, said) = status()?;
     for words in [
-        "you lack the right to list gpunodes.divvy.dev in the whole cluster",
-        "ask an admin of it for a ClusterRoleBinding to divvy-view",
-        "you lack the right to list resourceclaims.resource.k8s.io in the whole cluster",
+        "you may not list gpunodes.divvy.dev in the whole cluster",
+        "ask a cluster admin for a ClusterRoleBinding to divvy-view",
+        "you may not list resourceclaims.resource.k8s.io in the whole cluster",
     ] {
         ensure!(code == Some(0) && said.contains(words), "without rights, exit status {code:?}: {said}");
     }
@@ -172,12 +217,12 @@ pub(super) fn viewers(env: &Env) -> Result<()> {
     let mut last = String::new();
     wait_for("an answer of `divvy status` to who may view the cluster", PATIENCE, || {
         let (code, said) = status()?;
-        let unread: Vec<&str> = said.lines().filter(|line| line.contains("may not be listed")).collect();
+        let unread: Vec<&str> = said.lines().filter(|line| line.contains("cannot be listed")).collect();
         // That of nodes is not ours to give.
-        let only_nodes = matches!(unread.as_slice(), [only] if only.starts_with("  Nodes may not be listed"));
-        let told = said.lines().any(|line| line.starts_with(Layout::NODE)) && code != Some(1);
+        let only_nodes = matches!(unread.as_slice(), [only] if only.starts_with("  Nodes cannot be listed"));
+        let reported = said.lines().any(|line| line.starts_with(Layout::NODE)) && code != Some(1);
         last = said;
-        Ok((told && only_nodes).then_some(()))
+        Ok((reported && only_nodes).then_some(()))
     })
     .with_context(|| format!("it says: {last}"))?;
     viewer.kubectl(&["get", "gpunodes,gpupolicies,resourceslices,deviceclasses"], "")?;
@@ -205,14 +250,14 @@ fn rendered_roles(env: &Env, values: &[&str]) -> Result<Vec<String>> {
     }
     let yaml = helm(env.cluster, &args)?;
     let roles = yaml.split("\n---\n").filter(|document| document.contains("\nkind: ClusterRole\n"));
-    let told = roles.map(|role| {
+    let reported = roles.map(|role| {
         let name = role.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap_or_default();
         let aggregated = role.contains("rbac.authorization.k8s.io/aggregate-to-view: \"true\"");
         format!("{name}{}", if aggregated { " (aggregated)" } else { "" })
     });
-    let mut told: Vec<String> = told.collect();
-    told.sort();
-    Ok(told)
+    let mut reported: Vec<String> = reported.collect();
+    reported.sort();
+    Ok(reported)
 }
 
 /// Port of `/debug/state` on the pod's loopback address, as the chart has it.
@@ -226,7 +271,7 @@ pub(super) fn plugin_pod(env: &Env) -> Result<()> {
     let kubelet = env.cluster.component(Component::Kubelet).pid().context("no kubelet")?;
     ensure!(
         namespace(pid, "pid")? == namespace(kubelet, "pid")?,
-        "the plugin is not in the node's PID namespace: NVIDIA's module would not tell it of any process"
+        "the plugin is not in the node's PID namespace: NVIDIA's module would report no process to it"
     );
     ensure!(namespace(pid, "net")? != namespace(kubelet, "net")?, "the plugin is in the node's network");
 
@@ -243,8 +288,8 @@ pub(super) fn plugin_pod(env: &Env) -> Result<()> {
 
     let plain = rendered(env, &[])?;
     ensure!(at(&plain, "hostPID") == true, "no hostPID in {plain}");
-    let told = rendered(env, &["driverRoot=/opt/driver"])?;
-    for (pod, expected) in [(&plain, None), (&told, Some(("/host/opt/driver", "/opt/driver")))] {
+    let reported = rendered(env, &["driverRoot=/opt/driver"])?;
+    for (pod, expected) in [(&plain, None), (&reported, Some(("/host/opt/driver", "/opt/driver")))] {
         let env = at(pod, "containers.0.env").as_array().cloned().unwrap_or_default();
         let value =
             |name: &str| env.iter().find(|entry| at(entry, "name") == name).map(|entry| at(entry, "value"));

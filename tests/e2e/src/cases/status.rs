@@ -13,7 +13,7 @@ use crate::wait::{poll, wait_for};
 /// Of this kind there is one: cases that have the cluster to themselves may lose it.
 const PRODUCT: &str = "NVIDIA L4";
 
-/// Asks until the answer has this exit status and all of these words: nodes write what they tell a few seconds later.
+/// Asks until the answer has this exit status and all of these words: nodes write their reports a few seconds later.
 pub(super) fn says(env: &Env, args: &[&str], code: i32, words: &[&str]) -> Result<String> {
     let mut last = (None, String::new());
     let found =
@@ -25,7 +25,7 @@ pub(super) fn says(env: &Env, args: &[&str], code: i32, words: &[&str]) -> Resul
     found.with_context(|| format!("it says, with exit status {:?}:\n{}", last.0, last.1))
 }
 
-pub(super) fn tells(env: &Env) -> Result<()> {
+pub(super) fn shows(env: &Env) -> Result<()> {
     let gpus = env.driver.gpus();
     let gpu = gpus.only(PRODUCT)?;
     env.create(&claim("held", &product(PRODUCT)))?;
@@ -39,14 +39,9 @@ pub(super) fn tells(env: &Env) -> Result<()> {
     // Nothing is wrong: it waits for the other.
     let holder = format!("held by {held}");
     let waiting =
-        ["waits: nothing is allocated", "why: no room now", "1 in use", &holder, "the scheduler says: 0/1"];
+        ["waiting: no device is allocated", "why: no room now", "1 in use", &holder, "scheduler: 0/1"];
     says(env, &["status", "claim", &waits], 0, &waiting)?;
-    says(
-        env,
-        &["status", "claim", "held", "-n", &env.namespace],
-        0,
-        &["its devices are ready", gpu, "pods a"],
-    )?;
+    says(env, &["status", "claim", "held", "-n", &env.namespace], 0, &["devices are ready", gpu, "pods a"])?;
     let found = says(env, &["status", "gpu", gpu], 0, &[PRODUCT, "mode whole", &held, "prepared"])?;
     let words: Vec<&str> = found.split_whitespace().collect();
     let [name, "of", "node", node, ..] = words.as_slice() else {
@@ -65,7 +60,7 @@ pub(super) fn tells(env: &Env) -> Result<()> {
         "do:  reset the GPU or reboot the node",
     ];
     let fleet = says(env, &["status"], 3, &wrong)?;
-    ensure!(fleet.contains(&format!("pod {}/b", env.namespace)), "nobody waits: {fleet}");
+    ensure!(fleet.contains(&format!("pod {}/b", env.namespace)), "no pod waits: {fleet}");
     says(env, &["status", "gpu", &format!("{node}/{name}")], 3, &wrong)?;
     says(env, &["status", "claim", &held], 3, &wrong)?;
     // It would not fit if the other went: the GPU is tainted.
@@ -93,7 +88,7 @@ pub(super) fn tells(env: &Env) -> Result<()> {
     };
     let last = written()?;
     env.driver.kill()?;
-    poll("what the next plugin tells", PATIENCE, || Ok(written()? != last))?;
+    poll("the report of the next plugin", PATIENCE, || Ok(written()? != last))?;
     let after = says(env, &["status", "gpu", gpu], 3, &wrong)?;
     ensure!(since(&after).as_ref() == Some(&before), "lost since {before}, and after a restart {after}");
 
@@ -103,7 +98,7 @@ pub(super) fn tells(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Whoever deletes a GpuNode gets it back, also where nothing else changes.
+/// A deleted GpuNode comes back, also where nothing else changes.
 pub(super) fn gpu_node_deleted(env: &Env) -> Result<()> {
     let path = format!("/apis/{}/gpunodes/{}", names::API_VERSION, Layout::NODE);
     let gpus = |object: &Value| at(object, "status.gpus").as_array().map_or(0, Vec::len);

@@ -11,7 +11,7 @@ use crate::objects::{Pod, claim, product};
 use crate::process::say;
 use crate::wait::wait_for;
 
-/// A failed prepare costs at least 60 s, so this tells whether one failed.
+/// A failed prepare costs at least 60 s, so this shows whether one failed.
 const NO_RETRY: Duration = Duration::from_secs(30);
 
 pub(super) fn claim_reused(env: &Env) -> Result<()> {
@@ -92,7 +92,7 @@ pub(super) fn in_use(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A number that tells the stubborn pod's process from all others.
+/// A number that distinguishes the stubborn pod's process from all others.
 const MARK: &str = "314159";
 
 pub(super) fn stubborn(env: &Env) -> Result<()> {

@@ -13,7 +13,7 @@ use fs_err as fs;
 /// Below the driver's root.
 const KEPT: &str = "run/nvidia-timeslices";
 const CALLS: &str = "calls";
-/// What tells the plugin that programs can run with the driver's root as theirs.
+/// The files by which the plugin knows that programs can run with the driver's root as theirs.
 const WHOLE: [&str; 2] = ["lib64/ld-linux-x86-64.so.2", "dev/nvidiactl"];
 
 const PROGRAM: &str = r#"#!/bin/sh

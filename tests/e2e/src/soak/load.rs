@@ -12,8 +12,8 @@ use crate::case::Env;
 use crate::objects::{Pod, claim_for, collection};
 use crate::wait::{poll, wait_for};
 
-/// A pod that has not run for so long must have a reason that anybody can read. The kubelet tries a failed prepare
-/// again after 60 to 90 s, and everything may have been away in between.
+/// A pod that has not run for so long must have a visible reason. The kubelet retries a failed prepare after 60 to 90 s,
+/// and everything may have been down in between.
 const STUCK: Duration = Duration::from_mins(4);
 
 /// What a pod asks for.
@@ -182,7 +182,7 @@ impl Live {
                 match why {
                     Some(_) => shared.count(format!("pods that waited long to {what}, and said why")),
                     None => shared.wrong(format!(
-                        "{} ({}) waits to {what} and nobody says why",
+                        "{} ({}) waits to {what} without a visible reason",
                         one.name,
                         one.kind.name()
                     )),
@@ -226,7 +226,7 @@ fn end(env: &Env, one: &One, force: bool) -> Result<()> {
     env.delete("ResourceClaim", &one.name)
 }
 
-/// What anybody can read about why pods wait.
+/// The visible reasons why pods wait.
 fn reason(env: &Env, one: &One, pods: &[Value]) -> Option<String> {
     let unschedulable = pods.iter().find_map(|pod| {
         let conditions = at(pod, "status.conditions").as_array()?;

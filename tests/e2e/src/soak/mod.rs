@@ -38,7 +38,6 @@ const END: Duration = Duration::from_mins(5);
 /// What kind of day.
 #[derive(Debug, Clone)]
 pub struct Day {
-    /// How long.
     pub length: Duration,
     /// Decides what happens; not in which order the cluster does it.
     pub seed: u64,
@@ -70,8 +69,8 @@ impl Shared<'_> {
         }
     }
 
-    /// For whoever waits.
-    fn tell(&self, minute: u64) {
+    /// Progress for the person who waits.
+    fn report(&self, minute: u64) {
         let wrong = self.tally.lock().map_or(0, |tally| tally.wrong.len());
         crate::process::say(&format!("minute {minute}: {wrong} things were wrong"));
     }
@@ -98,13 +97,13 @@ pub fn run(cluster: &Cluster, driver: &Driver, day: &Day) -> Result<Tally> {
         let load = scope.spawn(|| load::run(&shared, day));
         let troubles = scope.spawn(|| trouble::run(&shared, day));
         let watch = scope.spawn(|| watch::run(&shared));
-        let (begin, mut told) = (Instant::now(), 0);
+        let (begin, mut reported) = (Instant::now(), 0);
         while begin.elapsed() < day.length && cluster.is_up() {
             std::thread::sleep(Duration::from_secs(1));
             let minute = begin.elapsed().as_secs() / 60;
-            if minute > told {
-                told = minute;
-                shared.tell(minute);
+            if minute > reported {
+                reported = minute;
+                shared.report(minute);
             }
         }
         shared.over.store(true, Ordering::Relaxed);

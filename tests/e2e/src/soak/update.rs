@@ -48,7 +48,7 @@ pub fn run(cluster: &Cluster, old: &Programs, new: &Programs) -> Result<()> {
     ensure!(after >= before, "the new program writes records of an older version");
     ensure!(lived > 0, "no pod came and went meanwhile");
 
-    // Back: neither pod is disturbed, their GPUs are nobody else's, and what is the old one's ends.
+    // Back: neither pod is disturbed, their GPUs stay theirs, and what is the old one's ends.
     driver.upgrade(&[])?;
     for pod in ["by-old", "by-new"] {
         undisturbed(&env, pod)?;

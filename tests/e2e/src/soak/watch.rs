@@ -89,14 +89,14 @@ fn contradictions(holds: &[Hold]) -> BTreeSet<String> {
 
 /// Looks until the day is over. What is seen twice in a row is no accident of looking while files change.
 pub(super) fn run(shared: &Shared) {
-    let (mut before, mut told) = (BTreeSet::new(), BTreeSet::new());
+    let (mut before, mut reported) = (BTreeSet::new(), BTreeSet::new());
     while !shared.is_over() {
         shared.rest(Duration::from_millis(500));
         let Ok(holds) = records(&shared.env) else { continue };
         shared.count("looks for two holders");
         let now = contradictions(&holds);
         for what in now.intersection(&before) {
-            if told.insert(what.clone()) {
+            if reported.insert(what.clone()) {
                 shared.wrong(format!("two holders: {what}"));
             }
         }

@@ -12,7 +12,7 @@ use crate::allocated::Uses;
 use crate::cel;
 use crate::nodes;
 
-/// What a request thinks of a device, whoever holds it.
+/// The suitability of a device for a request, independent of its holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
     Selected,
@@ -29,7 +29,7 @@ pub(crate) enum Verdict {
 pub(crate) enum Refusal<'a> {
     Taken,
     Verdict(Verdict),
-    /// Never, whoever else uses it.
+    /// Never, independent of other users.
     Unfit(Unfit<'a>),
     /// Others have too much of a capacity: this is left, in billionths.
     CapacityShort(Demand<'a>, i128),

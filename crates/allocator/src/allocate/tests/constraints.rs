@@ -68,7 +68,7 @@ fn with_constraint_non_existent_attribute() {
     );
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 1 can be had
+        r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 1 available
   1 device is without a value for the claim's constraint matchAttribute driver-a/rack: device-1"#
     );
     // The attribute of another driver is not the device's.
@@ -267,8 +267,8 @@ fn nine_distinct_of_eight_are_refused_at_once() {
         World::new(devices(values), vec![differing(claim("c", vec![request("r", CLASS_A, 9)]), RACK, &[])]);
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: each device could be had alone, not so many of them together
-claim default/c, request "r" wants 9 devices of class class-a, 9 of 9 can be had
-  constraint distinctAttribute driver-a/rack of claim default/c: 9 devices must differ and those that can be had have only 8 values: 0, 1, 2, 3 …"#
+        r#"node node-1: each device is available alone, but not so many together
+claim default/c, request "r" needs 9 devices of class class-a, 9 of 9 available
+  constraint distinctAttribute driver-a/rack of claim default/c: 9 devices must differ, but the available ones have only 8 values: 0, 1, 2, 3 …"#
     );
 }

@@ -53,9 +53,9 @@ fn consumable_capacity_multi_allocatable_device_with_missing_capacity_request() 
     let world = world(vec![memory("2Gi")], vec![cores]);
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 1 can be had
+        r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 1 available
   1 device is without capacity "cores": device-1
-hint: change "cores" in the request's capacity.requests to what the devices offer (kubectl get resourceslices -o yaml)"#
+hint: change "cores" in the request's capacity.requests to a value that the devices offer (kubectl get resourceslices -o yaml)"#
     );
 }
 
@@ -135,7 +135,7 @@ fn consumable_capacity_with_exceeded_request_and_request_over_max_sharing_policy
     );
     let text = world.explanation().to_string();
     assert!(
-        text.contains("1 device is not able to give memory 9Gi to one request, at most 7Gi: device-1"),
+        text.contains("1 device is unable to grant memory 9Gi to one request, at most 7Gi: device-1"),
         "{text}"
     );
 }

@@ -323,7 +323,7 @@ fn claim_with_device_config_for_some_requests_and_for_all() {
     };
     assert_eq!(configs(&world(&[(&[], "all")])), ["FromClaim:=all"]);
     assert_eq!(
-        configs(&world(&[(&["a"], "x"), (&["b"], "y"), (&["nobody"], "z")])),
+        configs(&world(&[(&["a"], "x"), (&["b"], "y"), (&["no-request"], "z")])),
         ["FromClaim:a=x", "FromClaim:b=y"]
     );
 }

@@ -117,11 +117,11 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
     node.claims = cores("c", "20");
     let text = node.explanation().to_string();
     assert!(
-        text.contains("1 device is without enough cores left (20 wanted, 10 left, shared by claim default/a, default/b): gpu-0-ts"),
+        text.contains("1 device is short of cores (20 requested, 10 left, shared by claim default/a, default/b): gpu-0-ts"),
         "{text}"
     );
     assert!(
-        text.contains("hint: devices come free when the pods that use default/a, default/b end"),
+        text.contains("hint: devices become free when the pods that use default/a, default/b end"),
         "{text}"
     );
     node.claims = share("c", "ts", "79Gi");
@@ -136,18 +136,18 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
 }
 
 #[test]
-fn another_mode_is_refused_while_shares_run_and_told_who_holds_the_gpu() {
+fn another_mode_is_refused_while_shares_run_with_the_holders_of_the_gpu() {
     let mut node = node(1);
     node.place(share("a", "ts", "30Gi"));
     node.place(share("b", "ts", "30Gi"));
     node.claims = one("x", "whole");
     let text = node.explanation().to_string();
     assert!(
-        text.contains("1 device is without enough left of counter set gpu-0 (gpu-0 wants compute 7, left 0, held by claim default/a, default/b): gpu-0"),
+        text.contains("1 device is blocked by devices in use (counter set gpu-0: gpu-0 needs compute 7, left 0, held by claim default/a, default/b): gpu-0"),
         "{text}"
     );
     assert!(
-        text.ends_with("hint: devices come free when the pods that use default/a, default/b end"),
+        text.ends_with("hint: devices become free when the pods that use default/a, default/b end"),
         "{text}"
     );
 }
@@ -192,7 +192,7 @@ fn two_shares_with_distinct_gpus_are_spread() {
     one_gpu.claims = pair();
     let text = one_gpu.explanation().to_string();
     assert!(
-        text.contains("constraint distinctAttribute driver-a/gpu of claim default/c: 2 devices must differ and those that can be had have only 1 values: GPU-0"),
+        text.contains("constraint distinctAttribute driver-a/gpu of claim default/c: 2 devices must differ, but the available ones have only 1 values: GPU-0"),
         "{text}"
     );
 }
@@ -205,7 +205,7 @@ fn a_count_of_shares_is_as_many_gpus() {
     one_gpu.claims = two();
     let text = one_gpu.explanation().to_string();
     assert!(
-        text.ends_with("hint: node node-1 has 1 device that the class and claim select, in use or not, and 2 are wanted: ask for fewer (spec.devices.requests count), or for a larger node"),
+        text.ends_with("hint: node node-1 has 1 device that the class and claim select, in use or not, but 2 are requested: request fewer (spec.devices.requests count), or use a larger node"),
         "{text}"
     );
 }
@@ -219,13 +219,13 @@ fn two_halves_with_a_matching_gpu_go_where_both_fit() {
     let counted = |name: &str| matching(claim(name, vec![request("r", "3g", 2)]), GPU, &[]);
     node.claims = vec![counted("d")];
     let text = node.explanation().to_string();
-    assert!(text.contains("wants 2 devices of class 3g, 1 of 38 can be had"), "{text}");
+    assert!(text.contains("needs 2 devices of class 3g, 1 of 38 available"), "{text}");
     node.release("c");
     assert_eq!(devices(&node.place(vec![counted("d")])), "gpu-1-3g-0 gpu-1-3g-4");
 }
 
 #[test]
-fn a_pair_that_no_gpu_has_room_for_is_told_by_gpu() {
+fn a_pair_that_no_gpu_has_room_for_is_explained_by_gpu() {
     let mut node = node(2);
     node.place(one("a", "3g"));
     let mut second = one("b", "3g");

@@ -148,10 +148,10 @@ fn partitionable_devices_overallocated_capacity_pool() {
     world.claims = vec![claim("c", vec![request("r", CLASS_A, 2)])];
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 2 devices of class class-a, 1 of 3 can be had
+        r#"node node-1: claim default/c, request "r" needs 2 devices of class class-a, 1 of 3 available
   1 device is in use: device-1 by claim default/other
-  1 device is blocked: more of counter memory of counter set gpu is held than there is (left -4Gi, held by claim default/other): device-2
-hint: devices come free when the pods that use default/other end"#
+  1 device is blocked: claims hold more of counter memory of counter set gpu than exists (left -4Gi, held by claim default/other): device-2
+hint: devices become free when the pods that use default/other end"#
     );
 }
 
@@ -273,10 +273,10 @@ fn the_counter_that_is_short_and_its_holders_are_named() {
     let world = world("8Gi", devices, vec![whole]).held(&["half-1"]);
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 3 can be had
-  1 device is without enough left of counter set gpu (whole wants memory 8Gi, left 4Gi, held by claim default/other): whole
+        r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 3 available
+  1 device is blocked by devices in use (counter set gpu: whole needs memory 8Gi, left 4Gi, held by claim default/other): whole
   2 devices are not selected by claim default/c, selector #0 `!has(device.attributes["driver-a"].index)`
-hint: devices come free when the pods that use default/other end"#
+hint: devices become free when the pods that use default/other end"#
     );
 }
 
@@ -286,7 +286,7 @@ fn devices_that_exclude_one_another_are_said_to() {
     let world = world("8Gi", devices, vec![request("r", CLASS_A, 2)]);
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: each device could be had alone, not so many of them together
-claim default/c, request "r" wants 2 devices of class class-a, 2 of 2 can be had"#
+        r#"node node-1: each device is available alone, but not so many together
+claim default/c, request "r" needs 2 devices of class class-a, 2 of 2 available"#
     );
 }

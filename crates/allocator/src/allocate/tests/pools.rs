@@ -24,7 +24,7 @@ fn duplicate_slice_makes_the_pool_incomplete() {
     assert_eq!(world.try_it(), "does not fit");
     assert_eq!(
         world.explanation().unusable_pools,
-        [("driver-a/pool-1".to_owned(), "is being updated: 2 of 1 slices are there".to_owned())]
+        [("driver-a/pool-1".to_owned(), "is being updated: 2 of 1 slices exist".to_owned())]
     );
 }
 
@@ -130,7 +130,7 @@ fn multi_host_resource_pool_incomplete_update() {
     ];
     assert_eq!(
         one_request(slices, 1).explanation().unusable_pools,
-        [("driver-a/pool-1".to_owned(), "is being updated: 1 of 2 slices are there".to_owned())]
+        [("driver-a/pool-1".to_owned(), "is being updated: 1 of 2 slices exist".to_owned())]
     );
 }
 

@@ -39,11 +39,11 @@ fn every_device_has_its_reason() {
     );
     assert_eq!(
         explanation.to_string(),
-        r#"node node-1: claim default/train, request "gpu" wants 2 devices of class class-a, 1 of 4 can be had
+        r#"node node-1: claim default/train, request "gpu" needs 2 devices of class class-a, 1 of 4 available
   1 device is in use: device-2 by claim default/other
   1 device is tainted with divvy.dev/health=yes:NoSchedule, which the request does not tolerate: device-3
   1 device is not selected by claim default/train, selector #0 `!device.attributes["driver-a"].big`
-hint: devices come free when the pods that use default/other end"#
+hint: devices become free when the pods that use default/other end"#
     );
 }
 
@@ -55,9 +55,9 @@ fn a_class_that_selects_nothing_is_said_to() {
     );
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 1 device of class class-b, 0 of 5 can be had
+        r#"node node-1: claim default/c, request "r" needs 1 device of class class-b, 0 of 5 available
   5 devices are not selected by class class-b, selector #0 `device.driver == "driver-b"`: d-1, d-2, d-3, d-4 and 1 more
-hint: no device of the node is what the class and claim select; compare the attributes of the devices with the expressions"#
+hint: no device on this node matches the class and the claim's selectors; compare the attributes of the devices with the expressions"#
     );
 }
 
@@ -69,7 +69,7 @@ fn a_node_without_devices_names_those_that_have_some() {
     );
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 0 can be had
+        r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 0 available
 hint: no driver publishes devices for node node-1; devices are published for node-2"#
     );
 }
@@ -80,8 +80,8 @@ fn a_pool_that_is_being_updated_is_named() {
         World::new(vec![part(slice(&["device-1"]), 1, 2)], vec![claim("c", vec![request("r", CLASS_A, 1)])]);
     assert_eq!(
         world.explanation().to_string(),
-        r#"node node-1: claim default/c, request "r" wants 1 device of class class-a, 0 of 0 can be had
-  pool driver-a/pool-1 is being updated: 1 of 2 slices are there
+        r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 0 available
+  pool driver-a/pool-1 is being updated: 1 of 2 slices exist
 hint: wait for the driver to finish publishing, then try again"#
     );
 }
@@ -98,9 +98,9 @@ fn requests_that_compete_are_all_reported() {
     let claims = vec![claim("a", vec![request("r", CLASS_A, 1)]), claim("b", vec![request("r", CLASS_A, 1)])];
     assert_eq!(
         World::new(vec![slice(&["device-1"])], claims).explanation().to_string(),
-        r#"node node-1: each request could be satisfied alone, not all of them together
-claim default/a, request "r" wants 1 device of class class-a, 1 of 1 can be had
-claim default/b, request "r" wants 1 device of class class-a, 1 of 1 can be had"#
+        r#"node node-1: each request can be met alone, but not all together
+claim default/a, request "r" needs 1 device of class class-a, 1 of 1 available
+claim default/b, request "r" needs 1 device of class class-a, 1 of 1 available"#
     );
 }
 
@@ -119,6 +119,6 @@ fn the_device_that_keeps_a_request_for_all_from_fitting_is_named() {
         World::new(vec![slice(&["device-1", "device-2"])], vec![claim("c", vec![all_of("r", CLASS_A)])])
             .held(&["device-2"]);
     let text = world.explanation().to_string();
-    assert!(text.contains("wants 2 devices of class class-a, 1 of 2 can be had"), "{text}");
+    assert!(text.contains("needs 2 devices of class class-a, 1 of 2 available"), "{text}");
     assert!(text.contains("1 device is in use: device-2 by claim default/other"), "{text}");
 }

@@ -34,6 +34,6 @@ fn shares_bring_the_compute_mode_to_default_and_only_a_prohibited_gpu_is_refused
     plan(world.decide(&claims[3]));
     assert_eq!(
         world.refusal(&claims[0]).1,
-        "device gpu-0 (GPU-12345678-1234-1234-1234-123456780000) of claim ns/claim-w (UID w): compute mode of its GPU is PROHIBITED, so its container would fail (set it back with `nvidia-smi -i GPU-12345678-1234-1234-1234-123456780000 -c DEFAULT`; an administrator has changed it)"
+        "device gpu-0 (GPU-12345678-1234-1234-1234-123456780000) of claim ns/claim-w (UID w): compute mode of its GPU is PROHIBITED, so its container would fail (an administrator has set this mode; reset it with `nvidia-smi -i GPU-12345678-1234-1234-1234-123456780000 -c DEFAULT`)"
     );
 }

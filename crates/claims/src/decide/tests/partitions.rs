@@ -81,7 +81,7 @@ fn partitions_share_a_gpu_unless_they_overlap_and_never_with_a_whole_gpu_claim()
         (
             "allocated-twice",
             format!(
-                "device gpu-2-mig-3g40gb-9-0 ({}) of claim ns/claim-c (UID c): it needs the same part of its GPU as device {SMALL}, which the claim has allocated too (this is a fault of the scheduler: delete the pod and the claim)",
+                "device gpu-2-mig-3g40gb-9-0 ({}) of claim ns/claim-c (UID c): it needs the same part of its GPU as device {SMALL} of the same claim (this is a bug in the scheduler: delete the pod and the claim)",
                 gpu(2)
             )
         )
@@ -98,7 +98,7 @@ fn a_partition_that_cannot_be_is_refused_with_the_reason() {
         (
             "unknown-device",
             format!(
-                "device gpu-2-mig-3g40gb-9-1 ({}) of claim ns/claim-a (UID a): its GPU cannot be cut into such a partition (delete the pod and the claim, so that they are scheduled anew)",
+                "device gpu-2-mig-3g40gb-9-1 ({}) of claim ns/claim-a (UID a): its GPU does not support this partition (delete the pod and the claim, so that they are scheduled again)",
                 gpu(2)
             )
         )

@@ -13,7 +13,7 @@ fn shares_of_many_claims_and_several_of_one_live_on_one_gpu_and_with_nothing_els
     let first = claim("a", vec![share("main", "gpu-0-ts", "s1"), share("main", "gpu-0-ts", "s2")]);
     let planned = plan(world.decide(&first));
     assert_eq!(planned.devices.iter().map(|d| d.kind).collect::<Vec<_>>(), [HoldKind::Share; 2]);
-    assert_eq!(planned.steps, [], "MIG mode is off already, and nobody asked for a time slice");
+    assert_eq!(planned.steps, [], "MIG mode is off already, and no time slice is requested");
     let record = world.record(&first, Phase::Prepared);
     let answer = Prepared::of("gpu.divvy.dev", &record);
     let told: Vec<_> =
@@ -63,7 +63,7 @@ fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
     assert_eq!(record.holds().next().unwrap().time_slice, Some(TimeSlice::Long));
     world.keep(record);
     let second = asking(claim("b", vec![share("main", "gpu-0-ts", "s2")]), "Long");
-    assert_eq!(plan(world.decide(&second)).steps[0], set, "nobody knows whether it was set");
+    assert_eq!(plan(world.decide(&second)).steps[0], set, "it is unknown whether it was set");
     let mut state = GpuState::default();
     state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
     world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
@@ -102,9 +102,9 @@ fn two_time_slices_of_one_gpu_in_one_claim_are_refused() {
         (
             "time-slice-conflict",
             format!(
-                "device gpu-0-ts ({}) of claim ns/claim-a (UID a): the claim asks for time slice Short with it and for Long \
-                 with device gpu-0-ts, and a GPU has one for all (write the same timeSlicing.interval into both configs; a claim's \
-                 spec is immutable, so make it anew)",
+                "device gpu-0-ts ({}) of claim ns/claim-a (UID a): the claim requests time slice Short for it and Long for \
+                 device gpu-0-ts, but a GPU has only one time slice (use the same timeSlicing.interval in both configs; a claim's \
+                 spec is immutable, so create a new claim)",
                 gpu(0)
             )
         )
@@ -169,7 +169,7 @@ fn one_share_twice_and_a_share_beside_the_whole_gpu_in_one_claim_are_faults_of_t
 }
 
 #[test]
-fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gpu() {
+fn the_admin_device_is_served_to_admin_requests_only_beside_the_holders_of_the_gpu() {
     let mut world = World::new();
     let holder = claim("a", vec![share("main", "gpu-0-ts", "s1")]);
     let record = world.record(&holder, Phase::Prepared);
@@ -183,8 +183,8 @@ fn the_admin_device_is_served_to_admin_requests_only_beside_whoever_holds_the_gp
         (
             "admin-only",
             format!(
-                "device gpu-0-admin ({}) of claim ns/claim-m (UID m): it is for requests with adminAccess: true only, since \
-                 it reserves nothing (ask for a GPU, a partition or a share)",
+                "device gpu-0-admin ({}) of claim ns/claim-m (UID m): it is only for requests with adminAccess: true, because \
+                 it reserves nothing (request a GPU, a partition or a share)",
                 gpu(0)
             )
         )

@@ -98,7 +98,7 @@ impl Story {
                 .filter(|(gpu, _)| !is_lost(&self.world, gpu))
                 .collect();
             let busy = !self.world.lock().mig_late.is_empty();
-            assert!(busy || told == made, "told {told:?}, made {made:?}");
+            assert!(busy || told == made, "reported {told:?}, made {made:?}");
         }
         self.recover();
         let records = self.world.lock().records();
@@ -128,7 +128,7 @@ impl Story {
         if open || !self.world.lock().mig_late.is_empty() {
             return;
         }
-        // Whoever turns MIG mode on under a whole GPU's holder takes it from him; that is not ours to mend.
+        // An administrator who turns MIG mode on under a whole GPU's holder takes the GPU away; divvy cannot repair that.
         let whole = self.world.lock().records().values().filter_map(Stored::fine).any(|record| {
             record.devices.iter().any(|d| d.gpu == gpu && d.kind == divvy_model::HoldKind::Whole)
         });
@@ -137,7 +137,7 @@ impl Story {
             drop(sim.edit(|e| e.set_mig_mode(&gpu, true)));
         }
         if let Ok(made) = sim.make_foreign_instance(&gpu, name.profile, name.start) {
-            self.say(format!("somebody makes {device}: {made:?}"));
+            self.say(format!("a foreign {device}: {made:?}"));
             self.foreign.entry(gpu).or_default().push(made);
         }
     }

@@ -27,10 +27,7 @@ impl Story {
         for (gpu, made) in &self.foreign {
             let there: Vec<_> = living(&self.world, gpu).into_iter().flat_map(|(_, c)| c).collect();
             for foreign in made {
-                assert!(
-                    there.contains(foreign),
-                    "{foreign:?} of somebody else is gone from {gpu}: {there:?}"
-                );
+                assert!(there.contains(foreign), "foreign {foreign:?} is gone from {gpu}: {there:?}");
             }
         }
         let boot: divvy_model::BootId = format!("boot-{}", self.world.lock().boot).parse().unwrap();

@@ -250,7 +250,7 @@ impl ClaimsApi for World {
             let late = m.now + takes > until;
             m.now = (m.now + takes).min(until.max(m.now));
             if late {
-                return Lookup::Unknown("no answer in time".to_owned());
+                return Lookup::Unknown("timed out".to_owned());
             }
         }
         if m.api_down {

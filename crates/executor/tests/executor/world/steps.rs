@@ -97,7 +97,7 @@ impl Steps for World {
                 .iter()
                 .any(|(_, _, l)| matches!(l, Late::Destroy { uuid: u, .. } if u == uuid)) =>
             {
-                Err(StepError::NotDone(Cause::new("an earlier call to remove it has not come back")))
+                Err(StepError::NotDone(Cause::new("an earlier call to remove it has not returned")))
             }
             None => {
                 m.destroy(&gpu, uuid);

@@ -8,7 +8,7 @@ use super::*;
 use futures::TryStreamExt;
 
 #[tokio::test]
-async fn the_next_requests_fail_as_told_and_then_no_longer() {
+async fn the_next_requests_fail_as_requested_and_then_no_longer() {
     let api = FakeApi::new();
     api.fail_next(2, "create", "resourceslices", Fault::Status(503));
     for _ in 0..2 {
@@ -55,7 +55,7 @@ async fn a_held_request_goes_on_when_released_and_a_hanging_one_only_ends_with_t
 }
 
 #[tokio::test]
-async fn a_cache_that_lags_is_seen_by_those_who_ask_for_any_version_and_by_nobody_else() {
+async fn a_cache_that_lags_is_seen_only_by_requests_for_any_version() {
     let api = FakeApi::new();
     api.freeze_cache(true);
     api.put(&slice("a", "n")).unwrap();

@@ -87,7 +87,7 @@ async fn a_streaming_list_ends_with_its_bookmark() {
 }
 
 #[tokio::test]
-async fn waiting_ends_with_the_condition_or_tells_the_last_requests() {
+async fn waiting_ends_with_the_condition_or_shows_the_last_requests() {
     let api = FakeApi::new();
     let waiting = api.wait_for(|view| view.get::<ResourceSlice>("", "a"), SOON);
     let (found, put) = tokio::join!(waiting, async { api.put(&slice("a", "n")).unwrap() });

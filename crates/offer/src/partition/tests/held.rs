@@ -21,10 +21,8 @@ fn a_held_partition_stays_and_still_takes_its_counters_when_it_is_no_longer_offe
     assert_eq!(device(&carved.pool, "gpu-0").consumes[0].counters, sets(&carved.pool)[0].counters);
     assert_eq!(
         notes(&carved),
-        [
-            "gpu-0-mig-1g10gb-me-20-3 is held by a claim and is no longer offered (this GPU is not offered in such \
-          partitions now): it stays published with a taint until the claim is released"
-        ]
+        ["gpu-0-mig-1g10gb-me-20-3 is held by a claim, but no longer offered (this GPU is currently not \
+          offered in such partitions): the device stays published with a taint until the claim is released"]
     );
 
     // And a server that no longer stores counters: the taints must do what the counters did.

@@ -1,4 +1,4 @@
-//! Devices for admins, and MIG instances that somebody else makes.
+//! Devices for admins, and foreign MIG instances.
 
 use divvy_model::MigUuid;
 use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId};
@@ -63,7 +63,7 @@ fn with_instances(mut node: Node) -> Node {
 }
 
 #[test]
-fn instances_of_somebody_else_are_published_as_they_are_and_nothing_beside_them() {
+fn foreign_instances_are_published_as_they_are_and_nothing_beside_them() {
     let mut node = with_instances(Node::everything("h100x2").mig_on());
     node.rule(|rules| rules.instances = Instances::Static);
     let carved = node.carve(None);
@@ -75,12 +75,12 @@ fn instances_of_somebody_else_are_published_as_they_are_and_nothing_beside_them(
         notes(&carved),
         [format!(
             "the MIG instance of {0} at memory slices 0:1 is not offered: it must have exactly one compute instance \
-             (make one with `nvidia-smi mig -i {0} -cci`)",
+             (create it with `nvidia-smi mig -i {0} -cci`)",
             node.uuid(0)
         )]
     );
 
-    // Gone while a claim holds it: kept, and not for anybody else.
+    // Gone while a claim holds it: kept, and closed to other claims.
     node.hold("gpu-0-mig-static-3g40gb-9-4");
     let uuid = node.uuid(0);
     node.inventory.gpus.get_mut(&uuid).unwrap().mig.as_mut().unwrap().instances.clear();

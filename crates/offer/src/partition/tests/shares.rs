@@ -74,7 +74,7 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
     let expected =
         [(cap::MEMORY, one(mib(23000))), (cap::CORES, one(count(100))), (cap::SLOTS, one(count(1)))];
     assert_eq!(capacity, expected.map(|(name, capacity)| (name.into(), capacity)).into());
-    // More shares than the memory has room for at their smallest: whoever asks for nothing gets the smallest.
+    // More shares than the memory has room for at their smallest: a claim without a request gets the smallest.
     let (capacity, _) = with(ShareRules { slots: 1000, smallest_mib: 512, smallest_cores: 5 }, 0);
     let capacity = capacity.unwrap();
     assert_eq!(capacity[cap::MEMORY], parts(total, mib(512), mib(512), mib(1)));
@@ -121,7 +121,7 @@ fn a_gpu_without_mig_counts_itself_once_when_it_is_offered_in_several_modes() {
 }
 
 #[test]
-fn a_server_that_drops_the_fields_of_shares_gets_none_and_is_told_of() {
+fn a_server_that_drops_the_fields_of_shares_gets_none_and_a_note_reports_it() {
     let mut node = Node::everything("h100x1");
     node.features = node.features.without([Feature::Shares]);
     let carved = node.carve(None);
@@ -188,7 +188,7 @@ fn a_held_share_stays_when_shares_are_no_longer_offered_and_keeps_the_others_off
     assert_eq!(sets(&carved.pool).len(), 1, "the counters keep the whole GPU from being given out");
     assert_eq!(device(&carved.pool, "gpu-1").consumes, share.consumes);
 
-    // A scheduler that does not count shares right has to be told by taints.
+    // A scheduler that does not count shares correctly needs taints.
     let old = node.server(36, 1).carve(Some(&before)).pool;
     assert_eq!((names(&old), open(&old)), (vec!["gpu-1", "gpu-1-ts", "gpu-0"], vec!["gpu-0"]));
     assert_eq!(device(&old, "gpu-1").taints, [Taint::no_schedule(keys::MODE, Some("share-held"))]);
@@ -206,8 +206,8 @@ fn nothing_of_a_gpu_is_given_out_that_was_given_twice_and_no_counter_is_below_ze
     assert_eq!(
         notes(&carved),
         [
-            "claims have been given gpu-0-ts, gpu-0-mig-1g10gb-19-3, which one GPU cannot be at once: nothing of gpu-0 \
-          is given out until one of them is released"
+            "claims hold gpu-0-ts, gpu-0-mig-1g10gb-19-3, which exclude each other on one GPU: no part of gpu-0 \
+          is allocated until one of the claims is released"
         ]
     );
     node.features = node.features.without([Feature::Taints]);

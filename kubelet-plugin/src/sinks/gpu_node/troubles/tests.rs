@@ -32,7 +32,7 @@ struct World {
 }
 
 impl World {
-    /// A node with this many H100, of which nobody wants anything.
+    /// A node with this many H100, all unused.
     fn new(gpus: u32) -> (Self, Vec<GpuUuid>) {
         let inventory = SimNode::parse(&format!("h100x{gpus}")).unwrap().inventory();
         let mut ordinals = Ordinals::default();
@@ -96,7 +96,7 @@ fn a_healthy_node_has_no_troubles() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_last() {
+fn every_trouble_is_reported_with_its_reason_the_node_first_and_notices_last() {
     let (mut world, gpus) = World::new(9);
     let boot: BootId = "3f2c0a4e-52a3-4a0c-9f5e-0123456789ab".parse().unwrap();
     let leaving = Leaving { reason: "process 4711 still uses it".to_owned(), undoing: false };
@@ -142,21 +142,21 @@ fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_l
         [
             "! bad-policy |  | q |  | no rules",
             "! driver-down |  |  |  | libnvidia-ml.so.1 is not there",
-            "! unknown-device |  | strange-1 |  | a claim holds strange-1, which this driver does not know: delete the claim, or bring back the version that published it",
-            "! lingering | gpu-0 | gpu-0 | default/stuck | the claim was released and still holds it: process 4711 still uses it",
-            "! fenced | gpu-1 |  | default/cut | what is on the GPU is not certain: a step was cut off",
-            "! fenced | gpu-2 | record uid-later |  | a later version of divvy has written the record of a claim on it",
-            "! given-twice | gpu-2 |  |  | claims have been given gpu-2 and gpu-2-ts, which one GPU cannot be at once: nothing of gpu-2 is given out until one of them is released",
-            "! foreign | gpu-3 | memory slices 4..7 |  | a MIG instance that divvy has not made is there",
-            "! neighbour | gpu-4 | nvidia.com/gpu of pod a/b |  | the device plugin of nvidia.com/gpu has given it to pod a/b",
-            "! neighbour | gpu-4 | processes |  | no claim of divvy holds it, and process 7, 8 computes on it",
+            "! unknown-device |  | strange-1 |  | a claim holds strange-1, which this version of the driver does not know: delete the claim, or run the version that published the device",
+            "! lingering | gpu-0 | gpu-0 | default/stuck | the claim was released but still holds it: process 4711 still uses it",
+            "! fenced | gpu-1 |  | default/cut | the state of the GPU is uncertain: a step was cut off",
+            "! fenced | gpu-2 | record uid-later |  | the record of a claim on it was written by a later version of divvy",
+            "! given-twice | gpu-2 |  |  | claims hold gpu-2 and gpu-2-ts, which exclude each other on one GPU: no part of gpu-2 is allocated until one of the claims is released",
+            "! foreign | gpu-3 | memory slices 4..7 |  | the GPU has a MIG instance that divvy did not create",
+            "! neighbour | gpu-4 | nvidia.com/gpu of pod a/b |  | the device plugin of nvidia.com/gpu has allocated it to pod a/b",
+            "! neighbour | gpu-4 | processes |  | process 7, 8 computes on it without a claim of divvy",
             "! recovery | gpu-5 | reset |  | the GPU needs recovery: reset",
-            "! row-remap | gpu-5 |  |  | the GPU has replaced memory rows that wait for a reset",
+            "! row-remap | gpu-5 |  |  | the GPU needs a reset to apply remapped memory rows",
             "! xid | gpu-5 | 79 |  | the GPU reported Xid 79 (node)",
-            "! ecc | gpu-6 | memory slices 0..0 |  | a partition of the GPU had ECC errors that could not be corrected",
-            "! lost | gpu-7 |  |  | the driver does not list the GPU any more",
+            "! ecc | gpu-6 | memory slices 0..0 |  | a partition of the GPU had uncorrectable ECC errors",
+            "! lost | gpu-7 |  |  | the driver no longer lists the GPU",
             "! unreadable | gpu-8 |  |  | the GPU cannot be read: NVML facts failed on GPU-12345678-1234-1234-0000-123456780008: UNKNOWN (999)",
-            "  one-mode |  | turned-off |  | GPUs are offered in one mode each, not in all that are asked for: the mode lock is turned off (--mode-lock, or modeLock of a GpuPolicy)",
+            "  one-mode |  | turned-off |  | each GPU is offered in one mode instead of several: the mode lock is turned off (--mode-lock, or modeLock of a GpuPolicy)",
             "  rule-without-effect | gpu-0 | p/big |  | no such profile",
         ]
     );
@@ -167,20 +167,20 @@ fn everything_that_is_wrong_is_told_with_its_reason_the_node_first_and_notices_l
 }
 
 #[test]
-fn a_gpu_whose_events_fail_needs_somebody_and_one_that_has_none_does_not() {
+fn a_gpu_whose_events_fail_requires_action_and_one_without_events_does_not() {
     let (mut world, gpus) = World::new(3);
     let unheard = |why: &str, for_good| Unmonitored { why: why.to_owned(), for_good };
     world.health.unmonitored.insert(gpus[0].clone(), unheard("NOT_SUPPORTED (3)", true));
     world.health.unmonitored.insert(gpus[1].clone(), unheard("UNKNOWN (999)", false));
-    // One that is gone is not told of.
+    // A GPU that is gone is not reported.
     world.health.unmonitored.insert(gpus[2].clone(), unheard("UNKNOWN (999)", false));
     world.inventory.as_mut().unwrap().gpus.remove(&gpus[2]);
     world.health.removed.insert(gpus[2].clone());
     assert_eq!(
         lines(&world),
         [
-            "! unmonitored | gpu-1 |  |  | its events (Xids) are not heard, only polls tell how it is: UNKNOWN (999)",
-            "  unmonitored | gpu-0 |  |  | its events (Xids) are not heard, only polls tell how it is: NOT_SUPPORTED (3)",
+            "! unmonitored | gpu-1 |  |  | the plugin receives no events (Xids) of it, so that only polls detect faults: UNKNOWN (999)",
+            "  unmonitored | gpu-0 |  |  | the plugin receives no events (Xids) of it, so that only polls detect faults: NOT_SUPPORTED (3)",
         ]
     );
     assert_eq!(report(&world.facts()).summary.trouble, "gpu-1 unmonitored");
@@ -189,7 +189,7 @@ fn a_gpu_whose_events_fail_needs_somebody_and_one_that_has_none_does_not() {
 }
 
 #[test]
-fn a_driver_that_was_never_there_is_told_with_the_gpus_known_from_before() {
+fn a_driver_that_was_never_there_is_reported_with_the_gpus_known_from_before() {
     let (mut world, gpus) = World::new(2);
     world.inventory = None;
     world.driver = Some("libnvidia-ml.so.1 is not there".to_owned());
@@ -197,7 +197,7 @@ fn a_driver_that_was_never_there_is_told_with_the_gpus_known_from_before() {
     let status = report(&world.facts());
     let summary = (status.summary.gpus, status.summary.free, status.summary.claims);
     assert_eq!((summary, status.summary.trouble.as_str()), ((2, 0, 1), "driver-down"));
-    // Asked for: nobody needs to come.
+    // Requested: no action is needed.
     world.released = Some("the node is drained".to_owned());
     let status = report(&world.facts());
     assert_eq!((status.summary.trouble.as_str(), status.troubles[0].kind.as_str()), ("", "driver-released"));

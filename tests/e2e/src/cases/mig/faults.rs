@@ -1,4 +1,4 @@
-//! Partitions, and what comes in between: somebody else's instances, and an end of the plugin between any two calls.
+//! Partitions and disturbances: foreign instances, and an end of the plugin between any two calls.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
 use crate::case::PATIENCE;
 use crate::cases::life::{BOOT, boot_id_file, edit};
 
-/// Nobody tells the plugin what others do: it looks once a minute.
+/// The plugin is not notified of foreign instances; it looks once a minute.
 const NOTICED: Duration = Duration::from_mins(2);
 
 pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
@@ -34,10 +34,10 @@ pub(in crate::cases) fn foreign(env: &Env) -> Result<()> {
         living.into_iter().find(|one| one.instance.placement == placement).context("their instance is gone")
     };
     let before = theirs(env)?;
-    poll("taints on what overlaps somebody else's instance, and nothing else", NOTICED, || {
+    poll("taints on devices that overlap the foreign instance, and no others", NOTICED, || {
         tainted_as(env, gpu, &caps, names::taints::FOREIGN, Some(placement))
     })?;
-    let beside = run_pod(env, "beside", gpu, "2g.20gb").context("beside somebody else's instance")?;
+    let beside = run_pod(env, "beside", gpu, "2g.20gb").context("beside the foreign instance")?;
     let blocked = create_pod(env, "blocked", gpu, "7g.80gb")?;
     env.wait_until_unschedulable("blocked")?;
 
@@ -76,7 +76,7 @@ fn kill(env: &Env, gpu: &str, pod: &str) -> Result<()> {
 pub(in crate::cases) fn killed(env: &Env) -> Result<()> {
     everything(env)?;
     let (gpu, gpus) = (h100(env, 7)?, env.driver.gpus());
-    // The call has done its work on the GPU, and nobody has written that down.
+    // The call has done its work on the GPU, and the record does not have it.
     let hang_after = |op: GpuOp| {
         gpus.edit(gpu, |engine, uuid| engine.set_fault(Fault::hang_after().of(op).on(uuid).times(1)))
             .map(drop)

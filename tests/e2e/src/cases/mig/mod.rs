@@ -145,9 +145,9 @@ fn check(env: &Env, pod: &str, container: &str, claims: &[(&str, &str)]) -> Resu
             uuids.insert(format!("{}={}", names::env::mig_uuid(&device), compute.uuid));
             wait_for(&format!("UUID of {device} in the status of claim {claim}"), PATIENCE, || {
                 let claim = env.claim(claim)?;
-                let told = at(&claim, "status.devices").as_array().cloned().unwrap_or_default();
-                let told = told.iter().find(|told| at(told, "device") == device.as_str());
-                Ok(told.filter(|told| at(told, "data.uuid") == compute.uuid.as_str()).map(drop))
+                let reported = at(&claim, "status.devices").as_array().cloned().unwrap_or_default();
+                let reported = reported.iter().find(|reported| at(reported, "device") == device.as_str());
+                Ok(reported.filter(|reported| at(reported, "data.uuid") == compute.uuid.as_str()).map(drop))
             })?;
         }
     }
@@ -189,7 +189,7 @@ fn tainted_as(
     place: Option<Placement>,
 ) -> Result<bool> {
     let devices = env.driver.devices()?;
-    // The device for admins takes nothing from anybody, whatever else is so.
+    // The device for admins excludes no other device.
     let is_of = |device: &&Value| {
         at(device, "attributes.type.string") != "gpu-admin"
             && [at(device, "attributes.parentUUID.string"), at(device, "attributes.uuid.string")]

@@ -184,7 +184,7 @@ fn is_whole(device: &Value, gpu: &str) -> bool {
     at(device, "attributes.uuid.string") == gpu && at(device, "attributes.type.string") == "gpu"
 }
 
-/// An admin's work, since here MIG mode needs a reset: and that, that nobody has the GPU open.
+/// An administrator's work, since here MIG mode needs a reset, for which the GPU must be unused.
 fn set_mode(env: &Env, gpu: &str, on: bool) -> Result<()> {
     env.driver.stop()?;
     env.driver.gpus().edit(gpu, |engine, gpu| {

@@ -5,7 +5,7 @@ use divvy_model::health::{GpuEventKind, RecoveryAction};
 
 use super::{Context, Env, Result, allocated, at, end, ensure, everything, h100, poll, run_pod, tainted_as};
 use crate::case::PATIENCE;
-use crate::cases::health::{WELL, told, wait_told};
+use crate::cases::health::{WELL, reported, wait_reported};
 
 /// An Xid of class reset that the hardware can attribute to a GPU instance.
 const UNCONTAINED_ECC: u32 = 95;
@@ -22,7 +22,7 @@ pub(in crate::cases) fn sick(env: &Env) -> Result<()> {
     let beside = run_pod(env, "beside", gpu, "3g.40gb")?;
     let before = env.wait_until_running("beside")?;
     for pod in ["ill", "beside"] {
-        wait_told(env, pod, "Healthy")?;
+        wait_reported(env, pod, "Healthy")?;
     }
 
     let start = allocated(env, "ill", "")?.into_values().next().context("nothing is allocated")?.1;
@@ -41,16 +41,16 @@ pub(in crate::cases) fn sick(env: &Env) -> Result<()> {
         }
         tainted_as(env, gpu, &caps, taints::XID, Some(instance.placement))
     })?;
-    let message = wait_told(env, "ill", "Unhealthy")?;
+    let message = wait_reported(env, "ill", "Unhealthy")?;
     ensure!(message.contains("Xid 95"), "the pod's status says {message:?}");
     // The kubelet hears of all devices of a node at once.
-    let neighbour = told(env, "beside")?;
+    let neighbour = reported(env, "beside")?;
     ensure!(neighbour.0 == "Healthy", "the partition beside it counts as {neighbour:?}");
-    let told_of = format!("GPU instance {} of {gpu}", instance.id.0);
-    poll("Event of the pod", PATIENCE, || Ok(env.messages("ill").iter().any(|m| m.contains(&told_of))))?;
+    let reported_of = format!("GPU instance {} of {gpu}", instance.id.0);
+    poll("Event of the pod", PATIENCE, || Ok(env.messages("ill").iter().any(|m| m.contains(&reported_of))))?;
     says(Some(RecoveryAction::Nothing))?;
     poll("end of the taints", WELL, || tainted_as(env, gpu, &caps, taints::XID, None))?;
-    wait_told(env, "ill", "Healthy")?;
+    wait_reported(env, "ill", "Healthy")?;
 
     let after = env.wait_until_running("beside")?;
     ensure!(
@@ -59,7 +59,7 @@ pub(in crate::cases) fn sick(env: &Env) -> Result<()> {
     );
     ensure!(
         env.messages("beside").iter().all(|message| !message.contains("Xid")),
-        "the pod of the partition beside it is told of the Xid"
+        "the pod of the partition beside it has an Event about the Xid"
     );
     end(env, "ill", &ill)?;
     end(env, "beside", &beside)

@@ -50,7 +50,7 @@ pub(in crate::cases) fn flips(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What a claim holds is published as long as it lives, and nobody else is given it.
+/// A device that a claim holds is published as long as the claim exists, and no other claim gets it.
 fn kept(env: &Env, claim: &str) -> Result<()> {
     for one in given(env, claim)? {
         poll(&format!("tainted device {} of claim {claim}", one.device), PATIENCE, || {

@@ -1,4 +1,4 @@
-//! Time slices: set by the driver's own program when somebody asks, the same for all on a GPU, and given back.
+//! Time slices: set by the driver's own program on request, the same for all claims on a GPU, and restored.
 
 use divvy_model::TimeSlice;
 
@@ -42,7 +42,7 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     let policy = Policy::modes(env, &[gpu], &["TimeSlicing"])?;
     let wanted = share("gpu", &[gpu], &[("memory", "10Gi")]);
     let plain = run(env, "plain", std::slice::from_ref(&wanted))?;
-    ensure!(gpus.smi_calls(gpu)?.is_empty(), "nobody asked for a time slice: {:?}", gpus.smi_calls(gpu)?);
+    ensure!(gpus.smi_calls(gpu)?.is_empty(), "no claim requested a time slice: {:?}", gpus.smi_calls(gpu)?);
 
     let long = create(env, "long", &wanted, ("ShareConfig", "Long"), &["main"])?;
     check(env, "long", "main", "long")?;
@@ -50,14 +50,14 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     let call = format!("compute-policy -i {gpu} --set-timeslice {}", TimeSlice::Long.number());
     ensure!(gpus.smi_calls(gpu)?.contains(&call), "nvidia-smi was called as {:?}", gpus.smi_calls(gpu)?);
 
-    // A GPU has one interval: whoever wants another is told who has set it.
+    // A GPU has one interval: the refusal of another one names the claim that has set it.
     let short = create(env, "short", &wanted, ("ShareConfig", "Short"), &["main"])?;
     wait_for("event of the pod that names the interval and its holder", PATIENCE, || {
-        let told = env.messages("short");
-        let words = ["asks for time slice Short", "/long", "Long is set for"];
-        Ok(told.into_iter().find(|text| words.iter().all(|word| text.contains(word))))
+        let reported = env.messages("short");
+        let words = ["requests time slice Short", "/long", "Long is set for"];
+        Ok(reported.into_iter().find(|text| words.iter().all(|word| text.contains(word))))
     })
-    .with_context(|| format!("the pod is told {:?}", env.messages("short")))?;
+    .with_context(|| format!("the pod's Events are {:?}", env.messages("short")))?;
     is(TimeSlice::Long)?;
     end(env, "long", &long)?;
     is(TimeSlice::Default)?;
@@ -65,7 +65,7 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     check(env, "short", "main", "short")?;
     is(TimeSlice::Short)?;
     end(env, "short", &short)?;
-    // Back at the last that asked, although somebody is still there.
+    // Restored when the last claim that requested it has gone, although another claim is still there.
     is(TimeSlice::Default)?;
     end(env, "plain", &plain)?;
 

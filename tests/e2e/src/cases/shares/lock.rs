@@ -1,4 +1,4 @@
-//! The mode lock (`field.md` 7a and 7b) as pods: the first claim that lands on a GPU decides what it becomes.
+//! The mode lock as pods: the first claim that lands on a GPU decides what it becomes.
 
 use super::{
     Env, Policy, Result, create, end, ensure, given, h100, partition, run, share, still_waiting, whole,

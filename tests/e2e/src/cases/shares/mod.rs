@@ -92,7 +92,7 @@ fn types(modes: &[&str]) -> BTreeSet<String> {
     modes.iter().map(|mode| of(mode).to_owned()).collect()
 }
 
-/// The types of a GPU's devices that anybody may be given; the admin device aside.
+/// The types of a GPU's devices that are open to new claims; the admin device aside.
 fn offered(env: &Env, gpu: &str) -> Result<BTreeSet<String>> {
     let devices = env.driver.devices()?;
     let ours = devices.iter().filter(|device| at(device, "attributes.gpuUUID.string") == gpu);
@@ -207,8 +207,8 @@ fn gpu_of(env: &Env, device: &str) -> Result<String> {
     })
 }
 
-/// Waits until a pod runs and checks that a container sees exactly the GPUs of a claim and is told what it was granted
-/// of each share.
+/// Waits until a pod runs and checks that a container sees exactly the GPUs of a claim, and in its environment what it was
+/// granted of each share.
 fn check(env: &Env, pod: &str, container: &str, claim: &str) -> Result<()> {
     env.wait_until_running(pod)?;
     let mut minors = BTreeSet::new();
@@ -216,10 +216,10 @@ fn check(env: &Env, pod: &str, container: &str, claim: &str) -> Result<()> {
     for one in given(env, claim)? {
         minors.insert(env.driver.gpus().get(&gpu_of(env, &one.device)?)?.minor);
         if !one.share.is_empty() {
-            let told = format!("{}=", names::env::share_memory(&one.device));
+            let reported = format!("{}=", names::env::share_memory(&one.device));
             ensure!(
-                said.lines().any(|line| line.starts_with(&told)),
-                "container {container} of pod {pod} is not told its memory of {}: {said}",
+                said.lines().any(|line| line.starts_with(&reported)),
+                "container {container} of pod {pod} lacks the variable with its memory of {}: {said}",
                 one.device
             );
         }

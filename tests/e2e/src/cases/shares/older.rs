@@ -19,7 +19,7 @@ pub(in crate::cases) fn one_mode(env: &Env) -> Result<()> {
     policy.change(&spec(&[gpu], &["TimeSlicing"]))?;
     let sharing = create(env, "sharing", &[share("gpu", &[gpu], &[("memory", "1Gi")])])?;
     still_waiting(env, &["second", "sharing"], other, 0)?;
-    ensure!(!offered(env, gpu)?.contains("gpu-share"), "a GPU that somebody holds is also offered in shares");
+    ensure!(!offered(env, gpu)?.contains("gpu-share"), "a GPU that a claim holds is also offered in shares");
     policy.change(&spec(&[gpu], ALL))?;
     end(env, "first", &first)?;
     super::check(env, "second", "main", "second")?;

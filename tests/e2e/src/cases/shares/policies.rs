@@ -84,8 +84,8 @@ pub(in crate::cases) fn hot(env: &Env) -> Result<()> {
     // What was promised is kept.
     env.nudge("allocated")?;
     check(env, "allocated", "main", "allocated")?;
-    // Nobody else gets it, in neither way.
-    poll("a share that nobody else is given", PATIENCE, || Ok(!offered(env, gpu)?.contains("gpu-share")))?;
+    // No other claim gets it, in neither way.
+    poll("a share that no other claim gets", PATIENCE, || Ok(!offered(env, gpu)?.contains("gpu-share")))?;
     let late = create(env, "late", &[share("gpu", &[gpu], &wanted)])?;
     env.wait_until_unschedulable("late")?;
     let exclusive = create(env, "exclusive", &[whole(&[gpu])])?;

@@ -30,7 +30,7 @@ pub(in crate::cases) fn slow_write(env: &Env) -> Result<()> {
 }
 
 /// An admission webhook that never answers, for writes of one claim's allocation, until dropped: the API server waits
-/// for it and then goes on without it. Nobody serves it: its packets are dropped.
+/// for it and then goes on without it. It has no server: its packets are dropped.
 struct SlowWrites<'a> {
     env: &'a Env<'a>,
 }

@@ -30,7 +30,7 @@ async fn a_claim_that_can_never_be_served_shows_it_in_an_event_and_a_condition_u
     assert_eq!(
         message,
         format!(
-            "device gpu-0 ({}) of claim default/second (UID {}): it is held by claim default/first (UID {}), which has gpu-0 allocated and is in use (the scheduler gave one GPU to both: delete one of the two claims and its pod)",
+            "device gpu-0 ({}) of claim default/second (UID {}): it is held by claim default/first (UID {}), which is in use with device gpu-0 (the scheduler allocated one GPU to both claims: delete one of them and its pod)",
             node.sim.uuids()[0],
             second.uid,
             first.uid
@@ -68,7 +68,7 @@ async fn a_claim_that_is_prepared_after_all_does_not_say_for_ever_that_it_was_re
     wait("the refusal", || says("False").then_some(())).await;
     node.unprepare(&first).await.unwrap();
     node.api.delete::<ResourceClaim>("default", "first").unwrap();
-    // Nobody could be told, as when the plugin is killed right after its answer.
+    // Reporting was not possible, as when the plugin is killed right after its answer.
     let before = node.api.count("patch", "resourceclaims/status");
     node.api.fail_next(1, "patch", "resourceclaims/status", divvy_fake_cluster::Fault::Status(503));
     node.prepare(&second).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_released_claim_whose_processes_stay_keeps_its_gpu_tainted_and_says_so
     assert_eq!(
         event.note.unwrap(),
         format!(
-            "the devices of claim default/c (UID {}) stay held although it was released: process 4711 still uses {uuid} (they are free as soon as it ends)",
+            "the devices of claim default/c (UID {}) stay held after its release: process 4711 still uses {uuid} (they are free as soon as this ends)",
             claim.uid
         )
     );
@@ -127,7 +127,7 @@ async fn a_released_claim_whose_processes_stay_keeps_its_gpu_tainted_and_says_so
 async fn a_lingering_gpu_is_free_soon_after_its_last_process_without_any_periodic_round() {
     let node = Node::new("h100x1");
     let mut config = node.config(&[]);
-    // Nothing but the unprepare itself can make anybody look.
+    // Only the unprepare itself can trigger a check.
     config.timing.refresh = std::time::Duration::from_hours(1);
     config.timing.reconcile = std::time::Duration::from_hours(1);
     config.timing.cdi_check = std::time::Duration::from_hours(1);
@@ -242,7 +242,7 @@ async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_debug_page_shows_claims_and_pool_and_readyz_says_ok() {
     let node = Node::new("h100x1");
-    // A free port: bound and let go again, and tried anew if somebody else was faster.
+    // A free port: bound and released, and tried again if another process was faster.
     let (plugin, address) = loop {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let plugin = node.start_with(node.config(&["--http", &free.to_string()]));

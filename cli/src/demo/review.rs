@@ -1,0 +1,454 @@
+//! What the API server refuses of a manifest when it is applied, by itself and by the policy that the chart installs,
+//! beyond the shape of its objects; and what it takes although it cannot be what was meant. Pure. The place and the words are the API server's where it has any.
+
+use std::collections::BTreeSet;
+
+use divvy_api::names::{self, capacity};
+use divvy_model::Quantity;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::resource::v1::{
+    DeviceClaim, DeviceConstraint, DeviceRequest, DeviceToleration, ExactDeviceRequest,
+    OpaqueDeviceConfiguration, ResourceSlice,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{extended, workload};
+use crate::manifests::Manifests;
+use crate::strict::did_you_mean;
+
+/// Lists of a claim have at most this many entries.
+const MOST: usize = 32;
+/// Less memory than this is a forgotten unit.
+const LITTLE_MEMORY: i128 = 1 << 20;
+
+/// What there is in the cluster that manifests may name.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub(super) classes: BTreeSet<String>,
+    /// With their domains.
+    pub(super) attributes: BTreeSet<String>,
+    pub(super) capacities: BTreeSet<String>,
+}
+
+impl Known {
+    pub(super) fn of(slices: &[ResourceSlice], classes: impl IntoIterator<Item = String>) -> Self {
+        let mut known = Self { classes: classes.into_iter().collect(), ..Self::default() };
+        for slice in slices {
+            let full = |name: &String| {
+                if name.contains('/') { name.clone() } else { format!("{}/{name}", slice.spec.driver) }
+            };
+            for device in slice.spec.devices.iter().flatten() {
+                known.attributes.extend(device.attributes.iter().flat_map(|all| all.keys().map(full)));
+                known.capacities.extend(device.capacity.iter().flat_map(|all| all.keys().cloned()));
+            }
+        }
+        known
+    }
+}
+
+/// What is wrong with a manifest.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Findings {
+    /// `kubectl apply` fails with it.
+    pub(super) refused: Vec<String>,
+    /// It is accepted, and means something else than its writer probably thinks.
+    pub(super) doubtful: Vec<String>,
+}
+
+/// Looks through a manifest.
+pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
+    let mut findings = Findings::default();
+    for class in &manifests.classes {
+        let place = findings.named("DeviceClass", &class.metadata);
+        let configs = class.spec.iter().flat_map(|spec| spec.config.iter().flatten());
+        for (number, opaque) in
+            configs.enumerate().filter_map(|(n, config)| Some((n, config.opaque.as_ref()?)))
+        {
+            let path = format!("spec.config[{number}].opaque.parameters");
+            findings.config(&At { place: place.clone(), path }, opaque, std::iter::empty());
+        }
+    }
+    for claim in &manifests.claims {
+        let place = findings.named("ResourceClaim", &claim.metadata);
+        let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+        let at = At { place, path: "spec.devices".to_owned() };
+        findings.devices(&at, devices, may_see_all(manifests, &claim.metadata), known);
+    }
+    for template in &manifests.templates {
+        let place = findings.named("ResourceClaimTemplate", &template.metadata);
+        let devices = template.spec.as_ref().and_then(|spec| spec.spec.as_ref()?.devices.as_ref());
+        let at = At { place, path: "spec.spec.devices".to_owned() };
+        findings.devices(&at, devices, may_see_all(manifests, &template.metadata), known);
+    }
+    for pod in &manifests.pods {
+        findings.pod(pod, manifests);
+    }
+    for policy in &manifests.policies {
+        let rules = policy.spec.rules.iter().filter_map(|rule| rule.nodes.as_ref());
+        for name in policy.spec.nodes.iter().chain(rules).flat_map(|nodes| &nodes.names) {
+            if !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.') {
+                findings.refused.push(format!(
+                    "GpuPolicy {}: nodes.names: Invalid value: {name:?}: the name of a node (for several, use a selector)",
+                    policy.name
+                ));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether the namespace of the object allows admin access.
+fn may_see_all(manifests: &Manifests, of: &ObjectMeta) -> bool {
+    let wanted = workload::namespace(of);
+    let namespace = manifests.namespaces.iter().find(|n| n.metadata.name.as_deref() == Some(&wanted));
+    let label = namespace.and_then(|namespace| namespace.metadata.labels.as_ref()?.get(ADMIN_LABEL));
+    label.is_some_and(|value| value == "true")
+}
+
+/// What a namespace must say for claims with admin access.
+const ADMIN_LABEL: &str = "resource.kubernetes.io/admin-access";
+
+/// A place in an object.
+struct At {
+    /// Kind, namespace and name.
+    place: String,
+    path: String,
+}
+
+impl At {
+    fn to(&self, step: &str) -> Self {
+        Self { place: self.place.clone(), path: format!("{}{step}", self.path) }
+    }
+
+    fn says(&self, what: &str) -> String {
+        format!("{}: {}: {what}", self.place, self.path)
+    }
+}
+
+impl Findings {
+    fn refuse(&mut self, at: &At, what: &str) {
+        self.refused.push(at.says(what));
+    }
+
+    fn doubt(&mut self, at: &At, what: &str) {
+        self.doubtful.push(at.says(what));
+    }
+
+    /// What the object is called; one without a name is refused.
+    fn named(&mut self, kind: &str, meta: &ObjectMeta) -> String {
+        let name = meta.name.as_deref().unwrap_or("(no name)");
+        let place = format!("{kind} {}/{name}", workload::namespace(meta));
+        if meta.name.is_none() {
+            self.refused.push(format!("{place}: metadata.name: Required value"));
+        }
+        place
+    }
+
+    fn devices(&mut self, at: &At, devices: Option<&DeviceClaim>, may_see_all: bool, known: &Known) {
+        let Some(devices) = devices else { return };
+        let requests = devices.requests.as_deref().unwrap_or_default();
+        let configs = devices.config.as_deref().unwrap_or_default();
+        let constraints = devices.constraints.as_deref().unwrap_or_default();
+        for (what, count) in
+            [("requests", requests.len()), ("config", configs.len()), ("constraints", constraints.len())]
+        {
+            if count > MOST {
+                let what_is = format!("Too many: {count}: must have at most {MOST} items");
+                self.refuse(&at.to(&format!(".{what}")), &what_is);
+            }
+        }
+        for (number, request) in requests.iter().enumerate() {
+            self.request(&at.to(&format!(".requests[{number}]")), request, may_see_all, known);
+        }
+        let there = request_names(devices);
+        for (number, config) in configs.iter().enumerate() {
+            let at = at.to(&format!(".config[{number}]"));
+            let named = config.requests.as_deref().unwrap_or_default();
+            self.requests_exist(&at, Some(named), &there);
+            match &config.opaque {
+                None => self.refuse(&at.to(".opaque"), "Required value"),
+                Some(opaque) => {
+                    let is_named = |request: &&DeviceRequest| named.contains(&request.name);
+                    let classes =
+                        requests.iter().filter(is_named).filter_map(|request| request.exactly.as_ref());
+                    let classes = classes.map(|exactly| exactly.device_class_name.as_str());
+                    self.config(&at.to(".opaque.parameters"), opaque, classes);
+                }
+            }
+        }
+        for (number, constraint) in constraints.iter().enumerate() {
+            let at = at.to(&format!(".constraints[{number}]"));
+            self.requests_exist(&at, constraint.requests.as_deref(), &there);
+            self.constraint(&at, constraint, known);
+        }
+    }
+
+    /// A config, as the policy of the chart (`claimPolicy`) has it; `classes` are those of the requests that it names.
+    fn config<'c>(
+        &mut self,
+        at: &At,
+        of: &OpaqueDeviceConfiguration,
+        classes: impl Iterator<Item = &'c str>,
+    ) {
+        if of.driver != names::DRIVER {
+            return;
+        }
+        let kind = match divvy_api::decode(&of.parameters.0) {
+            Ok(config) => config.kind(),
+            Err(error) => return self.refuse(at, &error.to_string()),
+        };
+        for class in classes {
+            let takes = match class {
+                names::CLASS_GPU | names::CLASS_ADMIN => "GpuConfig",
+                names::CLASS_MIG => "MigConfig",
+                names::CLASS_SHARE => "ShareConfig",
+                _ => continue,
+            };
+            if takes != kind {
+                self.refuse(at, &format!("a {kind} for a request of class {class}, which takes a {takes}"));
+            }
+        }
+    }
+
+    fn request(&mut self, at: &At, request: &DeviceRequest, may_see_all: bool, known: &Known) {
+        let alternatives = request.first_available.as_deref().unwrap_or_default();
+        if request.exactly.is_some() != alternatives.is_empty() {
+            self.refuse(at, "Required value: exactly one of `exactly` or `firstAvailable` is required");
+        }
+        let alternatives = alternatives.iter().enumerate().map(|(number, alternative)| {
+            let of = ExactDeviceRequest {
+                device_class_name: alternative.device_class_name.clone(),
+                allocation_mode: alternative.allocation_mode.clone(),
+                count: alternative.count,
+                capacity: alternative.capacity.clone(),
+                tolerations: alternative.tolerations.clone(),
+                ..ExactDeviceRequest::default()
+            };
+            (format!(".firstAvailable[{number}]"), of)
+        });
+        let all = request.exactly.iter().map(|of| (".exactly".to_owned(), of.clone())).chain(alternatives);
+        for (step, of) in all {
+            self.one(&at.to(&step), &of, may_see_all, known);
+        }
+    }
+
+    fn one(&mut self, at: &At, of: &ExactDeviceRequest, may_see_all: bool, known: &Known) {
+        let class = of.device_class_name.as_str();
+        let admin = of.admin_access == Some(true);
+        if class.is_empty() {
+            self.refuse(&at.to(".deviceClassName"), "Required value");
+        } else if !known.classes.contains(class) {
+            let there: Vec<&str> = known.classes.iter().map(String::as_str).collect();
+            let hint = did_you_mean(class, there.iter().copied());
+            let what = format!("class {class:?} does not exist{hint}; there are {}", there.join(", "));
+            self.doubt(&at.to(".deviceClassName"), &what);
+        }
+        match (of.allocation_mode.as_deref(), of.count) {
+            (None | Some("ExactCount"), Some(..=0)) => {
+                self.refuse(&at.to(".count"), "Invalid value: must be greater than zero");
+            }
+            (Some("All"), Some(_)) => {
+                self.refuse(
+                    &at.to(".count"),
+                    "Invalid value: must not be specified when allocationMode is All",
+                );
+            }
+            (None | Some("ExactCount" | "All"), _) => {}
+            (Some(other), _) => self.refuse(
+                &at.to(".allocationMode"),
+                &format!("Unsupported value: {other:?}: supported values: \"All\", \"ExactCount\""),
+            ),
+        }
+        if admin && !may_see_all {
+            self.refuse(
+                &at.to(".adminAccess"),
+                &format!("Forbidden: admin access to devices requires the label {ADMIN_LABEL}: \"true\" on the namespace"),
+            );
+        }
+        if class == names::CLASS_ADMIN && !admin {
+            self.refuse(at, "class admin.divvy.dev is for requests with adminAccess: true only, since it reserves nothing");
+        }
+        if matches!(class, names::CLASS_MIG | names::CLASS_SHARE) && admin {
+            self.refuse(at, "adminAccess is for whole GPUs: use class admin.divvy.dev with it");
+        }
+        for (number, toleration) in of.tolerations.iter().flatten().enumerate() {
+            self.toleration(&at.to(&format!(".tolerations[{number}]")), toleration);
+        }
+        for (name, amount) in of.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten()) {
+            self.capacity(&at.to(&format!(".capacity.requests[{name}]")), name, amount, known);
+        }
+    }
+
+    fn toleration(&mut self, at: &At, of: &DeviceToleration) {
+        let named = of.key.as_deref().is_some_and(|key| !key.is_empty());
+        match of.operator.as_deref().unwrap_or("Equal") {
+            "Exists" if of.value.as_deref().is_some_and(|value| !value.is_empty()) => {
+                self.refuse(&at.to(".value"), "Invalid value: must be empty for operator `Exists`");
+            }
+            "Equal" if !named => self.refuse(&at.to(".operator"), "must be Exists where key is empty"),
+            "Exists" | "Equal" => {}
+            other => self.refuse(
+                &at.to(".operator"),
+                &format!("Unsupported value: {other:?}: supported values: \"Equal\", \"Exists\""),
+            ),
+        }
+        if let Some(other) = of.effect.as_deref().filter(|e| !matches!(*e, "" | "NoSchedule" | "NoExecute")) {
+            let what =
+                format!("Unsupported value: {other:?}: supported values: \"NoExecute\", \"NoSchedule\"");
+            self.refuse(&at.to(".effect"), &what);
+        }
+    }
+
+    fn capacity(&mut self, at: &At, name: &str, amount: &Amount, known: &Known) {
+        let Ok(wanted) = amount.0.parse::<Quantity>() else {
+            return self.refuse(at, &format!("Invalid value: {:?}: not a quantity", amount.0));
+        };
+        let id = name.strip_prefix(names::DRIVER).and_then(|id| id.strip_prefix('/')).unwrap_or(name);
+        if !known.capacities.contains(id) {
+            let hint = did_you_mean(id, known.capacities.iter().map(String::as_str));
+            return self.doubt(at, &format!("no device has capacity {name:?}{hint}"));
+        }
+        let shown = &amount.0;
+        // As the policy of the chart has it.
+        if id == capacity::MEMORY && wanted.rounded_up() < LITTLE_MEMORY {
+            self.refuse(
+                at,
+                &format!("{shown} is less than 1Mi, most likely a number without its unit: write {shown}Mi"),
+            );
+        } else if wanted.signum() < 0 {
+            self.refuse(at, "cores and slots of a request cannot be negative");
+        } else if wanted.signum() == 0 {
+            self.doubt(at, "0 is not more than nothing: the smallest share is granted");
+        } else if wanted.nanos() % 1_000_000_000 != 0 {
+            self.doubt(at, &format!("{shown} is rounded up to {}", wanted.rounded_up()));
+        }
+    }
+
+    fn constraint(&mut self, at: &At, of: &DeviceConstraint, known: &Known) {
+        let (step, attribute) = match (&of.match_attribute, &of.distinct_attribute) {
+            (Some(attribute), None) => (".matchAttribute", attribute),
+            (None, Some(attribute)) => (".distinctAttribute", attribute),
+            _ => {
+                let what =
+                    "Required value: exactly one of `matchAttribute` or `distinctAttribute` is required";
+                return self.refuse(at, what);
+            }
+        };
+        let at = at.to(step);
+        let hint = did_you_mean(attribute, known.attributes.iter().map(String::as_str));
+        if !attribute.contains('/') {
+            let ours = format!("{}/{attribute}", names::DRIVER);
+            let hint =
+                if known.attributes.contains(&ours) { format!(" (did you mean {ours:?}?)") } else { hint };
+            self.refuse(
+                &at,
+                &format!("Invalid value: {attribute:?}: a valid name must include a domain{hint}"),
+            );
+        } else if !known.attributes.contains(attribute) {
+            self.doubt(&at, &format!("no device has attribute {attribute:?}{hint}"));
+        }
+    }
+
+    fn requests_exist(&mut self, at: &At, named: Option<&[String]>, there: &BTreeSet<String>) {
+        for (number, name) in named.unwrap_or_default().iter().enumerate() {
+            if !there.contains(name) {
+                let hint = did_you_mean(name, there.iter().map(String::as_str));
+                let what = "must be the name of a request in claim or the name of a request and a subrequest separated by '/'";
+                self.refuse(
+                    &at.to(&format!(".requests[{number}]")),
+                    &format!("Invalid value: {name:?}: {what}{hint}"),
+                );
+            }
+        }
+    }
+
+    fn pod(&mut self, pod: &Pod, manifests: &Manifests) {
+        let place = self.named("Pod", &pod.metadata);
+        let Some(spec) = &pod.spec else { return };
+        let entries = spec.resource_claims.as_deref().unwrap_or_default();
+        let at = At { place, path: "spec".to_owned() };
+        for (number, entry) in entries.iter().enumerate() {
+            if entry.resource_claim_name.is_some() == entry.resource_claim_template_name.is_some() {
+                let what =
+                    "Invalid value: must specify one of: `resourceClaimName`, `resourceClaimTemplateName`";
+                self.refuse(&at.to(&format!(".resourceClaims[{number}]")), what);
+            }
+        }
+        if spec.node_selector.is_some() || spec.affinity.is_some() || spec.node_name.is_some() {
+            self.doubt(
+                &at,
+                "nodeSelector, affinity and nodeName are not looked at here: the demo has one node",
+            );
+        }
+        let groups =
+            [("initContainers", spec.init_containers.as_deref()), ("containers", Some(&spec.containers[..]))];
+        for (group, containers) in groups {
+            for (number, container) in containers.unwrap_or_default().iter().enumerate() {
+                let at = at.to(&format!(".{group}[{number}].resources"));
+                self.container(&at, container, |claim| {
+                    let entry = entries.iter().find(|entry| entry.name == claim)?;
+                    Some(workload::devices_of(entry, &pod.metadata, manifests).map(request_names))
+                });
+            }
+        }
+    }
+
+    /// `of_claim`: nothing where the pod has no such claim, else its requests, if they are known.
+    fn container(
+        &mut self,
+        at: &At,
+        container: &Container,
+        of_claim: impl Fn(&str) -> Option<Option<BTreeSet<String>>>,
+    ) {
+        let Some(resources) = &container.resources else { return };
+        for (number, claim) in resources.claims.iter().flatten().enumerate() {
+            let at = at.to(&format!(".claims[{number}]"));
+            match (of_claim(&claim.name), &claim.request) {
+                (None, _) => {
+                    let what = format!("Not found: {:?} is not among the pod's resourceClaims", claim.name);
+                    self.refuse(&at.to(".name"), &what);
+                }
+                (Some(Some(there)), Some(request)) if !there.contains(request) => {
+                    let hint = did_you_mean(request, there.iter().map(String::as_str));
+                    let what = format!(
+                        "the claim has no request {request:?}{hint}: the container would start without a device"
+                    );
+                    self.refuse(&at.to(".request"), &what);
+                }
+                _ => {}
+            }
+        }
+        let limit = |name: &str| resources.limits.as_ref().and_then(|limits| limits.get(name));
+        for (name, requested) in
+            resources.requests.iter().flatten().filter(|(name, _)| extended::is_extended(name))
+        {
+            if limit(name) != Some(requested) {
+                let what = format!(
+                    "Invalid value: {:?}: must be equal to {name} limit of the container",
+                    requested.0
+                );
+                self.refuse(&at.to(&format!(".requests[{name}]")), &what);
+            }
+        }
+        for (name, amount) in
+            resources.limits.iter().flatten().filter(|(name, _)| extended::is_extended(name))
+        {
+            if extended::amount(&amount.0).is_none_or(|amount| amount < 0) {
+                let what = format!("Invalid value: {:?}: must be an integer", amount.0);
+                self.refuse(&at.to(&format!(".limits[{name}]")), &what);
+            }
+        }
+    }
+}
+
+/// The names by which a claim's requests can be meant.
+fn request_names(devices: &DeviceClaim) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for request in devices.requests.iter().flatten() {
+        let alternatives = request.first_available.iter().flatten();
+        names.extend(alternatives.map(|alternative| format!("{}/{}", request.name, alternative.name)));
+        names.insert(request.name.clone());
+    }
+    names
+}

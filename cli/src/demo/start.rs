@@ -1,0 +1,97 @@
+//! The simulated GPUs, and how they are when the node starts.
+
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use divvy_gpu_sim::{Engine, SimNode};
+use divvy_model::GpuUuid;
+use divvy_model::health::RecoveryAction;
+
+/// The GPUs of the demo's node.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Gpus {
+    /// The simulated GPUs: models and numbers, such as h100x8 or a100-40x4,l4x2
+    #[arg(long, value_name = "GPUS", default_value = "h100x2", value_parser = crate::format::simulated)]
+    pub(crate) sim: String,
+    /// GPUs that start in MIG mode: all, or their numbers, such as 0,2
+    #[arg(long, value_name = "NUMBERS")]
+    mig_on: Option<Which>,
+    /// GPUs with a MIG instance that an administrator has made (in MIG mode, too)
+    #[arg(long, value_name = "NUMBERS")]
+    foreign_mig: Option<Which>,
+    /// GPUs that ask for a reset
+    #[arg(long, value_name = "NUMBERS")]
+    sick: Option<Which>,
+}
+
+/// Some of the GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Which {
+    All,
+    Numbers(Vec<usize>),
+}
+
+impl FromStr for Which {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        let number =
+            |part: &str| part.trim().parse().map_err(|_| format!("{part:?} is neither a number nor all"));
+        text.split(',').map(number).collect::<Result<_, _>>().map(Self::Numbers)
+    }
+}
+
+/// The GPUs that an option names, with their numbers.
+fn named(which: Option<&Which>, option: &str, gpus: &[GpuUuid]) -> Result<Vec<(usize, GpuUuid)>> {
+    let all = gpus.iter().cloned().enumerate();
+    let numbers = match which {
+        None => return Ok(Vec::new()),
+        Some(Which::All) => return Ok(all.collect()),
+        Some(Which::Numbers(numbers)) => numbers,
+    };
+    if let Some(none) = numbers.iter().find(|number| **number >= gpus.len()) {
+        bail!("--{option} {none}: the GPUs are numbered from 0 to {}", gpus.len().saturating_sub(1));
+    }
+    Ok(all.filter(|(number, _)| numbers.contains(number)).collect())
+}
+
+impl Gpus {
+    /// The node, fresh, and the numbers of the GPUs that the plugin must find something wrong with.
+    pub(super) fn start(&self) -> Result<(SimNode, Vec<usize>)> {
+        let node = SimNode::parse(&self.sim).context("--sim")?;
+        let gpus = node.uuids();
+        for (number, uuid) in named(self.mig_on.as_ref(), "mig-on", &gpus)? {
+            node.edit(|engine| mig_on(engine, &uuid)).with_context(|| format!("--mig-on {number}"))?;
+        }
+        let mut troubled = Vec::new();
+        for (number, uuid) in named(self.foreign_mig.as_ref(), "foreign-mig", &gpus)? {
+            node.edit(|engine| foreign(engine, &uuid)).with_context(|| format!("--foreign-mig {number}"))?;
+            troubled.push(number);
+        }
+        for (number, uuid) in named(self.sick.as_ref(), "sick", &gpus)? {
+            node.edit(|engine| engine.set_recovery(&uuid, Some(RecoveryAction::Reset))).context("--sick")?;
+            troubled.push(number);
+        }
+        Ok((node, troubled))
+    }
+}
+
+fn mig_on(engine: &mut Engine, gpu: &GpuUuid) -> Result<()> {
+    engine.set_mig_mode(gpu, true)?;
+    if !engine.facts(gpu)?.mig_mode.is_on() {
+        engine.reset_gpu(gpu)?;
+    }
+    Ok(())
+}
+
+/// An instance of the smallest profile, at the first place.
+fn foreign(engine: &mut Engine, gpu: &GpuUuid) -> Result<()> {
+    mig_on(engine, gpu)?;
+    let capabilities = engine.mig_capabilities(gpu)?;
+    let (profile, place) = capabilities.placements().next().context("the GPU has no MIG profiles")?;
+    engine.make_foreign_instance(gpu, profile.id, place.start)?;
+    Ok(())
+}

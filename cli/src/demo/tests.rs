@@ -1,0 +1,294 @@
+use clap::Parser;
+
+use super::*;
+
+/// The demo's arguments, as they are written.
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn gpus(line: &str) -> Gpus {
+    Line::try_parse_from(["demo", "--sim"].into_iter().chain(line.split_whitespace())).unwrap().args.gpus
+}
+
+/// What the demo says of a manifest; without a policy of its own it is as with the chart's defaults.
+async fn of(line: &str, text: &str) -> Report {
+    let example = Example::parse("m", text).unwrap();
+    let policies = example.manifests.policies.clone();
+    let stay = Stay { policies, examples: vec![example], selects: false };
+    perform(&gpus(line), &[stay]).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_example_does_what_it_says() {
+    let report = perform(&gpus("h100x2"), &examples::stays(None).unwrap()).await.unwrap();
+    assert_eq!(report.problems(), Vec::<String>::new());
+    assert_eq!(report.scenarios.len(), examples::EXAMPLES.len());
+    let skipped: Vec<_> =
+        report.scenarios.iter().filter_map(|s| s.skipped.as_ref().map(|why| (&s.name, why))).collect();
+    assert_eq!(skipped, []);
+}
+
+/// Boards of every ability (all that can be simulated if `DIVVY_ALL_BOARDS` is set), and nodes with one GPU, in MIG mode
+/// and in trouble: an example runs or says what it lacks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_ends_well() {
+    const KINDS: [&str; 9] =
+        ["h200", "h100-nvl", "a100-40", "a30", "rtx-pro-6000", "rtx-pro-5000", "t4", "v100", "gb10"];
+    let all = std::env::var_os("DIVVY_ALL_BOARDS").is_some();
+    let boards = divvy_gpu_sim::profiles().iter().filter(|profile| all || KINDS.contains(&profile.key));
+    let boards = boards.map(|profile| format!("{}x2", profile.key));
+    let others = [
+        "h100x1",
+        "h100x2 --mig-on all",
+        "h100x3 --foreign-mig 0 --sick 1",
+        "a100-80x2 --mig-on all",
+        "a30x1,l4x1",
+    ];
+    let mut nodes = tokio::task::JoinSet::new();
+    for line in boards.chain(others.map(str::to_owned)) {
+        nodes.spawn(async move {
+            let report = perform(&gpus(&line), &examples::stays(None).unwrap()).await.unwrap();
+            assert_eq!(report.problems(), Vec::<String>::new(), "--sim {line}");
+            let ran = report.scenarios.iter().filter(|scenario| scenario.skipped.is_none()).count();
+            assert!(ran > 4, "--sim {line}: only {ran} examples ran");
+        });
+        // As many at a time as make each wait for what it must, not for the others.
+        if nodes.len() > 3 {
+            nodes.join_next().await.unwrap().unwrap();
+        }
+    }
+    while let Some(node) = nodes.join_next().await {
+        node.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_runs_although_it_was_to_wait_is_a_problem() {
+    let text = "apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c, annotations: {demo.divvy.dev/expect: Pending}}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.divvy.dev}}]}}
+";
+    let report = of("h100x1", text).await;
+    assert_eq!(report.problems(), ["m: claim default/c was expected to stay pending and does not"]);
+}
+
+/// A policy for shares.
+const SHARES: &str = "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {rules: [{modes: [TimeSlicing]}]}\n---\n";
+
+/// A claim with one request, and more fields.
+fn with_request(request: &str, more: &str) -> String {
+    format!(
+        "apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: c}}
+spec: {{devices: {{requests: [{{name: gpu, {request}}}]{more}}}}}
+"
+    )
+}
+
+fn exactly(fields: &str) -> String {
+    with_request(&format!("exactly: {{deviceClassName: gpu.divvy.dev, {fields}}}"), "")
+}
+
+fn share(capacity: &str) -> String {
+    with_request(
+        &format!("exactly: {{deviceClassName: share.divvy.dev, capacity: {{requests: {{{capacity}}}}}}}"),
+        "",
+    )
+}
+
+fn claim_with(more: &str) -> String {
+    with_request("exactly: {deviceClassName: gpu.divvy.dev}", &format!(", {more}"))
+}
+
+fn pod(spec: &str) -> String {
+    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec: {{{spec}}}\n")
+}
+
+fn limits(resource: &str, amount: &str) -> String {
+    pod(&format!("containers: [{{name: c, resources: {{limits: {{{resource}: {amount}}}}}}}]"))
+}
+
+fn uses(claim: &str) -> String {
+    let pod = pod(&format!(
+        "resourceClaims: [{{name: a, resourceClaimName: c}}], containers: [{{name: m, resources: {{claims: [{claim}]}}}}]"
+    ));
+    format!("{pod}---\n{}", exactly(""))
+}
+
+/// What passed the demo although a cluster refuses it, or runs it as its writer did not mean it (`features.md` sections 3
+/// and 6 of the review): each is refused or is a problem now, with the place and what to write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_cluster_refuses_is_refused() {
+    let policy = "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {nodes: {names: ['gpu-*']}}\n---\n";
+    let shares = SHARES;
+    let many = vec!["{requests: [gpu], opaque: {driver: x, parameters: {}}}"; 40].join(", ");
+    for (text, expected) in [
+        (
+            limits("nvidia.com/gpu", "0.5"),
+            "limits[nvidia.com/gpu]: Invalid value: \"0.5\": must be an integer",
+        ),
+        (limits("nvidia.com/gpu", "1"), "asks for nvidia.com/gpu, which no DeviceClass stands for"),
+        (limits("deviceclass.resource.kubernetes.io/gpu.divvy.dev", "1k"), "1000 are asked for"),
+        (
+            exactly("adminAccess: true"),
+            "exactly.adminAccess: Forbidden: admin access to devices requires the label",
+        ),
+        (
+            claim_with("config: [{requests: [gpus], opaque: {driver: gpu.divvy.dev, parameters: {}}}]"),
+            "config[0].requests[0]: Invalid value: \"gpus\": must be the name of a request",
+        ),
+        (
+            claim_with("constraints: [{requests: [gup], matchAttribute: gpu.divvy.dev/gpuUUID}]"),
+            "constraints[0].requests[0]: Invalid value: \"gup\": must be the name of a request",
+        ),
+        (
+            claim_with("constraints: [{matchAttribute: gpuUUID}]"),
+            "must include a domain (did you mean \"gpu.divvy.dev/gpuUUID\"?)",
+        ),
+        (
+            claim_with(&format!("config: [{many}]")),
+            "spec.devices.config: Too many: 40: must have at most 32 items",
+        ),
+        (
+            exactly("tolerations: [{key: k, operator: Equals, value: v}]"),
+            "tolerations[0].operator: Unsupported value: \"Equals\"",
+        ),
+        (
+            format!("{shares}{}", share("memory: 2048")),
+            "requests[memory]: 2048 is less than 1Mi, most likely a number without",
+        ),
+        (format!("{shares}{}", share("memory: -1Gi")), "requests[memory]: -1Gi is less than 1Mi"),
+        (format!("{shares}{}", share("cores: -10")), "cores and slots of a request cannot be negative"),
+        (
+            with_request("exactly: {deviceClassName: admin.divvy.dev}", ""),
+            "is for requests with adminAccess: true only",
+        ),
+        (
+            claim_with(
+                "config: [{requests: [gpu], opaque: {driver: gpu.divvy.dev, parameters: {apiVersion: divvy.dev/v1beta1, kind: ShareConfig}}}]",
+            ),
+            "a ShareConfig for a request of class gpu.divvy.dev, which takes a GpuConfig",
+        ),
+        (
+            claim_with(
+                "config: [{opaque: {driver: gpu.divvy.dev, parameters: {apiVersion: divvy.dev/v1beta1, kind: GpuConfig, timeSlicng: {}}}}]",
+            ),
+            "did you mean \"timeSlicing\"?",
+        ),
+        (exactly("count: 0"), "exactly.count: Invalid value: must be greater than zero"),
+        (exactly("allocationMode: All, count: 2"), "must not be specified when allocationMode is All"),
+        (exactly("allocationMode: Every"), "allocationMode: Unsupported value: \"Every\""),
+        (with_request("exactly: {}", ""), "exactly.deviceClassName: Required value"),
+        (with_request("", ""), "exactly one of `exactly` or `firstAvailable`"),
+        (uses("{name: aa}"), "claims[0].name: Not found: \"aa\" is not among the pod's resourceClaims"),
+        (uses("{name: a, request: gup}"), "the claim has no request \"gup\" (did you mean \"gpu\"?)"),
+        (format!("{policy}{}", exactly("")), "nodes.names: Invalid value: \"gpu-*\""),
+    ] {
+        let report = of("h100x2", &text).await;
+        let problems = report.problems().join("\n");
+        assert!(problems.contains(expected), "{text}\nexpected {expected}\ngot {problems}");
+    }
+}
+
+/// Fields that no type has never reach the demo.
+#[test]
+fn misspelt_fields_are_refused_with_the_field_that_was_meant() {
+    for (text, expected) in [
+        (
+            exactly("cuont: 2"),
+            "unknown field \"spec.devices.requests[0].exactly.cuont\" (did you mean \"count\"?)",
+        ),
+        (
+            with_request("exactly: {deviceClasName: gpu.divvy.dev}", ""),
+            "unknown field \"spec.devices.requests[0].exactly.deviceClasName\" (did you mean \"deviceClassName\"?)",
+        ),
+        (
+            exactly("capacity: {request: {memory: 1Gi}}"),
+            "unknown field \"spec.devices.requests[0].exactly.capacity.request\" (did you mean \"requests\"?)",
+        ),
+        (
+            pod("containers: [], resourceClaim: []"),
+            "unknown field \"spec.resourceClaim\" (did you mean \"resourceClaims\"?)",
+        ),
+        (exactly("count: '2'"), "exactly.count: invalid type: string \"2\", expected a whole number"),
+    ] {
+        let refused = format!("{:#}", Example::parse("m", &text).unwrap_err());
+        assert!(refused.contains(expected), "{text}\nexpected {expected}\ngot {refused}");
+    }
+}
+
+/// What a cluster takes, and does otherwise than its writer probably thinks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_probably_not_meant_is_noted() {
+    let shares = SHARES;
+    let unknown = claim_with("constraints: [{matchAttribute: gpu.divvy.dev/nvlinkDomian}]");
+    for (text, expected) in [
+        (format!("{shares}{}", share("cores: 0")), "0 is not more than nothing"),
+        (format!("{shares}{}", share("cores: 12.5")), "12.5 is rounded up to 13"),
+        (format!("{shares}{}", share("cores: 500m")), "500m is rounded up to 1"),
+        (format!("{shares}{}", share("memroy: 1Gi")), "no device has capacity \"memroy\" (did you mean \"memory\"?)"),
+        (unknown, "no device has attribute \"gpu.divvy.dev/nvlinkDomian\" (did you mean \"gpu.divvy.dev/nvlinkDomain\"?)"),
+        (
+            with_request("exactly: {deviceClassName: gpu.divy.dev}", ""),
+            "class \"gpu.divy.dev\" does not exist (did you mean \"gpu.divvy.dev\"?)",
+        ),
+        (pod("nodeSelector: {a: b}, containers: []"), "nodeSelector, affinity and nodeName are not looked at here"),
+        (
+            format!("{}---\n{}", exactly(""), "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n"),
+            "Service s is passed over",
+        ),
+        (
+            "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {rules: [{modes: [Mig], mig: {profiles: [1g.5gb]}}]}\n---\n"
+                .to_owned() + &exactly(""),
+            "1g.5gb",
+        ),
+    ] {
+        let report = of("h100x2", &text).await;
+        let notes = report.scenarios[0].notes.iter().chain(&report.notes).cloned().collect::<Vec<_>>().join("\n");
+        assert!(notes.contains(expected), "{text}\nexpected {expected}\ngot {notes}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_init_container_uses_the_gpu_of_the_container_after_it() {
+    let limits = "resources: {limits: {example.com/gpu: 1}}";
+    let pod = pod(&format!("initContainers: [{{name: i, {limits}}}], containers: [{{name: m, {limits}}}]"));
+    let class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: legacy}\nspec: {extendedResourceName: example.com/gpu, selectors: [{cel: {expression: 'device.driver == \"gpu.divvy.dev\"'}}]}\n---\n";
+    let report = of("h100x1", &format!("{class}{pod}")).await;
+    assert_eq!(report.problems(), Vec::<String>::new());
+}
+
+/// What passes the chart's defaults here passes them on a cluster: shares and partitions must be asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_policy_it_is_as_with_the_charts_defaults() {
+    let report = of("h100x1", &share("memory: 1Gi")).await;
+    assert!(report.problems().concat().contains("stays pending"), "{:?}", report.problems());
+    let names: Vec<&str> = report.published.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["gpu-0"]);
+}
+
+/// The picture in README is what the program prints, in 80 columns and two screens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readme_shows_what_the_demo_prints() {
+    let report = perform(&gpus("h100x2"), &examples::stays(None).unwrap()).await.unwrap();
+    let printed = render::render(&report, Look { colour: false, wide: false, all: false });
+    for line in printed.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    assert!(printed.lines().count() <= 100, "{printed}");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = fs_err::read_to_string(path).unwrap();
+    let start = "```text\n$ divvy demo\n";
+    let (before, rest) = readme.split_once(start).unwrap();
+    let (shown, after) = rest.split_once("\n```\n").unwrap();
+    if std::env::var_os("DIVVY_BLESS").is_some() {
+        fs_err::write(path, format!("{before}{start}{printed}\n```\n{after}")).unwrap();
+    } else {
+        assert_eq!(shown, printed, "DIVVY_BLESS=1 cargo test -p divvy readme_shows puts it into README");
+    }
+}

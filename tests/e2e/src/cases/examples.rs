@@ -1,0 +1,114 @@
+//! The examples of the repository, applied as they are to a real Kubernetes: only their images are replaced, by one that
+//! the cluster has.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::api::{at, has_condition};
+use crate::case::Env;
+use crate::config::Layout;
+use crate::images::BUSYBOX;
+use crate::process::say;
+use crate::wait::wait_for;
+
+/// A pod may have to wait for what the policies of two examples offer: the old is published for a minute and a half.
+const PATIENCE: Duration = Duration::from_mins(4);
+/// The label by which the policies of the examples choose nodes.
+const LABEL: &str = "divvy.dev/try";
+/// What the fixture's `nvidia-smi` says: the driver's programs are in the container.
+const SAID: &str = "nvidia-smi of driver";
+
+pub(super) fn all(env: &Env) -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let entries = fs_err::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let mut examples: Vec<PathBuf> = entries.into_iter().filter(|path| path.is_dir()).collect();
+    examples.sort();
+    ensure!(examples.len() > 30, "{}: only {} examples", folder.display(), examples.len());
+    label(env, &json!("true"))?;
+    let ran = in_all_modes(env, &folder, &examples);
+    label(env, &Value::Null)?;
+    ran
+}
+
+fn label(env: &Env, value: &Value) -> Result<()> {
+    let path = format!("/api/v1/nodes/{}", Layout::NODE);
+    env.api().patch(&path, &json!({"metadata": {"labels": {LABEL: value}}})).map(drop)
+}
+
+/// All examples under the policy that many of them need; their own policies have a higher priority.
+fn in_all_modes(env: &Env, folder: &Path, examples: &[PathBuf]) -> Result<()> {
+    let policy = folder.join("all-modes.yaml").display().to_string();
+    env.cluster.kubectl(&["apply", "-f", &policy])?;
+    let ran = examples.iter().try_for_each(|example| {
+        let name = example.file_name().context("a folder without a name")?.to_string_lossy().into_owned();
+        run(env, example, &format!("divvy-{name}")).with_context(|| format!("example {name}"))
+    });
+    env.cluster.kubectl(&["delete", "-f", &policy])?;
+    ran
+}
+
+fn run(env: &Env, example: &Path, namespace: &str) -> Result<()> {
+    let text = fs_err::read_to_string(example.join("manifests.yaml"))?;
+    let replaced = text.lines().map(|line| match line.split_once("image: ") {
+        Some((indent, _)) => format!("{indent}image: {BUSYBOX}\n"),
+        None => format!("{line}\n"),
+    });
+    let file = env.cluster.state().join("example.yaml");
+    fs_err::write(&file, replaced.collect::<String>())?;
+    let file = file.display().to_string();
+    env.cluster.kubectl(&["apply", "-f", &file])?;
+    let ran = runs(env, namespace);
+    env.cluster.kubectl(&["delete", "--wait", "-f", &file])?;
+    ran.map(|pods| say(&format!("{namespace}: {pods} pods")))
+}
+
+/// Waits until everything in the namespace is as its writer wants it; how many pods there are.
+fn runs(env: &Env, namespace: &str) -> Result<usize> {
+    let list = |group: &str, kind: &str| env.api().list(&format!("/{group}/namespaces/{namespace}/{kind}"));
+    let mut missing = String::new();
+    let pods = wait_for(&format!("everything in {namespace}"), PATIENCE, || {
+        let pods = list("api/v1", "pods")?;
+        let workloads =
+            [list("apis/apps/v1", "deployments")?, list("apis/apps/v1", "statefulsets")?].concat();
+        let jobs = list("apis/batch/v1", "jobs")?;
+        let few = workloads.iter().filter(|of| at(of, "status.availableReplicas") != at(of, "spec.replicas"));
+        let undone = jobs.iter().filter(|job| at(job, "status.succeeded") != 1);
+        let idle = pods.iter().filter(|pod| !waits(pod) && !is_well(pod));
+        let names: Vec<&str> =
+            few.chain(undone).chain(idle).filter_map(|of| at(of, "metadata.name").as_str()).collect();
+        missing = names.join(", ");
+        Ok((missing.is_empty() && !pods.is_empty()).then_some(pods))
+    })
+    .with_context(|| format!("not ready: {missing}"))?;
+    for pod in pods.iter().filter(|pod| !waits(pod)) {
+        let name = at(pod, "metadata.name").as_str().unwrap_or_default();
+        for container in at(pod, "spec.containers").as_array().into_iter().flatten() {
+            // The one that runs PyTorch has none in this image.
+            if at(container, "command.2").as_str().is_some_and(|command| command.starts_with("nvidia-smi")) {
+                said(env, namespace, name, at(container, "name").as_str().unwrap_or_default())?;
+            }
+        }
+    }
+    Ok(pods.len())
+}
+
+fn said(env: &Env, namespace: &str, pod: &str, container: &str) -> Result<()> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/log?container={container}");
+    wait_for(&format!("words of container {container} of pod {pod}"), PATIENCE, || {
+        let text = env.api().text(&path)?;
+        Ok(text.contains(SAID).then_some(()))
+    })
+}
+
+/// Whether the example says that the pod stays pending.
+fn waits(pod: &Value) -> bool {
+    let annotations = at(pod, "metadata.annotations");
+    annotations.get("demo.divvy.dev/expect").is_some_and(|expected| expected == "Pending")
+}
+
+fn is_well(pod: &Value) -> bool {
+    has_condition(pod, "Ready") || at(pod, "status.phase") == "Succeeded"
+}
