@@ -126,7 +126,7 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
     );
     node.claims = share("c", "ts", "79Gi");
     let text = node.explanation().to_string();
-    assert!(text.contains("without enough memory left (79Gi wanted, 78Gi left"), "{text}");
+    assert!(text.contains("short of memory (79Gi requested, 78Gi left"), "{text}");
     for more in 0..6 {
         assert_eq!(devices(&node.place(one(&format!("more-{more}"), "ts"))), "gpu-0-ts");
     }
