@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{
-    AllocatedState, Allocator, Explanation, Features, Holder, Inputs, Outcome, Reason, RequestReason, Slices,
+    AllocError, AllocatedState, Allocator, Explanation, Features, Holder, Inputs, Outcome, Reason,
+    RequestReason, Slices,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -220,16 +221,22 @@ impl<'a> Asker<'a> {
                 Ok(Outcome::Fits(_)) => Answer::Not(Box::new(Short::of(&now)), true),
                 // The claims of others make no difference then.
                 Ok(Outcome::DoesNotFit(ever)) => Answer::Not(Box::new(Short::of(&ever)), false),
+                Err(error) if error.is_unknown() => Answer::Unknown(chain(error)),
                 Err(_) => Answer::Not(Box::new(Short::of(&now)), false),
             },
-            Err(error) if error.is_unknown() => Answer::Unknown(format!("{:#}", anyhow::Error::new(error))),
+            Err(error) if error.is_unknown() => Answer::Unknown(chain(error)),
             Err(error) if error.is_of_node() => {
                 let reasons = vec![error.to_string()];
                 Answer::Not(Box::new(Short { reasons, ..Short::default() }), false)
             }
-            Err(error) => Answer::Mistake(format!("{:#}", anyhow::Error::new(error))),
+            Err(error) => Answer::Mistake(chain(error)),
         }
     }
+}
+
+/// An error with its causes.
+fn chain(error: AllocError) -> String {
+    format!("{:#}", anyhow::Error::new(error))
 }
 
 /// What keeps the pod from a node; checks the pod's node name, cordons and the pod's node selector.

@@ -1,4 +1,4 @@
-//! Plugin registration: sockets come and go, plugins are asked for their names, connections show which are alive.
+//! Plugin registration: sockets come and go, plugins identify themselves, connections show which are alive.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -132,7 +132,7 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
     }
     node.claims = one("ninth", "ts");
     let text = node.explanation().to_string();
-    assert!(text.contains("without enough slots left (1 wanted, 0 left"), "{text}");
+    assert!(text.contains("short of slots (1 requested, 0 left"), "{text}");
 }
 
 #[test]
