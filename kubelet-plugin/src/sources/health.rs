@@ -135,7 +135,7 @@ impl HealthOwner {
         match written {
             Ok(Ok(())) => *saved = memory,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "failed to store what GPUs reported; a restart would lose it")
+                tracing::warn!(%error, "failed to store what GPUs reported; a restart would lose it");
             }
             // Only a panic; the next change tries again.
             Err(_) => {}
