@@ -171,7 +171,7 @@ fn what_a_runtime_would_refuse_is_refused_with_the_place_and_the_rule() {
     assert!(good().validate().is_ok());
     assert_eq!(
         message(|s| s.kind = "claim".into()),
-        "the document's kind is wrong: kind \"claim\" is not of the form vendor/class, such as gpu.divvy.dev/claim"
+        "the document's kind is invalid: kind \"claim\" is not of the form vendor/class, such as gpu.divvy.dev/claim"
     );
     assert!(message(|s| s.kind = "1a/b".into()).contains("vendor \"1a\" must begin with a letter"));
     assert!(message(|s| s.kind = "a/b-".into()).contains("class \"b-\""));

@@ -75,7 +75,7 @@ async fn a_record_of_a_later_version_keeps_its_gpu_off_limits_and_is_left_as_it_
     assert_eq!(
         node.prepare(&other).await.unwrap_err(),
         format!(
-            "device gpu-0 ({uuid}) of claim default/other (UID {}): its GPU is held by claim default/c (UID {}), whose record was written by a later version of divvy (format 99) (run that version again, or delete the holding claim and its pod)",
+            "device gpu-0 ({uuid}) of claim default/other (UID {}): its GPU is held by claim UID {}, whose record was written by a later version of divvy (format 99) (run that version again, or delete the holding claim and its pod)",
             other.uid, claim.uid
         )
     );
