@@ -91,16 +91,16 @@ impl Notifier {
     /// repetitions of the first; with an `action` that names the device each device has its own.
     pub(crate) async fn report_device(
         &self,
-        about: &About<'_>,
+        about: &EventSubject<'_>,
         bad: bool,
         reason: &str,
         action: &str,
         note: &str,
     ) {
         let about = match about {
-            About::Node => self.node(),
-            About::Claim(claim) => claim_reference(claim),
-            About::Pod(namespace, pod) => ObjectReference {
+            EventSubject::Node => self.node(),
+            EventSubject::Claim(claim) => claim_reference(claim),
+            EventSubject::Pod(namespace, pod) => ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Pod".to_owned()),
                 namespace: Some((*namespace).to_owned()),
@@ -274,7 +274,7 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
 }
 
 /// What an Event is about.
-pub(crate) enum About<'a> {
+pub(crate) enum EventSubject<'a> {
     /// This node.
     Node,
     /// A claim.

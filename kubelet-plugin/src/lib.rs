@@ -10,7 +10,6 @@
 mod api;
 mod app;
 mod args;
-mod build;
 mod cdi_watch;
 mod claim;
 mod claim_fetch;
@@ -22,6 +21,7 @@ mod events;
 mod grpc;
 mod neighbours;
 mod node;
+mod parts;
 mod pods;
 mod publisher_lock;
 mod ready;

@@ -22,13 +22,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::config::Config;
-use crate::events::{About, Notifier};
+use crate::events::{EventSubject, Notifier};
 use crate::grpc::pod_resources;
 use crate::node::{Fact, Facts};
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 
 pub(crate) use decide::Use;
-use decide::{Around, DriverDevice, GivenOut, Giver};
+use decide::{DriverDevice, GivenOut, Giver, Observations};
 
 /// Who uses which GPU beside us.
 pub(crate) type Uses = BTreeMap<GpuUuid, BTreeSet<Use>>;
@@ -39,7 +39,7 @@ pub(crate) struct Neighbours {
     pub(crate) executor: Arc<Executor>,
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) config: Config,
-    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     /// Whether this instance publishes: no other needs to know.
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) facts: Facts,
@@ -50,7 +50,7 @@ pub(crate) struct Neighbours {
 
 /// What is remembered from one look to the next.
 #[derive(Default)]
-struct Memory {
+struct Remembered {
     /// What was sent last.
     uses: Uses,
     processes: BTreeMap<GpuUuid, BTreeSet<u32>>,
@@ -74,7 +74,7 @@ struct Drivers {
 impl Neighbours {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut memory = Memory::default();
+        let mut memory = Remembered::default();
         let mut looked = false;
         loop {
             let seen = self.seen.borrow_and_update().clone();
@@ -92,7 +92,7 @@ impl Neighbours {
         }
     }
 
-    async fn look(&self, memory: &mut Memory, inventory: Arc<Inventory>) {
+    async fn look(&self, memory: &mut Remembered, inventory: Arc<Inventory>) {
         match pod_resources::pods(&self.config.pod_resources_socket).await {
             Ok(pods) => memory.given = given_by_others(&pods, &self.config.driver_name),
             Err(error) => {
@@ -144,7 +144,7 @@ impl Neighbours {
             (processes, held)
         });
         let Ok((processes, Ok(held))) = read.await else { return };
-        let uses = decide::decide(&Around {
+        let uses = decide::decide(&Observations {
             inventory: &inventory,
             given: &given,
             devices: &devices,
@@ -178,7 +178,9 @@ impl Neighbours {
                 tracing::warn!(%gpu, "{note}");
                 let (notifier, action) = (self.notifier.clone(), format!("Withhold {gpu}"));
                 self.reports.spawn(async move {
-                    notifier.report_device(&About::Node, true, "gpu-used-by-others", &action, &note).await;
+                    notifier
+                        .report_device(&EventSubject::Node, true, "gpu-used-by-others", &action, &note)
+                        .await;
                 });
             }
         }

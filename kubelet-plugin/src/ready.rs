@@ -6,15 +6,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 
 /// Why no container can be given a GPU; `None` if one can, or the driver was let go on request.
-pub(crate) fn what_is_missing(seen: &Seen) -> Option<String> {
+pub(crate) fn what_is_missing(seen: &GpusSeen) -> Option<String> {
     match seen {
-        Seen { problem: Some(problem), .. } => Some(problem.clone()),
-        Seen { down: Some(why), released: None, .. } => Some(why.clone()),
-        Seen { inventory: Some(_), .. } => None,
-        Seen { inventory: None, .. } => Some("reading the GPUs".to_owned()),
+        GpusSeen { problem: Some(problem), .. } => Some(problem.clone()),
+        GpusSeen { down: Some(why), released: None, .. } => Some(why.clone()),
+        GpusSeen { inventory: Some(_), .. } => None,
+        GpusSeen { inventory: None, .. } => Some("reading the GPUs".to_owned()),
     }
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct ReadinessWatch {
     pub(crate) inventory: ReadyHandle,
     pub(crate) registration: ReadyHandle,
     pub(crate) metrics: Metrics,
-    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     pub(crate) registered: watch::Receiver<Registered>,
     pub(crate) publishes: watch::Receiver<bool>,
 }
@@ -48,7 +48,7 @@ impl ReadinessWatch {
             Some(missing) => self.inventory.waiting(missing),
             None => self.inventory.ready(),
         }
-        let answers = matches!(&*seen, Seen { problem: None, inventory: Some(_), .. });
+        let answers = matches!(&*seen, GpusSeen { problem: None, inventory: Some(_), .. });
         self.metrics.driver_up.set(answers.into());
         let registered = self.registered.borrow_and_update();
         match &*registered {

@@ -28,7 +28,7 @@ use crate::events::{Notifier, Verdict, condition_of};
 use crate::grpc::pod_resources::{self, PodsOfClaims};
 use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 
 /// How long the start waits for the first answer of the driver, when there are claims whose files need it.
 const FIRST_INVENTORY: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ pub(crate) struct Keeper {
     pub(crate) edits: Arc<HostEdits>,
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) config: Config,
-    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     pub(crate) registered: watch::Receiver<Registered>,
     pub(crate) publishes: watch::Receiver<bool>,
     /// Notified when records have changed.
@@ -94,7 +94,7 @@ impl Keeper {
     pub(crate) async fn before_registration(&mut self) {
         let dir = self.config.plugin_dir.join("claims");
         if !uids(&dir, |name| name.strip_suffix(".json")?.parse().ok()).is_empty() {
-            let known = |seen: &Seen| seen.inventory.is_some() || seen.problem.is_some();
+            let known = |seen: &GpusSeen| seen.inventory.is_some() || seen.problem.is_some();
             let _in_time = tokio::time::timeout(FIRST_INVENTORY, self.seen.wait_for(known)).await;
         }
         self.restore(Refresh::All, &mut BTreeSet::new()).await;

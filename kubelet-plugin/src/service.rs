@@ -29,16 +29,16 @@ type Failed = String;
 type Prepared = Result<Vec<PreparedDevice>, Failed>;
 type Released = Result<(), Failed>;
 /// A claim as it was read, and our condition in its status.
-type Seen = (Claim, Option<Condition>);
+type ClaimSeen = (Claim, Option<Condition>);
 
 /// Prepares and unprepares claims; the same claim never twice at once.
 pub(crate) struct ClaimService {
     tasks: ClaimTasks<Prepared, Released>,
-    one: Arc<One>,
+    one: Arc<ClaimWork>,
 }
 
 /// What the work of one claim needs.
-pub(crate) struct One {
+pub(crate) struct ClaimWork {
     pub(crate) driver: String,
     /// The pool of this node: a device of another node's is not ours to hand out.
     pub(crate) pool: String,
@@ -61,7 +61,7 @@ pub(crate) struct One {
 }
 
 impl ClaimService {
-    pub(crate) fn new(one: One) -> Self {
+    pub(crate) fn new(one: ClaimWork) -> Self {
         Self { tasks: ClaimTasks::new(), one: Arc::new(one) }
     }
 
@@ -206,7 +206,7 @@ impl Failure {
     }
 }
 
-impl One {
+impl ClaimWork {
     async fn prepare(
         self: Arc<Self>,
         claim: &ClaimRef,
@@ -249,7 +249,7 @@ impl One {
         asked: &ClaimRef,
         call: Call,
         (cancel, reading): (CancellationToken, Reading),
-        seen: &mut Option<Seen>,
+        seen: &mut Option<ClaimSeen>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
         // One thread from here to the answer: it reads the claim, decides and carries it out.
         let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
@@ -274,7 +274,7 @@ impl One {
         asked: &ClaimRef,
         call: &Call,
         cancel: &CancellationToken,
-    ) -> (Option<Seen>, Result<Vec<PreparedDevice>, Failure>) {
+    ) -> (Option<ClaimSeen>, Result<Vec<PreparedDevice>, Failure>) {
         let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
         let object = match self.fetcher.get(asked, until, cancel) {
             Ok(object) => object,
@@ -294,7 +294,7 @@ impl One {
 
     /// Updates the condition of a claim that was refused before, and of one with partitions, whose UUIDs are known only
     /// now.
-    fn report_prepared(self: &Arc<Self>, seen: Option<Seen>, devices: &[PreparedDevice]) {
+    fn report_prepared(self: &Arc<Self>, seen: Option<ClaimSeen>, devices: &[PreparedDevice]) {
         let names = devices.iter().map(|d| d.device.as_str()).collect::<Vec<_>>().join(",");
         // After the answer: a log line can wait, the pod cannot.
         self.after.spawn(async move { tracing::info!(device = names, "claim prepared") }.in_current_span());
@@ -321,7 +321,7 @@ impl One {
     fn report_failure(
         self: &Arc<Self>,
         claim: &ClaimRef,
-        seen: Option<Seen>,
+        seen: Option<ClaimSeen>,
         failure: &Failure,
         message: &str,
     ) {

@@ -13,7 +13,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::app::{Deps, Ready, Tasks};
-use crate::build::{Latest, executor, host_edits};
 use crate::claim_fetch::{ClaimFetcher, Connect};
 use crate::config::Config;
 use crate::drain;
@@ -23,10 +22,11 @@ use crate::events::Notifier;
 use crate::grpc::registration::Registered;
 use crate::neighbours::Neighbours;
 use crate::node::{Brain, Fact, Facts, Followed, Outlets};
+use crate::parts::{Latest, executor, host_edits};
 use crate::publisher_lock::PublisherLock;
 use crate::ready::ReadinessWatch;
 use crate::reconcile::Keeper;
-use crate::service::{ClaimService, One};
+use crate::service::{ClaimService, ClaimWork};
 use crate::sinks::debug::Debug;
 use crate::sinks::events::Events;
 use crate::sinks::gpu_node;
@@ -35,7 +35,7 @@ use crate::sinks::publisher::Publishing;
 use crate::sinks::slices::SlicesSink;
 use crate::sources::health::{HealthFile, HealthOwner};
 use crate::sources::holders::HoldersSource;
-use crate::sources::inventory::{InventoryOwner, Seen};
+use crate::sources::inventory::{GpusSeen, InventoryOwner};
 use crate::sources::node_labels::{self, NodeFacts};
 use crate::sources::policies::{self, PolicyWatch, PolicyWiring};
 use crate::sources::records::RecordsSource;
@@ -43,7 +43,7 @@ use crate::sources::records::RecordsSource;
 /// The ends that are written: one writer each.
 #[derive(Default)]
 pub(crate) struct Senders {
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<GpusSeen>,
     node: watch::Sender<Option<Arc<NodeFacts>>>,
     pub(crate) registered: watch::Sender<Registered>,
     in_charge: watch::Sender<bool>,
@@ -56,7 +56,7 @@ pub(crate) struct Senders {
 #[derive(Clone)]
 pub(crate) struct Channels {
     /// The GPUs as the driver lists them.
-    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     /// The node's object.
     node: watch::Receiver<Option<Arc<NodeFacts>>>,
     /// Whether the kubelet knows us.
@@ -142,7 +142,7 @@ impl Shared {
         policies::take_over(&config.plugin_dir, &executor);
         let notifier = Arc::new(Notifier::new(client.clone(), &config.driver_name, &config.node_name));
         let reports = TaskTracker::new();
-        let service = Arc::new(ClaimService::new(One {
+        let service = Arc::new(ClaimService::new(ClaimWork {
             driver: config.driver_name.clone(),
             pool: claims.pool.clone(),
             executor: executor.clone(),
@@ -201,7 +201,7 @@ impl Shared {
         self.keeper(ready)
     }
 
-    fn add_gpu_sources(&self, tasks: &mut Tasks, seen: watch::Sender<Seen>) {
+    fn add_gpu_sources(&self, tasks: &mut Tasks, seen: watch::Sender<GpusSeen>) {
         let Channels { facts, refresh, node, .. } = self.channels.clone();
         let (holds, works) = (self.executor.clone(), self.service.clone());
         let inventory = InventoryOwner {

@@ -27,7 +27,7 @@ const NEEDS_PERSON: u8 = 3;
 #[command(args_conflicts_with_subcommands = false)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    about: Option<About>,
+    about: Option<Target>,
     #[command(flatten)]
     access: Access,
     /// Namespace of the claim; for the fleet, show claims of this namespace only
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 
 /// What to report on; by default the fleet.
 #[derive(Debug, clap::Subcommand)]
-enum About {
+enum Target {
     /// One node: its GPUs, their holders, and problems
     Node { name: String },
     /// One GPU: its mode, holders, and problems
@@ -64,11 +64,11 @@ enum About {
 /// Reads and prints. Exit status 0 if no action is required, 3 if it is.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let claims = matches!(args.about, None | Some(About::Claim { .. }));
+    let claims = matches!(args.about, None | Some(Target::Claim { .. }));
     let (snapshot, default_namespace) = runtime.block_on(async {
         let (client, namespace) = args.access.client().await?;
         let inside = match &args.about {
-            Some(About::Claim { claim }) => claim_name(claim, args.namespace.as_deref(), &namespace)?.0,
+            Some(Target::Claim { claim }) => claim_name(claim, args.namespace.as_deref(), &namespace)?.0,
             _ => args.namespace.as_deref().unwrap_or(&namespace),
         };
         let wanted = Wanted { driver: &args.driver_name, claims, namespace: inside };
@@ -81,17 +81,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             args.show(&fleet, |fleet| render::fleet(&snapshot, fleet))?;
             fleet.needs_person
         }
-        Some(About::Node { name }) => {
+        Some(Target::Node { name }) => {
             let node = report::node(&snapshot, name)?;
             args.show(&node, |node| render::node(&snapshot, node))?;
             node.needs_person
         }
-        Some(About::Gpu { gpu }) => {
+        Some(Target::Gpu { gpu }) => {
             let gpu = report::gpu(&snapshot, gpu)?;
             args.show(&gpu, |gpu| render::gpu(&snapshot, gpu))?;
             gpu.needs_person
         }
-        Some(About::Claim { claim }) => {
+        Some(Target::Claim { claim }) => {
             let (namespace, name) = claim_name(claim, args.namespace.as_deref(), &default_namespace)?;
             let claim = claim::claim(&snapshot, namespace, name)?;
             args.show(&claim, |claim| render::claim(&snapshot, claim))?;

@@ -90,10 +90,10 @@ pub(crate) struct Asker<'a> {
 }
 
 /// The answer for one node.
-enum Answer {
+enum NodeAnswer {
     Fits,
     /// The reasons, and whether the claims would fit on the empty node.
-    Not(Box<Short>, bool),
+    Not(Box<Shortage>, bool),
     Mistake(String),
     /// The allocator cannot decide, for this reason.
     Unknown(String),
@@ -101,7 +101,7 @@ enum Answer {
 
 /// Reasons of one node, to be merged with those of others.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Short {
+struct Shortage {
     /// Nodes with the same reasons are grouped.
     reasons: Vec<String>,
     /// Claims that hold the requested devices.
@@ -148,7 +148,7 @@ impl<'a> Asker<'a> {
         let mut why = Why { verdict: Verdict::NeverFits, mistake: None, nodes: Vec::new(), hint: None };
         let mut unknown = None;
         // Nodes by reasons, with the holders of all of them.
-        let mut alike: Vec<(Short, Vec<String>)> = Vec::new();
+        let mut alike: Vec<(Shortage, Vec<String>)> = Vec::new();
         // Where nodes cannot be listed, stand-ins have only a name.
         let named = |name: &&str| Node {
             metadata: ObjectMeta { name: Some((*name).to_owned()), ..ObjectMeta::default() },
@@ -163,10 +163,10 @@ impl<'a> Asker<'a> {
             }
             match self.on(node, claims, pod) {
                 // Claims of other namespaces are unknown and may hold the devices.
-                Answer::Fits if self.snapshot.lacks(CLAIMS_NAME) => {
+                NodeAnswer::Fits if self.snapshot.lacks(CLAIMS_NAME) => {
                     return Why { verdict: Verdict::Unknown, mistake: None, nodes: Vec::new(), hint: None };
                 }
-                Answer::Fits => {
+                NodeAnswer::Fits => {
                     why.verdict = Verdict::Fits;
                     why.nodes = vec![NodesWhy {
                         nodes: vec![name.to_owned()],
@@ -176,11 +176,11 @@ impl<'a> Asker<'a> {
                     return why;
                 }
                 // Another node may have room for certain.
-                Answer::Unknown(reason) => unknown = Some(reason),
-                Answer::Mistake(mistake) => {
+                NodeAnswer::Unknown(reason) => unknown = Some(reason),
+                NodeAnswer::Mistake(mistake) => {
                     return Why { verdict: Verdict::Mistake, mistake: Some(mistake), ..why };
                 }
-                Answer::Not(short, room) => {
+                NodeAnswer::Not(short, room) => {
                     if room {
                         why.verdict = Verdict::NoRoom;
                     }
@@ -209,27 +209,30 @@ impl<'a> Asker<'a> {
         why
     }
 
-    fn on(&self, node: &Node, claims: &[&ResourceClaim], pod: Option<&Pod>) -> Answer {
+    fn on(&self, node: &Node, claims: &[&ResourceClaim], pod: Option<&Pod>) -> NodeAnswer {
         if let Some(reason) = pod.and_then(|pod| keeps_away(node, pod)) {
-            return Answer::Not(Box::new(Short { reasons: vec![reason], ..Short::default() }), false);
+            return NodeAnswer::Not(
+                Box::new(Shortage { reasons: vec![reason], ..Shortage::default() }),
+                false,
+            );
         }
         let inputs =
             |allocated| Inputs { slices: &self.slices, classes: &self.snapshot.classes, allocated, node };
         match self.allocator.allocate(&inputs(&self.allocated), claims) {
-            Ok(Outcome::Fits(_)) => Answer::Fits,
+            Ok(Outcome::Fits(_)) => NodeAnswer::Fits,
             Ok(Outcome::DoesNotFit(now)) => match self.allocator.allocate(&inputs(&self.nothing), claims) {
-                Ok(Outcome::Fits(_)) => Answer::Not(Box::new(Short::of(&now)), true),
+                Ok(Outcome::Fits(_)) => NodeAnswer::Not(Box::new(Shortage::of(&now)), true),
                 // The claims of others make no difference then.
-                Ok(Outcome::DoesNotFit(ever)) => Answer::Not(Box::new(Short::of(&ever)), false),
-                Err(error) if error.is_unknown() => Answer::Unknown(chain(error)),
-                Err(_) => Answer::Not(Box::new(Short::of(&now)), false),
+                Ok(Outcome::DoesNotFit(ever)) => NodeAnswer::Not(Box::new(Shortage::of(&ever)), false),
+                Err(error) if error.is_unknown() => NodeAnswer::Unknown(chain(error)),
+                Err(_) => NodeAnswer::Not(Box::new(Shortage::of(&now)), false),
             },
-            Err(error) if error.is_unknown() => Answer::Unknown(chain(error)),
+            Err(error) if error.is_unknown() => NodeAnswer::Unknown(chain(error)),
             Err(error) if error.is_of_node() => {
                 let reasons = vec![error.to_string()];
-                Answer::Not(Box::new(Short { reasons, ..Short::default() }), false)
+                NodeAnswer::Not(Box::new(Shortage { reasons, ..Shortage::default() }), false)
             }
-            Err(error) => Answer::Mistake(chain(error)),
+            Err(error) => NodeAnswer::Mistake(chain(error)),
         }
     }
 }
@@ -254,7 +257,7 @@ fn keeps_away(node: &Node, pod: &Pod) -> Option<String> {
     Some(format!("the node lacks the label {key}={value}, which the pod selects"))
 }
 
-impl Short {
+impl Shortage {
     fn of(explanation: &Explanation) -> Self {
         let detail = explanation.to_string();
         let hint = detail.rsplit_once("\nhint: ").map(|(_, hint)| hint.to_owned());

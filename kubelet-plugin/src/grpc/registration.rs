@@ -15,7 +15,7 @@ use crate::error::{RunError, io_error};
 use crate::ready::what_is_missing;
 use crate::servers::serve;
 use crate::sockets::bind;
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 
 /// What the kubelet last said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) struct RegistrationSocket {
     /// Who answers there.
     pub(crate) registrar: Registrar,
     /// What is known of the GPUs.
-    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     /// Whether this instance holds the publisher lock.
     pub(crate) in_charge: watch::Receiver<bool>,
     /// Says whether it is open.

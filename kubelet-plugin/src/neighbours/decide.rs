@@ -97,7 +97,7 @@ impl Use {
 
 /// What is looked at.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Around<'a> {
+pub(crate) struct Observations<'a> {
     /// The node's GPUs.
     pub(crate) inventory: &'a Inventory,
     /// What others have given out.
@@ -113,7 +113,7 @@ pub(crate) struct Around<'a> {
 }
 
 /// Decides. GPUs without such a use are left out.
-pub(crate) fn decide(around: &Around<'_>) -> BTreeMap<GpuUuid, BTreeSet<Use>> {
+pub(crate) fn decide(around: &Observations<'_>) -> BTreeMap<GpuUuid, BTreeSet<Use>> {
     let mut uses = BTreeMap::<GpuUuid, BTreeSet<Use>>::new();
     for given in around.given {
         let to = given.to.clone();

@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 
 use crate::neighbours::Uses;
 use crate::sources::health;
-use crate::sources::inventory::Seen;
-use crate::sources::policies::Known;
+use crate::sources::inventory::GpusSeen;
+use crate::sources::policies::KnownPolicies;
 
 pub(crate) use brain::{Brain, Followed, Offer, Outlets};
 pub(crate) use world::{Holdings, State};
@@ -27,11 +27,11 @@ pub(crate) use world::{Holdings, State};
 #[derive(Debug)]
 pub(crate) enum Fact {
     /// The GPUs were read, or could not be.
-    Gpus(Seen),
+    Gpus(GpusSeen),
     /// How the GPUs are.
     Health(Health),
     /// Policies or the node's labels have changed.
-    Policies(Arc<Known>),
+    Policies(Arc<KnownPolicies>),
     /// Which GPUs others use.
     Neighbours(Uses),
     /// What the records say.
@@ -55,7 +55,7 @@ pub(crate) struct Health {
     /// What is wrong now.
     pub(crate) view: Arc<HealthView>,
     /// All of it, for metrics and the debug page.
-    pub(crate) book: Arc<health::Kept>,
+    pub(crate) book: Arc<health::HealthState>,
     /// What has become so or is over, and where on the GPU.
     pub(crate) changes: Vec<(HealthChange, Option<Placement>)>,
 }

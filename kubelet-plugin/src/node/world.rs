@@ -12,16 +12,16 @@ use super::Recorded;
 use crate::neighbours::{Use, Uses};
 use crate::sinks::gpu_node::{Facts, report};
 use crate::sources::health;
-use crate::sources::inventory::Seen;
-use crate::sources::policies::{Effective, Known};
+use crate::sources::inventory::GpusSeen;
+use crate::sources::policies::{Effective, KnownPolicies};
 
 /// The latest fact of each source.
 #[derive(Debug, Default)]
 pub(super) struct Node {
-    pub(super) seen: Seen,
+    pub(super) seen: GpusSeen,
     pub(super) view: Option<Arc<HealthView>>,
-    pub(super) book: Arc<health::Kept>,
-    pub(super) policies: Option<Arc<Known>>,
+    pub(super) book: Arc<health::HealthState>,
+    pub(super) policies: Option<Arc<KnownPolicies>>,
     pub(super) neighbours: Arc<Uses>,
     pub(super) recorded: Option<Arc<Recorded>>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Holdings {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State {
     pub(crate) neighbours: Arc<Uses>,
-    pub(crate) health: Arc<health::Kept>,
+    pub(crate) health: Arc<health::HealthState>,
     pub(crate) effective: Option<Effective>,
     pub(crate) offering: Offering,
 }

@@ -11,14 +11,14 @@ use crate::config::Config;
 use crate::grpc::registration::Registered;
 use crate::node::State;
 use crate::service::ClaimService;
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 use crate::sources::policies::Effective;
 
 /// Where the state is read from.
 pub(crate) struct Debug {
     pub(crate) config: Config,
     pub(crate) executor: Arc<Executor>,
-    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     pub(crate) registered: watch::Receiver<Registered>,
     pub(crate) publishes: watch::Receiver<bool>,
     pub(crate) published: watch::Receiver<PublishStatus>,

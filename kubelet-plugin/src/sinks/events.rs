@@ -11,8 +11,8 @@ use divvy_offer::Notice;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use crate::events::{About, Notifier};
-use crate::sources::policies::Known;
+use crate::events::{EventSubject, Notifier};
+use crate::sources::policies::KnownPolicies;
 
 /// Writes in the background.
 pub(crate) struct Events {
@@ -22,7 +22,7 @@ pub(crate) struct Events {
     /// Whether this instance is in charge.
     pub(crate) in_charge: watch::Receiver<bool>,
     /// The policies, by which Events about them name their version.
-    pub(crate) known: Option<Arc<Known>>,
+    pub(crate) known: Option<Arc<KnownPolicies>>,
 }
 
 impl Events {
@@ -67,7 +67,7 @@ impl Events {
             let note = format!("{what} has recovered from this fault: it {ailment}");
             let action = format!("Untaint {device} {}", ailment.name());
             self.tasks.spawn(async move {
-                notifier.report_device(&About::Node, false, "gpu-recovered", &action, &note).await;
+                notifier.report_device(&EventSubject::Node, false, "gpu-recovered", &action, &note).await;
             });
             return;
         }
@@ -80,12 +80,12 @@ impl Events {
         let reason = format!("gpu-{}", change.ailment.name());
         let (all, action) = (change.partition.is_none(), format!("Taint {device}"));
         self.tasks.spawn(async move {
-            notifier.report_device(&About::Node, true, &reason, &action, &note).await;
+            notifier.report_device(&EventSubject::Node, true, &reason, &action, &note).await;
             for held in held_on(executor, &gpu).await.iter().filter(|held| all || is_at(held, place)) {
                 let note = format!("device {} of claim {}: {note}", held.hold.device, held.claim);
                 let action = format!("Taint {}", held.hold.device);
-                let pods = held.pods.iter().map(|pod| About::Pod(&held.claim.namespace, pod));
-                for about in std::iter::once(About::Claim(&held.claim)).chain(pods) {
+                let pods = held.pods.iter().map(|pod| EventSubject::Pod(&held.claim.namespace, pod));
+                for about in std::iter::once(EventSubject::Claim(&held.claim)).chain(pods) {
                     notifier.report_device(&about, true, &reason, &action, &note).await;
                 }
             }

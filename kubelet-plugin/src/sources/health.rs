@@ -22,9 +22,9 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Timing;
 use crate::node::{Fact, Facts, Health};
 use crate::sinks::metrics::Metrics;
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 pub(crate) use file::HealthFile;
-use file::Memory;
+use file::StoredHealth;
 use watch::{Gate, Heard};
 
 /// How long the first look may keep the first pool waiting.
@@ -38,7 +38,7 @@ pub(crate) struct HealthOwner {
     pub(crate) executor: Arc<Executor>,
     pub(crate) rules: HealthRules,
     pub(crate) timing: Timing,
-    pub(crate) seen: channel::Receiver<Seen>,
+    pub(crate) seen: channel::Receiver<GpusSeen>,
     pub(crate) facts: Facts,
     pub(crate) metrics: Metrics,
     /// What an earlier process learnt from events, which a later one cannot poll.
@@ -47,7 +47,7 @@ pub(crate) struct HealthOwner {
 
 /// What is remembered.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Kept {
+pub(crate) struct HealthState {
     pub(crate) book: HealthBook,
     /// Where the GPU instances are that something is wrong with.
     places: BTreeMap<(GpuUuid, GpuInstanceId), Placement>,
@@ -72,7 +72,7 @@ impl HealthOwner {
         let (out, mut heard) = mpsc::channel(64);
         let gate = Gate::watch(self.gpus.clone(), out);
         let epoch = Instant::now();
-        let mut kept = Kept::default();
+        let mut kept = HealthState::default();
         let mut remembered = self.file.load();
         kept.book.remember(Duration::ZERO, remembered.gpus.clone());
         kept.places = remembered.places.iter().map(|(gpu, id, place)| ((gpu.clone(), *id), *place)).collect();
@@ -119,14 +119,14 @@ impl HealthOwner {
     }
 
     /// Saves what has been learnt from events since it was last saved.
-    async fn remember(&self, kept: &Kept, saved: &mut Memory) {
+    async fn remember(&self, kept: &HealthState, saved: &mut StoredHealth) {
         let gpus = kept.book.remembered();
         let known = |gpu: &GpuUuid, id: &GpuInstanceId| {
             gpus.get(gpu).is_some_and(|remembered| remembered.partitions.contains_key(id))
         };
         let places = kept.places.iter().filter(|((gpu, id), _)| known(gpu, id));
         let places = places.map(|((gpu, id), place)| (gpu.clone(), *id, *place)).collect();
-        let memory = Memory { gpus, places };
+        let memory = StoredHealth { gpus, places };
         if memory == *saved {
             return;
         }
@@ -143,7 +143,7 @@ impl HealthOwner {
     }
 
     /// Takes in what was heard; whether to poll now.
-    async fn hear(&mut self, kept: &mut Kept, heard: Heard, now: Duration) -> bool {
+    async fn hear(&mut self, kept: &mut HealthState, heard: Heard, now: Duration) -> bool {
         let events = match heard {
             Ok(events) => events,
             Err(error) => {
@@ -183,7 +183,7 @@ impl HealthOwner {
     }
 
     /// The event of an instance whose place is not known is the whole GPU's.
-    fn placed(&self, kept: &mut Kept, event: GpuEvent, held: &[HeldDevice]) -> GpuEvent {
+    fn placed(&self, kept: &mut HealthState, event: GpuEvent, held: &[HeldDevice]) -> GpuEvent {
         let (Some(gpu), Some(id)) = (&event.gpu, event.gpu_instance) else { return event };
         let place = self.place(gpu, id, held);
         match place {
@@ -221,7 +221,7 @@ impl HealthOwner {
     }
 
     /// Polls all GPUs that are listed or numbered, and reports changes.
-    async fn look(&mut self, kept: &mut Kept, listed: &BTreeSet<GpuUuid>, epoch: Instant) {
+    async fn look(&mut self, kept: &mut HealthState, listed: &BTreeSet<GpuUuid>, epoch: Instant) {
         let (gpus, executor, listed) = (self.gpus.clone(), self.executor.clone(), listed.clone());
         let with_instances: BTreeSet<GpuUuid> = kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
         let polling = tokio::task::spawn_blocking(move || {
@@ -252,7 +252,7 @@ impl HealthOwner {
         self.looked(kept, done, epoch.elapsed());
     }
 
-    fn looked(&mut self, kept: &mut Kept, done: Option<Vec<Polled>>, now: Duration) {
+    fn looked(&mut self, kept: &mut HealthState, done: Option<Vec<Polled>>, now: Duration) {
         // Only a panic of the driver's code leaves nothing; the next look tries again.
         let polled = done.unwrap_or_default();
         let mut changes = Vec::new();
@@ -268,21 +268,21 @@ impl HealthOwner {
     }
 
     /// Reports GPUs without event monitoring. Does nothing before the first poll.
-    fn report_unmonitored(&mut self, kept: &mut Kept) {
+    fn report_unmonitored(&mut self, kept: &mut HealthState) {
         self.count_unmonitored(kept);
         if kept.sent {
             self.report(kept, &[]);
         }
     }
 
-    fn count_unmonitored(&self, kept: &Kept) {
+    fn count_unmonitored(&self, kept: &HealthState) {
         let all = || kept.book.gpus().len();
         let count = kept.no_events.as_ref().map_or(kept.unmonitored.len(), |_| all());
         self.metrics.unmonitored.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Publishes health changes and the current health view.
-    fn report(&mut self, kept: &mut Kept, changes: &[HealthChange]) {
+    fn report(&mut self, kept: &mut HealthState, changes: &[HealthChange]) {
         let sick = kept.book.gpus();
         kept.places.retain(|(gpu, id), _| sick.get(gpu).is_some_and(|gpu| gpu.partitions.contains_key(id)));
         let changes = changes.iter().map(|change| {
@@ -293,7 +293,12 @@ impl HealthOwner {
         self.send(kept, Arc::new(view_of(kept)), changes);
     }
 
-    fn send(&self, kept: &mut Kept, view: Arc<HealthView>, changes: Vec<(HealthChange, Option<Placement>)>) {
+    fn send(
+        &self,
+        kept: &mut HealthState,
+        view: Arc<HealthView>,
+        changes: Vec<(HealthChange, Option<Placement>)>,
+    ) {
         kept.sent = true;
         let health = Health { view, book: Arc::new(kept.clone()), changes };
         // Without a brain the plugin ends.
@@ -301,7 +306,7 @@ impl HealthOwner {
     }
 }
 
-fn view_of(kept: &Kept) -> HealthView {
+fn view_of(kept: &HealthState) -> HealthView {
     let sick = kept.book.gpus().iter().filter(|(_, gpu)| !gpu.is_well());
     let sick = sick.map(|(uuid, gpu)| {
         let partitions = gpu.partitions.iter().filter_map(|(id, ailments)| {
@@ -314,7 +319,7 @@ fn view_of(kept: &Kept) -> HealthView {
     HealthView { sick: sick.collect(), removed: kept.book.removed().clone(), unmonitored: unmonitored(kept) }
 }
 
-fn unmonitored(kept: &Kept) -> BTreeMap<GpuUuid, Unmonitored> {
+fn unmonitored(kept: &HealthState) -> BTreeMap<GpuUuid, Unmonitored> {
     let none = |code: GpuErrorCode, why: &str| Unmonitored {
         why: why.to_owned(),
         for_good: matches!(code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND),

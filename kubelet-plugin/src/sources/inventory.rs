@@ -25,7 +25,7 @@ use crate::sources::node_labels::NodeFacts;
 
 /// The latest state of the GPUs.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct GpusSeen {
     /// What was read last; `None` before the first success.
     pub(crate) inventory: Option<Arc<Inventory>>,
     /// When that reading began.
@@ -43,7 +43,7 @@ pub(crate) struct InventoryOwner {
     pub(crate) gpus: Arc<dyn GpuDriver>,
     pub(crate) host: HostRoot,
     pub(crate) timing: Timing,
-    pub(crate) seen: watch::Sender<Seen>,
+    pub(crate) seen: watch::Sender<GpusSeen>,
     pub(crate) facts: Facts,
     /// Asks for a full read now.
     pub(crate) refresh: Arc<Notify>,
@@ -61,7 +61,7 @@ pub(crate) struct InventoryOwner {
 }
 
 /// What one look found.
-struct Look {
+struct Poll {
     /// Something else than before, and when reading it began.
     changed: Option<(std::time::Instant, Arc<Inventory>)>,
     /// Why nothing can be prepared although the GPUs answer.
@@ -152,7 +152,7 @@ impl InventoryOwner {
         );
         let down = Some(format!("the NVIDIA driver is released: {asked}"));
         self.seen.send_modify(|seen| {
-            *seen = Seen {
+            *seen = GpusSeen {
                 inventory: seen.inventory.take(),
                 read_at: seen.read_at,
                 problem: None,
@@ -162,7 +162,7 @@ impl InventoryOwner {
         });
     }
 
-    async fn look(&self, full: bool, last_module: Option<NvidiaModule>) -> Result<Look, GpuError> {
+    async fn look(&self, full: bool, last_module: Option<NvidiaModule>) -> Result<Poll, GpuError> {
         let known = self.seen.borrow().inventory.clone();
         let (gpus, host, edits) = (self.gpus.clone(), self.host.clone(), self.edits.clone());
         let looked = tokio::task::spawn_blocking(move || {
@@ -177,14 +177,14 @@ impl InventoryOwner {
                 let mut listed = gpus.list()?;
                 listed.sort();
                 if listed == all_of(before) {
-                    return Ok(Look { changed: None, down: usable(), module });
+                    return Ok(Poll { changed: None, down: usable(), module });
                 }
             }
             let began = std::time::Instant::now();
             let topology = |address: PciAddress| topology(&host, address);
             let found = divvy_nvml::read_inventory_after(&*gpus, &topology, before)?;
             let changed = (before != Some(&found)).then(|| (began, Arc::new(found)));
-            Ok(Look { changed, down: usable(), module })
+            Ok(Poll { changed, down: usable(), module })
         });
         match looked.await {
             Ok(result) => result,
@@ -195,8 +195,8 @@ impl InventoryOwner {
         }
     }
 
-    fn good(&self, look: Look) {
-        let Look { changed, down, .. } = look;
+    fn good(&self, look: Poll) {
+        let Poll { changed, down, .. } = look;
         let before = self.seen.borrow().clone();
         if before.problem.is_some() || before.released.is_some() {
             tracing::info!("the NVIDIA driver answers again");
@@ -213,7 +213,7 @@ impl InventoryOwner {
             );
         }
         let is_new = changed.is_some();
-        let now = Seen {
+        let now = GpusSeen {
             read_at: changed.as_ref().map_or(before.read_at, |(began, _)| Some(*began)),
             inventory: changed.map(|(_, found)| found).or_else(|| before.inventory.clone()),
             problem: None,

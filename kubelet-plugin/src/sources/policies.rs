@@ -21,7 +21,7 @@ pub(crate) use watch::{PolicyWatch, PolicyWiring, RETRY, WAIT};
 
 /// What is known of policies and of the node that they are about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct KnownPolicies {
     /// Whether the cluster has the definition of `GpuPolicy`.
     pub(crate) served: bool,
     /// The policies that can be read; of one that cannot, the last version that could.
@@ -32,7 +32,7 @@ pub(crate) struct Known {
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-impl Known {
+impl KnownPolicies {
     /// A policy, for Events about it.
     pub(crate) fn reference(&self, name: &str) -> PolicyRef {
         let policy = self.policies.iter().find(|policy| policy.name == name);
@@ -48,7 +48,7 @@ impl Known {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Effective {
     /// The policies and the node's labels.
-    pub(crate) known: Arc<Known>,
+    pub(crate) known: Arc<KnownPolicies>,
     /// What they make of the GPUs.
     pub(crate) resolved: Arc<Resolved>,
 }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Timing;
 use crate::node::{Fact, Facts, Recorded};
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -26,7 +26,7 @@ pub(crate) struct RecordsSource {
     pub(crate) executor: Arc<Executor>,
     /// Claims that are being worked on: what their records say is about to change.
     pub(crate) busy: Arc<dyn Fn() -> BTreeSet<ClaimUid> + Send + Sync>,
-    pub(crate) seen: watch::Receiver<Seen>,
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     /// GPUs whose number no allocation refers to.
     pub(crate) forget: watch::Receiver<BTreeSet<GpuUuid>>,
     /// Records have changed.

@@ -39,7 +39,7 @@ impl World {
     /// Index of each GPU that is used, and how.
     fn uses(&self) -> Vec<(usize, Vec<String>)> {
         let Self { inventory, given, devices, processes, before, held } = self;
-        let uses = decide(&Around { inventory, given, devices, processes, before, held });
+        let uses = decide(&Observations { inventory, given, devices, processes, before, held });
         let index = |gpu: &GpuUuid| (0..3).find(|i| self.gpu(*i) == *gpu).unwrap();
         let mut uses: Vec<_> = uses
             .iter()

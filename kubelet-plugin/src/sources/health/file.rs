@@ -14,7 +14,7 @@ const VERSION: u32 = 1;
 
 /// What is remembered of the GPUs' health.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Memory {
+pub(super) struct StoredHealth {
     pub(super) gpus: BTreeMap<GpuUuid, Remembered>,
     /// Where the GPU instances are that something is wrong with.
     pub(super) places: Vec<(GpuUuid, GpuInstanceId, Placement)>,
@@ -24,7 +24,7 @@ pub(super) struct Memory {
 struct Stored {
     version: u32,
     boot: BootId,
-    memory: Memory,
+    memory: StoredHealth,
 }
 
 /// The file.
@@ -40,25 +40,25 @@ impl HealthFile {
     }
 
     /// What was saved in this boot; nothing if there is no such thing, and why in the log if it cannot be read.
-    pub(super) fn load(&self) -> Memory {
+    pub(super) fn load(&self) -> StoredHealth {
         let problem = match fs_err::read(&self.path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(Stored { version: VERSION, boot, memory }) if boot == self.boot => return memory,
-                Ok(Stored { version: VERSION, .. }) => return Memory::default(),
+                Ok(Stored { version: VERSION, .. }) => return StoredHealth::default(),
                 Ok(Stored { version, .. }) => {
                     format!("its format is version {version}, this plugin reads {VERSION}")
                 }
                 Err(error) => error.to_string(),
             },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Memory::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return StoredHealth::default(),
             Err(error) => error.to_string(),
         };
         tracing::warn!(file = %self.path.display(), problem, "failed to read the stored GPU health");
-        Memory::default()
+        StoredHealth::default()
     }
 
     /// Replaces what was saved.
-    pub(super) fn save(&self, memory: &Memory) -> io::Result<()> {
+    pub(super) fn save(&self, memory: &StoredHealth) -> io::Result<()> {
         let stored = Stored { version: VERSION, boot: self.boot.clone(), memory: memory.clone() };
         crate::sources::policies::replace(&self.path, &stored)
     }
@@ -74,7 +74,7 @@ mod tests {
     fn what_was_reported_is_known_for_the_rest_of_the_boot_and_a_broken_file_says_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let file = |boot: &str| HealthFile::new(dir.path(), boot.parse().unwrap());
-        assert_eq!(file("b1").load(), Memory::default());
+        assert_eq!(file("b1").load(), StoredHealth::default());
         let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
         let remembered = Remembered {
             ailments: [Ailment::Xid(79)].into(),
@@ -82,11 +82,11 @@ mod tests {
             away: true,
         };
         let places = vec![(gpu.clone(), GpuInstanceId(3), Placement { start: 4, size: 4 })];
-        let memory = Memory { gpus: [(gpu, remembered)].into(), places };
+        let memory = StoredHealth { gpus: [(gpu, remembered)].into(), places };
         file("b1").save(&memory).unwrap();
         assert_eq!(file("b1").load(), memory);
-        assert_eq!(file("b2").load(), Memory::default());
+        assert_eq!(file("b2").load(), StoredHealth::default());
         fs_err::write(dir.path().join("health.json"), "{").unwrap();
-        assert_eq!(file("b1").load(), Memory::default());
+        assert_eq!(file("b1").load(), StoredHealth::default());
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Known;
+use super::KnownPolicies;
 use super::book::{Book, Unreadable};
 use super::store::Store;
 use crate::config::Config;
@@ -38,9 +38,9 @@ pub(crate) struct PolicyWatch {
     metrics: Metrics,
     facts: Facts,
     /// What was sent last.
-    sent: Option<Known>,
+    sent: Option<KnownPolicies>,
     /// What is to be sent, as soon as both are read.
-    known: Known,
+    known: KnownPolicies,
     /// Whether they could not be saved.
     unsaved: bool,
     /// Whether the policies have been read.
@@ -73,7 +73,7 @@ impl PolicyWatch {
         let store = Store::new(plugin_dir);
         let book = Book::remembering(store.load());
         // As the file has it, so that it is written again when they turn out to be gone.
-        let known = Known { policies: book.policies(), ..Known::default() };
+        let known = KnownPolicies { policies: book.policies(), ..KnownPolicies::default() };
         Self {
             node: config.node_name.clone(),
             policies: Watch::new(policies, "", "GpuPolicies"),

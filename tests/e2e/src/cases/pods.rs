@@ -171,7 +171,7 @@ pub(super) fn not_offered(env: &Env) -> Result<()> {
     env.create(&Pod::new("a").claim("wrong").build())?;
     wait_for("event of pod a that names the device node", PATIENCE, || {
         let messages = env.messages("a");
-        Ok(messages.into_iter().find(|text| text.contains("asks for /dev/kvm (extraNodes)")))
+        Ok(messages.into_iter().find(|text| text.contains("requests /dev/kvm (extraNodes)")))
     })?;
     // Said on the claim, too, as the plugin's own rights let it: an Event and a condition.
     wait_for("event of the claim that names the device node", PATIENCE, || {

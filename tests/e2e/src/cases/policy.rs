@@ -138,7 +138,7 @@ pub(super) fn own_events(env: &Env) -> Result<()> {
         Ok((with_node.kubectl(&question, "")?.trim() == "yes").then_some(()))
     })?;
     env.cluster.apply(&event("kubelets", "kubelet", Layout::NODE))?;
-    let own = json!({"note": "changed", "reportingController": names::REPORTER}).to_string();
+    let own = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}}).to_string();
     let patch = [
         "patch",
         "events.events.k8s.io",

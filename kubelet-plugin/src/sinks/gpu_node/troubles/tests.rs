@@ -14,7 +14,7 @@ use super::*;
 use crate::neighbours::Uses;
 use crate::node::Recorded;
 use crate::sinks::gpu_node::report;
-use crate::sources::policies::{Effective, Known};
+use crate::sources::policies::{Effective, KnownPolicies};
 
 /// What facts borrow from.
 #[derive(Default)]
@@ -126,7 +126,10 @@ fn every_trouble_is_reported_with_its_reason_the_node_first_and_notices_last() {
     inventory.problems.push(divvy_model::GpuProblem { gpu: gpus[8].clone(), error });
     let rule = RuleRef { policy: "p".to_owned(), index: 0, name: Some("big".to_owned()) };
     let problem = PolicyProblem { rule, gpu: gpus[0].clone(), problem: "no such profile".to_owned() };
-    let known = Known { bad: BTreeMap::from([("q".to_owned(), "no rules".to_owned())]), ..Known::default() };
+    let known = KnownPolicies {
+        bad: BTreeMap::from([("q".to_owned(), "no rules".to_owned())]),
+        ..KnownPolicies::default()
+    };
     let resolved = Resolved { problems: vec![problem], ..Resolved::default() };
     world.effective = Some(Effective { known: Arc::new(known), resolved: Arc::new(resolved) });
     world.one_mode = Some(OneMode::TurnedOff);

@@ -17,12 +17,12 @@ use crate::api::KubeClaims;
 use crate::config::{Config, Delivery};
 use crate::edits::{DriverAt, HostEdits};
 use crate::error::io_error;
-use crate::sources::inventory::Seen;
+use crate::sources::inventory::GpusSeen;
 use crate::time_slices::SmiSlices;
 
 /// The latest inventory, for the executor's threads.
 pub(crate) struct Latest {
-    seen: watch::Receiver<Seen>,
+    seen: watch::Receiver<GpusSeen>,
     gpus: Arc<dyn GpuDriver>,
     /// Asks for everything to be read again.
     refresh: Arc<Notify>,
@@ -31,7 +31,11 @@ pub(crate) struct Latest {
 }
 
 impl Latest {
-    pub(crate) fn new(seen: watch::Receiver<Seen>, gpus: Arc<dyn GpuDriver>, refresh: Arc<Notify>) -> Self {
+    pub(crate) fn new(
+        seen: watch::Receiver<GpusSeen>,
+        gpus: Arc<dyn GpuDriver>,
+        refresh: Arc<Notify>,
+    ) -> Self {
         Self { seen, gpus, refresh, newer: Mutex::default() }
     }
 
@@ -43,7 +47,7 @@ impl Latest {
 
 impl InventorySource for Latest {
     fn inventory(&self) -> Option<Arc<Inventory>> {
-        let Seen { inventory, read_at, .. } = self.seen.borrow().clone();
+        let GpusSeen { inventory, read_at, .. } = self.seen.borrow().clone();
         let mut inventory = inventory?;
         let mut newer = self.newer();
         newer.retain(|_, (at, _)| read_at.is_none_or(|read_at| read_at < *at));
