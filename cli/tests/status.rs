@@ -13,7 +13,9 @@ use divvy_fake_cluster::build::{
 };
 use divvy_fake_cluster::{FakeApi, Fault, GpuNode, HttpServer};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use k8s_openapi::api::resource::v1::{CELDeviceSelector, DeviceSelector, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    CELDeviceSelector, DeviceSelector, DeviceTaintRule, ResourceClaim, ResourceSlice,
+};
 use serde_json::{Value, json};
 
 const DRIVER: &str = "gpu.divvy.dev";
@@ -74,6 +76,30 @@ impl Cluster {
 
 fn divvy() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_divvy"))
+}
+
+/// The scheduler adds the taints of an administrator's rules to those that drivers publish.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_of_an_administrator_that_taints_devices_is_why_a_claim_waits() {
+    let cluster = Cluster::new().await;
+    let mut free: ResourceSlice = mk_slice("n2-0", DRIVER, "n2", vec![mk_device("gpu-0")]);
+    "n2/divvy".clone_into(&mut free.spec.pool.name);
+    cluster.api.put(&mk_node("n2")).unwrap();
+    cluster.api.put(&free).unwrap();
+    let (_, fits) = cluster.status(&["claim", "waits"]).await;
+    assert!(!fits.contains("example.com/broken"), "{fits}");
+    for (name, selector) in [("none", None), ("other", Some("n3/divvy")), ("this", Some("n2/divvy"))] {
+        let selector = selector.map(|pool| json!({ "driver": DRIVER, "pool": pool }));
+        let rule: DeviceTaintRule = serde_json::from_value(json!({
+            "metadata": { "name": name },
+            "spec": { "deviceSelector": selector, "taint": { "key": format!("example.com/{name}"), "effect": "NoSchedule" } },
+        }))
+        .unwrap();
+        cluster.api.put(&rule).unwrap();
+    }
+    let (_, waits) = cluster.status(&["claim", "waits"]).await;
+    assert!(waits.contains("tainted example.com/this"), "{waits}");
+    assert!(!waits.contains("example.com/other") && !waits.contains("example.com/none"), "{waits}");
 }
 
 /// A claim's CEL is its tenant's text, and an administrator's terminal shows it.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use divvy_api::node::GpuNode;
+use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -75,6 +76,12 @@ const SLICES: Kind = Kind {
     missing: "the published devices",
     remedy: OUR_ROLE,
 };
+const TAINT_RULES: Kind = Kind {
+    name: "DeviceTaintRules",
+    resource: "devicetaintrules.resource.k8s.io",
+    missing: "which devices administrators keep claims off",
+    remedy: OUR_ROLE,
+};
 const CLASSES: Kind = Kind {
     name: CLASSES_NAME,
     resource: "deviceclasses.resource.k8s.io",
@@ -129,6 +136,11 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
     let found = reader.list(&GPU_NODES, &everything, &reports, None).await?;
     snapshot.nodes = reader.list(&NODES, &everything, &Api::all(client.clone()), None).await?;
     snapshot.slices = reader.list(&SLICES, &everything, &Api::all(client.clone()), None).await?;
+    // Before 1.37 they are served in other versions, or not at all.
+    if wanted.claims && snapshot.minor >= 37 {
+        let rules = reader.list(&TAINT_RULES, &everything, &Api::all(client.clone()), None).await?;
+        taint(&mut snapshot.slices, &rules);
+    }
     if wanted.claims {
         let own = Api::namespaced(client.clone(), wanted.namespace);
         snapshot.claims = reader.list(&CLAIMS, &everything, &Api::all(client.clone()), Some(&own)).await?;
@@ -150,6 +162,26 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         }
     }
     Ok(snapshot)
+}
+
+/// Adds the taints of these rules to the devices that they select, as the scheduler does.
+fn taint(slices: &mut [ResourceSlice], rules: &[DeviceTaintRule]) {
+    let fits = |wanted: Option<&String>, found: &str| wanted.is_none_or(|wanted| wanted == found);
+    for rule in rules {
+        // A rule without a selector is for no device; an empty selector is for all.
+        let Some(selector) = &rule.spec.device_selector else { continue };
+        for slice in slices.iter_mut().map(|slice| &mut slice.spec) {
+            let fits_slice = fits(selector.driver.as_ref(), &slice.driver)
+                && fits(selector.pool.as_ref(), &slice.pool.name);
+            if !fits_slice {
+                continue;
+            }
+            let devices = slice.devices.iter_mut().flatten();
+            for device in devices.filter(|device| fits(selector.device.as_ref(), &device.name)) {
+                device.taints.get_or_insert_default().push(rule.spec.taint.clone());
+            }
+        }
+    }
 }
 
 /// Lists, and keeps what may not be read.

@@ -109,7 +109,8 @@ impl Explanation {
         }
         let tainted = reasons().any(|r| matches!(r, Reason::Tainted { .. }));
         tainted.then(|| {
-            "a taint keeps claims off the device; a toleration in the request overrides it".to_owned()
+            "a taint keeps claims off the device until its cause is gone; a toleration is for monitoring and repair only"
+                .to_owned()
         })
     }
 }
