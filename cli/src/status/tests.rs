@@ -227,6 +227,11 @@ fn a_healthy_fleet_requires_no_action_also_while_pods_wait_for_room() {
     let waiting: Vec<_> = fleet.waiting.iter().map(|one| (one.pod.as_str(), one.why.verdict)).collect();
     assert_eq!(waiting, [("default/w", Verdict::NoRoom)]);
     assert!(!fleet.needs_person);
+    // A tenant's mistake is an alarm for those who ask for its namespace.
+    world.claims.push(typed(ask("wrong", "no.such.divvy.dev", 1)));
+    world.pods.push(typed(pod("x", &["wrong"])));
+    assert!(!report::fleet(&world, None).needs_person);
+    assert!(report::fleet(&world, Some("default")).needs_person);
     // Of another namespace nothing is shown.
     assert_eq!(report::fleet(&world, Some("other")).waiting, []);
 }
