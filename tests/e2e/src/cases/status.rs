@@ -69,7 +69,7 @@ pub(super) fn shows(env: &Env) -> Result<()> {
         env,
         &["status", "claim", &waits],
         3,
-        &["why: it fits on no node, even if nothing were held", &tainted],
+        &["why: it fits on no node, even with all devices free", &tainted],
     )?;
     let line = env.cluster.kubectl(&["get", "gpunodes"])?;
     ensure!(
