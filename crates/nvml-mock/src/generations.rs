@@ -21,6 +21,17 @@ pub const GENERATIONS: &[Generation] = &[
     Generation::new(610, 10, "610.10.01", (13, 3)),
 ];
 
+/// Boards of each generation with MIG and of those without, and the first branch of drivers that knows each.
+const BOARDS: [(&str, u32); 7] = [
+    ("t4", 410),
+    ("a100-40", 450),
+    ("a30", 460),
+    ("h100", 525),
+    ("l4", 525),
+    ("b200", 570),
+    ("rtx-pro-6000", 575),
+];
+
 /// Functions by the first generation that has them.
 const SINCE: &[(u32, &str)] = &[
     (535, "nvmlDeviceGetModuleId"),
@@ -57,9 +68,10 @@ impl Generation {
         found.last().copied().unwrap_or(oldest)
     }
 
-    /// The release branch, such as 535.
-    pub fn branch(self) -> u32 {
-        self.major
+    /// One of each of the boards that the tables of drivers have and that it knows.
+    pub fn boards(self) -> String {
+        let known = BOARDS.iter().filter(|(_, since)| self.major >= *since);
+        known.map(|(board, _)| format!("{board}x1")).collect::<Vec<_>>().join(",")
     }
 
     /// Functions that its library does not have.

@@ -12,17 +12,6 @@ use nvidia_ml::{GENERATIONS, Generation};
 use crate::read_inventory;
 use crate::test_library::TestLibrary;
 
-/// Boards, and the first branch of drivers that knows each.
-const BOARDS: [(&str, u32); 7] = [
-    ("t4", 410),
-    ("a100-40", 450),
-    ("a30", 460),
-    ("h100", 525),
-    ("l4", 525),
-    ("b200", 570),
-    ("rtx-pro-6000", 575),
-];
-
 #[test]
 fn no_driver_makes_a_board_unusable_and_missing_values_are_listed() {
     let mut table = format!("{:<11} MIG {:<12}  SMs PROFILES PARTITION NOT REPORTED\n", "DRIVER", "BOARD");
@@ -39,9 +28,7 @@ fn no_driver_makes_a_board_unusable_and_missing_values_are_listed() {
 
 /// A row for each board; with MIG mode on only for those that have it.
 fn rows(driver: Generation, mig: bool) -> String {
-    let boards = BOARDS.iter().filter(|(_, since)| driver.branch() >= *since);
-    let boards: Vec<_> = boards.map(|(board, _)| format!("{board}x1")).collect();
-    let library = TestLibrary::of(driver, &boards.join(","));
+    let library = TestLibrary::of(driver, &driver.boards());
     let mode = MigMode::Supported { current: mig, pending: mig };
     let able: Vec<(GpuUuid, String)> = library
         .state
@@ -58,7 +45,7 @@ fn rows(driver: Generation, mig: bool) -> String {
     let (nvml, cell) = (library.open(), format!("{}, MIG {mig}", driver.version));
     assert_eq!(conformance(&nvml, &Expect::default()), [], "{cell}");
     let inventory = read_inventory(&nvml, &|_| HostTopology::default()).unwrap();
-    assert_eq!((inventory.gpus.len(), &inventory.problems[..]), (boards.len(), &[][..]), "{cell}");
+    assert_eq!((inventory.gpus.len(), &inventory.problems[..]), (library.uuids().len(), &[][..]), "{cell}");
     let notes = peculiarities(&nvml);
     let row = |(uuid, board): &(GpuUuid, String)| {
         let gpu = &inventory.gpus[uuid];

@@ -14,17 +14,6 @@ use nvidia_ml::{GENERATIONS, Generation, MockState, without_symbols};
 use crate::binary::library;
 use crate::node::{Node, wait};
 
-/// Boards, and the first branch of drivers that knows each.
-const BOARDS: [(&str, u32); 7] = [
-    ("t4", 410),
-    ("a100-40", 450),
-    ("a30", 460),
-    ("h100", 525),
-    ("l4", 525),
-    ("b200", 570),
-    ("rtx-pro-6000", 575),
-];
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_are_prepared_with_every_generation_of_drivers() {
     let mut table = format!("{:<11} MIG {:<13} {:<9} {:<9} PARTITION\n", "DRIVER", "BOARD", "WHOLE", "SHARE");
@@ -62,16 +51,14 @@ fn nvml(node: &Node, driver: Generation, gpus: &str, mig: bool) -> NvmlDriver {
 
 /// A row for each board; with MIG mode on only for those that have it.
 async fn rows(driver: Generation, mig: bool) -> String {
-    let boards: Vec<_> =
-        BOARDS.iter().filter(|(_, since)| driver.branch() >= *since).map(|(board, _)| *board).collect();
-    let gpus = boards.iter().map(|board| format!("{board}x1")).collect::<Vec<_>>().join(",");
+    let gpus = driver.boards();
     let node = Node::new(&gpus);
     let plugin =
         node.start_on(node.config(&["--offer", "everything"]), Arc::new(nvml(&node, driver, &gpus, mig)));
     plugin.wait_ready().await;
     let published = wait("all GPUs", || {
         let names: Vec<_> = node.published().into_iter().map(|(name, _)| name).collect();
-        (0..boards.len()).all(|n| names.iter().any(|name| of_gpu(name, n))).then_some(names)
+        (0..node.sim.uuids().len()).all(|n| names.iter().any(|name| of_gpu(name, n))).then_some(names)
     })
     .await;
     let mut text = String::new();
