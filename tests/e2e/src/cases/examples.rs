@@ -83,7 +83,7 @@ fn runs(env: &Env, namespace: &str) -> Result<usize> {
         missing = names.join(", ");
         Ok((missing.is_empty() && !pods.is_empty()).then_some(pods))
     })
-    .with_context(|| format!("not ready: {missing}"))?;
+    .with_context(|| format!("not ready: {missing}; {}", reasons(env, namespace)))?;
     for pod in pods.iter().filter(|pod| !waits(pod)) {
         let name = at(pod, "metadata.name").as_str().unwrap_or_default();
         for container in at(pod, "spec.containers").as_array().into_iter().flatten() {
@@ -94,6 +94,13 @@ fn runs(env: &Env, namespace: &str) -> Result<usize> {
         }
     }
     Ok(pods.len())
+}
+
+/// What Kubernetes reports in the namespace.
+fn reasons(env: &Env, namespace: &str) -> String {
+    let columns = "custom-columns=OF:.involvedObject.name,WHAT:.message";
+    let events = env.cluster.kubectl(&["get", "events", "--namespace", namespace, "--output", columns]);
+    events.unwrap_or_else(|error| format!("{error:#}"))
 }
 
 fn said(env: &Env, namespace: &str, pod: &str, container: &str) -> Result<()> {
