@@ -183,11 +183,51 @@ fn extra_nodes(fields: &mut Fields) -> Result<Vec<String>, ConfigError> {
 }
 
 /// What [`is_device_node`] takes, for messages.
-pub const DEVICE_NODE: &str = "a path below /dev, as /dev/gdrdrv or /dev/nvidia-fs*";
+pub const DEVICE_NODE: &str = "a path below /dev that is no GPU's, as /dev/gdrdrv or /dev/nvidia-fs*";
 
-/// Whether a text names a device node of the host, or several by a `*` at the end.
+/// Whether a text names a device node of the host, or several by a `*` at the end; none of a GPU, which only an allocation
+/// gives.
 pub fn is_device_node(path: &str) -> bool {
     let Some(rest) = path.strip_prefix("/dev/") else { return false };
     let name = rest.strip_suffix('*').unwrap_or(rest);
-    !name.contains('*') && name.split('/').all(|part| !["", ".", ".."].contains(&part))
+    let is_path = !name.contains('*') && name.split('/').all(|part| !["", ".", ".."].contains(&part));
+    let starts_with_number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
+    let of_gpu = name.starts_with("nvidia-caps/")
+        || name.starts_with("dri/")
+        || name.strip_prefix("nvidia").is_some_and(starts_with_number)
+        || rest.ends_with('*') && "nvidia".starts_with(name);
+    is_path && !of_gpu
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_device_node;
+
+    #[test]
+    fn extra_nodes_are_nodes_of_other_modules_and_never_those_of_gpus() {
+        for right in [
+            "/dev/gdrdrv",
+            "/dev/nvidia-fs*",
+            "/dev/nvidia-fs0",
+            "/dev/infiniband/uverbs*",
+            "/dev/nvidia-caps-imex-channels/channel0",
+        ] {
+            assert!(is_device_node(right), "{right}");
+        }
+        for wrong in [
+            "gdrdrv",
+            "/dev/",
+            "/dev/*",
+            "/dev/../etc",
+            "/dev/a*b",
+            "/dev/nv*",
+            "/dev/nvidia*",
+            "/dev/nvidia0",
+            "/dev/nvidia1*",
+            "/dev/nvidia-caps/nvidia-cap*",
+            "/dev/dri/renderD128",
+        ] {
+            assert!(!is_device_node(wrong), "{wrong}");
+        }
+    }
 }

@@ -80,7 +80,7 @@ fn a_bad_flag_is_named_with_what_is_expected() {
         ),
         (
             &["--extra-nodes", "/dev/gdrdrv,/dev/../etc"],
-            "--extra-nodes \"/dev/../etc\" cannot be used: expected a path below /dev, as /dev/gdrdrv or /dev/nvidia-fs*, several separated by commas",
+            "--extra-nodes \"/dev/../etc\" cannot be used: expected a path below /dev that is no GPU's, as /dev/gdrdrv or /dev/nvidia-fs*, several separated by commas",
         ),
         (
             &["--debug-http", "localhost"],

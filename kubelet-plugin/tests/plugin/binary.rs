@@ -30,7 +30,9 @@ impl Process {
         let path = node.dir.path().join("kubeconfig");
         fs_err::write(&path, kubeconfig).unwrap();
         let host = node.dir.path().join("host");
-        let child = Command::new(BINARY)
+        // As container runtimes start it.
+        let child = Command::new("/bin/sh")
+            .args(["-c", "ulimit -Sn 1024; exec \"$0\"", BINARY])
             .env_clear()
             .env("NODE_NAME", "n1")
             .env("LIBRARY_DELIVERY", "mounts")
@@ -79,6 +81,10 @@ async fn the_binary_serves_is_killed_starts_again_and_stops_at_sigterm() {
     let mut first = Process::start(&node, &server.kubeconfig());
     let registered = node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
     wait("slices", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
+    let limits = fs_err::read_to_string(format!("/proc/{}/limits", first.0.id())).unwrap();
+    let files: Vec<&str> =
+        limits.lines().find(|line| line.starts_with("Max open files")).unwrap().split_whitespace().collect();
+    assert_eq!(files[3], files[4], "{limits}");
     let claim = node.claim("c", &["gpu-1"]);
     assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-1")]));
 

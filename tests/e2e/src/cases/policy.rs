@@ -126,10 +126,13 @@ pub(super) fn own_events(env: &Env) -> Result<()> {
         with_node.create(&event("theirs", "kubelet", Layout::NODE)),
         "only Events with reportingController",
     )?;
-    refused(
-        with_node.create(&event("elsewhere", names::REPORTER, "node-2")),
-        "may write only Events with that reportingInstance",
-    )?;
+    // `node` is the beginning of this node's name.
+    for elsewhere in ["node-2", "node"] {
+        refused(
+            with_node.create(&event("elsewhere", names::REPORTER, elsewhere)),
+            "may write only Events with that reportingInstance",
+        )?;
+    }
     // Another reporter's is not taken over; kubectl reads what it patches, which the plugin may not.
     let read = json!({"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["get"]});
     let _reading = MoreRights::grant(env, "e2e-reads-events", &[read])?;
