@@ -16,6 +16,7 @@ use crate::health::{SimEvent, well};
 use crate::mig::{MigLatency, SimInstance};
 use crate::profile::{NvLinkPort, NvLinkShape, Profile, cores_per_multiprocessor};
 use crate::spec::{MAX_GPUS, SimSpec};
+use crate::usage::SimUsage;
 
 pub(crate) use self::boards::lowest_free;
 
@@ -45,6 +46,9 @@ pub struct SimGpu {
     /// How it is.
     #[serde(default = "well")]
     pub vitals: GpuVitals,
+    /// What it is used for.
+    #[serde(default)]
+    pub usage: SimUsage,
 }
 
 impl SimGpu {
@@ -186,6 +190,7 @@ impl Engine {
     pub fn end_process(&mut self, pid: u32) {
         for gpu in &mut self.gpus {
             gpu.processes.retain(|p| p.pid != pid);
+            gpu.usage.busy.remove(&pid);
         }
     }
 

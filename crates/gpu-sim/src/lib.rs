@@ -13,6 +13,7 @@ mod mig_tables;
 mod node;
 mod profile;
 mod spec;
+mod usage;
 
 #[cfg(test)]
 mod mig_tests;
@@ -28,3 +29,4 @@ pub use mig_tables::{MIG_BOARDS, compute_profiles, mig_capabilities};
 pub use node::SimNode;
 pub use profile::{Make, NvLinkShape, Profile};
 pub use spec::{MAX_GPUS, SimSpec, SpecError};
+pub use usage::SimUsage;

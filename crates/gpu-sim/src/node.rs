@@ -12,8 +12,8 @@ use divvy_model::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    ComputeMode, GpuDriver, GpuError, GpuFacts, GpuOp, GpuProcess, GpuUuid, HostTopology, Inventory,
-    MigActivation, MigMode, PciAddress, SystemFacts,
+    ComputeMode, GpuDriver, GpuError, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid, HostTopology,
+    Inventory, MigActivation, MigDevice, MigMode, MigUuid, PciAddress, ProcessSample, SystemFacts,
 };
 
 use crate::engine::{Engine, SimGpu};
@@ -27,12 +27,16 @@ pub struct SimNode {
     shared: Arc<Shared>,
     /// The number of the next event to report.
     next_event: AtomicU64,
+    /// GPUs and instances whose multiprocessors were asked about, and which MIG device it was then.
+    compared: Mutex<Compared>,
 }
+
+type Compared = BTreeMap<(GpuUuid, Option<GpuInstanceId>), Option<MigUuid>>;
 
 impl Clone for SimNode {
     fn clone(&self) -> Self {
         let next_event = self.lock().engine.events_sent().into();
-        Self { shared: self.shared.clone(), next_event }
+        Self { shared: self.shared.clone(), next_event, compared: Mutex::default() }
     }
 }
 
@@ -62,7 +66,8 @@ impl SimNode {
     pub fn from_engine(engine: Engine) -> Self {
         let next_event = engine.events_sent().into();
         let state = State { engine, hanging: 0, calls: BTreeMap::new() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }), next_event }
+        let shared = Shared { state: Mutex::new(state), changed: Condvar::new() };
+        Self { shared: Arc::new(shared), next_event, compared: Mutex::default() }
     }
 
     /// Opens a session: the node itself, unless `Init` has a fault or the driver is not loaded.
@@ -140,15 +145,18 @@ impl SimNode {
 
     /// A process opens a context on a GPU. Whether there is such a GPU.
     pub fn start_process(&self, uuid: &GpuUuid, pid: u32) -> bool {
-        self.edit(|e| {
-            e.gpu(uuid).map(|g| g.processes.insert(GpuProcess { pid, gpu_instance: None })).is_some()
-        })
+        self.edit(|e| e.gpu(uuid).map(|g| g.processes.insert(GpuProcess::new(pid, None))).is_some())
     }
 
     /// A process opens a context in a GPU instance. Whether there is such a GPU.
     pub fn start_process_in(&self, uuid: &GpuUuid, gpu_instance: GpuInstanceId, pid: u32) -> bool {
-        let process = GpuProcess { pid, gpu_instance: Some(gpu_instance.0) };
+        let process = GpuProcess::new(pid, Some(gpu_instance.0));
         self.edit(|e| e.gpu(uuid).map(|g| g.processes.insert(process)).is_some())
+    }
+
+    /// See [`Engine::set_usage`].
+    pub fn set_usage(&self, gpu: &GpuUuid, pid: u32, memory_bytes: Option<u64>, percent: u32) {
+        self.edit(|e| e.set_usage(gpu, pid, memory_bytes, percent));
     }
 
     /// See [`Engine::make_foreign_instance`].
@@ -282,6 +290,23 @@ impl GpuDriver for SimNode {
             state.engine.watchable()?;
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+    fn memory(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<GpuMemory, GpuError> {
+        self.call(GpuOp::Memory, Some(gpu), |e| e.memory(gpu, part))
+    }
+    fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
+        self.call(GpuOp::Utilization, Some(gpu), |e| e.utilization(gpu))
+    }
+    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
+        self.call(GpuOp::ProcessUtilization, Some(gpu), |e| e.process_utilization(gpu, since, since + 1))
+    }
+    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+        let instance = part.map(|part| part.gpu_instance);
+        let percent = self.call(GpuOp::SmUtilization, Some(gpu), |e| e.sm_busy(gpu, instance))?;
+        let uuid = part.map(|part| part.uuid.clone());
+        let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = compared.insert((gpu.clone(), instance), uuid.clone());
+        Ok((before == Some(uuid)).then_some(percent.into()))
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         self.call(GpuOp::MigCapabilities, Some(gpu), |e| e.mig_capabilities(gpu))

@@ -263,7 +263,7 @@ fn a_reboot_forgets_what_the_hardware_forgets() {
         }
     });
     node.start_process(&uuids[0], 42);
-    assert_eq!(node.processes(&uuids[0]).unwrap(), [GpuProcess { pid: 42, gpu_instance: None }]);
+    assert_eq!(node.processes(&uuids[0]).unwrap(), [GpuProcess::new(42, None)]);
     node.lose_gpu(&uuids[1]);
     node.edit(Engine::reboot);
     assert_ne!(node.engine().boot_id(), before);

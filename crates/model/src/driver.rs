@@ -11,7 +11,8 @@ use crate::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use crate::{
-    ComputeMode, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigMode, SystemFacts,
+    ComputeMode, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid, MigDevice, MigMode,
+    ProcessSample, SystemFacts,
 };
 
 /// Marks changes of GPUs that are under way for other processes, so that these know what may still happen.
@@ -48,7 +49,8 @@ pub trait GpuDriver: Send + Sync {
     /// MIG mode now; `Unsupported` when the GPU cannot do MIG.
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError>;
 
-    /// Processes with a compute context on the GPU, sorted.
+    /// Processes with a compute context on the GPU, sorted; one entry for each instance in which a process has one. The
+    /// dearest of the readings: the driver walks through all clients of all GPUs.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
 
     /// Lets go of the driver until the next call, so that its kernel module can be unloaded: calls at work are
@@ -74,6 +76,32 @@ pub trait GpuDriver: Send + Sync {
     fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
         let _ = at_most;
         Err(GpuError::global(GpuOp::Events, GpuErrorCode::NOT_SUPPORTED))
+    }
+
+    /// Memory of the GPU, or of one of its MIG devices.
+    fn memory(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<GpuMemory, GpuError> {
+        let _ = part;
+        cannot(GpuOp::Memory, gpu)
+    }
+
+    /// Percent of the last moments in which anything computed on the GPU. `NOT_SUPPORTED` while MIG mode is on.
+    fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
+        cannot(GpuOp::Utilization, gpu)
+    }
+
+    /// What processes have computed after `since` (the driver's time in microseconds; it remembers some seconds), sorted.
+    /// Empty if none has. `NOT_SUPPORTED` while MIG mode is on.
+    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
+        let _ = since;
+        cannot(GpuOp::ProcessUtilization, gpu)
+    }
+
+    /// Percent of the multiprocessors' time in which they were in use since this was last asked of the same GPU or MIG
+    /// device in this session. `None` if there is nothing to compare with: the first time, or after a pause that is too
+    /// short or too long. `NOT_SUPPORTED` before Hopper.
+    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+        let _ = part;
+        cannot(GpuOp::SmUtilization, gpu)
     }
 
     /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library can (from R550
@@ -197,6 +225,18 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     }
     fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
         (**self).wait_events(at_most)
+    }
+    fn memory(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<GpuMemory, GpuError> {
+        (**self).memory(gpu, part)
+    }
+    fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
+        (**self).utilization(gpu)
+    }
+    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
+        (**self).process_utilization(gpu, since)
+    }
+    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+        (**self).sm_utilization(gpu, part)
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         (**self).mig_capabilities(gpu)

@@ -46,10 +46,18 @@ pub enum GpuOp {
     Vitals,
     /// `nvmlEventSetWait_v2`, and what it needs.
     Events,
+    /// `nvmlDeviceGetMemoryInfo_v2`.
+    Memory,
+    /// `nvmlDeviceGetUtilizationRates`.
+    Utilization,
+    /// `nvmlDeviceGetProcessUtilization`.
+    ProcessUtilization,
+    /// `nvmlGpmMetricsGet` of two samples.
+    SmUtilization,
 }
 
 impl GpuOp {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 22] = [
         Self::Init,
         Self::System,
         Self::List,
@@ -68,6 +76,10 @@ impl GpuOp {
         Self::DestroyComputeInstance,
         Self::Vitals,
         Self::Events,
+        Self::Memory,
+        Self::Utilization,
+        Self::ProcessUtilization,
+        Self::SmUtilization,
     ];
 
     /// Whether the operation changes the GPU, so that a call whose answer got lost may have had its effect.
@@ -90,7 +102,11 @@ impl GpuOp {
             | Self::ComputeProfiles
             | Self::ComputeInstances
             | Self::Vitals
-            | Self::Events => false,
+            | Self::Events
+            | Self::Memory
+            | Self::Utilization
+            | Self::ProcessUtilization
+            | Self::SmUtilization => false,
         }
     }
 
@@ -115,6 +131,10 @@ impl GpuOp {
             Self::DestroyComputeInstance => "destroy_compute_instance",
             Self::Vitals => "vitals",
             Self::Events => "events",
+            Self::Memory => "memory",
+            Self::Utilization => "utilization",
+            Self::ProcessUtilization => "process_utilization",
+            Self::SmUtilization => "sm_utilization",
         }
     }
 }

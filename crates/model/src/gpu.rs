@@ -247,6 +247,20 @@ pub struct GpuProcess {
     pub pid: u32,
     /// GPU instance the context is in; `None` outside MIG.
     pub gpu_instance: Option<u32>,
+    /// The compute instance in that.
+    #[serde(default)]
+    pub compute_instance: Option<u32>,
+    /// Memory of its contexts in bytes, those themselves included; `None` where the driver does not say (without the
+    /// rights, and on some systems).
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+}
+
+impl GpuProcess {
+    /// A process whose memory is not known, in the only compute instance of a GPU instance if that is given.
+    pub fn new(pid: u32, gpu_instance: Option<u32>) -> Self {
+        Self { pid, gpu_instance, compute_instance: gpu_instance.map(|_| 0), memory_bytes: None }
+    }
 }
 
 /// Facts about one GPU that do not change while it is bound to the driver, except [`GpuFacts::mig_mode`] and

@@ -17,6 +17,7 @@ mod mode;
 mod ordinals;
 mod peculiarities;
 mod quantity;
+mod usage;
 mod version;
 
 pub use device::{DeviceKind, ParseDeviceNameError};
@@ -32,4 +33,5 @@ pub use mode::{Hold, HoldKind, Mode, TimeSlice};
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
 pub use quantity::{Format, Quantity, QuantityError};
+pub use usage::{GpuMemory, MigDevice, ProcessSample};
 pub use version::normalise_version;

@@ -19,12 +19,16 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How often a wait for events looks whether there are any.
 const LOOK_FOR_EVENTS: Duration = Duration::from_millis(200);
 
+/// So far apart samples of the performance monitors have to be.
+const APART: Duration = Duration::from_millis(100);
+
 static SESSION: Mutex<Session> = Mutex::new(Session {
     users: 0,
     state: None,
     handles: Vec::new(),
     event_sets: BTreeMap::new(),
     sets_made: 0,
+    gpm_samples: BTreeMap::new(),
 });
 
 struct Session {
@@ -36,6 +40,17 @@ struct Session {
     /// By number.
     event_sets: BTreeMap<u64, EventSet>,
     sets_made: u64,
+    /// By number; empty until one is taken.
+    gpm_samples: BTreeMap<u64, Option<GpmSample>>,
+}
+
+/// What a sample of the performance monitors holds.
+#[derive(Clone, PartialEq)]
+struct GpmSample {
+    gpu: GpuUuid,
+    instance: Option<GpuInstanceId>,
+    at: Instant,
+    percent: u32,
 }
 
 /// An event set: undefined after a registration that failed, fit only to be freed.
@@ -56,6 +71,8 @@ pub(crate) enum Thing {
     MigDevice(GpuUuid, MigUuid),
     /// An event set, by its number.
     EventSet(u64),
+    /// A sample of the performance monitors, by its number.
+    GpmSample(u64),
 }
 
 fn session() -> MutexGuard<'static, Session> {
@@ -85,6 +102,7 @@ pub(crate) fn shutdown() -> Result<(), GpuErrorCode> {
     if session.users == 0 {
         session.state = None;
         session.event_sets.clear();
+        session.gpm_samples.clear();
     }
     Ok(())
 }
@@ -277,6 +295,55 @@ pub(crate) fn wait_event(set: usize, at_most: Duration) -> Result<SimEvent, GpuE
             thread::sleep(left.min(LOOK_FOR_EVENTS));
         }
     })
+}
+
+/// A new sample's handle. Numbers that were given back are used again.
+pub(crate) fn make_gpm_sample() -> Result<usize, GpuErrorCode> {
+    engine()?;
+    let mut session = session();
+    let free = (0..).find(|number| !session.gpm_samples.contains_key(number)).unwrap_or_default();
+    session.gpm_samples.insert(free, None);
+    drop(session);
+    Ok(handle_to(Thing::GpmSample(free)))
+}
+
+fn gpm_number(handle: usize) -> Result<u64, GpuErrorCode> {
+    match thing(handle)? {
+        Thing::GpmSample(number) => Ok(number),
+        _ => Err(GpuErrorCode::INVALID_ARGUMENT),
+    }
+}
+
+pub(crate) fn free_gpm_sample(handle: usize) -> Result<(), GpuErrorCode> {
+    let number = gpm_number(handle)?;
+    session().gpm_samples.remove(&number).map(drop).ok_or(GpuErrorCode::INVALID_ARGUMENT)
+}
+
+/// Fills a sample.
+pub(crate) fn take_gpm_sample(
+    device: usize,
+    instance: Option<GpuInstanceId>,
+    sample: usize,
+) -> Result<(), GpuErrorCode> {
+    let (gpu, number) = (uuid_of(device)?, gpm_number(sample)?);
+    let percent = ask(Some(GpuOp::SmUtilization), &gpu, |engine| engine.sm_busy(&gpu, instance))?;
+    let mut session = session();
+    let sample = session.gpm_samples.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    *sample = Some(GpmSample { gpu, instance, at: Instant::now(), percent });
+    Ok(())
+}
+
+/// The use between two samples of one thing.
+pub(crate) fn compare_gpm_samples(first: usize, second: usize) -> Result<u32, GpuErrorCode> {
+    let numbers = (gpm_number(first)?, gpm_number(second)?);
+    let session = session();
+    let taken = |number| session.gpm_samples.get(&number).cloned().flatten();
+    let (Some(first), Some(second)) = (taken(numbers.0), taken(numbers.1)) else {
+        return Err(GpuErrorCode::INVALID_ARGUMENT);
+    };
+    let apart = second.at.checked_duration_since(first.at).unwrap_or_default();
+    let same = (&first.gpu, first.instance) == (&second.gpu, second.instance);
+    if same && apart >= APART { Ok(second.percent) } else { Err(GpuErrorCode::INVALID_ARGUMENT) }
 }
 
 fn state() -> Result<Arc<MockState>, GpuErrorCode> {

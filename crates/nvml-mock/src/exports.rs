@@ -74,6 +74,18 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlDeviceGetSupportedEventTypes",
             "nvmlDeviceRegisterEvents",
         ],
+        GpuOp::Memory => &["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetHandleByUUID"],
+        GpuOp::Utilization => &["nvmlDeviceGetUtilizationRates"],
+        GpuOp::ProcessUtilization => &["nvmlDeviceGetProcessUtilization"],
+        GpuOp::SmUtilization => &[
+            // And the next, whichever is asked.
+            "nvmlGpmSampleGet",
+            "nvmlGpmMigSampleGet",
+            "nvmlGpmQueryDeviceSupport",
+            "nvmlGpmSampleAlloc",
+            "nvmlGpmSampleFree",
+            "nvmlGpmMetricsGet",
+        ],
     }
 }
 

@@ -13,11 +13,12 @@ use divvy_model::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid,
-    MigActivation, MigMode, SystemFacts,
+    ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess,
+    GpuUuid, MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts,
 };
 
 use crate::ffi::{Failure, Handle, Library, ends_session};
+use crate::gpm::Samples;
 use crate::health::Watch;
 use crate::{facts, health, mig};
 
@@ -36,6 +37,7 @@ pub struct NvmlDriver {
     left_out: Mutex<BTreeSet<(u32, u32)>>,
     /// Events are waited for under this lock; no other call needs it.
     watch: Mutex<Option<Watch>>,
+    gpm: Samples,
     /// A GPU may have been unbound since the watch began: it has to begin anew.
     rebound: AtomicBool,
 }
@@ -46,6 +48,7 @@ impl Drop for NvmlDriver {
         if let Some(watch) = lock(&self.watch).take() {
             watch.end(&self.library);
         }
+        self.gpm.free(&self.library);
     }
 }
 
@@ -61,6 +64,7 @@ impl NvmlDriver {
             profiles: Mutex::new(BTreeMap::new()),
             left_out: Mutex::new(BTreeSet::new()),
             watch: Mutex::new(None),
+            gpm: Samples::default(),
             rebound: AtomicBool::new(false),
         })
     }
@@ -183,12 +187,14 @@ impl GpuDriver for NvmlDriver {
             // A process may compute through MPS: an unknown list is not an empty one.
             answer => answer.map_err(fail)?,
         };
-        let all: BTreeSet<GpuProcess> = compute
-            .into_iter()
-            .chain(mps)
-            .map(|(pid, gi)| GpuProcess { pid, gpu_instance: (gi != u32::MAX).then_some(gi) })
-            .collect();
-        Ok(all.into_iter().collect())
+        let mut all = BTreeMap::<_, GpuProcess>::new();
+        for process in compute.into_iter().chain(mps) {
+            let key = (process.pid, process.gpu_instance, process.compute_instance);
+            // A process in both lists is one, whose memory each of them has in full.
+            let known = all.entry(key).or_insert_with(|| process.clone());
+            known.memory_bytes = known.memory_bytes.max(process.memory_bytes);
+        }
+        Ok(all.into_values().collect())
     }
 
     fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
@@ -216,6 +222,30 @@ impl GpuDriver for NvmlDriver {
             }
         }
         watch.wait(&self.library, at_most).map_err(fail)
+    }
+
+    /// A MIG device is looked up each time: its handle ends with it.
+    fn memory(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<GpuMemory, GpuError> {
+        self.on(GpuOp::Memory, gpu, |library, handle| {
+            library.memory_v2(match part {
+                Some(part) => library.handle_by_uuid(part.uuid.as_str())?,
+                None => handle,
+            })
+        })
+    }
+
+    fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
+        self.on(GpuOp::Utilization, gpu, Library::utilization)
+    }
+
+    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
+        let mut samples = self.on(GpuOp::ProcessUtilization, gpu, |l, h| l.process_utilization(h, since))?;
+        samples.sort_unstable();
+        Ok(samples)
+    }
+
+    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+        self.on(GpuOp::SmUtilization, gpu, |l, h| self.gpm.measure(l, h, gpu, part))
     }
 
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {

@@ -132,7 +132,12 @@ fn lists_of_processes_are_read_as_each_driver_writes_them() {
     for driver in GENERATIONS {
         let library = TestLibrary::of(*driver, "h100x1");
         let uuid = library.uuids().remove(0);
-        let expected: Vec<_> = (1000..1100).map(|pid| GpuProcess { pid, gpu_instance: None }).collect();
+        let memory = |pid: u32| (!pid.is_multiple_of(3)).then_some(u64::from(pid) << 30);
+        let process = |pid: u32| GpuProcess {
+            memory_bytes: memory(pid),
+            ..GpuProcess::new(pid, pid.is_multiple_of(2).then_some(7))
+        };
+        let expected: Vec<_> = (1000..1100).map(process).collect();
         library.state.edit(|e| e.gpu(&uuid).unwrap().processes.extend(expected.clone())).unwrap();
         assert_eq!(library.open().processes(&uuid).unwrap(), expected, "{}", driver.version);
     }

@@ -68,7 +68,7 @@ pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Fai
 pub(crate) fn memory(library: &Library, handle: Handle) -> Result<Option<u64>, Failure> {
     let asked = Asked { library, gpu: handle };
     let bytes = match asked.optional("memory", Library::memory_v2)? {
-        Some(bytes) => Some(bytes),
+        Some(memory) => Some(memory.total),
         None => asked.optional("memory, in the first version", Library::memory_v1)?,
     };
     Ok(bytes.filter(|b| *b > 0))

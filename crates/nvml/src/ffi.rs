@@ -11,8 +11,7 @@ use divvy_model::GpuErrorCode;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
-    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlMemory_t, nvmlMemory_v2_t,
-    nvmlPciInfo_t, nvmlReturn_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlMemory_t, nvmlPciInfo_t, nvmlReturn_t,
 };
 
 /// A call that did not succeed.
@@ -121,10 +120,12 @@ mod health;
 mod links;
 mod mig;
 mod processes;
+mod usage;
 
 pub(crate) use health::{EventData, EventSet};
 pub(crate) use links::Fabric;
 pub(crate) use mig::{ComputeInstanceHandle, GpuInstanceHandle};
+pub(crate) use usage::GpmSample;
 
 fn check(code: nvmlReturn_t) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::code(GpuErrorCode(code))) }
@@ -281,14 +282,6 @@ impl Library {
         let mut cores = 0;
         call!(self.nvmlDeviceGetNumGpuCores(gpu.0, &raw mut cores))?;
         Ok(cores)
-    }
-
-    /// Total bytes.
-    pub(crate) fn memory_v2(&self, gpu: Handle) -> Result<u64, Failure> {
-        let version = struct_version::<nvmlMemory_v2_t>(2);
-        let mut memory = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
-        call!(self.nvmlDeviceGetMemoryInfo_v2(gpu.0, &raw mut memory))?;
-        Ok(memory.total)
     }
 
     /// Total bytes.

@@ -8,6 +8,7 @@
 mod driver;
 mod facts;
 mod ffi;
+mod gpm;
 mod health;
 mod inventory;
 mod mig;
@@ -29,6 +30,8 @@ mod session_tests;
 mod test_library;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod usage_tests;
 
 pub use driver::{DEFAULT_LIBRARY, NvmlDriver};
 pub use inventory::{read_inventory, read_inventory_after};

@@ -131,7 +131,7 @@ fn an_instance_is_in_use_while_its_processes_run() {
     let (library, gpu) = with_mig("h100x1", &[]);
     let driver = library.open();
     let made = library.state.edit(|e| e.make_foreign_instance(&gpu, P1G, 6)).unwrap().unwrap();
-    let process = divvy_model::GpuProcess { pid: 42, gpu_instance: Some(made.gpu_instance.0) };
+    let process = divvy_model::GpuProcess::new(42, Some(made.gpu_instance.0));
     library.state.edit(|e| e.gpu(&gpu).unwrap().processes.insert(process.clone())).unwrap();
     assert_eq!(driver.processes(&gpu).unwrap(), [process]);
     let destroy = || driver.destroy_compute_instance(&gpu, made.gpu_instance, made.id);

@@ -222,6 +222,10 @@ fn each_fault_meets_its_operation_once_a_call() {
             }
             GpuOp::Vitals => driver.vitals(gpu).is_err(),
             GpuOp::Events => driver.wait_events(Duration::ZERO).is_err(),
+            GpuOp::Memory => driver.memory(&uuids[1], None).is_err(),
+            GpuOp::Utilization => driver.utilization(&uuids[1]).is_err(),
+            GpuOp::ProcessUtilization => driver.process_utilization(&uuids[1], 0).is_err(),
+            GpuOp::SmUtilization => driver.sm_utilization(&uuids[1], None).is_err(),
         });
         failed.collect()
     };
@@ -261,7 +265,7 @@ fn more_processes_than_asked_room_for_are_all_listed() {
     let library = TestLibrary::new("h100x1");
     let uuid = library.uuids().remove(0);
     let processes: Vec<GpuProcess> =
-        (1..=100).map(|pid| GpuProcess { pid, gpu_instance: (pid % 2 == 0).then_some(pid % 7) }).collect();
+        (1..=100).map(|pid| GpuProcess::new(pid, (pid % 2 == 0).then_some(pid % 7))).collect();
     let expected = processes.clone();
     library.state.edit(|e| e.gpu(&uuid).unwrap().processes.extend(processes)).unwrap();
     assert_eq!(library.open().processes(&uuid).unwrap(), expected);

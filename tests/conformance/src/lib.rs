@@ -2,6 +2,7 @@
 //! and on real hardware. Read only towards the GPU.
 
 mod mig;
+mod usage;
 
 use std::collections::BTreeSet;
 
@@ -43,6 +44,7 @@ pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
     }
     for f in &facts {
         checks.vitals(driver, f);
+        checks.0.extend(usage::read_only(driver, f));
     }
     checks.events(driver, &uuids);
     checks.listing(&facts, expect);

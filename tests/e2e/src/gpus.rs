@@ -160,7 +160,7 @@ impl Gpus {
         let known = MockState::open(self.mock_state())?.edit(|engine| {
             let gpu = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);
             let uuid = gpu.map(|gpu| gpu.facts.uuid.clone())?;
-            engine.gpu(&uuid)?.processes.insert(GpuProcess { pid, gpu_instance: None });
+            engine.gpu(&uuid)?.processes.insert(GpuProcess::new(pid, None));
             Some(())
         })?;
         known.with_context(|| format!("no simulated GPU has the UUID {uuid}"))

@@ -182,7 +182,7 @@ impl Machine {
             match listed {
                 None => {
                     listed = in_a_container(&self.state());
-                    let process = listed.map(|pid| GpuProcess { pid, gpu_instance: None });
+                    let process = listed.map(|pid| GpuProcess::new(pid, None));
                     self.state.edit(|e| e.gpu_at(0).unwrap().processes.extend(process)).unwrap();
                 }
                 Some(pid) if !Path::new(&format!("/proc/{pid}")).exists() => {

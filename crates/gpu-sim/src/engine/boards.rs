@@ -72,6 +72,7 @@ impl Engine {
             clients: BTreeSet::new(),
             instances: Vec::new(),
             vitals: well(),
+            usage: crate::usage::SimUsage::default(),
         };
         self.insert_gpu(gpu);
         uuid

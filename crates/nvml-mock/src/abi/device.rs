@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_uint};
 use divvy_gpu_sim::{Engine, SimGpu};
 use divvy_model::{ComputeMode, GpuErrorCode, GpuOp, MigMode};
 use nvml_wrapper_sys::bindings::{
-    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlMemory_t,
-    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlReturn_t, nvmlValue_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlPciInfo_t,
+    nvmlReturn_t, nvmlValue_t,
 };
 
 use super::{code, gpu, pci_info, put, put_text, struct_version, version_of};
@@ -104,39 +104,6 @@ unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     }
     // SAFETY: see `abi`.
     unsafe { put(minor, || gpu(device, |g| number(g.facts.compute_capability.minor))) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryInfo(
-    device: nvmlDevice_t,
-    memory: *mut nvmlMemory_t,
-) -> nvmlReturn_t {
-    let ask = || {
-        let total = gpu(device, |g| g.facts.memory_bytes.ok_or(GpuErrorCode::NOT_SUPPORTED))?;
-        Ok(nvmlMemory_t { total, free: total, used: 0 })
-    };
-    // SAFETY: see `abi`.
-    unsafe { put(memory, ask) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
-    device: nvmlDevice_t,
-    memory: *mut nvmlMemory_v2_t,
-) -> nvmlReturn_t {
-    let version = struct_version::<nvmlMemory_v2_t>(2);
-    let ask = || {
-        let total = gpu(device, |g| g.facts.memory_bytes.ok_or(GpuErrorCode::NOT_SUPPORTED))?;
-        Ok(nvmlMemory_v2_t { version, total, reserved: 0, free: total, used: 0 })
-    };
-    // SAFETY: see `abi`; a versioned struct has at least its version.
-    unsafe {
-        match version_of(memory.cast()) {
-            Ok(asked) if asked == version => put(memory, ask),
-            Ok(_) => GpuErrorCode::ARGUMENT_VERSION_MISMATCH.0,
-            Err(code) => code.0,
-        }
-    }
 }
 
 #[unsafe(no_mangle)]

@@ -12,6 +12,7 @@ mod mig;
 mod mig_devices;
 mod processes;
 mod system;
+mod usage;
 
 use std::ffi::{CString, c_char, c_uint};
 use std::mem::size_of;

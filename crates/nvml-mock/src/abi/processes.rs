@@ -3,19 +3,16 @@
 use std::ffi::c_uint;
 use std::mem::size_of;
 
-use divvy_model::{GpuErrorCode, GpuOp};
+use divvy_model::{GpuErrorCode, GpuOp, GpuProcess};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 
 use super::{Answer, code};
 use crate::bridge;
 
-/// Process ids, and the GPU instances they run in.
-type Processes = Vec<(u32, Option<u32>)>;
+type Processes = Vec<GpuProcess>;
 
 fn of_compute(device: nvmlDevice_t) -> Answer<Processes> {
-    bridge::gpu_for(GpuOp::Processes, device.addr(), |_, g| {
-        Ok(g.processes.iter().map(|p| (p.pid, p.gpu_instance)).collect())
-    })
+    bridge::gpu_for(GpuOp::Processes, device.addr(), |_, g| Ok(g.processes.iter().cloned().collect()))
 }
 
 fn of_mps(device: nvmlDevice_t) -> Answer<Processes> {
@@ -93,12 +90,12 @@ unsafe fn put_processes(
         if infos.is_null() && !processes.is_empty() {
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }
-        for (at, (pid, gpu_instance)) in processes.into_iter().enumerate() {
+        for (at, process) in processes.into_iter().enumerate() {
             let info = nvmlProcessInfo_t {
-                pid,
-                usedGpuMemory: NOT_AVAILABLE,
-                gpuInstanceId: gpu_instance.unwrap_or(u32::MAX),
-                computeInstanceId: if gpu_instance.is_some() { 0 } else { u32::MAX },
+                pid: process.pid,
+                usedGpuMemory: process.memory_bytes.unwrap_or(NOT_AVAILABLE),
+                gpuInstanceId: process.gpu_instance.unwrap_or(u32::MAX),
+                computeInstanceId: process.compute_instance.unwrap_or(u32::MAX),
             };
             // SAFETY: `at` is below `room`, for which `infos` is valid by this function's contract; each size is a
             // multiple of the struct's alignment.

@@ -21,6 +21,7 @@ const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
   driver loaded|unloaded   load or unload the kernel module
   process GPU PID [GI]     a process opens a context on a GPU, in a GPU instance
   end PID                  a process ends
+  usage GPU PID BYTES PERCENT  a process has so much memory (-: NVML does not say) and computes so much of the time
   instances                MIG: index of the GPU, GPU instance, profile, placement, UUIDs of compute instances
   mig GPU on|off           MIG: ask for the mode, as an admin; says what became of it
   xid GPU NUMBER [GI]      a GPU sends an Xid, of a GPU instance
@@ -180,8 +181,16 @@ fn change_gpu(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<(), S
             let pid = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
             let uuid = find(engine, gpu)?;
             if let Some(gpu) = engine.gpu(&uuid) {
-                gpu.processes.insert(GpuProcess { pid, gpu_instance });
+                gpu.processes.insert(GpuProcess::new(pid, gpu_instance));
             }
+        }
+        ("usage", [gpu, pid, bytes, percent]) => {
+            let bytes = match *bytes {
+                "-" => None,
+                bytes => Some(bytes.parse().map_err(|_| format!("{bytes:?} is not a number"))?),
+            };
+            let uuid = find(engine, gpu)?;
+            engine.set_usage(&uuid, number(pid)?, bytes, number(percent)?);
         }
         ("xid", [gpu, xid, more @ ..]) => {
             let gpu_instance = inside(more)?;

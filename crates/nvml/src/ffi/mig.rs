@@ -63,7 +63,8 @@ macro_rules! profile_info {
 /// C structs of numbers and pointers, for which all bits zero is a value.
 pub(super) trait Plain: Sized {
     fn zeroed() -> Self {
-        // SAFETY: implemented only below and in `health`, for structs of integers, characters, raw pointers and unions of integers.
+        // SAFETY: implemented only below, in `health` and in `usage`, for structs of numbers, characters, raw pointers and unions of
+        // integers.
         unsafe { MaybeUninit::zeroed().assume_init() }
     }
 }

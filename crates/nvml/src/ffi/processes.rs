@@ -1,7 +1,7 @@
 //! Lists of processes. NVML's `_v3` functions changed the size of their entries without a new name, so the list is read as
 //! words and has room for the longest.
 
-use divvy_model::GpuErrorCode;
+use divvy_model::{GpuErrorCode, GpuProcess};
 
 use super::{Failure, Handle, Library, check, missing};
 
@@ -13,8 +13,8 @@ const SHORT: usize = 3;
 const LONG: usize = 4;
 
 impl Library {
-    /// Process ids with GPU instance ids (`u32::MAX` = none).
-    pub(crate) fn compute_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
+    /// Processes with a compute context.
+    pub(crate) fn compute_processes(&self, gpu: Handle) -> Result<Vec<GpuProcess>, Failure> {
         let newest = processes(self.process_words(), |count, list| {
             call!(self.nvmlDeviceGetComputeRunningProcesses_v3(gpu.0, count, list.cast()))
         });
@@ -26,7 +26,7 @@ impl Library {
     }
 
     /// As [`Library::compute_processes`], for clients of MPS.
-    pub(crate) fn mps_processes(&self, gpu: Handle) -> Result<Vec<(u32, u32)>, Failure> {
+    pub(crate) fn mps_processes(&self, gpu: Handle) -> Result<Vec<GpuProcess>, Failure> {
         let newest = processes(self.process_words(), |count, list| {
             call!(self.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu.0, count, list.cast()))
         });
@@ -59,15 +59,29 @@ fn or_without<T>(
     }
 }
 
+/// What an entry says. All bits set is NVML's word for nothing.
+fn process(entry: &[u64]) -> Option<GpuProcess> {
+    let [pid, memory, instances, ..] = entry else { return None };
+    let given = |id: u32| (id != u32::MAX).then_some(id);
+    let (gpu_instance, compute_instance) = halves(*instances)?;
+    Some(GpuProcess {
+        pid: halves(*pid)?.0,
+        gpu_instance: given(gpu_instance),
+        compute_instance: given(compute_instance),
+        memory_bytes: (*memory != u64::MAX).then_some(*memory),
+    })
+}
+
+fn halves(word: u64) -> Option<(u32, u32)> {
+    let bytes = word.to_ne_bytes();
+    Some((u32::from_ne_bytes(*bytes.first_chunk()?), u32::from_ne_bytes(*bytes.last_chunk()?)))
+}
+
 /// Asks with room for more and more processes until all fit: more may start between two calls.
 fn processes(
     words: usize,
     call: impl Fn(*mut u32, *mut u64) -> Result<(), Failure>,
-) -> Result<Vec<(u32, u32)>, Failure> {
-    let first_half = |word: u64| {
-        let [a, b, c, d, ..] = word.to_ne_bytes();
-        u32::from_ne_bytes([a, b, c, d])
-    };
+) -> Result<Vec<GpuProcess>, Failure> {
     let mut room: u32 = 32;
     for _ in 0..8 {
         let mut list = vec![0; room as usize * ROOM];
@@ -75,8 +89,7 @@ fn processes(
         match call(&raw mut count, list.as_mut_ptr()) {
             Ok(()) => {
                 let entries = list.chunks_exact(words).take(count.min(room) as usize);
-                let ids = |entry: &[u64]| Some((first_half(*entry.first()?), first_half(*entry.get(2)?)));
-                return Ok(entries.filter_map(ids).collect());
+                return Ok(entries.filter_map(process).collect());
             }
             Err(failure) if failure.code == GpuErrorCode::INSUFFICIENT_SIZE => {
                 room = count.max(room).saturating_mul(2).min(1 << 16);

@@ -10,8 +10,8 @@ use divvy_model::mig::{
     GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuOp, GpuProcess, GpuUuid, MigActivation,
-    MigMode, SystemFacts,
+    ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid,
+    MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts,
 };
 
 use super::{Inner, LEAVING, Opened, Session, lock};
@@ -61,6 +61,22 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
     fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
         let uuid = gpu.clone();
         self.call(GpuOp::Vitals, Some(gpu), move |d| d.vitals(&uuid))
+    }
+    fn memory(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<GpuMemory, GpuError> {
+        let (uuid, part) = (gpu.clone(), part.cloned());
+        self.call(GpuOp::Memory, Some(gpu), move |d| d.memory(&uuid, part.as_ref()))
+    }
+    fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::Utilization, Some(gpu), move |d| d.utilization(&uuid))
+    }
+    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
+        let uuid = gpu.clone();
+        self.call(GpuOp::ProcessUtilization, Some(gpu), move |d| d.process_utilization(&uuid, since))
+    }
+    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+        let (uuid, part) = (gpu.clone(), part.cloned());
+        self.call(GpuOp::SmUtilization, Some(gpu), move |d| d.sm_utilization(&uuid, part.as_ref()))
     }
     /// Not longer than a second at once: while it waits, the session cannot be shut down. The driver remembers what comes
     /// between two waits.
