@@ -301,7 +301,7 @@ pub(crate) fn wait_event(set: usize, at_most: Duration) -> Result<SimEvent, GpuE
 pub(crate) fn make_gpm_sample() -> Result<usize, GpuErrorCode> {
     engine()?;
     let mut session = session();
-    let free = (0..).find(|number| !session.gpm_samples.contains_key(number)).unwrap_or_default();
+    let free = (0..u64::MAX).find(|number| !session.gpm_samples.contains_key(number)).unwrap_or_default();
     session.gpm_samples.insert(free, None);
     drop(session);
     Ok(handle_to(Thing::GpmSample(free)))
