@@ -69,6 +69,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         step(s.name, &mut || command(root, s.command))?;
     }
     if !args.no_e2e {
+        step("chart", &mut || crate::chart::run(root))?;
         step("e2e", &mut || command(root, &["cargo", "xtask", "e2e"]))?;
     }
     crate::say("\nstep        wall time");

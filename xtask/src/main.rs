@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod allocator;
 mod bench;
+mod chart;
 mod check;
 mod ci;
 mod cluster;
@@ -36,6 +37,8 @@ enum Command {
     Ci(ci::Args),
     /// Only the structure: pure crates, one-way dependencies, forgotten files, links, words
     Check,
+    /// What the chart makes of many sets of values, with helm alone
+    Chart,
     /// Write the chart's CustomResourceDefinitions from the types
     Crds,
     /// A real Kubernetes on this machine
@@ -58,7 +61,7 @@ impl Command {
             Self::Cluster(args) => args.needs(),
             Self::Bench(args) => args.needs(),
             Self::Ci(args) => args.needs(),
-            Self::E2e(_) | Self::Soak(_) => &[Need::Build, Need::Cluster],
+            Self::Chart | Self::E2e(_) | Self::Soak(_) => &[Need::Build, Need::Cluster],
         }
     }
 }
@@ -80,6 +83,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Ci(args) => ci::run(&root, &args),
         Command::Check => check::run(&root),
+        Command::Chart => chart::run(&root),
         Command::Crds => crds::run(&root),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),

@@ -1,26 +1,46 @@
+{{/* The value of app.kubernetes.io/name. */}}
 {{- define "divvy.name" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* The beginning of every object's name; the longest end is `-configs`, and pods get a hash. */}}
+{{- define "divvy.fullname" -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "divvy.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default (printf "%s-node" (include "divvy.name" .)) -}}
+{{- .Values.serviceAccount.name | default (printf "%s-node" (include "divvy.fullname" .)) -}}
 {{- end -}}
 
+{{/* Never with more labels: those of a DaemonSet's selector cannot change. */}}
 {{- define "divvy.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ include "divvy.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: node
 {{- end -}}
 
 {{- define "divvy.labels" -}}
 {{ include "divvy.selector" . }}
+app.kubernetes.io/part-of: divvy
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{/* A digest names one image whatever the tag says. */}}
+{{- define "divvy.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* A path below hostRoot as the plugin sees it: hostRoot is mounted at /host. */}}
@@ -53,4 +73,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "divvy.adminClass" -}}
 {{- printf "admin.%s" (include "divvy.classDomain" .) -}}
+{{- end -}}
+
+{{/* The kind of config that devices of a mode take. */}}
+{{- define "divvy.configKind" -}}
+{{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "admin" "GpuConfig") . -}}
+{{- end -}}
+
+{{/* The CEL expression that selects the devices of a mode. */}}
+{{- define "divvy.devicesOf" -}}
+{{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "admin" "gpu-admin") .mode -}}
+device.driver == '{{ .driver }}' && device.attributes['{{ .driver }}'].type == '{{ $type }}'
 {{- end -}}

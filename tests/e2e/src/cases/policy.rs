@@ -1,4 +1,4 @@
-//! What the chart installs beside the plugin: rights, the admission policy, refused values.
+//! What the chart installs beside the plugin: rights and the admission policies.
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;
@@ -334,7 +334,7 @@ fn rendered(env: &Env, values: &[&str]) -> Result<Value> {
 }
 
 /// Checks that something was refused, with these words.
-fn refused(result: Result<()>, why: &str) -> Result<()> {
+pub(super) fn refused(result: Result<()>, why: &str) -> Result<()> {
     let said = result.err().map(|error| format!("{error:#}"));
     ensure!(
         said.as_ref().is_some_and(|text| text.contains(why)),
@@ -401,38 +401,4 @@ fn slice(name: &str, node: &str, driver: &str) -> String {
         },
     })
     .to_string()
-}
-
-/// Values and what helm must say about them.
-const REFUSED: &[(&[&str], &str)] = &[
-    (&["nodeSelector=null"], "nodeSelector"),
-    (&["nodeSelector.divvy\\.dev/gpu=null"], "minProperties: got 0, want 1"),
-    (&["drivername=gpu.divvy.dev"], "additional properties 'drivername' not allowed"),
-    (&["driverName=GPU"], "'GPU' does not match pattern"),
-    (&["kubeletDir=var/lib/kubelet"], "'var/lib/kubelet' does not match pattern"),
-    (&["driverName=a-name-that-is-as-long-as-a-name-may-be.but-not-on-unix.example.com"], "driverName"),
-    (&["kubeletDir=/a/folder/whose/name/is/longer/than/most"], "the limit is 107; shorten driverName"),
-    (&["driverRoot=/run/nvidia/driver", "nvmlLibrary=/usr/lib/libnvidia-ml.so.1"], "is not below driverRoot"),
-    (&["driverRoot=opt/driver"], "'opt/driver' does not match pattern"),
-    (&["debugAddress=localhost"], "'localhost' does not match pattern"),
-    (&["extraEnv[0].name=NODE_NAME"], "extraEnv must not set NODE_NAME"),
-];
-
-pub(super) fn chart_values(env: &Env) -> Result<()> {
-    helm(env.cluster, &["lint", "--strict", &chart()])?;
-    for (values, why) in REFUSED {
-        let chart = chart();
-        let mut args = vec!["template", "divvy", &chart];
-        for value in *values {
-            args.extend(["--set", value]);
-        }
-        let said = helm(env.cluster, &args).err().map(|error| format!("{error:#}"));
-        ensure!(
-            said.as_ref().is_some_and(|text| text.contains(why)),
-            "{values:?} must be refused ({why}): {said:?}"
-        );
-    }
-    let old = helm(env.cluster, &["template", "divvy", &chart(), "--kube-version=1.33.0"]);
-    ensure!(old.is_err(), "the chart accepts Kubernetes 1.33");
-    Ok(())
 }

@@ -1,0 +1,248 @@
+//! `cargo xtask chart`: what the chart makes of many sets of values, checked with helm alone: no cluster.
+
+mod made;
+mod refused;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use divvy_e2e::parts;
+use serde_json::Value;
+
+/// Something that must be true of what was rendered. Objects are named `Kind/name`, fields by JSON pointers.
+#[derive(Debug, Clone, Copy)]
+enum Expected {
+    There(&'static str),
+    Absent(&'static str),
+    /// The field has this JSON value.
+    Is(&'static str, &'static str, &'static str),
+    /// The field is a text that contains this.
+    Says(&'static str, &'static str, &'static str),
+    /// The plugin has this variable.
+    Env(&'static str, &'static str),
+    /// The plugin has this volume, a folder of the node.
+    Folder(&'static str, &'static str),
+    /// The object has no such field.
+    Lacks(&'static str, &'static str),
+}
+
+/// A set of values as YAML, further flags of `helm template`, and what comes of them.
+type Case = (&'static str, &'static [&'static str], &'static [Expected]);
+
+/// Runs every check; the first that fails is the error.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let helm = Helm { program: parts::helm()?, chart: root.join("deploy/chart/divvy") };
+    helm.run(&["lint", "--strict"], "{}")?;
+    for (values, flags, expected) in made::CASES {
+        let check = || {
+            ensure!(!expected.is_empty(), "nothing is expected");
+            let objects = objects(&helm.template(values, flags)?)?;
+            consistent(&objects)?;
+            expected.iter().try_for_each(|one| met(*one, &objects))
+        };
+        check().with_context(|| format!("values {values:?} {flags:?}"))?;
+    }
+    for (values, flags, why) in refused::CASES {
+        let said = helm.template(values, flags).err().map(|error| format!("{error:#}"));
+        ensure!(
+            said.as_ref().is_some_and(|text| text.contains(why)),
+            "values {values:?} {flags:?} must be refused with {why:?}, but: {said:?}"
+        );
+    }
+    reserved_variables(&helm)?;
+    let snippets = snippets(root)?;
+    for (place, values) in &snippets {
+        objects(&helm.template(values, &[])?).and_then(|o| consistent(&o)).with_context(|| place.clone())?;
+    }
+    crate::say(&format!(
+        "chart: {} sets of values rendered, {} refused, {} snippets of documents: fine",
+        made::CASES.len(),
+        refused::CASES.len(),
+        snippets.len()
+    ));
+    Ok(())
+}
+
+struct Helm {
+    program: PathBuf,
+    chart: PathBuf,
+}
+
+impl Helm {
+    fn template(&self, values: &str, flags: &[&str]) -> Result<String> {
+        self.run(&[&["template", "--name-template=divvy", "--namespace=gpus"], flags].concat(), values)
+    }
+
+    fn run(&self, args: &[&str], values: &str) -> Result<String> {
+        let file = std::env::temp_dir().join(format!("divvy-values-{}.yaml", std::process::id()));
+        fs_err::write(&file, values)?;
+        let out = Command::new(&self.program).args(args).arg(&self.chart).arg("--values").arg(&file).output();
+        fs_err::remove_file(&file)?;
+        let out = out.context("helm cannot be started")?;
+        if !out.status.success() {
+            bail!("helm: {}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        }
+        Ok(String::from_utf8(out.stdout)?)
+    }
+}
+
+/// The objects; a key that is there twice is an error.
+fn objects(yaml: &str) -> Result<Vec<Value>> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(yaml).context("what helm printed is not YAML")?;
+    Ok(all.into_iter().filter(|object| !object.is_null()).collect())
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn name(object: &Value) -> String {
+    format!("{}/{}", text(object, "/kind"), text(object, "/metadata/name"))
+}
+
+/// What holds whatever the values are.
+fn consistent(objects: &[Value]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    let daemon_set = find(objects, |object| text(object, "/kind") == "DaemonSet")?;
+    let account = text(daemon_set, "/spec/template/spec/serviceAccountName");
+    let user = format!("'system:serviceaccount:gpus:{account}'");
+    for object in objects {
+        let name = name(object);
+        ensure!(seen.insert(name.clone()), "{name} is made twice");
+        for label in ["name", "instance", "version", "managed-by", "part-of"] {
+            let pointer = format!("/metadata/labels/app.kubernetes.io~1{label}");
+            ensure!(!text(object, &pointer).is_empty(), "{name} has no label app.kubernetes.io/{label}");
+        }
+        for subject in object.pointer("/subjects").and_then(Value::as_array).into_iter().flatten() {
+            ensure!(text(subject, "/name") == account, "{name} is for another account than the plugin's");
+        }
+        let policy = text(object, "/spec/matchConditions/0/expression");
+        ensure!(
+            !policy.contains("userInfo") || policy.contains(&user),
+            "{name} is about another account than the plugin's: {policy}"
+        );
+    }
+    let labels = daemon_set.pointer("/spec/template/metadata/labels").context("pods without labels")?;
+    for (key, value) in
+        daemon_set.pointer("/spec/selector/matchLabels").and_then(Value::as_object).into_iter().flatten()
+    {
+        ensure!(labels.get(key) == Some(value), "the DaemonSet does not select its own pods by {key}");
+    }
+    Ok(())
+}
+
+fn find(objects: &[Value], which: impl Fn(&Value) -> bool) -> Result<&Value> {
+    objects.iter().find(|object| which(object)).context("no such object")
+}
+
+fn met(expected: Expected, objects: &[Value]) -> Result<()> {
+    let there = |wanted: &str| {
+        find(objects, |object| name(object) == wanted).with_context(|| {
+            format!("{wanted}; there are {}", objects.iter().map(name).collect::<Vec<_>>().join(", "))
+        })
+    };
+    match expected {
+        Expected::There(wanted) => there(wanted).map(drop)?,
+        Expected::Absent(unwanted) => {
+            ensure!(objects.iter().all(|object| name(object) != unwanted), "{unwanted} is made");
+        }
+        Expected::Is(object, pointer, json) => {
+            let found = there(object)?.pointer(pointer);
+            let wanted: Value = serde_json::from_str(json).with_context(|| json.to_owned())?;
+            ensure!(found == Some(&wanted), "{object} {pointer} is {found:?}, not {wanted}");
+        }
+        Expected::Says(object, pointer, part) => {
+            let found = text(there(object)?, pointer);
+            ensure!(found.contains(part), "{object} {pointer} is {found:?}, without {part:?}");
+        }
+        Expected::Env(variable, wanted) => {
+            let found = named(objects, "containers/0/env", variable)?;
+            ensure!(text(found, "/value") == wanted, "{variable} is {found}, not {wanted}");
+        }
+        Expected::Folder(volume, wanted) => {
+            let found = named(objects, "volumes", volume)?;
+            ensure!(text(found, "/hostPath/path") == wanted, "{volume} is {found}, not {wanted}");
+        }
+        Expected::Lacks(object, pointer) => {
+            let found = there(object)?.pointer(pointer);
+            ensure!(found.is_none(), "{object} {pointer} is {found:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The entry of this name in a list of the plugin's pod.
+fn named<'a>(objects: &'a [Value], list: &str, wanted: &str) -> Result<&'a Value> {
+    let daemon_set = find(objects, |object| text(object, "/kind") == "DaemonSet")?;
+    let list = daemon_set.pointer(&format!("/spec/template/spec/{list}")).and_then(Value::as_array);
+    let found = list.into_iter().flatten().find(|entry| text(entry, "/name") == wanted);
+    found.with_context(|| format!("the pod has no {wanted}"))
+}
+
+/// Every variable that the chart sets is refused in `extraEnv`, where the last of two would win.
+fn reserved_variables(helm: &Helm) -> Result<()> {
+    let all = "{driverRoot: /opt/driver, nvmlLibrary: /opt/driver/libnvidia-ml.so.1}";
+    let objects = objects(&helm.template(all, &[])?)?;
+    let daemon_set = find(&objects, |object| text(object, "/kind") == "DaemonSet")?;
+    let env = daemon_set.pointer("/spec/template/spec/containers/0/env").and_then(Value::as_array);
+    for variable in env.context("no variables")? {
+        let name = text(variable, "/name");
+        let said = helm.template(&format!("extraEnv: [{{name: {name}, value: x}}]"), &[]).err();
+        let said = said.map(|error| format!("{error:#}")).unwrap_or_default();
+        ensure!(said.contains(&format!("extraEnv must not set {name}")), "extraEnv may set {name}: {said}");
+    }
+    Ok(())
+}
+
+/// Values in documents: fenced blocks of YAML whose first line is `# values.yaml`, with their place.
+fn snippets(root: &Path) -> Result<Vec<(String, String)>> {
+    let out = Command::new("git").args(["ls-files", "*.md"]).current_dir(root).output()?;
+    let mut found = Vec::new();
+    for file in String::from_utf8_lossy(&out.stdout).lines() {
+        let Ok(text) = fs_err::read_to_string(root.join(file)) else { continue };
+        found.extend(values_in(&text).into_iter().map(|(line, yaml)| (format!("{file}:{line}"), yaml)));
+    }
+    Ok(found)
+}
+
+fn values_in(document: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut lines = document.lines().enumerate();
+    while let Some((number, line)) = lines.next() {
+        if line.trim_start().starts_with("```") {
+            let block: Vec<&str> = lines
+                .by_ref()
+                .map(|(_, line)| line)
+                .take_while(|line| !line.trim_start().starts_with("```"))
+                .collect();
+            if block.first().is_some_and(|first| first.trim() == "# values.yaml") {
+                found.push((number + 1, block.join("\n")));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{made, refused, values_in};
+
+    #[test]
+    fn values_are_the_blocks_that_say_so() {
+        let text = "a\n```yaml\nkind: Pod\n```\n```yaml\n# values.yaml\noffer: auto\n```\nb\n```\n# values.yaml\n```\n";
+        let found = [(5, "# values.yaml\noffer: auto".to_owned()), (10, "# values.yaml".to_owned())];
+        assert_eq!(values_in(text), found);
+    }
+
+    #[test]
+    fn no_set_of_values_is_tried_twice() {
+        let mut all: Vec<_> = made::CASES.iter().map(|case| (case.0, case.1)).collect();
+        all.extend(refused::CASES.iter().map(|case| (case.0, case.1)));
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+}
