@@ -120,4 +120,30 @@ mod tests {
     fn the_command_line_is_consistent() {
         super::Args::command().debug_assert();
     }
+    /// `cargo xtask reference` runs this with `DIVVY_BLESS=1`.
+    #[test]
+    fn reference_has_the_help_of_every_command() {
+        let mut page = "<!-- Written by `cargo xtask reference`. -->\n\n# The command `divvy`\n\n\
+            Under the name `kubectl-divvy` it is a plugin of kubectl: `kubectl divvy status`.\n"
+            .to_owned();
+        let mut root = super::Args::command().term_width(100);
+        root.build();
+        add_help(&root, "", &mut page);
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/cli.md");
+        if std::env::var_os("DIVVY_BLESS").is_some() {
+            fs_err::write(file, &page).unwrap();
+        }
+        assert_eq!(fs_err::read_to_string(file).unwrap(), page, "run `cargo xtask reference`");
+    }
+
+    /// The help of a command and of those below it, but for clap's own.
+    fn add_help(command: &clap::Command, above: &str, page: &mut String) {
+        let name = format!("{above}{}", command.get_name());
+        let help = command.clone().term_width(100).render_long_help().to_string();
+        let lines: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
+        *page += &format!("\n## {name}\n\n```text\n{}\n```\n", lines.join("\n"));
+        for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
+            add_help(inner, &format!("{name} "), page);
+        }
+    }
 }

@@ -131,3 +131,45 @@ fn mode_lock(text: &str) -> Result<ModeLock, String> {
         _ => Err("expected auto, on or off".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Args;
+
+    /// `cargo xtask reference` runs this with `DIVVY_BLESS=1`.
+    #[test]
+    fn reference_lists_every_flag() {
+        let mut page = "<!-- Written by `cargo xtask reference`. -->\n\n# Flags of the node plugin\n\n\
+            The chart sets them from its [values](chart-values.md). An empty variable means the default.\n\n\
+            | flag | variable | default | meaning |\n|---|---|---|---|\n"
+            .to_owned();
+        for flag in Args::command().get_arguments() {
+            let text = flag.get_help().map(ToString::to_string).unwrap_or_default();
+            // The default of an option without a value is in words in its help.
+            let (meaning, words) =
+                text.split_once("[default: ").map_or((text.as_str(), None), |(meaning, words)| {
+                    (meaning.trim_end(), Some(words.trim_end_matches([']', '.'])))
+                });
+            let defaults: Vec<String> = flag
+                .get_default_values()
+                .iter()
+                .map(|value| value.to_string_lossy().into_owned())
+                .filter(|value| !value.is_empty())
+                .map(|value| format!("`{value}`"))
+                .collect();
+            let default = words.map_or_else(|| defaults.join(", "), str::to_owned);
+            let env = flag.get_env().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            page += &format!(
+                "| `--{}` | `{env}` | {default} | {meaning} |\n",
+                flag.get_long().unwrap_or_default()
+            );
+        }
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/plugin-flags.md");
+        if std::env::var_os("DIVVY_BLESS").is_some() {
+            fs_err::write(file, &page).unwrap();
+        }
+        assert_eq!(fs_err::read_to_string(file).unwrap(), page, "run `cargo xtask reference`");
+    }
+}

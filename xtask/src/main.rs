@@ -18,6 +18,7 @@ mod e2e;
 mod image;
 mod mutants;
 mod needs;
+mod reference;
 mod soak;
 mod words;
 
@@ -41,6 +42,8 @@ enum Command {
     Chart,
     /// Write the chart's CustomResourceDefinitions from the types
     Crds,
+    /// Write the pages of docs/reference that follow from code
+    Reference,
     /// A real Kubernetes on this machine
     Cluster(cluster::Args),
     /// The end-to-end cases, on a cluster of their own
@@ -56,7 +59,7 @@ enum Command {
 impl Command {
     fn needs(&self) -> &'static [Need] {
         match self {
-            Self::Check | Self::Crds => &[],
+            Self::Check | Self::Crds | Self::Reference => &[],
             Self::Image(_) => &[Need::Build],
             Self::Cluster(args) => args.needs(),
             Self::Bench(args) => args.needs(),
@@ -85,6 +88,7 @@ fn run(command: Command) -> Result<()> {
         Command::Check => check::run(&root),
         Command::Chart => chart::run(&root),
         Command::Crds => crds::run(&root),
+        Command::Reference => reference::run(&root),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Bench(args) => bench::run(&root, &args),

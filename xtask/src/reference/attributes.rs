@@ -1,0 +1,149 @@
+//! Attributes and capacities: their meaning from the comments beside their names, where they are from what simulated GPUs
+//! publish.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+use divvy_gpu_sim::{Engine, mig_capabilities};
+use divvy_model::Ordinals;
+use divvy_offer::{
+    AttributeValue, GpuRules, Input, KubeVersion, Modes, Partitioning, Pool, ServerFeatures, carve_partitions,
+};
+
+use super::cell;
+
+/// One GPU of each sort that publishes something of its own; the first that has an attribute gives the example.
+const GPUS: &str = "h100-pciex2,gb200x1,a30x1,l4x1";
+
+const INTRO: &str = "# Attributes and capacities
+
+What a device has in a ResourceSlice, and what CEL sees: `device.attributes[\"gpu.divvy.dev\"].productName`,
+`device.capacity[\"gpu.divvy.dev\"].memory`. A name with a domain is that domain's: `device.attributes[\"resource.kubernetes.io\"].pcieRoot`.
+Names and types are those of NVIDIA's driver wherever it has one. The kinds of devices are those of the attribute `type`: `gpu` (class
+`gpu.divvy.dev`), `mig` (`mig.divvy.dev`), `gpu-share` (`share.divvy.dev`) and `gpu-admin` (`admin.divvy.dev`).
+
+An expression that reads an attribute that a device lacks *fails*, and a claim with it is not scheduled: where the table does not list the
+kind, or says \"some\", write `device.attributes[\"gpu.divvy.dev\"].?name.orValue(…)`.
+";
+
+struct Seen {
+    kinds: BTreeMap<String, usize>,
+    kind_of_value: &'static str,
+    example: String,
+}
+
+pub(super) fn page(names: &str) -> Result<String> {
+    let pool = pool(GPUS)?;
+    let mut attributes: BTreeMap<String, Seen> = BTreeMap::new();
+    let mut capacities: BTreeMap<String, Seen> = BTreeMap::new();
+    let mut of_kind: BTreeMap<String, usize> = BTreeMap::new();
+    for device in pool.slices.iter().flat_map(|slice| &slice.devices) {
+        let Some(AttributeValue::String(kind)) = device.attributes.get("type") else { continue };
+        *of_kind.entry(kind.clone()).or_default() += 1;
+        for (name, value) in &device.attributes {
+            let (kind_of_value, example) = shown(value);
+            note(&mut attributes, name, kind, kind_of_value, example);
+        }
+        for (name, capacity) in &device.capacity {
+            note(&mut capacities, name, kind, "quantity", capacity.value.to_string());
+        }
+    }
+    let mut text = INTRO.to_owned();
+    for (title, module, seen) in
+        [("Attributes", "attributes", attributes), ("Capacities", "capacity", capacities)]
+    {
+        text += &format!(
+            "\n## {title}\n\n| name | type | devices | example | meaning |\n|---|---|---|---|---|\n"
+        );
+        let documented = constants(names, module)?;
+        let known: BTreeSet<&str> = documented.iter().map(|(name, _)| name.as_str()).collect();
+        ensure!(
+            seen.keys().all(|name| known.contains(name.as_str())),
+            "a device has one of {:?}, which names.rs lacks",
+            seen.keys()
+        );
+        for (name, meaning) in &documented {
+            let seen = seen.get(name).with_context(|| format!("no simulated GPU publishes {name}"))?;
+            let kinds: Vec<String> =
+                seen.kinds
+                    .iter()
+                    .map(|(kind, count)| {
+                        if Some(count) == of_kind.get(kind) { kind.clone() } else { format!("{kind} (some)") }
+                    })
+                    .collect();
+            text += &format!(
+                "| `{name}` | {} | {} | `{}` | {} |\n",
+                seen.kind_of_value,
+                kinds.join(", "),
+                cell(&seen.example),
+                cell(meaning)
+            );
+        }
+    }
+    Ok(text)
+}
+
+fn note(
+    all: &mut BTreeMap<String, Seen>,
+    name: &str,
+    kind: &str,
+    kind_of_value: &'static str,
+    example: String,
+) {
+    let seen = all.entry(name.to_owned()).or_insert(Seen { kinds: BTreeMap::new(), kind_of_value, example });
+    *seen.kinds.entry(kind.to_owned()).or_default() += 1;
+}
+
+fn shown(value: &AttributeValue) -> (&'static str, String) {
+    match value {
+        AttributeValue::Bool(value) => ("bool", value.to_string()),
+        AttributeValue::Int(value) => ("int", value.to_string()),
+        AttributeValue::String(value) => ("string", value.clone()),
+        AttributeValue::Version(value) => ("version", value.clone()),
+    }
+}
+
+/// What the simulated GPUs publish in every mode.
+fn pool(spec: &str) -> Result<Pool> {
+    let engine = Engine::new(&spec.parse()?);
+    let inventory = engine.inventory();
+    let mut ordinals = Ordinals::default();
+    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    let capabilities = engine
+        .gpus()
+        .iter()
+        .filter_map(|gpu| Some((gpu.facts.uuid.clone(), mig_capabilities(&gpu.model)?)))
+        .collect();
+    let rules = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
+    let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), rules.clone())).collect();
+    let input = Input {
+        node: "node",
+        inventory: &inventory,
+        ordinals: &ordinals,
+        taints: &BTreeMap::new(),
+        held: &BTreeSet::new(),
+        leaving: &BTreeSet::new(),
+        recorded: &BTreeSet::new(),
+        previous: None,
+        features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),
+    };
+    Ok(carve_partitions(&input, &Partitioning::new(&capabilities, &rules)).pool)
+}
+
+/// The constants of a module of names.rs: their values, and the comments above them.
+fn constants(source: &str, module: &str) -> Result<Vec<(String, String)>> {
+    let start =
+        source.split_once(&format!("pub mod {module} {{\n")).context("names.rs has no such module")?.1;
+    let body = start.split_once("\n}\n").map_or(start, |(body, _)| body);
+    let mut found = Vec::new();
+    let mut comment = String::new();
+    for line in body.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            comment += text;
+        } else if let Some((_, value)) = line.split_once(": &str = ") {
+            found.push((value.trim_matches(['"', ';']).to_owned(), std::mem::take(&mut comment)));
+        }
+    }
+    ensure!(!found.is_empty(), "names.rs has no constants in {module}");
+    Ok(found)
+}

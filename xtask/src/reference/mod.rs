@@ -1,0 +1,80 @@
+//! `cargo xtask reference`: writes the pages of `docs/reference` that follow from code. `cargo xtask check` and tests say when
+//! one is not what the code says.
+
+mod attributes;
+mod configs;
+mod schema;
+mod values;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+const FOLDER: &str = "docs/reference";
+
+/// Tests that compare pages about command lines, which this program does not link: crate, test.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("divvy-kubelet-plugin", "reference_lists_every_flag"),
+    ("divvy", "reference_has_the_help_of_every_command"),
+];
+
+/// Writes the pages.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    for (path, text) in wanted(root)? {
+        fs_err::write(&path, text)?;
+        crate::say(&path.display().to_string());
+    }
+    for (package, test) in ELSEWHERE {
+        let mut cargo = Command::new("cargo");
+        cargo.args(["test", "--quiet", "-p", package, test]).env("DIVVY_BLESS", "1").current_dir(root);
+        ensure!(cargo.status().context("cargo cannot be started")?.success(), "{package}: {test} failed");
+    }
+    Ok(())
+}
+
+/// Pages that are not as they should be.
+pub(crate) fn stale(root: &Path) -> Result<Vec<PathBuf>> {
+    let differs = |(path, text): (PathBuf, String)| {
+        (fs_err::read_to_string(&path).ok().as_deref() != Some(&text)).then_some(path)
+    };
+    Ok(wanted(root)?.into_iter().filter_map(differs).collect())
+}
+
+fn wanted(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let read = |path: &str| fs_err::read_to_string(root.join(path));
+    let mut pages = vec![
+        ("attributes.md", attributes::page(&read("api/src/names.rs")?)?),
+        ("configs.md", configs::page()?),
+        (
+            "chart-values.md",
+            values::page(
+                &read("deploy/chart/divvy/values.yaml")?,
+                &read("deploy/chart/divvy/values.schema.json")?,
+            )?,
+        ),
+    ];
+    for (file, definition) in divvy_api::crd::all()? {
+        let name = if file.starts_with("gpunodes") { "gpunode.md" } else { "gpupolicy.md" };
+        pages.push((name, schema::page(&definition)?));
+    }
+    let written = |(name, text): (&str, String)| {
+        let note = "<!-- Written by `cargo xtask reference`. -->\n\n";
+        (root.join(FOLDER).join(name), format!("{note}{}\n", text.trim_end()))
+    };
+    Ok(pages.into_iter().map(written).collect())
+}
+
+/// A text in a cell of a table.
+fn cell(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_pages_are_what_the_code_says() {
+        let stale = super::stale(&crate::root()).unwrap();
+        assert!(stale.is_empty(), "run `cargo xtask reference`: {stale:?}");
+    }
+}
