@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod allocator;
 mod bench;
+mod book;
 mod chart;
 mod check;
 mod ci;
@@ -42,6 +43,8 @@ enum Command {
     Chart,
     /// Write the chart's CustomResourceDefinitions from the types
     Crds,
+    /// The documents as a site, in target/book/site
+    Book,
     /// Write the pages of docs/reference that follow from code
     Reference,
     /// A real Kubernetes on this machine
@@ -59,7 +62,7 @@ enum Command {
 impl Command {
     fn needs(&self) -> &'static [Need] {
         match self {
-            Self::Check | Self::Crds | Self::Reference => &[],
+            Self::Check | Self::Book | Self::Crds | Self::Reference => &[],
             Self::Image(_) => &[Need::Build],
             Self::Cluster(args) => args.needs(),
             Self::Bench(args) => args.needs(),
@@ -88,6 +91,7 @@ fn run(command: Command) -> Result<()> {
         Command::Check => check::run(&root),
         Command::Chart => chart::run(&root),
         Command::Crds => crds::run(&root),
+        Command::Book => book::run(&root),
         Command::Reference => reference::run(&root),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
