@@ -37,14 +37,14 @@ fn describe(
         let above = path.rsplit_once('.').is_some_and(|(above, _)| comments.contains_key(above));
         let leaf = !value.is_object() || inner.get("properties").is_none();
         ensure!(!leaf || above || !comment.is_empty(), "{path} has no comment in values.yaml");
-        if !leaf {
-            if !comment.is_empty() {
-                *rows += &format!("| `{path}` | | {} |\n", cell(comment));
-            }
-            describe(value, inner, &path, comments, rows)?;
-        } else {
+        if leaf {
             *rows += &format!("| `{path}` | `{}` | {} |\n", cell(&value.to_string()), cell(comment));
+            continue;
         }
+        if !comment.is_empty() {
+            *rows += &format!("| `{path}` | | {} |\n", cell(comment));
+        }
+        describe(value, inner, &path, comments, rows)?;
     }
     Ok(())
 }
