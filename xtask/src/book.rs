@@ -17,7 +17,9 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     }
     let source = book.join("src");
     fs_err::create_dir_all(&source)?;
-    fs_err::copy(root.join("docs/book.toml"), book.join("book.toml"))?;
+    for file in ["book.toml", "book.css"] {
+        fs_err::copy(root.join("docs").join(file), book.join(file))?;
+    }
     let summary = summary(root)?;
     for page in links(&summary) {
         let to = source.join(&page);

@@ -74,7 +74,11 @@ pub(super) fn page(names: &str) -> Result<String> {
             text += &format!(
                 "| `{name}` | {} | {} | `{}` | {} |\n",
                 seen.kind_of_value,
-                kinds.join(", "),
+                if kinds.len() == of_kind.len() && !kinds.iter().any(|kind| kind.ends_with("(some)")) {
+                    "all".to_owned()
+                } else {
+                    kinds.join(", ")
+                },
                 cell(&seen.example),
                 cell(meaning)
             );

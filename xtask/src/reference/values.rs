@@ -91,7 +91,7 @@ mod tests {
                 "| `a` | | One, two: |",
                 "| `a.b` | `1` | Inner. |",
                 "| `a.c` | `{\"d\":2}` |  |",
-                "| `e` | `[]` |  |"
+                "| `e` | `[]` | Last. |"
             ]
         );
         assert!(super::page("e: []\n", schema).is_err(), "a value without a comment");
