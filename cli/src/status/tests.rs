@@ -203,6 +203,28 @@ fn golden(name: &str, text: &str) {
     assert_eq!(format!("{text}\n"), fs_err::read_to_string(path).unwrap());
 }
 
+/// The samples in docs/status.md are the goldens of these tests; `DIVVY_BLESS=1` puts them there.
+#[test]
+fn the_document_shows_what_the_program_prints() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let path = format!("{root}/../docs/status.md");
+    let mut document = fs_err::read_to_string(&path).unwrap();
+    for (command, name) in
+        [("divvy status", "fleet.txt"), ("divvy status claim default/waits", "claim-waits.txt")]
+    {
+        let printed = fs_err::read_to_string(format!("{root}/fixtures/status/{name}")).unwrap();
+        let start = format!("```text\n$ {command}\n");
+        let (before, rest) = document.split_once(&start).unwrap();
+        let (shown, after) = rest.split_once("```\n").unwrap();
+        if std::env::var_os("DIVVY_BLESS").is_some() {
+            document = format!("{before}{start}{printed}```\n{after}");
+            fs_err::write(&path, &document).unwrap();
+        } else {
+            assert_eq!(shown, printed, "DIVVY_BLESS=1 cargo test -p divvy the_document_shows");
+        }
+    }
+}
+
 #[test]
 fn the_fleet_shows_its_nodes_then_what_is_wrong_then_who_waits_for_what() {
     let world = world();

@@ -25,7 +25,7 @@ pub struct Case {
     pub name: &'static str,
     /// Whether it disturbs others (it stops components), so that it has the cluster to itself.
     pub alone: bool,
-    /// Whether it is about partitions and shares: those cases are run on older releases, too.
+    /// Whether it is run on older releases, too: it is about partitions and shares, or about what an API server takes.
     pub of_sharing: bool,
     /// On which clusters it is true.
     pub clusters: Clusters,

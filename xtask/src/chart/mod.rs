@@ -196,30 +196,29 @@ fn reserved_variables(helm: &Helm) -> Result<()> {
     Ok(())
 }
 
-/// Values in documents: fenced blocks of YAML whose first line is `# values.yaml`, with their place.
+/// Values in documents: fenced blocks whose first line is `# values.yaml`, with their place.
 fn snippets(root: &Path) -> Result<Vec<(String, String)>> {
     let out = Command::new("git").args(["ls-files", "*.md"]).current_dir(root).output()?;
     let mut found = Vec::new();
     for file in String::from_utf8_lossy(&out.stdout).lines() {
         let Ok(text) = fs_err::read_to_string(root.join(file)) else { continue };
-        found.extend(values_in(&text).into_iter().map(|(line, yaml)| (format!("{file}:{line}"), yaml)));
+        let blocks = blocks(&text).into_iter().filter(|(_, block)| block.starts_with("# values.yaml\n"));
+        found.extend(blocks.map(|(line, yaml)| (format!("{file}:{line}"), yaml)));
     }
     Ok(found)
 }
 
-fn values_in(document: &str) -> Vec<(usize, String)> {
+/// The fenced blocks of a document without their indentation, each with its line.
+fn blocks(document: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut lines = document.lines().enumerate();
-    while let Some((number, line)) = lines.next() {
-        if line.trim_start().starts_with("```") {
-            let block: Vec<&str> = lines
-                .by_ref()
-                .map(|(_, line)| line)
-                .take_while(|line| !line.trim_start().starts_with("```"))
-                .collect();
-            if block.first().is_some_and(|first| first.trim() == "# values.yaml") {
-                found.push((number + 1, block.join("\n")));
-            }
+    while let Some((number, fence)) = lines.next() {
+        let text = fence.trim_start();
+        if text.starts_with("```") {
+            let indent = fence.len() - text.len();
+            let inside = lines.by_ref().map(|(_, line)| line.get(indent..).unwrap_or(line));
+            let block: Vec<&str> = inside.take_while(|line| !line.starts_with("```")).collect();
+            found.push((number + 1, block.join("\n") + "\n"));
         }
     }
     found
@@ -227,13 +226,38 @@ fn values_in(document: &str) -> Vec<(usize, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{made, refused, values_in};
+    use super::{blocks, made, refused};
 
     #[test]
-    fn values_are_the_blocks_that_say_so() {
-        let text = "a\n```yaml\nkind: Pod\n```\n```yaml\n# values.yaml\noffer: auto\n```\nb\n```\n# values.yaml\n```\n";
-        let found = [(5, "# values.yaml\noffer: auto".to_owned()), (10, "# values.yaml".to_owned())];
-        assert_eq!(values_in(text), found);
+    fn blocks_are_found_with_their_lines_and_without_their_indentation() {
+        let text = "a\n```yaml\nkind: Pod\n```\n1. x\n   ```yaml\n   a:\n     b: c\n   ```\nd\n";
+        assert_eq!(blocks(text), [(2, "kind: Pod\n".to_owned()), (6, "a:\n  b: c\n".to_owned())]);
+    }
+
+    /// Users paste them.
+    #[test]
+    fn every_policy_in_the_documents_is_read() {
+        let mut policies = 0;
+        let root = crate::root();
+        for folder in ["docs", "docs/install", "docs/migrate", "docs/runbooks"] {
+            for entry in fs_err::read_dir(root.join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_none_or(|extension| extension != "md") {
+                    continue;
+                }
+                for (line, yaml) in blocks(&fs_err::read_to_string(&path).unwrap()) {
+                    if yaml.contains("kind: GpuPolicy\n") {
+                        let read: Vec<serde_json::Value> = serde_saphyr::from_multiple(&yaml).unwrap();
+                        for policy in read.iter().filter(|object| object["kind"] == "GpuPolicy") {
+                            let decoded = divvy_api::policy::decode_policy(policy);
+                            assert!(decoded.is_ok(), "{}:{line}: {:?}", path.display(), decoded.err());
+                            policies += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(policies > 3, "only {policies} policies are found");
     }
 
     #[test]

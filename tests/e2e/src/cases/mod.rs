@@ -4,6 +4,7 @@
 //! needs a certain GPU takes one of those, which is then its own: the comment at [`GPUS`] says whose.
 
 mod apply;
+mod chart;
 mod claims;
 mod corpus;
 mod examples;
@@ -56,6 +57,7 @@ pub const ALL: &[Case] = &[
     together("a_plugin_may_write_only_its_own_events", policy::own_events),
     together("who_may_view_the_cluster_may_ask_for_status", policy::viewers),
     together("the_plugin_runs_with_what_it_needs_and_no_more", policy::plugin_pod),
+    Case { of_sharing: true, ..together("the_api_server_takes_what_the_chart_makes", chart::taken) },
     together("the_publisher_passes_its_corpus_on_this_api_server", corpus::all),
     together("an_edited_reserved_for_takes_nothing_from_a_running_pod", claims::reserved_for_edited),
     together("a_gpu_node_that_is_deleted_comes_back", status::gpu_node_deleted),
@@ -66,6 +68,8 @@ pub const ALL: &[Case] = &[
     alone("a_claim_deleted_while_the_plugin_is_away_is_undone", faults::claim_deleted_meanwhile),
     alone("nothing_is_lost_while_etcd_is_held", faults::etcd_held),
     alone("a_wiped_claim_keeps_its_gpu_until_its_pod_is_gone", claims::status_wiped),
+    alone("admin_access_is_for_the_namespaces_of_the_chart", chart::admin_access),
+    alone("an_uninstalled_release_leaves_what_its_page_says", chart::uninstalled),
     alone("an_update_that_never_gets_ready_takes_nothing_over", faults::updated_badly),
     alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
     alone("a_driver_that_is_reloaded_taints_and_is_used_again", life::driver_reloaded),

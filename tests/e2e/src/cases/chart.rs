@@ -1,0 +1,116 @@
+//! The chart on an API server. What it makes of which values is checked without one, by `cargo xtask chart`.
+
+use anyhow::{Context, Result, ensure};
+use divvy_api::names;
+use serde_json::json;
+
+use super::policy::refused;
+use crate::api::at;
+use crate::case::{Env, PATIENCE};
+use crate::driver::{chart, helm};
+use crate::objects::claim_for;
+use crate::process::output_of;
+use crate::wait::{poll, wait_for};
+
+/// Values under which every object must be taken; PodMonitors and SecurityContextConstraints are other projects' kinds.
+const TAKEN: &[&str] = &[
+    "{}",
+    r#"{"driverName": "gpu.taken.example", "fullnameOverride": "taken", "nodeSelection": "discovered",
+        "networkPolicy": {"enabled": true, "from": [{"namespaceSelector": {}}]}, "service": {"enabled": true},
+        "resourceQuota": {"enabled": true}, "adminAccess": {"namespaces": ["a", "b"]}}"#,
+    r#"{"nvidiaDeviceClasses": {"enabled": true, "bothDrivers": true}, "extraDeviceClasses": [
+        {"name": "big", "mode": "gpu", "selectors": ["device.capacity['gpu.divvy.dev'].memory.compareTo(quantity('40Gi')) >= 0"],
+         "config": {"timeSlicing": {"interval": "Long"}}, "extendedResourceName": "example.com/big"},
+        {"name": "small", "mode": "share", "config": {"timeSlicing": {"interval": "Short"}}}]}"#,
+    r#"{"deviceClass": {"extendedResourceNames": {"gpu": "nvidia.com/gpu", "mig": "nvidia.com/mig", "share": "nvidia.com/gpu.shared"}},
+        "serviceAccount": {"create": false, "name": "own"}, "podLabels": {"team": "a"}, "podAnnotations": {"b": "c"},
+        "priorityClassName": "", "libraryDelivery": "mounts", "driverRoot": "/opt/driver", "updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}"#,
+];
+
+/// Dry runs of server-side apply: with the server's schema, its validation, and its compiler of CEL.
+pub(super) fn taken(env: &Env) -> Result<()> {
+    let file = env.cluster.state().join("taken.json");
+    let apply = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"];
+    for values in TAKEN {
+        fs_err::write(&file, values)?;
+        let (chart, file) = (chart(), file.display().to_string());
+        let args = ["template", "divvy", &chart, "--namespace", &env.namespace, "--values", &file];
+        let yaml = helm(env.cluster, &args)?;
+        let mut command = env.cluster.command("kubectl", &[&apply[..], &["--filename", "-"]].concat());
+        let said = output_of(&mut command, &yaml).with_context(|| format!("values {values}"))?;
+        let taken = said.lines().filter(|line| line.ends_with("serverside-applied (server dry run)")).count();
+        let made = yaml.lines().filter(|line| line.starts_with("kind: ")).count();
+        ensure!(taken == made, "values {values}: {made} objects made, {taken} taken: {said}");
+    }
+    Ok(())
+}
+
+/// Where the chart lists namespaces, Kubernetes' label is not enough.
+pub(super) fn admin_access(env: &Env) -> Result<()> {
+    let label = json!({"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}});
+    env.api().patch(&format!("/api/v1/namespaces/{}", env.namespace), &label)?;
+    let asked = json!({"devices": {"requests": [{"name": "gpu", "exactly": {
+        "deviceClassName": names::CLASS_ADMIN, "adminAccess": true, "allocationMode": "All",
+    }}]}});
+    let claims = format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims?dryRun=All", env.namespace);
+    let tried = || env.api().create(&claims, &claim_for("monitor", &asked)).map(drop);
+    let allow = |namespaces: &str| env.driver.change(&[&format!("adminAccess.namespaces={{{namespaces}}}")]);
+    tried().context("the label alone is not enough without the chart's list")?;
+
+    allow("elsewhere")?;
+    let outcome = wait_for("refusal of admin access in this namespace", PATIENCE, || Ok(tried().err())).and_then(
+        |error| {
+            let words = format!("claims with adminAccess are not allowed in namespace {}", env.namespace);
+            refused(Err(error), &words)?;
+            let template = json!({
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+                "metadata": {"name": "monitor"}, "spec": {"spec": asked},
+            });
+            refused(env.create(&template).map(drop), &words)?;
+            let plain = json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": names::CLASS_GPU}}]}});
+            env.api().create(&claims, &claim_for("plain", &plain)).context("a claim without adminAccess")?;
+            allow(&format!("elsewhere,{}", env.namespace))?;
+            poll("admin access in a listed namespace", PATIENCE, || Ok(tried().is_ok()))
+        },
+    );
+    env.driver.change(&[])?;
+    outcome
+}
+
+/// A release of its own, and the driver's name; its definitions belong to the other release.
+const RELEASE: &str = "divvy-gone";
+const DRIVER: &str = "gpu.gone.example";
+
+/// `helm uninstall` takes every object of the release, the kubelet the slices; the plugin's folder stays.
+pub(super) fn uninstalled(env: &Env) -> Result<()> {
+    let slices = format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={DRIVER}");
+    env.driver.install_second(RELEASE, DRIVER)?;
+    let published =
+        poll("devices of the second driver", PATIENCE, || Ok(!env.api().list(&slices)?.is_empty()));
+    let kinds = "daemonsets,pods,serviceaccounts,clusterroles,clusterrolebindings,deviceclasses,\
+        validatingadmissionpolicies,validatingadmissionpolicybindings,crds,services,resourcequotas,networkpolicies";
+    let of_release = format!("--selector=app.kubernetes.io/instance={RELEASE}");
+    let left = || env.cluster.kubectl(&["get", kinds, "--all-namespaces", &of_release, "--output=name"]);
+    let before = left();
+    helm(env.cluster, &["uninstall", RELEASE, "--namespace", RELEASE, "--wait"])?;
+    published?;
+    ensure!(before?.lines().count() > 10, "the release's objects are not found by their label");
+
+    // Its pod ends by itself.
+    let mut still = String::new();
+    poll("end of the release's objects", PATIENCE, || {
+        still = left()?;
+        Ok(still.trim().is_empty())
+    })
+    .with_context(|| format!("there are still: {still}"))?;
+    poll("end of the published slices", PATIENCE * 2, || Ok(env.api().list(&slices)?.is_empty()))?;
+    let folder = env.cluster.node_path(format!("/var/lib/kubelet/plugins/{DRIVER}"));
+    ensure!(
+        folder.join("node/ordinals.json").exists(),
+        "the numbers of the GPUs are gone from {}",
+        folder.display()
+    );
+    let nodes = env.api().list("/apis/divvy.dev/v1beta1/gpunodes")?;
+    ensure!(nodes.iter().any(|node| !at(node, "metadata.name").is_null()), "the GpuNodes are gone");
+    Ok(())
+}
