@@ -357,13 +357,17 @@ pub(super) const CASES: &[Case] = &[
         ],
     ),
     (
-        "nvidiaDeviceClasses: {enabled: true, bothDrivers: true}",
+        "nvidiaDeviceClasses: {enabled: true, bothDrivers: true, extendedResourceName: nvidia.com/gpu}",
         &[],
-        &[Says(
-            "DeviceClass/mig.nvidia.com",
-            SELECTOR,
-            "|| device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'",
-        )],
+        &[
+            Is("DeviceClass/gpu.nvidia.com", "/spec/extendedResourceName", r#""nvidia.com/gpu""#),
+            Lacks("DeviceClass/mig.nvidia.com", "/spec/extendedResourceName"),
+            Says(
+                "DeviceClass/mig.nvidia.com",
+                SELECTOR,
+                "|| device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'",
+            ),
+        ],
     ),
     // Policies.
     (

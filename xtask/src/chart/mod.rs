@@ -52,6 +52,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         );
     }
     reserved_variables(&helm)?;
+    notes(&helm)?;
     let snippets = snippets(root)?;
     for (place, values) in &snippets {
         objects(&helm.template(values, &[])?).and_then(|o| consistent(&o)).with_context(|| place.clone())?;
@@ -192,6 +193,26 @@ fn reserved_variables(helm: &Helm) -> Result<()> {
         let said = helm.template(&format!("extraEnv: [{{name: {name}, value: x}}]"), &[]).err();
         let said = said.map(|error| format!("{error:#}")).unwrap_or_default();
         ensure!(said.contains(&format!("extraEnv must not set {name}")), "extraEnv may set {name}: {said}");
+    }
+    Ok(())
+}
+
+/// What helm prints after an installation: the next step for these values, and warnings where they are due.
+fn notes(helm: &Helm) -> Result<()> {
+    for (values, says, silent) in [
+        ("{}", "kubectl label node NODE divvy.dev/gpu=true", "divvy.dev/gpu=false"),
+        ("{}", "WARNING: image.repository is localhost/divvy", "admissionPolicy"),
+        ("{admissionPolicy: {enabled: false}}", "WARNING: without admissionPolicy.enabled", "as shares"),
+        (
+            "{image: {repository: r/d}, nodeSelection: discovered}",
+            "kubectl label node NODE divvy.dev/gpu=false",
+            "WARNING",
+        ),
+        ("{offer: everything, fullnameOverride: cards}", "daemonset/cards-node", "by their MIG mode"),
+    ] {
+        let text = helm.run(&["install", "divvy", "--namespace=gpus", "--dry-run=client"], values)?;
+        let notes = text.split_once("NOTES:").context("no notes")?.1;
+        ensure!(notes.contains(says) && !notes.contains(silent), "the notes with {values} are: {notes}");
     }
     Ok(())
 }

@@ -56,6 +56,11 @@ pub(super) const CASES: &[Case] = &[
         &[],
         "two DeviceClasses have one extendedResourceName",
     ),
+    (
+        "{deviceClass: {extendedResourceNames: {gpu: nvidia.com/gpu}}, nvidiaDeviceClasses: {enabled: true, extendedResourceName: nvidia.com/gpu}}",
+        &[],
+        "two DeviceClasses have one extendedResourceName",
+    ),
     ("deviceClass: {extendedResourceNames: {gpu: gpu}}", &[], "'gpu' does not match pattern"),
     (
         "deviceClass: {extendedResourceNames: {admin: a.io/b}}",

@@ -1,14 +1,16 @@
 //! The chart on an API server. What it makes of which values is checked without one, by `cargo xtask chart`.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;
 use serde_json::json;
 
+use super::SHARED;
 use super::policy::refused;
+use super::shares::Policy;
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
 use crate::driver::{chart, helm};
-use crate::objects::claim_for;
+use crate::objects::{Pod, claim_for};
 use crate::process::output_of;
 use crate::wait::{poll, wait_for};
 
@@ -113,4 +115,51 @@ pub(super) fn uninstalled(env: &Env) -> Result<()> {
     let nodes = env.api().list("/apis/divvy.dev/v1beta1/gpunodes")?;
     ensure!(nodes.iter().any(|node| !at(node, "metadata.name").is_null()), "the GpuNodes are gone");
     Ok(())
+}
+
+/// The values of docs/migrate/device-plugin.md: whole GPUs, a resource for each MIG profile, shares.
+const RESOURCES: &[&str] = &[
+    "deviceClass.extendedResourceNames.gpu=nvidia.com/gpu",
+    "deviceClass.extendedResourceNames.share=nvidia.com/gpu.shared",
+    "extraDeviceClasses[0].name=mig-1g-10gb",
+    "extraDeviceClasses[0].mode=mig",
+    r#"extraDeviceClasses[0].selectors[0]=device.attributes["gpu.divvy.dev"].profile == "1g.10gb""#,
+    "extraDeviceClasses[0].extendedResourceName=nvidia.com/mig-1g.10gb",
+];
+
+/// Pods that were written for the device plugin get devices of each mode.
+pub(super) fn extended_resources(env: &Env) -> Result<()> {
+    let &[.., cut, shared] = env.driver.gpus().of_product(SHARED).as_slice() else {
+        bail!("the node has not two such GPUs")
+    };
+    let spec = json!({"rules": [
+        {"gpus": {"uuids": [cut]}, "modes": ["Mig"], "mig": {"profiles": ["1g.10gb"]}},
+        {"gpus": {"uuids": [shared]}, "modes": ["TimeSlicing"], "shares": {"slots": 4}},
+    ]});
+    let _policy = Policy::create(env, &env.namespace, &spec)?;
+    env.driver.change(RESOURCES)?;
+    let ran = [("whole", "gpu"), ("cut", "mig-1g.10gb"), ("shared", "gpu.shared")]
+        .into_iter()
+        .try_for_each(|(name, resource)| runs_with(env, name, &format!("nvidia.com/{resource}")));
+    env.driver.change(&[])?;
+    ran
+}
+
+fn runs_with(env: &Env, name: &str, resource: &str) -> Result<()> {
+    let mut pod = Pod::new(name).build();
+    if let Some(main) = pod.pointer_mut("/spec/containers/0/resources") {
+        *main = json!({"limits": {resource: "1"}});
+    }
+    env.create(&pod)?;
+    let ran = env.wait_until_running(name)?;
+    let claim = at(&ran, "status.extendedResourceClaimStatus.resourceClaimName").as_str();
+    let claim = env.claim(claim.context("the pod has no claim for its extended resource")?)?;
+    let device = at(&claim, "status.allocation.devices.results.0.device").as_str().unwrap_or_default();
+    let expected = match name {
+        "cut" => device.contains("-mig-1g10gb-"),
+        "shared" => device.ends_with("-ts"),
+        _ => device.strip_prefix("gpu-").is_some_and(|number| number.parse::<u32>().is_ok()),
+    };
+    ensure!(expected, "pod {name} with {resource} has {device}");
+    env.end(name, &Env::uid(&claim)?)
 }

@@ -70,6 +70,7 @@ pub const ALL: &[Case] = &[
     alone("a_wiped_claim_keeps_its_gpu_until_its_pod_is_gone", claims::status_wiped),
     alone("admin_access_is_for_the_namespaces_of_the_chart", chart::admin_access),
     alone("an_uninstalled_release_leaves_what_its_page_says", chart::uninstalled),
+    modes("pods_of_the_device_plugin_get_each_mode_by_their_limits", chart::extended_resources),
     alone("an_update_that_never_gets_ready_takes_nothing_over", faults::updated_badly),
     alone("an_update_hands_over_and_a_driver_root_can_be_set", faults::updated),
     alone("a_driver_that_is_reloaded_taints_and_is_used_again", life::driver_reloaded),
