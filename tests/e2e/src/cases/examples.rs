@@ -12,7 +12,7 @@ use crate::case::Env;
 use crate::config::Layout;
 use crate::images::BUSYBOX;
 use crate::process::say;
-use crate::wait::wait_for;
+use crate::wait::{poll, wait_for};
 
 /// A pod may have to wait for what the policies of two examples offer: the old is published for a minute and a half.
 const PATIENCE: Duration = Duration::from_secs(150);
@@ -33,11 +33,22 @@ pub(super) fn all(env: &Env) -> Result<()> {
     ensure!(examples.len() > 30, "{}: only {} examples", folder.display(), examples.len());
     let (plain, examples): (Vec<_>, Vec<_>) = examples.into_iter().partition(|path| path.ends_with(ONE_MODE));
     ensure!(plain.len() == 1, "no example {ONE_MODE}");
+    wait_for_one_mode(env)?;
     plain.iter().try_for_each(|example| run(env, example))?;
     label(env, &json!("true"))?;
     let ran = in_all_modes(env, &folder, &examples);
     label(env, &Value::Null)?;
     ran
+}
+
+/// Waits until whole GPUs draw on no counters, so until what earlier policies offered is withdrawn: a claim that took a GPU
+/// before that would keep its counters published, and no monitor could have it.
+fn wait_for_one_mode(env: &Env) -> Result<()> {
+    poll("whole GPUs in one mode", PATIENCE, || {
+        let devices = env.driver.devices()?;
+        let mut whole = devices.iter().filter(|device| at(device, "attributes.type.string") == "gpu");
+        Ok(whole.all(|gpu| at(gpu, "consumesCounters").is_null()))
+    })
 }
 
 fn label(env: &Env, value: &Value) -> Result<()> {
