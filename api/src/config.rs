@@ -16,12 +16,11 @@ const SHARE: &str = "ShareConfig";
 /// The kinds that [`decode`] reads.
 pub const KINDS: [&str; 3] = [GPU, MIG, SHARE];
 
-/// How the programs on a GPU take turns.
+/// How the programs on a whole GPU take turns. Shares have the time slice of their GPU's policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TimeSlicing {
-    /// How long each runs in turn. It is the GPU's: claims that have shares of one GPU must ask for the same, or for
-    /// nothing. When the last that asked is gone, the GPU gets back what it had before.
+    /// How long each runs in turn. When the claim is gone, the GPU gets back what it had before.
     pub interval: TimeSlice,
 }
 
@@ -52,9 +51,6 @@ pub struct MigConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareConfig {
-    /// Nothing is set unless this is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub time_slicing: Option<TimeSlicing>,
     /// See [`DeviceConfig::extra_nodes`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_nodes: Vec<String>,
@@ -98,10 +94,10 @@ impl DeviceConfig {
     /// The time slice that is asked for.
     pub fn time_slice(&self) -> Option<TimeSlice> {
         match self {
-            Self::Gpu(GpuConfig { time_slicing, .. }) | Self::Share(ShareConfig { time_slicing, .. }) => {
+            Self::Gpu(GpuConfig { time_slicing, .. }) => {
                 time_slicing.as_ref().map(|slicing| slicing.interval)
             }
-            Self::Mig(MigConfig { .. }) => None,
+            Self::Mig(_) | Self::Share(_) => None,
         }
     }
 
@@ -112,7 +108,7 @@ impl DeviceConfig {
         match self {
             Self::Gpu(GpuConfig { extra_nodes, .. })
             | Self::Mig(MigConfig { extra_nodes })
-            | Self::Share(ShareConfig { extra_nodes, .. }) => extra_nodes,
+            | Self::Share(ShareConfig { extra_nodes }) => extra_nodes,
         }
     }
 }
@@ -147,9 +143,12 @@ fn decode_tree(tree: Tree) -> Result<DeviceConfig, ConfigError> {
             Ok(DeviceConfig::Mig(MigConfig { extra_nodes }))
         }
         SHARE => {
-            let (time_slicing, extra_nodes) = (time_slicing(&mut fields)?, extra_nodes(&mut fields)?);
+            if fields.object("timeSlicing").is_ok_and(|found| found.is_some()) {
+                return Err(ConfigError::OfThePolicy { path: fields.path("timeSlicing") });
+            }
+            let extra_nodes = extra_nodes(&mut fields)?;
             fields.finish(SHARE)?;
-            Ok(DeviceConfig::Share(ShareConfig { time_slicing, extra_nodes }))
+            Ok(DeviceConfig::Share(ShareConfig { extra_nodes }))
         }
         _ => Err(ConfigError::Kind { near: near(&kind, &KINDS), found: kind, known: KINDS.to_vec() }),
     }

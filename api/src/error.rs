@@ -69,6 +69,16 @@ pub enum ConfigError {
         /// One with nearly the same name.
         near: Option<String>,
     },
+    /// A setting of a GPU that its shares have in common.
+    #[error(
+        "{} cannot be set by a claim that shares its GPU: an administrator sets shares.timeSlice in a GpuPolicy, and a claim \
+         selects shares by their attribute timeSlice",
+        field(path)
+    )]
+    OfThePolicy {
+        /// Path of the field.
+        path: String,
+    },
     /// A field that appears twice.
     #[error("{} appears twice (keep one)", field(path))]
     Duplicate {
@@ -88,6 +98,7 @@ impl ConfigError {
             Self::Kind { .. } => "kind",
             Self::UnknownField { .. } => "unknown-field",
             Self::Value { .. } => "value",
+            Self::OfThePolicy { .. } => "of-the-policy",
             Self::Duplicate { .. } => "duplicate-field",
         }
     }

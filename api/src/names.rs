@@ -68,6 +68,8 @@ pub mod attributes {
     pub const GPU_UUID: &str = "gpuUUID";
     /// `exclusive`, `time-slicing`, `mps`.
     pub const SHARING: &str = "sharing";
+    /// Of shares: the time slice that the GPU has while it is shared (`Default`, `Short`, `Medium`, `Long`).
+    pub const TIME_SLICE: &str = "timeSlice";
     /// What is really enforced: `hardware`, `cooperative`, `none`.
     pub const ISOLATION: &str = "isolation";
     /// GPUs with the same value reach each other over NVLink.

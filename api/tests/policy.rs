@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use divvy_api::policy::{
     GpuMatch, GpuPolicy, GpuPolicySpec, HealthSettings, Instances, LabelSelector, MemorySize, MigSettings,
     ModeLock, NodeMatch, OfferedMode, Operator, PlacementOrder, PolicyRule, Requirement, ShareSettings,
-    decode_policy,
+    TimeSlice, decode_policy,
 };
 use serde_json::Value;
 
@@ -69,6 +69,7 @@ fn full() -> GpuPolicySpec {
                 min_memory: Some(MemorySize::mebibytes(100)),
                 min_cores: Some(5),
                 reserved_memory: Some(MemorySize::mebibytes(1024)),
+                time_slice: Some(TimeSlice::Short),
             }),
             health: Some(HealthSettings { evict: Some(true) }),
         }],

@@ -307,6 +307,23 @@ pub struct ShareSettings {
     /// The amount of GPU memory that is not given to shares, such as 2Gi. It is rounded up to whole MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_memory: Option<MemorySize>,
+    /// How long each program runs in turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_slice: Option<TimeSlice>,
+}
+
+/// The time slice of the GPU while it is shared: Default (what the driver chooses), Short (less delay), Medium or Long (fewer
+/// switches). If omitted, none is set. Shares have it as the attribute timeSlice, so that claims can select it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum TimeSlice {
+    /// What the driver chooses.
+    Default,
+    /// Less delay.
+    Short,
+    /// In between.
+    Medium,
+    /// Fewer switches.
+    Long,
 }
 
 /// What happens when a GPU becomes unhealthy.

@@ -166,8 +166,11 @@ fn resolve_device(
         DeviceKind::Partition(name) => name.is_static || was_made_outside(result, uuid, hold, seen),
         _ => false,
     };
-    // Admin access changes nothing, whatever its config says.
-    let time_slice = config.time_slice().filter(|_| hold.needs().is_some());
+    let time_slice = match hold {
+        HoldKind::Whole => config.time_slice(),
+        HoldKind::Share => seen.gpus.get(uuid).and_then(|stored| stored.fine()?.share_time_slice),
+        HoldKind::Partition { .. } | HoldKind::Admin => None,
+    };
     let extra_nodes = offered(config.extra_nodes(), seen.extra_nodes)?;
     let (allocated, gpu) = (result.clone(), uuid.clone());
     Ok(RecordedDevice { allocated, gpu, kind: hold, time_slice, extra_nodes, is_static })
@@ -181,8 +184,7 @@ fn offered(wanted: &[String], offered: &[String]) -> Result<Vec<String>, Why> {
     }
 }
 
-/// The device, unless it does not go with those that the claim has besides: a part of a GPU is given once, and a GPU has
-/// one time slice for all.
+/// The device, unless it does not go with those that the claim has besides: a part of a GPU is given once.
 fn beside(devices: &[RecordedDevice], new: RecordedDevice) -> Result<RecordedDevice, Why> {
     let name = |d: &RecordedDevice| {
         (d.allocated.pool.clone(), d.allocated.device.clone(), d.allocated.share_id.clone())
@@ -193,14 +195,6 @@ fn beside(devices: &[RecordedDevice], new: RecordedDevice) -> Result<RecordedDev
             let other = other.allocated.device.clone();
             let twice = other == new.allocated.device;
             return Err(if twice { Why::AllocatedTwice } else { Why::Overlap { other } });
-        }
-    }
-    for other in devices.iter().filter(|d| d.gpu == new.gpu) {
-        if let (Some(wanted), Some(other_wanted)) = (new.time_slice, other.time_slice)
-            && wanted != other_wanted
-        {
-            let other = other.allocated.device.clone();
-            return Err(Why::TwoTimeSlices { wanted, other, other_wanted });
         }
     }
     Ok(new)

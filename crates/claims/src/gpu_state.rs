@@ -1,6 +1,6 @@
 //! What belongs to a GPU and to no claim: what we changed on it, what it was before, and whether it is fenced.
 
-use divvy_model::{BootId, ClaimUid, ComputeMode, Hold, HoldKind, TimeSlice};
+use divvy_model::{BootId, ClaimUid, ComputeMode, Grant, Hold, HoldKind, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 use crate::StepState;
@@ -59,6 +59,8 @@ pub struct GpuState {
     /// Whether a prepare may change the MIG mode, where that needs no reset: the node's policies say so. What we have
     /// turned on is turned off again for another use whatever this says.
     pub may_change_mode: bool,
+    /// The time slice of the GPU while claims have shares of it, as the node's policies say; `None`: none is set.
+    pub share_time_slice: Option<TimeSlice>,
     /// GPU instances that we have made.
     pub instances: Vec<OwnedInstance>,
     /// The compute mode that was found before we set another, and comes back when no share needs ours any more.
@@ -84,12 +86,12 @@ pub enum Goal {
     Whole(Option<TimeSlice>),
     /// Claims hold partitions of it: MIG mode must be on.
     Partitioned,
-    /// Claims hold time-sliced shares of it; those that ask for a time slice ask for this one.
+    /// Claims hold time-sliced shares of it, with this time slice.
     TimeSliced(Option<TimeSlice>),
 }
 
 impl Goal {
-    /// The time slice that holders ask for.
+    /// The time slice that it should have.
     pub fn time_slice(self) -> Option<TimeSlice> {
         match self {
             Self::Whole(slice) | Self::TimeSliced(slice) => slice,
@@ -98,12 +100,12 @@ impl Goal {
     }
 }
 
-/// The goal for a GPU's live holds. Admin access does not count.
-pub fn goal<'a>(holds: impl IntoIterator<Item = &'a Hold>) -> Goal {
+/// The goal for a GPU's live holds, with the time slice that its policy has for shares. Admin access does not count.
+pub fn goal<'a>(holds: impl IntoIterator<Item = &'a Hold>, shares: Option<TimeSlice>) -> Goal {
     holds.into_iter().fold(Goal::Idle, |so_far, hold| match hold.kind {
         HoldKind::Whole => Goal::Whole(so_far.time_slice().or(hold.time_slice)),
         HoldKind::Partition { .. } => Goal::Partitioned,
-        HoldKind::Share => Goal::TimeSliced(so_far.time_slice().or(hold.time_slice)),
+        HoldKind::Share => Goal::TimeSliced(shares),
         HoldKind::Admin => so_far,
     })
 }
@@ -121,6 +123,8 @@ struct GpuStateV2 {
     more_fences: Vec<Fence>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     may_change_mode: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    share_time_slice: Option<TimeSlice>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     instances: Vec<OwnedInstance>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -138,6 +142,7 @@ const VERSIONS: Versions<GpuState> = Versions {
             fence: fences.next(),
             more_fences: fences.collect(),
             may_change_mode: s.may_change_mode,
+            share_time_slice: s.share_time_slice,
             instances: s.instances.clone(),
             compute_mode_found: s.compute_mode_found.clone(),
         })
@@ -152,6 +157,7 @@ fn decode_v2(text: &str) -> Result<GpuState, serde_json::Error> {
         applied: v.applied,
         fences: v.fence.into_iter().chain(v.more_fences).collect(),
         may_change_mode: v.may_change_mode,
+        share_time_slice: v.share_time_slice,
         instances: v.instances,
         compute_mode_found: v.compute_mode_found,
     })
@@ -204,6 +210,18 @@ impl GpuState {
             settings.retain(|setting| !matches!(setting, Setting::MigMode { .. }));
             settings.splice(0..0, on.map(|on| Setting::MigMode { on }));
         }
+    }
+
+    /// Keeps what a prepare may do.
+    pub fn take(&mut self, grant: &Grant) {
+        self.may_change_mode = grant.may_change_mode.unwrap_or(self.may_change_mode);
+        self.share_time_slice = grant.share_time_slice;
+    }
+
+    /// Whether the grant is kept already.
+    pub fn has(&self, grant: &Grant) -> bool {
+        grant.may_change_mode.is_none_or(|may| may == self.may_change_mode)
+            && grant.share_time_slice == self.share_time_slice
     }
 
     /// Whether a time slice is noted, of whichever boot.

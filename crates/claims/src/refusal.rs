@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 
 use divvy_api::ConfigError;
-use divvy_model::{ClaimUid, DeviceName, GpuError, GpuUuid, ParseDeviceNameError, TimeSlice};
+use divvy_model::{ClaimUid, DeviceName, GpuError, GpuUuid, ParseDeviceNameError};
 
 use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, RecordedDevice};
 
@@ -119,7 +119,7 @@ pub enum Why {
         version: u32,
     },
     /// A claim that is in use holds what is wanted.
-    #[error("{}{holder}, which is in use with device {held}{}", .clash.begin(), .clash.end())]
+    #[error("{}{holder}, which is in use with device {held}", .clash.begin())]
     InUse {
         /// The claim that holds it.
         holder: OtherClaim,
@@ -127,18 +127,6 @@ pub enum Why {
         held: DeviceName,
         /// Why the two do not go together.
         clash: Clash,
-    },
-    /// A claim asks for two time slices of one GPU.
-    #[error(
-        "the claim requests time slice {wanted} for it and {other_wanted} for device {other}, but a GPU has only one time slice"
-    )]
-    TwoTimeSlices {
-        /// What is asked for with the device.
-        wanted: TimeSlice,
-        /// The device that came first.
-        other: DeviceName,
-        /// What is asked for with that.
-        other_wanted: TimeSlice,
     },
     /// A config requests a device node of the host that the node does not offer to claims.
     #[error("the claim's config requests {path} (extraNodes), but this node offers {} to claims", offered_nodes(.offered))]
@@ -218,18 +206,11 @@ impl EntryAt {
 }
 
 impl Clash {
-    fn begin(self) -> Cow<'static, str> {
+    fn begin(self) -> &'static str {
         match self {
-            Self::Device => "it is held by ".into(),
-            Self::Mode => "it needs its GPU exclusively or in another mode than ".into(),
-            Self::TimeSlice { wanted, found } => {
-                format!("it requests time slice {wanted}, but {found} is set for ").into()
-            }
+            Self::Device => "it is held by ",
+            Self::Mode => "it needs its GPU exclusively or in another mode than ",
         }
-    }
-
-    fn end(self) -> &'static str {
-        if let Self::TimeSlice { .. } = self { "; a GPU has only one time slice" } else { "" }
     }
 }
 
@@ -276,8 +257,6 @@ impl Why {
             }
             Self::InUse { clash: Clash::Device, .. } => ("conflict", Never),
             Self::InUse { clash: Clash::Mode, .. } => ("mode-conflict", Never),
-            Self::InUse { clash: Clash::TimeSlice { .. }, .. } => ("time-slice-conflict", Later),
-            Self::TwoTimeSlices { .. } => ("time-slice-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
             Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
@@ -322,12 +301,6 @@ impl Why {
             }
             Self::InUse { clash: Clash::Mode, .. } => {
                 "the scheduler does not count the modes of a GPU correctly (too old, or modified): delete one of the two claims and its pod. The node now offers each GPU in one mode only".into()
-            }
-            Self::InUse { clash: Clash::TimeSlice { found, .. }, .. } => {
-                format!("request {found} or none in timeSlicing.interval, or wait until that claim is released").into()
-            }
-            Self::TwoTimeSlices { .. } => {
-                "use the same timeSlicing.interval in both configs; a claim's spec is immutable, so create a new claim".into()
             }
             Self::ExtraNode { path, .. } => {
                 format!("remove {path} from the config, or let an administrator add it to the chart value extraNodes").into()

@@ -5,26 +5,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{Fence, GpuState, OwnedInstance, Phase, Progress, Record, Setting, StepState, Stored};
-use divvy_model::{ClaimUid, GpuUuid};
+use divvy_model::{ClaimUid, GpuUuid, Grant};
 
 use crate::unprepare::BRIEFLY;
 use crate::{Event, Executor, Report, StoreError, chain};
 
 impl Executor {
-    /// Says for GPUs whether a prepare may change their MIG mode; kept on disk, so that a restart and the other instance
-    /// know. Those that are not named keep what was said last.
-    pub fn grant(&self, may_change_mode: &BTreeMap<GpuUuid, bool>) -> Result<(), StoreError> {
+    /// Says what a prepare may do with GPUs; kept on disk, so that a restart and the other instance know. Those that are
+    /// not named keep what was said last.
+    pub fn grant(&self, grants: &BTreeMap<GpuUuid, Grant>) -> Result<(), StoreError> {
         let known = self.state.gpus()?;
-        let now =
-            |gpu| known.get(gpu).and_then(|state| state.fine()).is_some_and(|state| state.may_change_mode);
-        for (gpu, may) in may_change_mode.iter().filter(|(gpu, may)| now(*gpu) != **may) {
+        let is_known = |gpu: &GpuUuid, grant: &Grant| {
+            let state = known.get(gpu).and_then(|state| state.fine());
+            state.map_or(GpuState::default().has(grant), |state| state.has(grant))
+        };
+        for (gpu, grant) in grants.iter().filter(|(gpu, grant)| !is_known(gpu, grant)) {
             let locked = self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY);
             let _lock = locked.map_err(|error| StoreError {
                 what: format!("the state of {gpu}"),
                 action: "written",
                 source: std::io::Error::other(error),
             })?;
-            self.change_gpu(gpu, |state| state.may_change_mode = *may)?;
+            self.change_gpu(gpu, |state| state.take(grant))?;
         }
         Ok(())
     }

@@ -24,22 +24,12 @@ pub(crate) enum Before {
 }
 
 /// Why a step was not carried out.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum StepFailed {
-    Step(StepError),
-    Store(StoreError),
-}
-
-impl From<StepError> for StepFailed {
-    fn from(error: StepError) -> Self {
-        Self::Step(error)
-    }
-}
-
-impl From<StoreError> for StepFailed {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl StepFailed {

@@ -1,5 +1,6 @@
-//! The time slice of a GPU: set for the first claim that asks, given back when the last that asked is gone. It belongs to
-//! the GPU and to no claim: what was set is in the GPU's state, and what it should be follows from the live holds.
+//! The time slice of a GPU: set for the claim that has the whole GPU and asks, and for shares as the policy says; given back
+//! with the last of them. It belongs to the GPU and to no claim: what was set is in the GPU's state, and what it should be
+//! follows from the live holds.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,7 +29,8 @@ impl From<TimeSliceError> for StepError {
     fn from(error: TimeSliceError) -> Self {
         match error {
             TimeSliceError::Unsupported(which) => Self::NotDone(Cause::unsupported(format!(
-                "{which} (omit timeSlicing in the config: the GPU is still shared, with the driver's own time slice)"
+                "{which} (omit timeSlicing in the claim's config, or shares.timeSlice in the GpuPolicy: the GPU is still \
+                 shared, with the driver's own time slice)"
             ))),
             TimeSliceError::NoDriver => Self::NotDone(Cause::new("no NVIDIA driver is loaded").passing()),
             TimeSliceError::Failed(error) => error,
@@ -100,15 +102,18 @@ impl Executor {
         }
     }
 
-    /// The same for all GPUs that no call is working on. `again`: time slices that holders request are set once more, since
-    /// the driver may have been reloaded.
+    /// The same for all GPUs that no call is working on, where also a time slice that the policy has changed is set. `again`:
+    /// they are set once more, since the driver may have been reloaded.
     pub(crate) fn settle_all_settings(&self, again: bool, report: &mut Report) {
         let states = match self.state.gpus() {
             Ok(states) => states,
             Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
         };
         for (gpu, stored) in states {
-            let is_set = |state: &GpuState| state.has_time_slice() || state.compute_mode_found.is_some();
+            let is_set = |state: &GpuState| {
+                let slice = state.has_time_slice() || state.share_time_slice.is_some();
+                slice || state.compute_mode_found.is_some()
+            };
             if !stored.fine().is_some_and(is_set) {
                 continue;
             }
@@ -145,17 +150,23 @@ impl Executor {
         let boot = &self.config.boot;
         let said = |error: StoreError| chain(&error);
         let state = self.gpu_state(gpu).map_err(said)?;
+        if !state.has_time_slice() && state.share_time_slice.is_none() {
+            return Ok(false);
+        }
+        let (holds, unknown) = self.holds_on(gpu).map_err(said)?;
+        let applied = state.time_slice(boot);
+        if let Some(wanted) = goal(&holds, state.share_time_slice).time_slice() {
+            if again || applied != Some(wanted) {
+                self.set_time_slice(gpu, wanted, until).map_err(|e| cannot(gpu, &e))?;
+            }
+            return Ok(false);
+        }
         if !state.has_time_slice() {
             return Ok(false);
         }
-        if state.time_slice(boot).is_some() {
-            let (holds, unknown) = self.holds_on(gpu).map_err(said)?;
-            let wanted = goal(&holds).time_slice();
-            if let Some(wanted) = wanted.filter(|_| again) {
-                self.parts.time_slices.set(gpu, wanted, until).map_err(|e| cannot(gpu, &e))?;
-            }
+        if applied.is_some() {
             // A record that cannot be read may be of a claim that asked.
-            if unknown || wanted.is_some() {
+            if unknown {
                 return Ok(false);
             }
             let before = state.time_slice_before(boot).unwrap_or(TimeSlice::Default);
@@ -169,6 +180,6 @@ impl Executor {
     }
 }
 
-fn cannot(gpu: &GpuUuid, error: &TimeSliceError) -> String {
+fn cannot(gpu: &GpuUuid, error: &dyn std::error::Error) -> String {
     format!("the time slice of {gpu} cannot be set: {}", chain(error))
 }

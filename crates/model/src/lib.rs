@@ -29,7 +29,7 @@ pub use gpu::{
 };
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
 pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
-pub use mode::{Hold, HoldKind, Mode, TimeSlice};
+pub use mode::{Grant, Hold, HoldKind, Mode, TimeSlice};
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
 pub use quantity::{Format, Quantity, QuantityError};

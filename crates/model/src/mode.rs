@@ -117,6 +117,15 @@ impl fmt::Display for TimeSlice {
     }
 }
 
+/// What prepare may do with a GPU: the node's policies say so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// Whether it may change the MIG mode where that needs no reset. `None`: as granted before.
+    pub may_change_mode: Option<bool>,
+    /// The time slice of the GPU while claims have shares of it. `None`: none is set.
+    pub share_time_slice: Option<TimeSlice>,
+}
+
 /// A claim's use of a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Hold {
@@ -127,7 +136,7 @@ pub struct Hold {
     /// The device as it was allocated.
     pub device: DeviceName,
     pub kind: HoldKind,
-    /// The time slice it asked for; `None` is content with any.
+    /// The time slice that the claim asked for with a whole GPU, or that the GPU's shares had; `None` is content with any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
 }

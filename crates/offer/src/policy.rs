@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use divvy_api::policy::{self as api, GpuMatch, GpuPolicy, NodeMatch, PolicyRule};
-use divvy_model::{Gpu, GpuUuid, Inventory, Ordinals, PciAddress};
+use divvy_model::{Gpu, GpuUuid, Inventory, Ordinals, PciAddress, TimeSlice};
 use serde::Serialize;
 
 use crate::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules};
@@ -203,6 +203,8 @@ fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
         rules.shares.smallest_mib =
             shares.min_memory.map_or(rules.shares.smallest_mib, |memory| memory.mib().max(1));
         rules.shares.smallest_cores = shares.min_cores.unwrap_or(rules.shares.smallest_cores);
+        rules.shares.time_slice =
+            shares.time_slice.map_or(rules.shares.time_slice, |slice| Some(time_slice(slice)));
         rules.held_back_mib = shares.reserved_memory.map_or(rules.held_back_mib, api::MemorySize::mib);
     }
     if let Some(evict) = rule.health.as_ref().and_then(|health| health.evict) {
@@ -216,6 +218,15 @@ fn mode(mode: api::OfferedMode) -> OfferedMode {
         api::OfferedMode::Whole => OfferedMode::Whole,
         api::OfferedMode::Mig => OfferedMode::Mig,
         api::OfferedMode::TimeSlicing => OfferedMode::TimeSlicing,
+    }
+}
+
+fn time_slice(slice: api::TimeSlice) -> TimeSlice {
+    match slice {
+        api::TimeSlice::Default => TimeSlice::Default,
+        api::TimeSlice::Short => TimeSlice::Short,
+        api::TimeSlice::Medium => TimeSlice::Medium,
+        api::TimeSlice::Long => TimeSlice::Long,
     }
 }
 

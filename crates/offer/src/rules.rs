@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::GpuUuid;
 use divvy_model::mig::ProfileVariant;
+use divvy_model::{GpuUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 /// The rules of a node's GPUs; the default for one that is not here.
@@ -87,13 +87,15 @@ pub struct ShareRules {
     pub smallest_mib: u64,
     /// Least part of the compute in percent.
     pub smallest_cores: u32,
+    /// The time slice while it is shared; `None`: none is set.
+    pub time_slice: Option<TimeSlice>,
 }
 
 impl Default for ShareRules {
     /// Sixteen: enough for notebooks and small inference, and what fits in 80 GB with the 300 to 500 MB that a CUDA
     /// context takes of each. Less than 256 MiB holds no context, whatever a claim asks for.
     fn default() -> Self {
-        Self { slots: 16, smallest_mib: 256, smallest_cores: 0 }
+        Self { slots: 16, smallest_mib: 256, smallest_cores: 0, time_slice: None }
     }
 }
 

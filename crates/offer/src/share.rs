@@ -2,7 +2,7 @@
 //! its places. Accounted by the scheduler, not enforced.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{DeviceKind, GpuFacts};
+use divvy_model::{DeviceKind, GpuFacts, TimeSlice};
 
 use crate::{Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy};
 
@@ -14,6 +14,8 @@ const ALL_CORES: u64 = 100;
 pub(crate) fn device(ordinal: u32, whole: &Device, facts: &GpuFacts, rules: &GpuRules) -> Option<Device> {
     let slots = u64::from(rules.shares.slots.max(1));
     let mut device = bare(ordinal, whole);
+    let slice = rules.shares.time_slice.unwrap_or(TimeSlice::Default);
+    device.attributes.insert(attr::TIME_SLICE.into(), AttributeValue::String(slice.name().to_owned()));
     // Of boards without memory of their own only compute and places are given out.
     if let Some(bytes) = facts.memory_bytes {
         let mib = (bytes / MIB).checked_sub(rules.held_back_mib).filter(|mib| *mib > 0)?;

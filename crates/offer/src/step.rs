@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_model::mig::Placement;
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, HoldKind, Inventory, Ordinals};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, Grant, HoldKind, Inventory, Ordinals};
 
 use crate::taints::{Hazards, foreign};
 use crate::withdrawal::{DeviceState, Observed};
@@ -34,7 +34,7 @@ pub struct Outputs {
     /// MIG instances made outside divvy that are in the way.
     pub foreign: Vec<(GpuUuid, Placement)>,
     /// Whether prepare may change the MIG mode of a GPU. One that is not here keeps what was granted last.
-    pub grants: BTreeMap<GpuUuid, bool>,
+    pub grants: BTreeMap<GpuUuid, Grant>,
     /// GPUs that are gone and whose number no allocation refers to.
     pub forget: BTreeSet<GpuUuid>,
     /// The API server's version that counts.
@@ -226,7 +226,11 @@ impl World {
             let may = matches!(rules.modes, Modes::Only(_));
             let ordinal = look.records.ordinals.of(gpu)?;
             let open = !self.asking.answered || withdrawing.contains(&ordinal);
-            (may || !open).then(|| (gpu.clone(), may))
+            let grant = Grant {
+                may_change_mode: (may || !open).then_some(may),
+                share_time_slice: rules.shares.time_slice,
+            };
+            Some((gpu.clone(), grant))
         });
         self.outputs.grants = grants.collect();
     }

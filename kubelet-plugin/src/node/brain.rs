@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::node::GpuNodeStatus;
-use divvy_model::GpuUuid;
+use divvy_model::{GpuUuid, Grant};
 use divvy_offer::{Ask, Outputs, Pool, World, step};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -29,7 +29,7 @@ pub(crate) struct Brain {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Offer {
     pub(crate) pool: Option<Arc<Pool>>,
-    pub(crate) grants: BTreeMap<GpuUuid, bool>,
+    pub(crate) grants: BTreeMap<GpuUuid, Grant>,
 }
 
 /// Where outputs go: one writer each, the brain.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_executor::Executor;
-use divvy_model::GpuUuid;
+use divvy_model::{GpuUuid, Grant};
 use divvy_offer::Pool;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -59,7 +59,7 @@ impl SlicesSink {
 }
 
 /// Writes what prepare may do; whether that worked.
-async fn write(executor: Arc<Executor>, grants: BTreeMap<GpuUuid, bool>, retry: Duration) -> bool {
+async fn write(executor: Arc<Executor>, grants: BTreeMap<GpuUuid, Grant>, retry: Duration) -> bool {
     let written = tokio::task::spawn_blocking(move || executor.grant(&grants)).await;
     let problem = match written {
         Ok(Ok(())) => return true,

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_fake_cluster::{ClaimRef, GpuPolicy};
 use divvy_model::{ComputeMode, GpuDriver, TimeSlice};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rustix::process::Signal;
 use serde_json::json;
@@ -21,8 +21,31 @@ use crate::node::{DRIVER, Node, PATIENCE, POOL, device, wait, with_config};
 
 const SHARES: usize = 64;
 
-/// A claim of shares of one GPU, so much memory each; `interval` goes into a ShareConfig.
-fn shares(node: &Node, name: &str, ids: &[&str], interval: Option<&str>) -> ClaimRef {
+/// The policy of the node's GPU: shares, with a time slice.
+fn policy(node: &Node, slice: Option<&str>) {
+    let mut rule = json!({ "modes": ["Whole", "TimeSlicing"] });
+    if let Some(slice) = slice {
+        rule["shares"] = json!({ "timeSlice": slice });
+    }
+    node.api.put(&GpuPolicy::new("shares", json!({ "rules": [rule] }))).unwrap();
+}
+
+/// The same, and a plugin that has published it; before that prepares may go by what was said earlier.
+async fn published(node: &Node, slice: Option<&str>) {
+    policy(node, slice);
+    let expected = slice.unwrap_or("Default");
+    wait("the time slice in the slices", || {
+        let slices = node.api.list::<ResourceSlice>();
+        let mut devices = slices.iter().filter_map(|slice| slice.spec.devices.as_ref()).flatten();
+        let share = devices.find(|device| device.name == "gpu-0-ts")?;
+        let found = share.attributes.as_ref()?.get("timeSlice")?.string.as_deref();
+        (found == Some(expected)).then_some(())
+    })
+    .await;
+}
+
+/// A claim of shares of one GPU, so much memory each.
+fn shares(node: &Node, name: &str, ids: &[&str]) -> ClaimRef {
     let share = |id: &&str| {
         let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0-ts");
         let granted = [("memory", "1Gi"), ("cores", "1"), ("slots", "1")];
@@ -32,12 +55,7 @@ fn shares(node: &Node, name: &str, ids: &[&str], interval: Option<&str>) -> Clai
         result
     };
     let count = i64::try_from(ids.len()).unwrap();
-    let mut claim = allocated(mk_claim("default", name, DRIVER, count), ids.iter().map(share).collect());
-    if let Some(interval) = interval {
-        let fields = json!({ "kind": "ShareConfig", "timeSlicing": { "interval": interval } });
-        claim = with_config(claim, fields);
-    }
-    node.put(claim)
+    node.put(allocated(mk_claim("default", name, DRIVER, count), ids.iter().map(share).collect()))
 }
 
 fn time_slice(node: &Node) -> TimeSlice {
@@ -47,8 +65,10 @@ fn time_slice(node: &Node) -> TimeSlice {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_back() {
     let node = Node::new("h100x1");
+    policy(&node, Some("Long"));
     let plugin = node.start().await;
-    let first = shares(&node, "first", &["s-1", "s-2"], Some("Long"));
+    published(&node, Some("Long")).await;
+    let first = shares(&node, "first", &["s-1", "s-2"]);
     let answer = node.prepare(&first).await.unwrap();
     let expected = ["s-1", "s-2"].map(|id| {
         let mut expected = device(&first, "gpu", "gpu-0-ts");
@@ -62,24 +82,24 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     assert!(text.contains("DIVVY_MEMORY_GPU_0_TS=2147483648"), "{text}");
     assert!(text.contains("DIVVY_CORES_GPU_0_TS=2"), "{text}");
 
-    let other = shares(&node, "other", &["s-3"], Some("Short"));
-    let refused = node.prepare(&other).await.unwrap_err();
-    assert!(
-        refused.contains("requests time slice Short, but Long is set for claim default/first"),
-        "{refused}"
-    );
-    let second = shares(&node, "second", &["s-4"], None);
+    // A changed policy is for those that hold the GPU, too.
+    published(&node, Some("Short")).await;
+    let second = shares(&node, "second", &["s-4"]);
     node.prepare(&second).await.unwrap();
+    assert_eq!(time_slice(&node), TimeSlice::Short);
+    let other = shares(&node, "other", &["s-3"]);
+    let asks = json!({ "kind": "ShareConfig", "timeSlicing": { "interval": "Long" } });
+    let claim = node.api.get::<ResourceClaim>("default", "other").unwrap();
+    node.put(with_config(claim, asks));
+    let refused = node.prepare(&other).await.unwrap_err();
+    assert!(refused.contains("a claim selects shares by their attribute timeSlice"), "{refused}");
+    node.api.delete::<ResourceClaim>("default", "other").unwrap();
     let whole = node.claim("whole", &["gpu-0"]);
     let refused = node.prepare(&whole).await.unwrap_err();
     assert!(refused.contains("in another mode than claim default/"), "{refused}");
 
-    node.unprepare(&first).await.unwrap();
-    assert_eq!(time_slice(&node), TimeSlice::Default, "no claim that requested it is left");
-    node.api.delete::<ResourceClaim>("default", "first").unwrap();
-    node.prepare(&other).await.unwrap();
-    assert_eq!(time_slice(&node), TimeSlice::Short);
-    for claim in [&other, &second] {
+    for claim in [&first, &second] {
+        assert_eq!(time_slice(&node), TimeSlice::Short, "a share is left");
         node.unprepare(claim).await.unwrap();
         node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
     }
@@ -96,7 +116,7 @@ async fn a_gpu_left_in_an_exclusive_compute_mode_is_shared_in_default_and_a_proh
     let mode = || node.sim.facts(&gpu).unwrap().compute_mode.unwrap();
     set(ComputeMode::ExclusiveProcess);
     let plugin = node.start().await;
-    let share = shares(&node, "share", &["s"], None);
+    let share = shares(&node, "share", &["s"]);
     node.prepare(&share).await.unwrap();
     assert_eq!(mode(), ComputeMode::Default);
     node.unprepare(&share).await.unwrap();
@@ -118,8 +138,10 @@ async fn a_card_without_time_slices_is_named() {
     let program = node.dir.path().join("host/usr/bin/nvidia-smi");
     fs_err::write(&program, "#!/bin/sh\necho 'Setting the timeslice is not supported for GPU 0'\nexit 3\n")
         .unwrap();
+    policy(&node, Some("Long"));
     let plugin = node.start().await;
-    let claim = shares(&node, "c", &["s"], Some("Long"));
+    published(&node, Some("Long")).await;
+    let claim = shares(&node, "c", &["s"]);
     let refused = node.prepare(&claim).await.unwrap_err();
     let gpu = node.sim.uuids().remove(0);
     assert!(
@@ -127,7 +149,8 @@ async fn a_card_without_time_slices_is_named() {
         "{refused}"
     );
     assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
-    let anyway = shares(&node, "d", &["t"], Some("Default"));
+    published(&node, Some("Default")).await;
+    let anyway = shares(&node, "d", &["t"]);
     node.prepare(&anyway).await.unwrap();
     plugin.stop().await;
 }
@@ -139,8 +162,10 @@ async fn a_time_slice_that_cannot_be_read_is_set_and_taken_for_the_default_after
     let said = host.join("said");
     let script = format!("[ $4 = --list ] && exit 2\necho $4 $5 >>{}", said.display());
     fs_err::write(host.join("usr/bin/nvidia-smi"), format!("#!/bin/sh\n{script}\n")).unwrap();
+    policy(&node, Some("Long"));
     let plugin = node.start().await;
-    let claim = shares(&node, "c", &["s"], Some("Long"));
+    published(&node, Some("Long")).await;
+    let claim = shares(&node, "c", &["s"]);
     node.prepare(&claim).await.unwrap();
     node.unprepare(&claim).await.unwrap();
     assert_eq!(fs_err::read_to_string(&said).unwrap(), "--set-timeslice 3\n--set-timeslice 0\n");
@@ -153,7 +178,8 @@ fn assert_nothing_is_left(node: &Node) {
     let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
     for entry in states.map(Result::unwrap) {
         let state = divvy_claims::GpuState::decode(&fs_err::read(entry.path()).unwrap());
-        let rest = divvy_claims::GpuState { may_change_mode: false, ..state.fine().unwrap().clone() };
+        let granted = state.fine().unwrap().clone();
+        let rest = divvy_claims::GpuState { may_change_mode: false, share_time_slice: None, ..granted };
         assert!(rest.is_default(), "{rest:?}");
     }
 }
@@ -172,9 +198,11 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     let lives = async |number: usize| {
         let mut dice = Dice(0x51ab_1e00 + number as u64);
         for round in 0_u64.. {
-            let interval = dice.below(4).eq(&0).then_some("Long");
+            if dice.below(16) == 0 {
+                policy(&node, dice.below(2).eq(&0).then_some("Long"));
+            }
             let name = format!("c{number}-{round}");
-            let claim = shares(&node, &name, &[&format!("s-{number}-{round}")], interval);
+            let claim = shares(&node, &name, &[&format!("s-{number}-{round}")]);
             until_done("prepare", async || prepare(&node, &claim).await).await;
             if over.is_cancelled() {
                 return (claim, round);
@@ -191,7 +219,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
         process
     };
     // One share stays all the while, so that the GPU is never free.
-    let anchor = shares(&node, "anchor", &["s-anchor"], None);
+    let anchor = shares(&node, "anchor", &["s-anchor"]);
     let others = async {
         until_done("the first prepare", async || prepare(&node, &anchor).await).await;
         let intruder = async {
@@ -227,8 +255,8 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
         other => Err(format!("{other:?}")),
     })
     .await;
-    wait("the time slice to be back", || (time_slice(&node) == TimeSlice::Default).then_some(())).await;
     assert_eq!(unprepare(&node, &anchor).await, Ok(()));
+    wait("the time slice to be back", || (time_slice(&node) == TimeSlice::Default).then_some(())).await;
     assert_eq!(prepare(&node, &whole).await, Ok(()), "free with the last release, not some time after it");
     assert_eq!(unprepare(&node, &whole).await, Ok(()));
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use divvy_model::{ClaimUid, DeviceName, GpuUuid, Hold, HoldKind, TimeSlice};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid, Hold, HoldKind};
 
 use super::Snapshot;
 use crate::{Claim, ClaimRef, OtherClaim, Phase, RecordedDevice, Refusal, Stored, Why};
@@ -14,13 +14,6 @@ pub enum Clash {
     Device,
     /// It holds the GPU in another mode.
     Mode,
-    /// It has set another time slice.
-    TimeSlice {
-        /// What is wanted.
-        wanted: TimeSlice,
-        /// What it has set.
-        found: TimeSlice,
-    },
 }
 
 /// A claim that is in the way.
@@ -156,14 +149,11 @@ fn clash(hold: &Hold, wanted: &RecordedDevice) -> Option<Clash> {
     if hold.gpu != wanted.gpu {
         return None;
     }
-    if !may_share(hold.kind, wanted.kind) {
-        let same = hold.kind.needs() == wanted.kind.needs();
-        return Some(if same { Clash::Device } else { Clash::Mode });
+    if may_share(hold.kind, wanted.kind) {
+        return None;
     }
-    match (wanted.time_slice, hold.time_slice) {
-        (Some(wanted), Some(found)) if wanted != found => Some(Clash::TimeSlice { wanted, found }),
-        _ => None,
-    }
+    let same = hold.kind.needs() == wanted.kind.needs();
+    Some(if same { Clash::Device } else { Clash::Mode })
 }
 
 /// Whether two holds fit on one GPU: by the mode lock, only partitions beside each other, and shares.

@@ -153,17 +153,12 @@ fn a_holder_that_has_its_device_allocated_is_in_use_and_each_clash_has_its_words
     assert_eq!(kind(true), ("conflict", Retry::Never));
     assert_eq!(kind(false), ("held", Retry::Later));
     let Holder::Record { claim: of, device, .. } = holder.clone() else { panic!("{holder:?}") };
-    let (wanted, found) = (TimeSlice::Short, TimeSlice::Long);
     let clashes = [
+        (Clash::Device, "conflict", "it is held by claim ns/claim-a"),
         (
             Clash::Mode,
             "mode-conflict",
             "it needs its GPU exclusively or in another mode than claim ns/claim-a",
-        ),
-        (
-            Clash::TimeSlice { wanted, found },
-            "time-slice-conflict",
-            "it requests time slice Short, but Long is set for claim ns/claim-a",
         ),
     ];
     for (clash, category, words) in clashes {

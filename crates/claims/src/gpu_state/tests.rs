@@ -7,20 +7,22 @@ fn hold(kind: HoldKind) -> Hold {
 
 #[test]
 fn the_goal_follows_from_the_live_holds_and_admin_access_is_not_one() {
-    assert_eq!(goal([]), Goal::Idle);
-    assert_eq!(goal([&hold(HoldKind::Admin)]), Goal::Idle);
+    assert_eq!(goal([], None), Goal::Idle);
+    assert_eq!(goal([&hold(HoldKind::Admin)], Some(TimeSlice::Long)), Goal::Idle);
     let asks = |kind, slice| Hold { time_slice: Some(slice), ..hold(kind) };
-    let share = hold(HoldKind::Share);
-    assert_eq!(goal([&share, &hold(HoldKind::Admin), &share]), Goal::TimeSliced(None));
-    let long = asks(HoldKind::Share, TimeSlice::Long);
-    assert_eq!(goal([&share, &long, &share]), Goal::TimeSliced(Some(TimeSlice::Long)));
-    assert_eq!(goal([&hold(HoldKind::Whole), &hold(HoldKind::Admin)]), Goal::Whole(None));
+    // Shares have what the policy says now, whatever it said when they were prepared.
+    let shares = [&asks(HoldKind::Share, TimeSlice::Long), &hold(HoldKind::Admin), &hold(HoldKind::Share)];
+    for policy in [None, Some(TimeSlice::Short)] {
+        assert_eq!(goal(shares, policy), Goal::TimeSliced(policy));
+    }
+    let whole = [&hold(HoldKind::Whole), &hold(HoldKind::Admin)];
+    assert_eq!(goal(whole, Some(TimeSlice::Long)), Goal::Whole(None));
     let whole = asks(HoldKind::Whole, TimeSlice::Short);
-    assert_eq!(goal([&whole]).time_slice(), Some(TimeSlice::Short));
+    assert_eq!(goal([&whole], None).time_slice(), Some(TimeSlice::Short));
     let profile = divvy_model::mig::GpuInstanceProfileId(19);
     let placement = divvy_model::mig::Placement { start: 0, size: 1 };
     assert_eq!(
-        goal([&hold(HoldKind::Admin), &hold(HoldKind::Partition { profile, placement })]),
+        goal([&hold(HoldKind::Admin), &hold(HoldKind::Partition { profile, placement })], None),
         Goal::Partitioned
     );
 }
@@ -131,6 +133,19 @@ fn what_a_gpus_file_has_come_to_hold_reads_as_it_was_captured() {
     let captured = include_bytes!("../../fixtures/gpu-state-v2-instances.json").as_slice();
     assert_eq!(GpuState::decode(captured), Stored::Fine(with_everything()));
     assert_eq!(String::from_utf8(with_everything().encode()).unwrap(), str::from_utf8(captured).unwrap());
+}
+
+#[test]
+fn a_grant_is_kept_and_one_that_says_nothing_of_the_mode_leaves_it() {
+    let mut state = GpuState::default();
+    let shares = Grant { may_change_mode: None, share_time_slice: Some(TimeSlice::Long) };
+    for grant in [Grant { may_change_mode: Some(true), share_time_slice: None }, shares] {
+        assert!(!state.has(&grant));
+        state.take(&grant);
+        assert!(state.has(&grant));
+    }
+    assert!(state.may_change_mode);
+    assert_eq!(GpuState::decode(&state.encode()), Stored::Fine(state));
 }
 
 /// The divvy before reads the settings and a fence of such a file, and what it writes back is read again: a rollback

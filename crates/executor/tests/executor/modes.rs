@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use divvy_claims::{AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored};
+use divvy_claims::{
+    AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored, goal,
+};
 use divvy_executor::{Event, Folder, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
-use divvy_model::{BootId, GpuUuid, TimeSlice};
+use divvy_model::{BootId, GpuUuid, Grant, TimeSlice};
 use serde_json::json;
 
 use crate::mig_world::{claim_of, living, mig_world, sim};
@@ -30,7 +32,7 @@ const PARTITIONS: [&str; 6] = [
     "mig-static-3g40gb-9-4",
 ];
 
-/// A claim of devices by their names; shares get ids of their own. `slice` goes into configs for shares and whole GPUs.
+/// A claim of devices by their names; shares get ids of their own. `slice` goes into the config of whole GPUs.
 fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at: &str) -> Claim {
     let names: Vec<_> = devices.iter().map(String::as_str).collect();
     let mut claim = claim_of(name, &names, allocated_at);
@@ -40,15 +42,13 @@ fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at:
         let share_id = share.then(|| format!("{name}-{allocated_at}-{n}"));
         *result = AllocatedDevice { share_id, admin_access: admin, ..result.clone() };
     }
-    claim.configs.extend(slice.into_iter().flat_map(|slice| {
-        ["ShareConfig", "GpuConfig"].map(|kind| ConfigEntry {
-            source: ConfigSource::Claim,
-            requests: Vec::new(),
-            driver: DRIVER.to_owned(),
-            parameters: json!({
-                "apiVersion": "divvy.dev/v1beta1", "kind": kind, "timeSlicing": { "interval": slice.name() }
-            }),
-        })
+    claim.configs.extend(slice.map(|slice| ConfigEntry {
+        source: ConfigSource::Claim,
+        requests: Vec::new(),
+        driver: DRIVER.to_owned(),
+        parameters: json!({
+            "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig", "timeSlicing": { "interval": slice.name() }
+        }),
     }));
     claim
 }
@@ -125,9 +125,16 @@ impl Story {
 
     fn new_rules(&mut self, what: &str) {
         self.say(format!("{what}: MIG mode stays on {:?}", self.fixed));
-        let may = (0..GPUS).map(|n| self.world.gpu(n)).map(|gpu| (gpu.clone(), !self.fixed.contains(&gpu)));
+        let mut grants = BTreeMap::new();
+        for n in 0..GPUS {
+            let gpu = self.world.gpu(n);
+            let slice = [None, None, Some(TimeSlice::Long), Some(TimeSlice::Short)][self.chance.below(4)];
+            self.say(format!("    shares of {gpu} have {slice:?}"));
+            let may = Some(!self.fixed.contains(&gpu));
+            grants.insert(gpu, Grant { may_change_mode: may, share_time_slice: slice });
+        }
         // The process may die meanwhile.
-        drop(self.executor.grant(&may.collect()));
+        drop(self.executor.grant(&grants));
     }
 
     fn any_device(&mut self) -> String {
@@ -216,19 +223,26 @@ impl Story {
         lingering.retain(|uid| known.contains(uid));
     }
 
+    /// After a reconcile every GPU has the time slice that its holds and its policy want, and no other.
+    fn check_time_slices(&self) {
+        let records = self.records();
+        let set = self.world.lock().slices.clone().unwrap();
+        for gpu in (0..GPUS).map(|n| self.world.gpu(n)) {
+            let holds = records.iter().flat_map(Record::holds).filter(|hold| hold.gpu == gpu);
+            let holds: Vec<_> = holds.collect();
+            let wanted = goal(&holds, self.world.lock().gpu_state(&gpu).share_time_slice).time_slice();
+            let wanted = wanted.filter(|slice| *slice != TimeSlice::Default);
+            assert_eq!(set.get(&gpu).copied(), wanted, "{gpu} is held by {holds:?}");
+        }
+    }
+
     fn reconcile(&mut self) {
         self.say("reconcile".to_owned());
         let report = self.executor.reconcile(&self.world.view());
         self.say(format!("    {:?}", report.events));
         let dead = self.world.lock().dead;
         if !dead && !report.events.iter().any(|e| matches!(e, Event::Failed { .. })) {
-            let records = self.records();
-            let set = self.world.lock().slices.clone().unwrap();
-            for (gpu, slice) in set {
-                let asked = records.iter().flat_map(Record::holds);
-                let asked: Vec<_> = asked.filter(|h| h.gpu == gpu).filter_map(|h| h.time_slice).collect();
-                assert!(asked.contains(&slice), "{gpu} is left with {slice}, asked for are {asked:?}");
-            }
+            self.check_time_slices();
         }
         self.recover();
     }

@@ -11,7 +11,7 @@ use divvy_executor::{
     SystemClock, Timing, Unprepared, chain,
 };
 use divvy_gpu_sim::Fault;
-use divvy_model::{GpuDriver, GpuOp};
+use divvy_model::{GpuDriver, GpuOp, Grant};
 use divvy_nvml::{Session, SessionConfig};
 
 use crate::mig_world::{HALF, claim_of, living, mig_world, mode, shape, sim};
@@ -39,7 +39,8 @@ fn instance(root: &Path, world: &World, gpus: Arc<dyn GpuDriver>, timing: Timing
     let present: Vec<_> =
         inventory.gpus.values().map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect();
     executor.number_gpus(&present, &|_, _| true).unwrap();
-    executor.grant(&present.into_iter().map(|(gpu, _)| (gpu, true)).collect()).unwrap();
+    let may = Grant { may_change_mode: Some(true), share_time_slice: None };
+    executor.grant(&present.into_iter().map(|(gpu, _)| (gpu, may)).collect()).unwrap();
     executor
 }
 

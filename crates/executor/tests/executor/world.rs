@@ -22,7 +22,7 @@ use divvy_gpu_sim::SimNode;
 
 use crate::mig_hardware::Hardware;
 use divvy_model::{
-    ClaimUid, DeviceKind, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigUuid, PciAddress,
+    ClaimUid, DeviceKind, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Grant, Inventory, MigUuid, PciAddress,
     TimeSlice,
 };
 
@@ -172,7 +172,8 @@ impl World {
 
     /// The node's policies let MIG mode of every GPU change, or of none.
     pub(crate) fn grant(&self, executor: &Executor, may: bool) {
-        let all = self.present().into_iter().map(|(gpu, _)| (gpu, may)).collect();
+        let grant = Grant { may_change_mode: Some(may), share_time_slice: None };
+        let all = self.present().into_iter().map(|(gpu, _)| (gpu, grant)).collect();
         executor.grant(&all).unwrap();
         self.lock().grants += 1;
     }

@@ -1,6 +1,8 @@
 use divvy_gpu_sim::Engine;
 use serde_json::{Value, json};
 
+use divvy_model::TimeSlice;
+
 use super::*;
 
 fn node_of(spec: &str) -> (Inventory, Ordinals) {
@@ -112,7 +114,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_rest_as_the_defaults_have_it() {
     let full = rules(&json!({
         "modes": ["Mig", "TimeSlicing"],
         "mig": { "profiles": ["1g.10gb"], "placementOrder": "Descending", "instances": "Static" },
-        "shares": { "slots": 4, "minMemory": 1, "minCores": 10, "reservedMemory": "2Gi" },
+        "shares": { "slots": 4, "minMemory": 1, "minCores": 10, "reservedMemory": "2Gi", "timeSlice": "Short" },
         "health": { "evict": true },
     }));
     let expected = GpuRules {
@@ -120,7 +122,12 @@ fn a_rule_changes_what_it_says_and_leaves_the_rest_as_the_defaults_have_it() {
         profiles: Some(["1g.10gb".to_owned()].into()),
         rare: BTreeSet::new(),
         order: PlacementOrder::Descending,
-        shares: crate::ShareRules { slots: 4, smallest_mib: 1, smallest_cores: 10 },
+        shares: crate::ShareRules {
+            slots: 4,
+            smallest_mib: 1,
+            smallest_cores: 10,
+            time_slice: Some(TimeSlice::Short),
+        },
         held_back_mib: 2048,
         instances: Instances::Static,
         no_execute: true,
@@ -172,7 +179,7 @@ fn a_least_share_of_more_than_a_gpu_has_is_reported() {
     let (inventory, ordinals) = node_of("l4x1");
     let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
     let problems = |least: &str| {
-        let shares = json!({ "minMemory": least, "reservedMemory": "2Gi" });
+        let shares = json!({ "minMemory": least, "reservedMemory": "2Gi", "timeSlice": "Short" });
         let policies = [policy("p", &json!({ "rules": [{ "modes": ["TimeSlicing"], "shares": shares }] }))];
         let resolved = resolve(&policies, &node, &inventory, &ordinals, &GpuRules::default());
         resolved.problems.iter().map(ToString::to_string).collect::<Vec<_>>()

@@ -117,16 +117,16 @@ fn an_older_scheduler_gets_the_next_mode_only_when_the_last_is_gone() {
 fn what_prepare_may_do_is_taken_back_only_when_no_claim_can_have_what_needs_it() {
     let mut cluster = Cluster::new("h100x1", r#"{"modes":["Whole","Mig"]}"#);
     let gpu = cluster.gpu(0);
-    assert_eq!(cluster.out.grants.get(&gpu), Some(&true));
+    assert_eq!(cluster.out.grants[&gpu].may_change_mode, Some(true));
     cluster.choose(&"gpu-0-mig-1g10gb-19-0".parse().unwrap(), 10);
     // No rule names the GPU: it is offered as it is.
     cluster.rules(r#"{"gpus":{"ordinals":[7]}}"#);
-    assert_eq!(cluster.out.grants.get(&gpu), None, "as granted before");
+    assert_eq!(cluster.out.grants[&gpu].may_change_mode, None, "as granted before");
     cluster.settle();
-    assert_eq!(cluster.out.grants.get(&gpu), None, "a claim has a partition");
+    assert_eq!(cluster.out.grants[&gpu].may_change_mode, None, "a claim has a partition");
     cluster.claims.clear();
     cluster.settle();
-    assert_eq!(cluster.out.grants.get(&gpu), Some(&false));
+    assert_eq!(cluster.out.grants[&gpu].may_change_mode, Some(false));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use divvy_executor::Executor;
-use divvy_model::GpuUuid;
+use divvy_model::{GpuUuid, Grant};
 use serde::Deserialize;
 
 const FILE: &str = "rights.json";
@@ -24,8 +24,9 @@ pub(crate) fn take_over(plugin_dir: &Path, executor: &Executor) {
     let file = plugin_dir.join(FILE);
     let problem = match fs_err::read(&file).map(|bytes| serde_json::from_slice::<Earlier>(&bytes)) {
         Ok(Ok(Earlier { version: 1, toggle_mig, static_gpus })) => {
+            let grant = Grant { may_change_mode: Some(true), share_time_slice: None };
             let may: BTreeMap<_, _> =
-                toggle_mig.difference(&static_gpus).map(|gpu| (gpu.clone(), true)).collect();
+                toggle_mig.difference(&static_gpus).map(|gpu| (gpu.clone(), grant)).collect();
             match executor.grant(&may) {
                 Ok(()) => None,
                 Err(error) => Some(crate::chain(&error)),

@@ -24,6 +24,10 @@ fn wrong() -> Vec<(Value, &'static str)> {
         (gpu(json!({"kind": "GpuConfig", "sharring": {}})), "has unknown fields: GpuConfig has sharring"),
         (gpu(json!({"kind": "MigConfig", "timeSlicing": {"interval": "Long"}})), "MigConfig has timeSlicing"),
         (
+            own(names::CLASS_SHARE, json!({"kind": "ShareConfig", "timeSlicing": {"interval": "Long"}})),
+            "the time slice of shares is that of the GpuPolicy",
+        ),
+        (
             gpu(json!({"kind": "GpuConfg"})),
             "kind is GpuConfg, and gpu.divvy.dev reads GpuConfig, MigConfig and ShareConfig",
         ),
@@ -61,15 +65,14 @@ fn wrong() -> Vec<(Value, &'static str)> {
 fn right() -> Vec<Value> {
     let of = |class: &str| request(class, json!({}));
     let share = json!({"capacity": {"requests": {"memory": "2Gi", "cores": "10"}}});
-    let slice =
-        json!({"kind": "ShareConfig", "timeSlicing": {"interval": "Long"}, "extraNodes": ["/dev/gdrdrv"]});
+    let nodes = json!({"kind": "ShareConfig", "extraNodes": ["/dev/gdrdrv"]});
     let theirs = json!([{"opaque": {"driver": "gpu.example.com", "parameters": {"any": "thing"}}}]);
     let mut other = request("gpu.example.com", json!({"capacity": {"requests": {"memory": "1"}}}));
     insert(&mut other, theirs);
     vec![
         of(names::CLASS_GPU),
         request(names::CLASS_ADMIN, json!({"adminAccess": true})),
-        with_config(request(names::CLASS_SHARE, share), &["gpu"], slice),
+        with_config(request(names::CLASS_SHARE, share), &["gpu"], nodes),
         with_config(of(names::CLASS_MIG), &[], json!({"kind": "MigConfig"})),
         // For devices of its kind, of which this claim has none.
         with_config(of(names::CLASS_GPU), &[], json!({"kind": "ShareConfig"})),
@@ -114,7 +117,7 @@ pub(super) fn wrong_claims(env: &Env) -> Result<()> {
         });
         api.create("/apis/resource.k8s.io/v1/deviceclasses?dryRun=All", &object).map(drop)
     };
-    class(json!({"kind": "ShareConfig", "timeSlicing": {"interval": "Short"}}))?;
+    class(json!({"kind": "GpuConfig", "timeSlicing": {"interval": "Short"}}))?;
     ensure!(
         class(json!({"kind": "ShareConfig", "interval": "Short"})).is_err(),
         "a class with an unknown field"

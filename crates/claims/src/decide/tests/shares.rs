@@ -50,30 +50,37 @@ fn asking(claim: Claim, slice: &str) -> Claim {
         driver: "gpu.divvy.dev".to_owned(),
         parameters: parameters(kind),
     };
-    Claim { configs: vec![entry("ShareConfig"), entry("GpuConfig")], ..claim }
+    Claim { configs: vec![entry("GpuConfig")], ..claim }
+}
+
+/// The policy of GPU 0 has this time slice for shares, and it was set as `applied` says.
+fn policy(world: &mut World, share_time_slice: Option<TimeSlice>, applied: Option<TimeSlice>) {
+    let mut state = GpuState { share_time_slice, ..GpuState::default() };
+    if let Some(to) = applied {
+        state.note_time_slice(TimeSlice::Default, to, &world.boot);
+    }
+    world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
 }
 
 #[test]
-fn a_time_slice_is_set_for_the_first_that_asks_and_is_the_same_for_all() {
+fn shares_have_the_time_slice_of_the_policy_which_may_change_while_they_are_held() {
     let mut world = World::new();
-    let first = asking(claim("a", vec![share("main", "gpu-0-ts", "s1")]), "Long");
+    policy(&mut world, Some(TimeSlice::Long), None);
+    let first = claim("a", vec![share("main", "gpu-0-ts", "s1")]);
     let set = Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Long };
     assert_eq!(plan(world.decide(&first)).steps, std::slice::from_ref(&set));
     let record = world.record(&first, Phase::Prepared);
     assert_eq!(record.holds().next().unwrap().time_slice, Some(TimeSlice::Long));
     world.keep(record);
-    let second = asking(claim("b", vec![share("main", "gpu-0-ts", "s2")]), "Long");
+    let second = claim("b", vec![share("main", "gpu-0-ts", "s2"), share("main", "gpu-0-ts", "s3")]);
     assert_eq!(plan(world.decide(&second)).steps[0], set, "it is unknown whether it was set");
-    let mut state = GpuState::default();
-    state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
-    world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
+    policy(&mut world, Some(TimeSlice::Long), Some(TimeSlice::Long));
     assert_eq!(plan(world.decide(&second)).steps, []);
-    plan(world.decide(&claim("c", vec![share("main", "gpu-0-ts", "s3")])));
-    let other = asking(claim("d", vec![share("main", "gpu-0-ts", "s4")]), "Short");
-    let clash = Clash::TimeSlice { wanted: TimeSlice::Short, found: TimeSlice::Long };
-    let device = "gpu-0-ts".parse().unwrap();
-    let holder = Holder::Record { claim: first.reference(), device, leaving: None, clash };
-    assert_eq!(holders(world.decide(&other)), [holder]);
+    policy(&mut world, Some(TimeSlice::Short), Some(TimeSlice::Long));
+    let set = Step::SetTimeSlice { gpu: gpu(0), to: TimeSlice::Short };
+    assert_eq!(plan(world.decide(&second)).steps, [set]);
+    policy(&mut world, None, Some(TimeSlice::Long));
+    assert_eq!(plan(world.decide(&second)).steps, [], "reconcile gives it back");
 }
 
 #[test]
@@ -88,27 +95,11 @@ fn a_whole_gpu_takes_a_time_slice_a_partition_has_none_and_admin_access_changes_
 }
 
 #[test]
-fn two_time_slices_of_one_gpu_in_one_claim_are_refused() {
+fn a_share_that_asks_for_a_time_slice_is_refused() {
     let world = World::new();
-    let mut both =
-        asking(claim("a", vec![share("x", "gpu-0-ts", "s1"), share("y", "gpu-0-ts", "s2")]), "Long");
-    both.configs[0].requests = vec!["x".to_owned()];
-    let mut second = both.configs[0].clone();
-    second.requests = vec!["y".to_owned()];
-    second.parameters["timeSlicing"]["interval"] = "Short".into();
-    both.configs.push(second);
-    assert_eq!(
-        world.refusal(&both),
-        (
-            "time-slice-conflict",
-            format!(
-                "device gpu-0-ts ({}) of claim ns/claim-a (UID a): the claim requests time slice Short for it and Long for \
-                 device gpu-0-ts, but a GPU has only one time slice (use the same timeSlicing.interval in both configs; a claim's \
-                 spec is immutable, so create a new claim)",
-                gpu(0)
-            )
-        )
-    );
+    let mut asks = asking(claim("a", vec![share("x", "gpu-0-ts", "s1")]), "Long");
+    asks.configs[0].parameters["kind"] = "ShareConfig".into();
+    assert_eq!(world.refusal(&asks).0, "bad-config");
 }
 
 #[test]
@@ -194,13 +185,11 @@ fn the_admin_device_is_served_to_admin_requests_only_beside_the_holders_of_the_g
 
 #[test]
 fn a_time_slice_counts_as_set_while_a_prepared_claim_of_this_boot_that_asked_holds_the_gpu() {
-    let holder = asking(claim("a", vec![share("main", "gpu-0-ts", "s1")]), "Long");
-    let next = asking(claim("b", vec![share("main", "gpu-0-ts", "s2")]), "Long");
+    let holder = claim("a", vec![share("main", "gpu-0-ts", "s1")]);
+    let next = claim("b", vec![share("main", "gpu-0-ts", "s2")]);
     let sets = |change: &dyn Fn(&mut Record)| {
         let mut world = World::new();
-        let mut state = GpuState::default();
-        state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &world.boot);
-        world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
+        policy(&mut world, Some(TimeSlice::Long), Some(TimeSlice::Long));
         let mut record = world.record(&holder, Phase::Prepared);
         change(&mut record);
         world.keep(record);

@@ -1,6 +1,7 @@
 //! Time-sliced shares, and GPUs that are offered in several modes.
 
 use divvy_api::names::capacity as cap;
+use divvy_model::TimeSlice;
 
 use super::*;
 use crate::{Allowed, OneMode, RequestPolicy, ShareRules};
@@ -26,7 +27,9 @@ fn a_share_says_what_its_gpu_is_and_gives_it_out_in_parts() {
     let mut expected = Device::new("gpu-0-ts".parse().unwrap());
     expected.attributes.clone_from(&whole.attributes);
     expected.attributes.remove("uuid");
-    for (name, value) in [("type", "gpu-share"), ("sharing", "time-slicing"), ("isolation", "none")] {
+    let said =
+        [("type", "gpu-share"), ("sharing", "time-slicing"), ("isolation", "none"), ("timeSlice", "Default")];
+    for (name, value) in said {
         expected.attributes.insert(name.into(), AttributeValue::String(value.to_owned()));
     }
     let mib = |n: u64| Amount::Bytes(n * MIB);
@@ -45,6 +48,16 @@ fn a_share_says_what_its_gpu_is_and_gives_it_out_in_parts() {
 }
 
 #[test]
+fn a_share_says_the_time_slice_of_its_policy() {
+    let mut node = Node::everything("h100x1");
+    node.rule(|rules| rules.shares.time_slice = Some(TimeSlice::Long));
+    let pool = node.carve(None).pool;
+    let said = &device(&pool, "gpu-0-ts").attributes["timeSlice"];
+    assert_eq!(*said, AttributeValue::String("Long".to_owned()));
+    assert_eq!(device(&pool, "gpu-0").attributes.get("timeSlice"), None);
+}
+
+#[test]
 fn rules_say_how_many_shares_there_are_and_how_large() {
     let with = |shares: ShareRules, held_back_mib: u64| {
         let mut node = Node::everything("l4x1");
@@ -58,7 +71,8 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
     };
     let mib = |n: u64| Amount::Bytes(n * MIB);
     let total = mib(23034);
-    let (capacity, _) = with(ShareRules { slots: 4, smallest_mib: 100, smallest_cores: 10 }, 0);
+    let (capacity, _) =
+        with(ShareRules { slots: 4, smallest_mib: 100, smallest_cores: 10, ..ShareRules::default() }, 0);
     let capacity = capacity.unwrap();
     assert_eq!(capacity[cap::MEMORY], parts(total, mib(5758), mib(100), mib(1)));
     let count = Amount::Count;
@@ -69,13 +83,17 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
         let policy = RequestPolicy { default: amount, allowed: Allowed::Values(vec![amount]) };
         Capacity { value: amount, policy: Some(policy) }
     };
-    let (capacity, _) = with(ShareRules { slots: 1, smallest_mib: 1 << 40, smallest_cores: 200 }, 34);
+    let (capacity, _) = with(
+        ShareRules { slots: 1, smallest_mib: 1 << 40, smallest_cores: 200, ..ShareRules::default() },
+        34,
+    );
     let capacity = capacity.unwrap();
     let expected =
         [(cap::MEMORY, one(mib(23000))), (cap::CORES, one(count(100))), (cap::SLOTS, one(count(1)))];
     assert_eq!(capacity, expected.map(|(name, capacity)| (name.into(), capacity)).into());
     // More shares than the memory has room for at their smallest: a claim without a request gets the smallest.
-    let (capacity, _) = with(ShareRules { slots: 1000, smallest_mib: 512, smallest_cores: 5 }, 0);
+    let (capacity, _) =
+        with(ShareRules { slots: 1000, smallest_mib: 512, smallest_cores: 5, ..ShareRules::default() }, 0);
     let capacity = capacity.unwrap();
     assert_eq!(capacity[cap::MEMORY], parts(total, mib(512), mib(512), mib(1)));
     assert_eq!(capacity[cap::CORES], parts(count(100), count(5), count(5), count(1)));
