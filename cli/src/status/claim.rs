@@ -4,14 +4,14 @@ use anyhow::{Result, bail};
 use divvy_api::names::conditions;
 use divvy_api::node::GpuStatus;
 use divvy_model::DeviceKind;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 
 use super::report::{NodeTrouble, missing, troubles};
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
-use super::waiting::{Asker, Verdict, Why, claims_of, open_claims};
+use super::waiting::{Asker, Why, claims_of, open_claims};
 
 /// A claim in one line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -78,6 +78,9 @@ pub(crate) struct ClaimReport {
     /// The scheduler's message about the waiting pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scheduler: Option<String>,
+    /// What the kubelet reports of an allocated claim that is not prepared: it may refuse the claim itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kubelet: Option<String>,
     /// What could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) unread: Vec<String>,
@@ -192,10 +195,14 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
     let mut pods = reserved(claim);
     pods.extend(pod.map(|pod| name(&pod.metadata).to_owned()).filter(|pod| !pods.contains(pod)));
     let made = claim.metadata.creation_timestamp.as_ref().map(time);
-    let hopeless =
-        waiting.as_ref().is_some_and(|w| matches!(w.verdict, Verdict::Mistake | Verdict::NeverFits));
+    let hopeless = waiting.as_ref().is_some_and(|why| why.verdict.is_hopeless());
+    let kubelet =
+        (state == State::Allocated).then(|| kubelet_failure(snapshot, in_namespace, &pods)).flatten();
     Ok(ClaimReport {
-        needs_person: refused || hopeless || troubles.iter().any(|entry| !entry.trouble.notice),
+        needs_person: refused
+            || hopeless
+            || kubelet.is_some()
+            || troubles.iter().any(|entry| !entry.trouble.notice),
         claim: full_name(&claim.metadata),
         uid,
         state,
@@ -206,8 +213,21 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         troubles,
         waiting,
         scheduler,
+        kubelet,
         unread: snapshot.unread.clone(),
     })
+}
+
+/// The kubelet's latest Event on these pods.
+fn kubelet_failure(snapshot: &Snapshot, namespace: &str, pods: &[String]) -> Option<String> {
+    let is_theirs = |event: &&Event| {
+        let of = &event.involved_object;
+        of.namespace.as_deref() == Some(namespace) && of.name.as_ref().is_some_and(|name| pods.contains(name))
+    };
+    let theirs = snapshot.events.iter().filter(is_theirs);
+    theirs
+        .max_by_key(|event| event.last_timestamp.as_ref().map(|t| t.0))
+        .and_then(|event| event.message.clone())
 }
 
 fn device(snapshot: &Snapshot, claim: &str, result: &DeviceRequestAllocationResult) -> DeviceLine {

@@ -64,14 +64,15 @@ enum Target {
 /// Reads and prints. Exit status 0 if no action is required, 3 if it is.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let claims = matches!(args.about, None | Some(Target::Claim { .. }));
+    let events = matches!(args.about, Some(Target::Claim { .. }));
+    let claims = args.about.is_none() || events;
     let (snapshot, default_namespace) = runtime.block_on(async {
         let (client, namespace) = args.access.client().await?;
         let inside = match &args.about {
             Some(Target::Claim { claim }) => claim_name(claim, args.namespace.as_deref(), &namespace)?.0,
             _ => args.namespace.as_deref().unwrap_or(&namespace),
         };
-        let wanted = Wanted { driver: &args.driver_name, claims, namespace: inside };
+        let wanted = Wanted { driver: &args.driver_name, claims, events, namespace: inside };
         let snapshot = read(&client, wanted).await?;
         anyhow::Ok((snapshot, namespace))
     })?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use divvy_api::node::GpuNode;
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
@@ -38,6 +39,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) driver: &'a str,
     /// Claims, classes and waiting pods too.
     pub(crate) claims: bool,
+    /// Events of the namespace, too: what its kubelets report of claims.
+    pub(crate) events: bool,
     /// Where claims and pods are looked for if not all namespaces may be read.
     pub(crate) namespace: &'a str,
 }
@@ -149,6 +152,9 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         let own = Api::namespaced(client.clone(), wanted.namespace);
         snapshot.pods = reader.list(&PODS, &pending, &Api::all(client.clone()), Some(&own)).await?;
     }
+    if wanted.events {
+        snapshot.events = reader.failures(&Api::namespaced(client.clone(), wanted.namespace)).await?;
+    }
     snapshot.unread = reader.unread;
     for object in found {
         match object.0 {
@@ -230,6 +236,19 @@ impl Reader<'_> {
         }
         self.unread.push(format!("{name} cannot be listed; unknown: {missing} ({right})"));
         Ok(Vec::new())
+    }
+
+    /// What kubelets report of claims that they could not prepare, in the one namespace.
+    async fn failures(&mut self, own: &Api<Event>) -> Result<Vec<Event>> {
+        let failed = ListParams::default().fields("reason=FailedPrepareDynamicResources");
+        match pages(own, &failed).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let events = format!("Events of namespace {} cannot be listed", self.namespace);
+                self.unread.push(format!("{events}; unknown: what the kubelet reports of the claim"));
+                Ok(Vec::new())
+            }
+            other => other.context("Events cannot be listed"),
+        }
     }
 }
 

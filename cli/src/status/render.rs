@@ -148,6 +148,9 @@ pub(crate) fn claim(snapshot: &Snapshot, report: &ClaimReport) -> String {
         out.head(&format!("why: {}", waiting.verdict.sentence()));
         reasons(&mut out, waiting, 2);
     }
+    if let Some(kubelet) = &report.kubelet {
+        out.line(&format!("kubelet: {kubelet}"));
+    }
     if let Some(scheduler) = &report.scheduler {
         out.line(&format!("scheduler: {scheduler}"));
     }

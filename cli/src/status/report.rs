@@ -131,9 +131,12 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     let claims = snapshot.claims.iter().filter(|claim| shown(namespace(&claim.metadata)));
     let refused: Vec<ClaimLine> = claims.filter_map(|claim| refused(claim, &snapshot.driver)).collect();
     let waiting = waiting(snapshot, &shown);
-    let hopeless = |one: &Waiting| matches!(one.why.verdict, Verdict::Mistake | Verdict::NeverFits);
-    // A mistake of one tenant is no alarm for the whole cluster.
-    let claims_need = only.is_some() && (!refused.is_empty() || waiting.iter().any(hopeless));
+    // A mistake of one tenant is no alarm for the whole cluster; a blocked pool is.
+    let hopeless = |one: &Waiting| {
+        let verdict = one.why.verdict;
+        verdict == Verdict::Blocked || only.is_some() && verdict.is_hopeless()
+    };
+    let claims_need = only.is_some() && !refused.is_empty() || waiting.iter().any(hopeless);
     let needs_person = claims_need || troubles.iter().any(|entry| !entry.trouble.notice);
     Fleet { needs_person, nodes, troubles, refused, waiting, unread: snapshot.unread.clone() }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_api::node::GpuNodeStatus;
 use divvy_offer::pool_name;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -34,6 +34,8 @@ pub(crate) struct Snapshot {
     pub(crate) classes: Vec<DeviceClass>,
     /// Pods that have not started.
     pub(crate) pods: Vec<Pod>,
+    /// Failures to prepare claims that kubelets report, where one claim is asked about.
+    pub(crate) events: Vec<Event>,
     /// Kinds that could not be read, and what remains unknown.
     pub(crate) unread: Vec<String>,
 }

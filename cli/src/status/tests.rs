@@ -189,8 +189,18 @@ fn world() -> Snapshot {
         ])),
         classes: typed(json!([class])),
         pods: typed(json!([pod("w", &["waits"]), pod("g", &["greedy"]), pod("x", &["wrong"])])),
+        events: Vec::new(),
         unread: Vec::new(),
     }
+}
+
+/// The kubelet's Event on a pod.
+fn failed(pod: &str, at: &str, message: &str) -> Value {
+    json!({
+        "metadata": { "name": format!("{pod}.{at}"), "namespace": "default" },
+        "involvedObject": { "kind": "Pod", "name": pod, "namespace": "default" },
+        "reason": "FailedPrepareDynamicResources", "lastTimestamp": at, "message": message,
+    })
 }
 
 /// Compares with a file; `DIVVY_BLESS=1` writes it.
@@ -325,6 +335,63 @@ fn a_claim_shows_what_it_has_or_why_it_waits_node_by_node() {
     }
     let missing = claim::claim(&world, "other", "a").unwrap_err().to_string();
     assert_eq!(missing, "claim other/a does not exist; did you mean default/a?");
+}
+
+#[test]
+fn what_the_kubelet_itself_refuses_is_shown_of_a_claim_that_is_not_prepared() {
+    let mut world = world();
+    let mut early = allocated("early", "n3", "gpu-0");
+    early["status"]["reservedFor"] = json!([{ "resource": "pods", "name": "e", "uid": "e" }]);
+    world.claims.push(typed(early));
+    let report = |world: &Snapshot| claim::claim(world, "default", "early").unwrap();
+    assert_eq!((report(&world).state, report(&world).needs_person), (State::Allocated, false));
+    world.events = typed(json!([
+        failed(
+            "e",
+            "2026-11-21T19:59:00Z",
+            "old ResourceClaim with same name early and different UID still exists"
+        ),
+        failed("e", "2026-11-21T19:58:00Z", "an earlier one"),
+        failed("other", "2026-11-21T19:59:30Z", "of another pod"),
+    ]));
+    let refused = report(&world);
+    assert!(refused.needs_person);
+    let text = render::claim(&world, &refused);
+    assert!(text.contains("\nkubelet: old ResourceClaim with same name early"), "{text}");
+    // Of one that is prepared it says nothing: that is over.
+    let used = claim::claim(&world, "default", "a").unwrap();
+    assert_eq!(used.kubelet, None);
+}
+
+/// Counters are charged for what is allocated, whoever allocated it, and one below zero blocks all devices of the pool.
+#[test]
+fn a_pool_that_claims_block_for_all_others_is_an_alarm_that_names_them() {
+    let mut world = world();
+    world.nodes.retain(|node| node.metadata.name.as_deref() == Some("n2"));
+    world.reports.retain(|name, _| name == "n2");
+    let mut devices = slice("n2", &[("gpu-0", false), ("gpu-1", false), ("gpu-2", false)]);
+    let of = |set: &str| json!([{ "counterSet": set, "counters": { "slices": { "value": "8" } } }]);
+    for (number, set) in [(0, "a"), (1, "a"), (2, "b")] {
+        devices["spec"]["devices"][number]["consumesCounters"] = of(set);
+    }
+    devices["spec"]["pool"]["resourceSliceCount"] = 2.into();
+    let mut counters = slice("n2", &[]);
+    counters["metadata"]["name"] = "n2-counters".into();
+    counters["spec"]["pool"]["resourceSliceCount"] = 2.into();
+    counters["spec"]["devices"] = Value::Null;
+    let sets = ["a", "b"].map(|name| json!({ "name": name, "counters": { "slices": { "value": "8" } } }));
+    counters["spec"]["sharedCounters"] = json!(sets);
+    world.slices = typed(json!([devices, counters]));
+    let held = [allocated("c", "n2", "gpu-0"), allocated("d", "n2", "gpu-1")];
+    world.claims = typed(json!([held[0], ask("waits", DRIVER, 1)]));
+    assert_eq!(report::fleet(&world, None).waiting[0].why.verdict, Verdict::Fits);
+    world.claims.push(typed(held[1].clone()));
+    let fleet = report::fleet(&world, None);
+    assert_eq!(fleet.waiting[0].why.verdict, Verdict::Blocked);
+    assert!(fleet.needs_person, "also without a namespace: no pod of anybody gets a device");
+    let waits = claim::claim(&world, "default", "waits").unwrap();
+    assert!(waits.needs_person);
+    golden("claim-blocked.txt", &render::claim(&world, &waits));
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(crate) enum Verdict {
     Fits,
     /// It would fit if other claims released their devices.
     NoRoom,
+    /// It would fit, but claims hold devices that exclude each other, and nothing of their pool can be allocated.
+    Blocked,
     /// It would not fit on an empty cluster either.
     NeverFits,
     /// It cannot be allocated anywhere as written.
@@ -45,11 +47,19 @@ impl Verdict {
                 "a node has room: the scheduler has not retried the pod yet, or another constraint holds it back"
             }
             Self::NoRoom => "no room now: other claims hold the devices",
+            Self::Blocked => {
+                "blocked: other claims hold devices that exclude each other, so nothing of their pool can be allocated"
+            }
             Self::NeverFits => "it fits on no node, even with all devices free",
             Self::Mistake => "the claim cannot be allocated as written",
             Self::Unknown => "unknown: objects that decide this cannot be listed",
             Self::Offline => "unknown: only the scheduler can evaluate it",
         }
+    }
+
+    /// Whether an administrator or user has to act: waiting does not help.
+    pub(crate) fn is_hopeless(self) -> bool {
+        matches!(self, Self::Mistake | Self::NeverFits | Self::Blocked)
     }
 }
 
@@ -108,6 +118,8 @@ struct Shortage {
     held_by: BTreeSet<String>,
     detail: String,
     hint: Option<String>,
+    /// Claims that hold more of a pool's counters than there is: every other device of the pool is blocked.
+    overdrawn_by: BTreeSet<String>,
 }
 
 impl<'a> Asker<'a> {
@@ -181,8 +193,10 @@ impl<'a> Asker<'a> {
                     return Why { verdict: Verdict::Mistake, mistake: Some(mistake), ..why };
                 }
                 NodeAnswer::Not(short, room) => {
-                    if room {
+                    if room && short.overdrawn_by.is_empty() {
                         why.verdict = Verdict::NoRoom;
+                    } else if room && why.verdict != Verdict::NoRoom {
+                        why.verdict = Verdict::Blocked;
                     }
                     match alike.iter_mut().find(|(other, _)| other.reasons == short.reasons) {
                         Some((other, nodes)) => {
@@ -203,6 +217,7 @@ impl<'a> Asker<'a> {
         }
         why.hint = why.hint.or_else(|| match why.verdict {
             Verdict::NoRoom => Some(ROOM.to_owned()),
+            Verdict::Blocked => alike.iter().find_map(|(short, _)| short.unblock()),
             _ => alike.iter().find_map(|(short, _)| short.hint.clone()),
         });
         why.nodes = alike.into_iter().map(|(short, nodes)| short.into_nodes(nodes)).collect();
@@ -281,8 +296,19 @@ impl Shortage {
         }
         let reasons = explanation.requests.iter().flat_map(|request| &request.refused).map(|d| &d.reason);
         short.held_by = reasons.flat_map(holders).map(ToString::to_string).collect();
+        let overdrawn = explanation.requests.iter().flat_map(|request| &request.refused).map(|d| &d.reason);
+        let overdrawn = overdrawn.filter(|reason| matches!(reason, Reason::PoolOverdrawn { .. }));
+        short.overdrawn_by = overdrawn.flat_map(holders).map(ToString::to_string).collect();
         short.detail = detail;
         short
+    }
+
+    /// What to do where claims hold more than there is.
+    fn unblock(&self) -> Option<String> {
+        (!self.overdrawn_by.is_empty()).then(|| {
+            let claims = some(self.overdrawn_by.iter());
+            format!("of the claims {claims}, delete one with its pods: together they hold more of a GPU than it has")
+        })
     }
 
     fn into_nodes(self, nodes: Vec<String>) -> NodesWhy {
@@ -323,9 +349,10 @@ fn short_request(request: &RequestReason) -> String {
 /// A reason without the details that differ between nodes; devices in use sort first, unselected devices last.
 fn kind(reason: &Reason) -> (u8, String) {
     match reason {
-        Reason::InUse { .. } | Reason::CounterShort { .. } | Reason::PoolOverdrawn { .. } => {
+        Reason::InUse { .. } | Reason::CounterShort { .. } => {
             (0, "in use or overlapping a device in use".to_owned())
         }
+        Reason::PoolOverdrawn { set, .. } => (0, format!("blocked, since more is held of {set} than it has")),
         Reason::CapacityShort { capacity, wanted, .. } => {
             (1, format!("with less than {wanted} {capacity} left"))
         }

@@ -25,7 +25,7 @@ pub(crate) struct SlicesSink {
 impl SlicesSink {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut granted: Option<BTreeMap<GpuUuid, bool>> = None;
+        let mut granted: Option<BTreeMap<GpuUuid, Grant>> = None;
         loop {
             let Offer { pool, grants } = self.offer.borrow_and_update().clone();
             let is_granted = granted.as_ref() == Some(&grants);

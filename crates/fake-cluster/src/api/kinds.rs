@@ -89,6 +89,7 @@ pub(crate) fn builtin() -> Vec<Kind> {
         Kind::of::<core::v1::ConfigMap>(true, false),
         Kind::of::<core::v1::ServiceAccount>(true, false),
         Kind::of::<events::v1::Event>(true, false),
+        Kind::of::<core::v1::Event>(true, false),
         Kind::of::<coordination::v1::Lease>(true, false),
         Kind::of::<resource::v1::ResourceSlice>(false, false),
         Kind::of::<resource::v1::ResourceClaim>(true, true),

@@ -1,32 +1,45 @@
-//! Time slices: set by the driver's own program on request, the same for all claims on a GPU, and restored.
+//! Time slices: set by the driver's own program as the policy says, seen by the scheduler, and restored.
 
 use divvy_model::TimeSlice;
 
 use super::{
-    Context, Env, Pod, Policy, Result, Value, check, claim_for, end, ensure, h100, json, names, poll, run,
-    share, spec, wait_for_modes, whole,
+    Context, Env, Pod, Policy, Result, Value, at, check, claim_for, create, end, ensure, h100, json, names,
+    of, poll, run, share, spec, wait_for_modes, whole,
 };
 use crate::case::PATIENCE;
-use crate::wait::wait_for;
 
-/// A pod, of these containers, with a claim of its own that asks for an interval. Returns the claim's UID.
-fn create(
-    env: &Env,
-    name: &str,
-    request: &Value,
-    (kind, interval): (&str, &str),
-    containers: &[&str],
-) -> Result<String> {
-    let parameters = json!({
-        "apiVersion": names::API_VERSION, "kind": kind, "timeSlicing": {"interval": interval},
-    });
+/// A share of the GPU whose time slice is this one.
+fn with_slice(gpu: &str, slice: TimeSlice) -> Value {
+    let cel = format!("device.attributes['{}'].timeSlice == '{slice}' && {}", names::DRIVER, of(&[gpu]));
+    json!({"name": "gpu", "exactly": {
+        "deviceClassName": names::CLASS_SHARE,
+        "selectors": [{"cel": {"expression": cel}}],
+        "capacity": {"requests": {"memory": "10Gi"}},
+    }})
+}
+
+/// Changes the time slice of the GPU's shares, and waits until it is published.
+fn change(env: &Env, policy: &Policy<'_>, gpu: &str, slice: TimeSlice) -> Result<()> {
+    let shares = json!({"timeSlice": slice.name()});
+    let rule = json!({"gpus": {"uuids": [gpu]}, "modes": ["TimeSlicing"], "shares": shares});
+    policy.change(&json!({"rules": [rule]}))?;
+    poll(&format!("shares with time slice {slice}"), PATIENCE, || {
+        let devices = env.driver.devices()?;
+        let mut own = devices.iter().filter(|device| at(device, "attributes.gpuUUID.string") == gpu);
+        Ok(own.any(|device| at(device, "attributes.timeSlice.string") == slice.name()))
+    })
+}
+
+/// One exclusive claim of two containers that asks for an interval.
+fn exclusive(env: &Env, gpu: &str, slice: TimeSlice) -> Result<String> {
+    let slicing = json!({"interval": slice.name()});
+    let parameters = json!({"apiVersion": names::API_VERSION, "kind": "GpuConfig", "timeSlicing": slicing});
     let spec = json!({"devices": {
-        "requests": [request],
+        "requests": [whole(&[gpu])],
         "config": [{"opaque": {"driver": names::DRIVER, "parameters": parameters}}],
     }});
-    let uid = Env::uid(&env.create(&claim_for(name, &spec))?)?;
-    let pod = Pod::new(name).claim(name);
-    let pod = containers.iter().fold(pod, |pod, container| pod.container(container, &[name]));
+    let uid = Env::uid(&env.create(&claim_for("both", &spec))?)?;
+    let pod = Pod::new("both").claim("both").container("x", &["both"]).container("y", &["both"]);
     env.create(&pod.build())?;
     Ok(uid)
 }
@@ -40,39 +53,33 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
         Ok(())
     };
     let policy = Policy::modes(env, &[gpu], &["TimeSlicing"])?;
-    let wanted = share("gpu", &[gpu], &[("memory", "10Gi")]);
-    let plain = run(env, "plain", std::slice::from_ref(&wanted))?;
-    ensure!(gpus.smi_calls(gpu)?.is_empty(), "no claim requested a time slice: {:?}", gpus.smi_calls(gpu)?);
+    let plain = run(env, "plain", &[share("gpu", &[gpu], &[("memory", "10Gi")])])?;
+    ensure!(gpus.smi_calls(gpu)?.is_empty(), "no policy sets a time slice: {:?}", gpus.smi_calls(gpu)?);
 
-    let long = create(env, "long", &wanted, ("ShareConfig", "Long"), &["main"])?;
-    check(env, "long", "main", "long")?;
+    change(env, &policy, gpu, TimeSlice::Long)?;
+    let long = run(env, "long", &[with_slice(gpu, TimeSlice::Long)])?;
     is(TimeSlice::Long)?;
     let call = format!("compute-policy -i {gpu} --set-timeslice {}", TimeSlice::Long.number());
     ensure!(gpus.smi_calls(gpu)?.contains(&call), "nvidia-smi was called as {:?}", gpus.smi_calls(gpu)?);
 
-    // A GPU has one interval: the refusal of another one names the claim that has set it.
-    let short = create(env, "short", &wanted, ("ShareConfig", "Short"), &["main"])?;
-    wait_for("event of the pod that names the interval and its holder", PATIENCE, || {
-        let reported = env.messages("short");
-        let words = ["requests time slice Short", "/long", "Long is set for"];
-        Ok(reported.into_iter().find(|text| words.iter().all(|word| text.contains(word))))
-    })
-    .with_context(|| format!("the pod's Events are {:?}", env.messages("short")))?;
+    // The scheduler sees it: a claim for another one waits, and its pod is bound to no node.
+    let short = create(env, "short", &[with_slice(gpu, TimeSlice::Short)])?;
+    env.wait_until_unschedulable("short")?;
     is(TimeSlice::Long)?;
-    end(env, "long", &long)?;
-    is(TimeSlice::Default)?;
-    env.nudge("short")?;
+    change(env, &policy, gpu, TimeSlice::Short)?;
     check(env, "short", "main", "short")?;
     is(TimeSlice::Short)?;
-    end(env, "short", &short)?;
-    // Restored when the last claim that requested it has gone, although another claim is still there.
-    is(TimeSlice::Default)?;
+    for (name, uid) in [("long", &long), ("short", &short)] {
+        end(env, name, uid)?;
+        is(TimeSlice::Short).with_context(|| format!("a share is left when {name} has ended"))?;
+    }
     end(env, "plain", &plain)?;
+    is(TimeSlice::Default)?;
 
-    // The same within one exclusive claim.
+    // The same for one exclusive claim, which asks itself.
     policy.change(&spec(&[gpu], &["Whole"]))?;
     wait_for_modes(env, &[gpu], &["Whole"])?;
-    let both = create(env, "both", &whole(&[gpu]), ("GpuConfig", "Medium"), &["x", "y"])?;
+    let both = exclusive(env, gpu, TimeSlice::Medium)?;
     for container in ["x", "y"] {
         check(env, "both", container, "both")?;
     }
