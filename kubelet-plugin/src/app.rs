@@ -93,7 +93,9 @@ async fn run_ready(
     ready: Ready,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
-    let http = HttpServer::new(deps.metrics.clone(), deps.readiness.clone());
+    let all = deps.metrics.clone();
+    let metrics = if config.claim_metrics { all } else { all.hiding("namespace") };
+    let http = HttpServer::new(metrics, deps.readiness.clone());
     let plugin_dir = &config.plugin_dir;
     fs_err::create_dir_all(plugin_dir).map_err(io_error(format!("--plugin-dir {}", plugin_dir.display())))?;
     let senders = Senders::default();

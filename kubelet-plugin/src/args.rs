@@ -95,6 +95,9 @@ pub struct Args {
     /// to every user, because pods with a user namespace run it unprivileged. [default: the driver name in /opt/divvy]
     #[arg(long, env = "HOOK_DIR", value_parser = path)]
     pub hook_dir: Option<PathBuf>,
+    /// Whether /metrics shows series with the names of namespaces, claims and pods.
+    #[arg(long, env = "CLAIM_METRICS", default_value_t = true, action = clap::ArgAction::Set)]
+    pub claim_metrics: bool,
     /// Address of /metrics, /healthz and /readyz; empty for none.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9440")]
     pub http: String,

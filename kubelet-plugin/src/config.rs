@@ -99,6 +99,8 @@ pub struct Config {
     pub hook_path: Option<PathBuf>,
     /// The folder to install it to.
     pub hook_dir: PathBuf,
+    /// Whether metrics name namespaces, claims and pods.
+    pub claim_metrics: bool,
     /// Addresses of the telemetry endpoints, the first that can be bound is used; empty: none.
     pub http: Vec<SocketAddr>,
     /// The same for a second server, which also serves the plugin's state; empty: none.
@@ -142,6 +144,7 @@ impl TryFrom<Args> for Config {
             library_delivery,
             hook_path,
             hook_dir,
+            claim_metrics,
             http,
             debug_http,
             kubeconfig,
@@ -197,6 +200,7 @@ impl TryFrom<Args> for Config {
             library_delivery,
             hook_path: given(hook_path),
             hook_dir,
+            claim_metrics,
             http,
             debug_http,
             kubeconfig,

@@ -207,6 +207,7 @@ fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result
         hook_path: Some(hook),
         hook_dir: Some(folder.join("opt/divvy")),
         http: String::new(),
+        claim_metrics: true,
         debug_http: String::new(),
         kubeconfig: None,
         log_format: LogFormat::Plain,

@@ -29,11 +29,15 @@ pub type Gauges = Family<Labels, Gauge>;
 
 /// Where metrics are registered and read. Clones are handles to the same registry.
 #[derive(Clone)]
-pub struct MetricsRegistry(Arc<Mutex<Registry>>);
+pub struct MetricsRegistry {
+    registry: Arc<Mutex<Registry>>,
+    /// Series with this label are not shown.
+    hidden: Option<&'static str>,
+}
 
 impl Default for MetricsRegistry {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Registry::with_prefix("divvy"))))
+        Self { registry: Arc::new(Mutex::new(Registry::with_prefix("divvy"))), hidden: None }
     }
 }
 
@@ -50,7 +54,7 @@ impl MetricsRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers any metric. The name goes without `divvy_` and, for counters, without `_total`; the help without a
@@ -111,6 +115,12 @@ impl MetricsRegistry {
         durations
     }
 
+    /// The same registry, which does not show series that have this label.
+    #[must_use]
+    pub fn hiding(self, label: &'static str) -> Self {
+        Self { hidden: Some(label), ..self }
+    }
+
     /// All metrics in OpenMetrics text.
     pub fn encode(&self) -> String {
         let mut out = String::new();
@@ -118,7 +128,11 @@ impl MetricsRegistry {
             // Writing to a String does not fail; a metric's own encoder could.
             tracing::error!(%error, "a metric could not be written");
         }
-        out
+        let Some(hidden) = self.hidden else { return out };
+        // Quotes in values are escaped: neither pattern can be part of one.
+        let patterns = [format!("{{{hidden}=\""), format!(",{hidden}=\"")];
+        let is_shown = |line: &&str| line.starts_with('#') || !patterns.iter().any(|p| line.contains(p));
+        out.split_inclusive('\n').filter(is_shown).collect()
     }
 }
 
@@ -184,6 +198,18 @@ mod tests {
              divvy_devices 0\n\
              # EOF\n"
         );
+    }
+
+    #[test]
+    fn series_with_a_hidden_label_are_not_shown_whatever_values_say() {
+        let metrics = MetricsRegistry::new();
+        let of = |namespace: &str| vec![("UUID", "GPU-1".to_owned()), ("namespace", namespace.to_owned())];
+        let tricky = vec![("why", "a,namespace=\"b\"".to_owned())];
+        metrics.gauges("held", "Held", [of("a"), vec![("namespace", "b".to_owned())], tricky]);
+        assert_eq!(metrics.encode().lines().filter(|line| line.starts_with("divvy_held")).count(), 3);
+        let shown = metrics.hiding("namespace").encode();
+        let shown: Vec<&str> = shown.lines().filter(|line| line.starts_with("divvy_held")).collect();
+        assert_eq!(shown, [r#"divvy_held{why="a,namespace=\"b\""} 0"#]);
     }
 
     #[test]
