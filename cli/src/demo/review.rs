@@ -17,6 +17,7 @@ use crate::manifests::Manifests;
 use crate::strict::did_you_mean;
 
 mod pod;
+mod selector;
 
 /// Lists of a claim have at most this many entries.
 const MOST: usize = 32;
@@ -62,6 +63,8 @@ pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
     let mut findings = Findings::default();
     for class in &manifests.classes {
         let place = findings.named("DeviceClass", &class.metadata);
+        let at = At { place: place.clone(), path: "spec".to_owned() };
+        findings.selectors(&at, class.spec.as_ref().and_then(|spec| spec.selectors.as_deref()), known);
         let configs = class.spec.iter().flat_map(|spec| spec.config.iter().flatten());
         for (number, opaque) in
             configs.enumerate().filter_map(|(n, config)| Some((n, config.opaque.as_ref()?)))
@@ -223,6 +226,7 @@ impl Findings {
                 allocation_mode: alternative.allocation_mode.clone(),
                 count: alternative.count,
                 capacity: alternative.capacity.clone(),
+                selectors: alternative.selectors.clone(),
                 tolerations: alternative.tolerations.clone(),
                 ..ExactDeviceRequest::default()
             };
@@ -235,6 +239,7 @@ impl Findings {
     }
 
     fn one(&mut self, at: &At, of: &ExactDeviceRequest, may_see_all: bool, known: &Known) {
+        self.selectors(at, of.selectors.as_deref(), known);
         let class = of.device_class_name.as_str();
         let admin = of.admin_access == Some(true);
         if class.is_empty() {

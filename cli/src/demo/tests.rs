@@ -180,6 +180,10 @@ async fn what_a_cluster_refuses_is_refused() {
             ),
             "did you mean \"timeSlicing\"?",
         ),
+        (
+            exactly("selectors: [{cel: {expression: 'device.driver = \"x\"'}}]"),
+            "exactly.selectors[0].cel.expression: Invalid value: compilation failed: ",
+        ),
         (exactly("count: 0"), "exactly.count: Invalid value: must be greater than zero"),
         (exactly("allocationMode: All, count: 2"), "must not be specified when allocationMode is All"),
         (exactly("allocationMode: Every"), "allocationMode: Unsupported value: \"Every\""),
@@ -236,6 +240,12 @@ async fn what_is_probably_not_meant_is_noted() {
         (
             with_request("exactly: {deviceClassName: gpu.divy.dev}", ""),
             "class \"gpu.divy.dev\" does not exist (did you mean \"gpu.divvy.dev\"?)",
+        ),
+        (
+            exactly(
+                "selectors: [{cel: {expression: 'device.attributes[\"gpu.divvy.dev\"].prodctName == \"x\"'}}]",
+            ),
+            "no device has attribute \"prodctName\" of \"gpu.divvy.dev\" (did you mean \"productName\"?)",
         ),
         (pod("nodeSelector: {a: b}, containers: []"), "nodeSelector, affinity and nodeName are not looked at here"),
         (

@@ -40,6 +40,12 @@ mod nodes;
 mod pools;
 mod semver;
 
+/// Whether a device selector compiles, in Kubernetes' words. What cannot be evaluated offline is [`CelError::Offline`] and may
+/// be right.
+pub fn check_selector(expression: &str) -> Result<(), CelError> {
+    cel::compile(expression).map(drop)
+}
+
 pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError};
 pub use allocated::{AllocatedState, DeviceId, Holder};
 pub use cel::CelError;

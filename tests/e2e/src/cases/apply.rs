@@ -48,6 +48,12 @@ fn wrong() -> Vec<(Value, &'static str)> {
             own(names::CLASS_SHARE, json!({"kind": "GpuConfig"})),
             "request gpu of class share.divvy.dev takes a ShareConfig",
         ),
+        (
+            json!({"devices": {"requests": [
+                {"name": "gpu", "firstAvailable": [{"name": "a", "deviceClassName": names::CLASS_ADMIN}]},
+            ]}}),
+            "cannot be an alternative",
+        ),
         (of(names::CLASS_ADMIN), "is for requests with adminAccess: true only"),
         (request(names::CLASS_SHARE, json!({"adminAccess": true})), "use class admin.divvy.dev with it"),
         (asks(names::CLASS_SHARE, "memory", "2048"), "write 2048Mi instead of 2048"),
