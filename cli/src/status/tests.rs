@@ -363,7 +363,7 @@ fn what_the_kubelet_itself_refuses_is_shown_of_a_claim_that_is_not_prepared() {
     assert_eq!(used.kubelet, None);
 }
 
-/// Counters are charged for what is allocated, whoever allocated it, and one below zero blocks all devices of the pool.
+/// Counters are charged for what is allocated, and one below zero blocks all devices of the pool.
 #[test]
 fn a_pool_that_claims_block_for_all_others_is_an_alarm_that_names_them() {
     let mut world = world();
@@ -388,7 +388,7 @@ fn a_pool_that_claims_block_for_all_others_is_an_alarm_that_names_them() {
     world.claims.push(typed(held[1].clone()));
     let fleet = report::fleet(&world, None);
     assert_eq!(fleet.waiting[0].why.verdict, Verdict::Blocked);
-    assert!(fleet.needs_person, "also without a namespace: no pod of anybody gets a device");
+    assert!(fleet.needs_person, "also without a namespace: no pod of any namespace gets a device");
     let waits = claim::claim(&world, "default", "waits").unwrap();
     assert!(waits.needs_person);
     golden("claim-blocked.txt", &render::claim(&world, &waits));

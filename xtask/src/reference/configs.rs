@@ -14,8 +14,8 @@ class for the requests that it names. Unknown fields, wrong kinds and wrong valu
 const FIELDS: &[(&str, &str)] = &[
     (
         "timeSlicing.interval",
-        "How long each program on the GPU runs in turn. It is the GPU's: claims that have shares of one GPU must ask for the same \
-         or for nothing. When the last claim that asked is released, the GPU gets back what it had ([time slices](../sharing.md#the-time-slice)).",
+        "How long each program on the GPU runs in turn. When the claim is released, the GPU gets back what it had. For shares, a \
+         GpuPolicy sets it ([time slices](../sharing.md#the-time-slice)).",
     ),
     (
         "extraNodes",
@@ -28,12 +28,9 @@ pub(super) fn page() -> Result<String> {
     let slicing = Some(TimeSlicing { interval: TimeSlice::Long });
     let nodes = vec!["/dev/gdrdrv".to_owned()];
     let all = [
-        (
-            "whole GPUs",
-            DeviceConfig::Gpu(GpuConfig { time_slicing: slicing.clone(), extra_nodes: nodes.clone() }),
-        ),
+        ("whole GPUs", DeviceConfig::Gpu(GpuConfig { time_slicing: slicing, extra_nodes: nodes.clone() })),
         ("MIG partitions", DeviceConfig::Mig(MigConfig { extra_nodes: nodes.clone() })),
-        ("shares", DeviceConfig::Share(ShareConfig { time_slicing: slicing, extra_nodes: nodes })),
+        ("shares", DeviceConfig::Share(ShareConfig { extra_nodes: nodes })),
     ];
     let intervals = [TimeSlice::Default, TimeSlice::Short, TimeSlice::Medium, TimeSlice::Long];
     let mut text = INTRO.to_owned();
