@@ -5,26 +5,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::written::{self, Files};
+
 const FOLDER: &str = "deploy/chart/divvy/files/crds";
 
 /// Writes the files.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    for (path, text) in wanted(root)? {
-        fs_err::write(&path, text)?;
-        crate::say(&path.display().to_string());
-    }
-    Ok(())
+    written::write(&wanted(root)?)
 }
 
 /// Files that are not as they should be.
 pub(crate) fn stale(root: &Path) -> Result<Vec<PathBuf>> {
-    let differs = |(path, text): (PathBuf, String)| {
-        (fs_err::read_to_string(&path).ok().as_deref() != Some(&text)).then_some(path)
-    };
-    Ok(wanted(root)?.into_iter().filter_map(differs).collect())
+    Ok(written::stale(wanted(root)?))
 }
 
-fn wanted(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+fn wanted(root: &Path) -> Result<Files> {
     let files = divvy_api::crd::all()?.into_iter().map(|(name, definition)| {
         let text = serde_saphyr::to_string(&definition).with_context(|| format!("{name} as YAML"))?;
         let text =

@@ -22,6 +22,7 @@ mod needs;
 mod reference;
 mod soak;
 mod words;
+mod written;
 
 use needs::Need;
 

@@ -11,6 +11,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::written::{self, Files};
+
 const FOLDER: &str = "docs/reference";
 
 /// Tests that compare pages about command lines, which this program does not link: crate, test.
@@ -21,10 +23,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 
 /// Writes the pages.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    for (path, text) in wanted(root)? {
-        fs_err::write(&path, text)?;
-        crate::say(&path.display().to_string());
-    }
+    written::write(&wanted(root)?)?;
     for (package, test) in ELSEWHERE {
         let mut cargo = Command::new("cargo");
         cargo.args(["test", "--quiet", "-p", package, test]).env("DIVVY_BLESS", "1").current_dir(root);
@@ -35,13 +34,10 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 
 /// Pages that are not as they should be.
 pub(crate) fn stale(root: &Path) -> Result<Vec<PathBuf>> {
-    let differs = |(path, text): (PathBuf, String)| {
-        (fs_err::read_to_string(&path).ok().as_deref() != Some(&text)).then_some(path)
-    };
-    Ok(wanted(root)?.into_iter().filter_map(differs).collect())
+    Ok(written::stale(wanted(root)?))
 }
 
-fn wanted(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+fn wanted(root: &Path) -> Result<Files> {
     let read = |path: &str| fs_err::read_to_string(root.join(path));
     let mut pages = vec![
         ("attributes.md", attributes::page(&read("api/src/names.rs")?)?),
