@@ -1,21 +1,26 @@
 //! `cargo xtask cluster`: a real Kubernetes on this machine, for people.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::exit;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
+use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
+use divvy_e2e::programs::Programs;
 use divvy_e2e::{Cluster, Component, Extent, Gates, Options};
 
 use crate::needs::Need;
+
+const DEFAULT: &str = "dev";
 
 /// Arguments of `cargo xtask cluster`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Which cluster: several run side by side
-    #[arg(long, global = true, default_value = "dev")]
+    #[arg(long, global = true, default_value = DEFAULT)]
     name: String,
     #[command(subcommand)]
     action: Action,
@@ -34,8 +39,20 @@ enum Action {
         /// Kubernetes version, as 1.36.4
         #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
         version: String,
+        /// Install divvy, too, and give the node simulated GPUs
+        #[arg(long)]
+        driver: bool,
+        /// The simulated GPUs, as h100x8 or a100-40x4,l4x2
+        #[arg(long, default_value = "h100x8", requires = "driver")]
+        sim: String,
+        /// How GPUs without a GpuPolicy are offered: in every mode, or as the chart does by default
+        #[arg(long, default_value = "everything", value_parser = ["everything", "auto"], requires = "driver")]
+        offer: String,
+        /// Take divvy's programs from this folder instead of building them
+        #[arg(long, requires = "driver")]
+        bin: Option<PathBuf>,
     },
-    /// Run a command in the cluster, as `exec kubectl get pods`
+    /// Run a command in the cluster, as `exec kubectl get pods`; `divvy` and `helm` are there after `up --driver`
     Exec {
         /// The command and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -46,7 +63,7 @@ enum Action {
     /// Write logs, events and objects into a folder
     Logs {
         /// The folder, made if missing
-        dir: std::path::PathBuf,
+        dir: PathBuf,
     },
     /// End a cluster and remove all it left
     Down,
@@ -56,6 +73,7 @@ impl Args {
     /// What has to be on the machine first.
     pub(crate) fn needs(&self) -> &'static [Need] {
         match self.action {
+            Action::Up { driver: true, .. } => &[Need::Build, Need::Cluster],
             Action::Build { .. } | Action::Up { .. } => &[Need::Cluster],
             _ => &[],
         }
@@ -69,7 +87,27 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let parts = Parts::ensure(version)?;
             writeln!(out, "Kubernetes {} is built, see {}", parts.version(), parts::cache_dir()?.display())?;
         }
-        Action::Up { version } => up(&args.name, version)?,
+        Action::Up { version, driver, sim, offer, bin } => {
+            let programs = || bin.as_deref().map_or_else(Programs::build, Programs::in_folder);
+            let with = if *driver { Some((programs()?, sim, offer)) } else { None };
+            let (cluster, start) = up(&args.name, version)?;
+            let mut next = vec!["exec kubectl get pods --all-namespaces"];
+            if let Some((programs, sim, offer)) = with {
+                let offer = format!("offer={offer}");
+                Driver::install_with(&cluster, &programs, sim, &[], &[&offer]).with_context(|| {
+                    format!("the cluster stays up without divvy; end it with: {}", typed(&args.name, "down"))
+                })?;
+                let took = start.elapsed().as_secs_f32();
+                writeln!(out, "divvy has published the simulated GPUs {sim} after {took:.1} s")?;
+                next.push("exec kubectl apply -f examples/share-small/manifests.yaml");
+                next.extend(["exec divvy status", "exec divvy status node node-1"]);
+            }
+            next.push("down");
+            writeln!(out, "Next:")?;
+            for words in next {
+                writeln!(out, "  {}", typed(&args.name, words))?;
+            }
+        }
         Action::Exec { command } => {
             let cluster = running(&args.name)?;
             let (program, arguments) = command.split_first().context("no command")?;
@@ -83,7 +121,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn up(name: &str, version: &str) -> Result<()> {
+fn up(name: &str, version: &str) -> Result<(Cluster, Instant)> {
     Parts::ensure(version)?;
     let start = Instant::now();
     let options = Options {
@@ -94,16 +132,9 @@ fn up(name: &str, version: &str) -> Result<()> {
         gates: Gates::Default,
     };
     let cluster = Cluster::up(&options)?;
-    let (seconds, option) = (start.elapsed().as_secs_f32(), name_option(name));
-    let mut out = std::io::stdout();
-    writeln!(
-        out,
-        "Kubernetes {version} is up after {seconds:.1} s; its files are in {}",
-        cluster.state().display()
-    )?;
-    writeln!(out, "  cargo xtask cluster {option}exec kubectl get pods --all-namespaces")?;
-    writeln!(out, "  cargo xtask cluster {option}down")?;
-    Ok(())
+    let (took, files) = (start.elapsed().as_secs_f32(), cluster.state().display());
+    crate::say(&format!("Kubernetes {version} is up after {took:.1} s; its files are in {files}"));
+    Ok((cluster, start))
 }
 
 fn status() -> Result<()> {
@@ -114,11 +145,7 @@ fn status() -> Result<()> {
     }
     for name in names {
         let Some(cluster) = Cluster::find(&name)? else {
-            writeln!(
-                out,
-                "{name}: not running; remove it with: cargo xtask cluster {}down",
-                name_option(&name)
-            )?;
+            writeln!(out, "{name}: not running; remove it with: {}", typed(&name, "down"))?;
             continue;
         };
         writeln!(out, "{name}: Kubernetes {}, {}", cluster.parts().version(), cluster.state().display())?;
@@ -132,11 +159,12 @@ fn status() -> Result<()> {
 }
 
 fn running(name: &str) -> Result<Cluster> {
-    let hint =
-        || format!("cluster {name} is not up; start it with: cargo xtask cluster {}up", name_option(name));
-    Cluster::find(name)?.with_context(hint)
+    Cluster::find(name)?
+        .with_context(|| format!("cluster {name} is not up; start it with: {}", typed(name, "up")))
 }
 
-fn name_option(name: &str) -> String {
-    if name == "dev" { String::new() } else { format!("--name {name} ") }
+/// What a person types to do this with a cluster.
+fn typed(name: &str, words: &str) -> String {
+    let option = if name == DEFAULT { String::new() } else { format!("--name {name} ") };
+    format!("cargo xtask cluster {option}{words}")
 }

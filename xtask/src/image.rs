@@ -27,7 +27,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
-    let image = images::driver(&programs, &args.tag)?;
+    let name = format!("{}:{}", images::DRIVER, args.tag);
+    let image = programs.image(&name)?;
     // Only what is an image layout is removed: the folder is the user's choice.
     if args.out.join("oci-layout").exists() {
         fs::remove_dir_all(&args.out)?;
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         image.write_archive(archive)?;
     }
     let mut out = std::io::stdout();
-    writeln!(out, "{}:{} in {}:", images::DRIVER, args.tag, args.out.display())?;
+    writeln!(out, "{name} in {}:", args.out.display())?;
     for file in image.files() {
         writeln!(out, "  /{file}")?;
     }

@@ -15,6 +15,7 @@ mod check;
 mod ci;
 mod cluster;
 mod crds;
+mod dist;
 mod e2e;
 mod image;
 mod mutants;
@@ -58,6 +59,8 @@ enum Command {
     Soak(soak::Args),
     /// The driver's container image as an OCI layout
     Image(image::Args),
+    /// All that a release publishes: images for amd64 and arm64, chart, command line, SBOM, notes, checksums
+    Dist(dist::Args),
 }
 
 impl Command {
@@ -65,6 +68,7 @@ impl Command {
         match self {
             Self::Check | Self::Book | Self::Crds | Self::Reference => &[],
             Self::Image(_) => &[Need::Build],
+            Self::Dist(_) => &[Need::Build, Need::Dist],
             Self::Cluster(args) => args.needs(),
             Self::Bench(args) => args.needs(),
             Self::Ci(args) => args.needs(),
@@ -99,6 +103,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&root, &args),
         Command::Soak(args) => soak::run(&root, &args),
         Command::Image(args) => image::run(&args),
+        Command::Dist(args) => dist::run(&root, &args),
     }
 }
 

@@ -13,6 +13,8 @@ pub(crate) enum Need {
     Build,
     /// To build and run a real Kubernetes.
     Cluster,
+    /// To build for the other architecture, and to package the chart.
+    Dist,
 }
 
 /// Lists what is missing on standard error, in one list, and installs it; an error if that is not possible.
@@ -23,6 +25,7 @@ pub(crate) fn ensure_all(root: &Path, needs: &[Need]) -> Result<()> {
     let names = needs.iter().map(|need| match need {
         Need::Build => "build",
         Need::Cluster => "cluster",
+        Need::Dist => "dist",
     });
     let status = Command::new("bash").arg(root.join(".ci/need")).args(names).status();
     ensure!(
@@ -67,7 +70,10 @@ mod tests {
         for package in ["gcc", "libseccomp-dev", "nftables", "iproute2", "busybox-static", "openssl"] {
             assert!(said.contains(&format!("Debian package {package}\n")), "{package} is not in: {said}");
         }
-        assert!(said.contains("go 1.26 or later (Kubernetes is built with it; found: none)"), "{said}");
+        assert!(
+            said.contains("go 1.26 or later (Kubernetes and helm are built with it; found: none)"),
+            "{said}"
+        );
         let done = need(empty.path(), "build");
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{said}");
@@ -93,6 +99,31 @@ mod tests {
         assert_eq!(text, format!("missing on this machine:\n  rustup {target}\nrustup {target}\n"));
         let again = need(&bin, "build");
         assert!(again.status.success() && again.stderr.is_empty(), "nothing is missing any more");
+    }
+
+    #[test]
+    fn a_release_needs_compiler_emulator_and_targets_of_the_other_architecture() {
+        let (compiler, target) = match std::env::consts::ARCH {
+            "aarch64" => ("gcc-x86-64-linux-gnu", "x86_64"),
+            _ => ("gcc-aarch64-linux-gnu", "aarch64"),
+        };
+        let bin = tempfile::tempdir().expect("a folder");
+        for name in ["gcc", "git", "cargo", "rustup"] {
+            program(bin.path(), name, "");
+        }
+        program(bin.path(), "rustc", "echo /nonexistent");
+        let done = need(bin.path(), "dist");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        for wanted in [
+            format!("Debian package {compiler}\n"),
+            "Debian package qemu-user-static\n".to_owned(),
+            format!("rustup target add {target}-unknown-linux-gnu\n"),
+            format!("rustup target add {target}-unknown-linux-musl\n"),
+            "go 1.26 or later (".to_owned(),
+        ] {
+            assert!(said.contains(&wanted), "{wanted:?} is not in: {said}");
+        }
     }
 
     #[test]

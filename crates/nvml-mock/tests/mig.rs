@@ -104,7 +104,7 @@ impl Nvml {
                 96,
             )
         };
-        let bytes: Vec<u8> = text.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+        let bytes: Vec<u8> = text.iter().take_while(|c| **c != 0).flat_map(|c| c.to_ne_bytes()).collect();
         if code == OK { Ok(String::from_utf8(bytes).unwrap()) } else { Err(code) }
     }
 
@@ -156,7 +156,7 @@ fn profile_structs_are_refused_unless_their_version_is_known() {
             9,
             &raw mut v2,
         );
-        let text: Vec<u8> = v2.name.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+        let text: Vec<u8> = v2.name.iter().take_while(|c| **c != 0).flat_map(|c| c.to_ne_bytes()).collect();
         assert_eq!((code, v2.id, v2.memorySizeMB, &text[..]), (OK, 15, 20096, &b"MIG 1g.20gb"[..]));
     }
 }

@@ -146,7 +146,7 @@ const fn struct_version<T>(version: u32) -> u32 {
 
 /// The text in a buffer that NVML filled, up to the first NUL.
 fn text(buffer: &[c_char]) -> String {
-    let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+    let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).flat_map(|c| c.to_ne_bytes()).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

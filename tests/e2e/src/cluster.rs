@@ -1,5 +1,8 @@
 //! A cluster: brought up, used, taken down.
 
+mod second;
+
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -40,20 +43,28 @@ impl Cluster {
     /// Brings a cluster up, until its node is Ready and pods can be made.
     pub fn up(options: &Options) -> Result<Self> {
         let state = state_dir(&options.name)?;
-        let parts = Parts::ensure(&options.version)?;
         if Namespaces::find(&state)?.is_some() {
             let name = &options.name;
             bail!("cluster {name} is already up; take it down with: cargo xtask cluster down --name {name}");
         }
-        clean(&options.name, &state)?;
+        let layout = Layout::new(&options.name, &state);
+        Self::create(options, layout, |cluster| cluster.start(options.extent, options.gates))
+    }
+
+    fn create(
+        options: &Options,
+        layout: Layout,
+        start: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Self> {
+        let (name, state) = (options.name.clone(), state_dir(&options.name)?);
+        let parts = Parts::ensure(&options.version)?;
+        clean(&name, &state)?;
         fs::create_dir_all(&state)?;
         fs::write(state.join("version"), &options.version)?;
-        let layout = Layout::new(&options.name, &state);
         cgroups::create(&layout.cgroup())?;
         let namespaces = Namespaces::create(&state, layout.address(), options.owned)?;
-        let mut cluster =
-            Self { name: options.name.clone(), parts, layout, namespaces, owned: options.owned };
-        if let Err(error) = cluster.start(options.extent, options.gates) {
+        let mut cluster = Self { name, parts, layout, namespaces, owned: options.owned };
+        if let Err(error) = start(&mut cluster) {
             let logs = cluster.component_tails();
             // Kept for inspection, unless it could not be ended with us.
             if cluster.owned {
@@ -101,9 +112,11 @@ impl Cluster {
             args.extend(gates.flag().filter(|_| component.has_gates()).map(str::to_owned));
             self.component(component).define(&args, &env)?;
         }
-        self.component(Component::Etcd).start()?;
-        self.component(Component::ApiServer).start()?;
-        if extent == Extent::Whole {
+        if extent != Extent::Node {
+            self.component(Component::Etcd).start()?;
+            self.component(Component::ApiServer).start()?;
+        }
+        if extent != Extent::Scheduling {
             // Meanwhile: the API server starts.
             self.component(Component::Containerd).start()?;
             let socket = self.node_path("/run/containerd/containerd.sock");
@@ -112,22 +125,27 @@ impl Cluster {
                 self.import(&image)?;
             }
         }
-        // The API server makes the certificate that every client wants to see.
-        let ca = PathBuf::from(self.layout.ca());
-        self.alive_until(Component::ApiServer, "certificate of the API server", || Ok(ca.exists()))?;
-        self.component(Component::ApiProxy).start()?;
-        self.wait_for_api()?;
-        self.let_nodes_read_claims()?;
+        if extent != Extent::Node {
+            // The API server makes the certificate that every client wants to see.
+            let ca = PathBuf::from(self.layout.ca());
+            self.alive_until(Component::ApiServer, "certificate of the API server", || Ok(ca.exists()))?;
+            self.component(Component::ApiProxy).start()?;
+            self.wait_for_api()?;
+            self.let_nodes_read_claims()?;
+        }
         for &component in extent.components() {
             self.component(component).start()?;
         }
         if extent == Extent::Scheduling {
             return Ok(());
         }
-        let node = format!("/api/v1/nodes/{}", Layout::NODE);
+        let node = format!("/api/v1/nodes/{}", self.layout.node());
         self.alive_until(Component::Kubelet, "ready node", || {
             Ok(self.api().get(&node)?.is_some_and(|node| has_condition(&node, "Ready")))
         })?;
+        if extent == Extent::Node {
+            return Ok(());
+        }
         self.alive_until(Component::ControllerManager, "default ServiceAccount", || {
             Ok(self.api().get("/api/v1/namespaces/default/serviceaccounts/default")?.is_some())
         })
@@ -216,9 +234,23 @@ impl Cluster {
     /// A command on the node, with the cluster's programs in its `PATH` and its admin's kubeconfig.
     pub fn command<S: AsRef<OsStr>>(&self, program: impl AsRef<OsStr>, args: &[S]) -> Command {
         let mut command = self.namespaces.command(program, args);
-        command.env("PATH", self.parts.path_env()).env("KUBECONFIG", self.layout.kubeconfig("admin"));
+        let mut path = self.programs().into_os_string();
+        path.push(":");
+        path.push(self.parts.path_env());
+        command.env("PATH", path);
+        command.env("KUBECONFIG", self.layout.kubeconfig("admin"));
         command.env("CONTAINERD_NAMESPACE", "k8s.io");
         command
+    }
+
+    fn programs(&self) -> PathBuf {
+        self.state().join("bin")
+    }
+
+    /// Makes a program available to [`Cluster::command`] under this name.
+    pub fn link(&self, name: &str, program: &Path) -> Result<()> {
+        fs::create_dir_all(self.programs())?;
+        Ok(fs::os::unix::fs::symlink(fs::canonicalize(program)?, self.programs().join(name))?)
     }
 
     /// Runs kubectl and returns what it printed; a failure is an error with what it said.
@@ -239,6 +271,13 @@ impl Cluster {
         let archive_name = archive.display().to_string();
         output(&mut self.command("ctr", &["--namespace", "k8s.io", "images", "import", &archive_name]))?;
         Ok(fs::remove_file(archive)?)
+    }
+
+    /// Gives an image further names.
+    pub fn tag(&self, image: &str, names: &BTreeSet<String>) -> Result<()> {
+        let names = names.iter().map(String::as_str);
+        let args: Vec<&str> = ["images", "tag", image].into_iter().chain(names).collect();
+        output(&mut self.command("ctr", &args)).map(drop)
     }
 
     /// The process ids, on the node, of programs whose command line fits.
@@ -288,6 +327,9 @@ impl Cluster {
 
     fn take_down(&mut self) -> Result<()> {
         self.namespaces.end()?;
+        if !self.layout.is_first() {
+            self.forget()?;
+        }
         clean(&self.name, self.namespaces.state())
     }
 }

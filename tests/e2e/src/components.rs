@@ -154,8 +154,8 @@ fn scheduler(layout: &Layout) -> Vec<String> {
 fn kubelet(layout: &Layout) -> Vec<String> {
     vec![
         flag("config", layout.file("kubelet.yaml")),
-        flag("kubeconfig", layout.kubeconfig("kubelet")),
-        flag("hostname-override", Layout::NODE),
+        flag("kubeconfig", layout.kubelet_kubeconfig()),
+        flag("hostname-override", layout.node()),
         flag("node-ip", layout.address()),
     ]
 }
@@ -163,7 +163,7 @@ fn kubelet(layout: &Layout) -> Vec<String> {
 fn kube_proxy(layout: &Layout) -> Vec<String> {
     let mut args = vec![
         flag("kubeconfig", layout.kubeconfig("kube-proxy")),
-        flag("hostname-override", Layout::NODE),
+        flag("hostname-override", layout.node()),
         flag("proxy-mode", "nftables"),
         flag("cluster-cidr", Layout::PODS),
     ];

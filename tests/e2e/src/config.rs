@@ -10,12 +10,29 @@ use crate::images::PAUSE;
 use crate::parts::Parts;
 use crate::process::output;
 
-/// Paths and addresses of a cluster.
+/// Paths and addresses of a cluster, as one of its nodes has them.
 #[derive(Debug, Clone)]
 pub struct Layout {
     name: String,
     state: PathBuf,
+    /// The state folder of the first node, where the API server is.
+    first: PathBuf,
+    node: &'static Node,
 }
+
+/// A node of a cluster.
+#[derive(Debug, PartialEq, Eq)]
+struct Node {
+    name: &'static str,
+    address: &'static str,
+    /// Addresses of its pods.
+    pods: &'static str,
+    /// The name of its kubeconfig.
+    user: &'static str,
+}
+
+const FIRST: Node = Node { name: Layout::NODE, address: "10.89.0.1", pods: "10.244.0.0/24", user: "kubelet" };
+const SECOND: Node = Node { name: "node-2", address: "10.89.0.2", pods: "10.244.1.0/24", user: "kubelet-2" };
 
 /// Who talks to the API server: name of the kubeconfig, user, group.
 const USERS: &[(&str, &str, &str)] = &[
@@ -23,25 +40,47 @@ const USERS: &[(&str, &str, &str)] = &[
     ("controller-manager", "system:kube-controller-manager", ""),
     ("scheduler", "system:kube-scheduler", ""),
     ("kubelet", "system:node:node-1", "system:nodes"),
+    ("kubelet-2", "system:node:node-2", "system:nodes"),
     ("kube-proxy", "system:kube-proxy", ""),
 ];
 
 impl Layout {
-    /// The name of the node.
+    /// The name of the first node, which is the only one unless a case adds another.
     pub const NODE: &'static str = "node-1";
     /// Addresses of services.
     pub const SERVICES: &'static str = "10.96.0.0/16";
-    /// Addresses of pods.
-    pub const PODS: &'static str = "10.244.0.0/24";
+    /// Addresses of all pods.
+    pub const PODS: &'static str = "10.244.0.0/16";
 
     /// The layout of the cluster with this name, whose files are in `state`.
     pub fn new(name: &str, state: &Path) -> Self {
-        Self { name: name.to_owned(), state: state.to_owned() }
+        Self { name: name.to_owned(), state: state.to_owned(), first: state.to_owned(), node: &FIRST }
+    }
+
+    /// That of the second node of this cluster, whose own files are in `state`.
+    pub(crate) fn second(&self, name: &str, state: &Path) -> Self {
+        let (name, first) = (name.to_owned(), self.first.clone());
+        Self { name, state: state.to_owned(), first, node: &SECOND }
+    }
+
+    /// Whether this is the node with the API server.
+    pub(crate) fn is_first(&self) -> bool {
+        *self.node == FIRST
+    }
+
+    /// The node's name.
+    pub fn node(&self) -> &'static str {
+        self.node.name
     }
 
     /// The node's address; every cluster has a network of its own, so all have the same.
     pub fn address(&self) -> &'static str {
-        "10.89.0.1"
+        self.node.address
+    }
+
+    /// Addresses of the node's pods.
+    pub(crate) fn pods(&self) -> &'static str {
+        self.node.pods
     }
 
     /// A configuration file.
@@ -49,19 +88,28 @@ impl Layout {
         self.state.join("etc").join(name).display().to_string()
     }
 
+    fn file_of_first(&self, name: &str) -> String {
+        self.first.join("etc").join(name).display().to_string()
+    }
+
     /// The kubeconfig of a user, as `admin`.
     pub fn kubeconfig(&self, user: &str) -> String {
-        self.file(&format!("{user}.kubeconfig"))
+        self.file_of_first(&format!("{user}.kubeconfig"))
+    }
+
+    /// The node's own.
+    pub(crate) fn kubelet_kubeconfig(&self) -> String {
+        self.kubeconfig(self.node.user)
     }
 
     /// The certificate that all trust; the API server makes it when it first starts.
     pub fn ca(&self) -> String {
-        self.file("apiserver.crt")
+        self.file_of_first("apiserver.crt")
     }
 
     /// A socket of the API without credentials or TLS, for processes that may open files of this user.
     pub fn api_socket(&self) -> PathBuf {
-        self.state.join("api.sock")
+        self.first.join("api.sock")
     }
 
     /// The cgroup below which everything of the node's pods is, without the leading `/`.
@@ -72,15 +120,18 @@ impl Layout {
     /// Writes every file.
     pub fn write(&self, parts: &Parts) -> Result<()> {
         fs::create_dir_all(self.file("cni"))?;
+        fs::write(self.file("kubelet.yaml"), self.kubelet())?;
+        fs::write(self.file("containerd.toml"), self.containerd(parts)?)?;
+        fs::write(self.file("cni/10-ptp.conflist"), cni(self.node.pods))?;
+        if !self.is_first() {
+            return Ok(());
+        }
         let mut tokens = Vec::new();
         for (name, user, group) in USERS {
             tokens.push(format!("token-{name},{user},{name},{group}\n"));
             fs::write(self.kubeconfig(name), self.kubeconfig_text(&format!("token-{name}")))?;
         }
         fs::write(self.file("tokens.csv"), tokens.concat())?;
-        fs::write(self.file("kubelet.yaml"), self.kubelet())?;
-        fs::write(self.file("containerd.toml"), self.containerd(parts)?)?;
-        fs::write(self.file("cni/10-ptp.conflist"), cni())?;
         let key = self.file("service-account.key");
         output(Command::new("openssl").args([
             "ecparam",
@@ -96,7 +147,7 @@ impl Layout {
 
     /// A kubeconfig for any token, as one of a ServiceAccount.
     pub fn kubeconfig_text(&self, token: &str) -> String {
-        let (ca, address) = (self.ca(), self.address());
+        let (ca, address) = (self.ca(), FIRST.address);
         format!(
             "apiVersion: v1
 kind: Config
@@ -179,16 +230,15 @@ SystemdCgroup = false
     }
 }
 
-fn cni() -> String {
+fn cni(subnet: &str) -> String {
     format!(
         r#"{{
   "cniVersion": "1.0.0",
   "name": "pods",
   "plugins": [
-    {{"type": "ptp", "ipam": {{"type": "host-local", "subnet": "{}", "routes": [{{"dst": "0.0.0.0/0"}}]}}}}
+    {{"type": "ptp", "ipam": {{"type": "host-local", "subnet": "{subnet}", "routes": [{{"dst": "0.0.0.0/0"}}]}}}}
   ]
 }}
-"#,
-        Layout::PODS
+"#
     )
 }

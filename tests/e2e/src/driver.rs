@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use divvy_api::names;
+use divvy_gpu_sim::SimSpec;
 use serde_json::{Value, json};
 
 use crate::api::{at, has_condition};
@@ -35,56 +36,59 @@ pub struct Driver<'a> {
 impl<'a> Driver<'a> {
     /// Installs the driver for simulated GPUs, and waits until it is ready and they are published.
     pub fn install(cluster: &'a Cluster, programs: &Programs, gpus: &str) -> Result<Self> {
-        Self::install_with(cluster, programs, gpus, &[])
+        Self::install_with(cluster, programs, gpus, &[], &[])
     }
 
-    /// As [`Driver::install`], with these variables for the plugin, also after upgrades.
+    /// As [`Driver::install`], with these variables for the plugin, also after upgrades, and at first with these values
+    /// (`key=value`) of the chart.
     pub fn install_with(
         cluster: &'a Cluster,
         programs: &Programs,
         gpus: &str,
         env: &[(&str, &str)],
+        set: &[&str],
     ) -> Result<Self> {
         let version = env!("CARGO_PKG_VERSION");
-        let gpus = Gpus::create(&cluster.state().join("host"), gpus, &programs.mock)?;
+        let gpus = Gpus::create(&cluster.state().join("host"), &gpus.parse()?, &programs.mock)?;
         let driver = Self { cluster, gpus, programs: programs.clone() };
-        driver.mount_driver()?;
-        driver.mount_devices()?;
-        cluster.import(&images::driver(programs, version)?)?;
+        driver.prepare(cluster, &driver.gpus)?;
+        cluster.tag(images::BUSYBOX, &images::of_examples()?)?;
+        driver.link_tools()?;
         fs_err::write(driver.values_file(), driver.values(version, env).to_string())?;
         cluster.kubectl(&["create", "namespace", NAMESPACE])?;
-        driver.helm(&["install"], &[])?;
-        driver.label_node(true)?;
+        driver.helm(&["install"], set)?;
+        driver.label_node(Layout::NODE, true)?;
         // What is published can be used: the plugin waits until the kubelet knows it.
         driver.wait_for_slices()?;
         Ok(driver)
     }
 
-    /// The plugin finds the driver below [`Gpus::root`], and containers get it from where the node itself has it.
-    fn mount_driver(&self) -> Result<()> {
-        let files = self.gpus.driver_files();
-        let run = |args: &[&str]| {
-            let (program, args) = args.split_first().context("no command")?;
-            output(&mut self.cluster.command(program, args)).map(drop)
-        };
-        run(&["mkdir", "--parents", Gpus::DRIVER_ROOT])?;
-        run(&["mount", "--bind", &files.display().to_string(), Gpus::DRIVER_ROOT])
+    /// Gives another node GPUs of its own, and the plugin's image. All plugins have the same arguments, so these GPUs are
+    /// there, too, where this node's are.
+    pub fn prepare_second(&self, node: &Cluster, gpus: &str) -> Result<Gpus> {
+        let gpus = gpus.parse::<SimSpec>()?.on_node(2);
+        let gpus = Gpus::create(&node.state().join("host"), &gpus, &self.programs.mock)?;
+        self.prepare(node, &gpus)?;
+        let [from, to] = [gpus.root(), self.gpus.root()].map(|root| root.display().to_string());
+        output(&mut node.command("mount", &["--rbind", &from, &to]))?;
+        Ok(gpus)
     }
 
-    /// The node's `/dev` has its GPUs, as on a real node, and what the machine's has. It is a mount of its own, so that the
-    /// plugin, which sees the rest of [`Gpus::root`] read-only, may make nodes there.
-    fn mount_devices(&self) -> Result<()> {
-        const SCRIPT: &str = r#"set -eu
-            mount --bind "$1" "$1"
-            for entry in /dev/*; do
-                to=$1/${entry#/dev/}
-                if [ -L "$entry" ]; then cp -P "$entry" "$to"
-                elif [ -d "$entry" ]; then mkdir -p "$to" && mount --rbind "$entry" "$to"
-                else touch "$to" && mount --bind "$entry" "$to"; fi
-            done
-            mount --rbind "$1" /dev"#;
-        let dev = self.gpus.root().join("dev").display().to_string();
-        output(&mut self.cluster.command("/bin/sh", &["-c", SCRIPT, "sh", &dev])).map(drop)
+    fn prepare(&self, node: &Cluster, gpus: &Gpus) -> Result<()> {
+        mount_driver(node, gpus)?;
+        mount_devices(node, gpus)?;
+        node.import(&self.programs.image(&format!("{}:{}", images::DRIVER, env!("CARGO_PKG_VERSION")))?)
+    }
+
+    /// What people type in the cluster. A folder of ready programs may lack ours.
+    fn link_tools(&self) -> Result<()> {
+        self.cluster.link("helm", &parts::helm()?)?;
+        if self.programs.cli.exists() {
+            for name in ["divvy", "kubectl-divvy"] {
+                self.cluster.link(name, &self.programs.cli)?;
+            }
+        }
+        Ok(())
     }
 
     fn values_file(&self) -> PathBuf {
@@ -172,21 +176,8 @@ impl<'a> Driver<'a> {
 
     /// `kubectl divvy` with these arguments: its exit status, and what it says.
     pub fn kubectl_divvy(&self, args: &[&str]) -> Result<(Option<i32>, String)> {
-        let folder = self.cluster.state().join("plugins");
-        let link = folder.join("kubectl-divvy");
-        if !link.exists() {
-            ensure!(
-                self.programs.cli.exists(),
-                "{} is not there (cargo build -p divvy)",
-                self.programs.cli.display()
-            );
-            fs_err::create_dir_all(&folder)?;
-            fs_err::os::unix::fs::symlink(fs_err::canonicalize(&self.programs.cli)?, &link)?;
-        }
         let mut command = self.cluster.command("kubectl", &[&["divvy"], args].concat());
-        let known = command.get_envs().find(|(name, _)| *name == "PATH").and_then(|(_, path)| path);
-        let path = format!("{}:{}", folder.display(), known.unwrap_or_default().to_string_lossy());
-        let done = command.env("PATH", path).output().context("kubectl cannot be started")?;
+        let done = command.output().context("kubectl cannot be started")?;
         let said = [done.stdout, done.stderr].concat();
         Ok((done.status.code(), String::from_utf8_lossy(&said).into_owned()))
     }
@@ -210,10 +201,10 @@ impl<'a> Driver<'a> {
         (args, vec![("DIVVY_MOCK_STATE".to_owned(), mock)])
     }
 
-    /// Labels the node for the driver, or takes the label away: the DaemonSet follows.
-    pub fn label_node(&self, wanted: bool) -> Result<()> {
+    /// Labels a node for the driver, or takes the label away: the DaemonSet follows.
+    pub fn label_node(&self, node: &str, wanted: bool) -> Result<()> {
         let value = if wanted { json!("true") } else { Value::Null };
-        let path = format!("/api/v1/nodes/{}", Layout::NODE);
+        let path = format!("/api/v1/nodes/{node}");
         self.cluster
             .api()
             .patch(&path, &json!({"metadata": {"labels": {names::NODE_LABEL: value}}}))
@@ -231,13 +222,13 @@ impl<'a> Driver<'a> {
 
     /// Stops the plugin (its pod ends) and waits until it is gone.
     pub fn stop(&self) -> Result<()> {
-        self.label_node(false)?;
+        self.label_node(Layout::NODE, false)?;
         poll("end of the plugin", PATIENCE, || Ok(self.pods()?.is_empty() && self.pids()?.is_empty()))
     }
 
     /// Starts the plugin again after [`Driver::stop`]. Slices stay published meanwhile, so they do not say when it is back.
     pub fn start(&self) -> Result<()> {
-        self.label_node(true)?;
+        self.label_node(Layout::NODE, true)?;
         self.wait_until_ready().map(drop)
     }
 
@@ -363,6 +354,29 @@ impl<'a> Driver<'a> {
         let said = self.cluster.kubectl(&args).unwrap_or_else(|error| format!("{error:#}"));
         format!("the plugin's last lines:\n{said}")
     }
+}
+
+/// The plugin finds the driver below [`Gpus::root`], and containers get it from where the node itself has it.
+fn mount_driver(node: &Cluster, gpus: &Gpus) -> Result<()> {
+    let files = gpus.driver_files().display().to_string();
+    output(&mut node.command("mkdir", &["--parents", Gpus::DRIVER_ROOT]))?;
+    output(&mut node.command("mount", &["--bind", &files, Gpus::DRIVER_ROOT])).map(drop)
+}
+
+/// The node's `/dev` has its GPUs, as on a real node, and what the machine's has. It is a mount of its own, so that the
+/// plugin, which sees the rest of [`Gpus::root`] read-only, may make nodes there.
+fn mount_devices(node: &Cluster, gpus: &Gpus) -> Result<()> {
+    const SCRIPT: &str = r#"set -eu
+        mount --bind "$1" "$1"
+        for entry in /dev/*; do
+            to=$1/${entry#/dev/}
+            if [ -L "$entry" ]; then cp -P "$entry" "$to"
+            elif [ -d "$entry" ]; then mkdir -p "$to" && mount --rbind "$entry" "$to"
+            else touch "$to" && mount --bind "$entry" "$to"; fi
+        done
+        mount --rbind "$1" /dev"#;
+    let dev = gpus.root().join("dev").display().to_string();
+    output(&mut node.command("/bin/sh", &["-c", SCRIPT, "sh", &dev])).map(drop)
 }
 
 /// The chart's folder.

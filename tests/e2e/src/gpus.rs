@@ -57,10 +57,10 @@ impl Gpus {
     /// Where NVIDIA's driver is on the node, below [`Gpus::root`]: where a driver container mounts it.
     pub const DRIVER_ROOT: &'static str = "/run/nvidia/driver";
 
-    /// Makes the folder for the GPUs of a text as `h100x8,l4x2`. `nvml` is the built mock library.
-    pub fn create(root: &Path, spec: &str, nvml: &Path) -> Result<Self> {
+    /// Makes the folder. `nvml` is the built mock library.
+    pub fn create(root: &Path, spec: &SimSpec, nvml: &Path) -> Result<Self> {
         fs::create_dir_all(root.join(MOCK))?;
-        let mock = MockState::open_or_create(root.join(MOCK).join("state.json"), &spec.parse::<SimSpec>()?)?;
+        let mock = MockState::open_or_create(root.join(MOCK).join("state.json"), spec)?;
         let inventory = mock.read()?.inventory();
         let mut by_uuid = BTreeMap::new();
         for (uuid, gpu) in &inventory.gpus {

@@ -29,6 +29,7 @@ pub mod process;
 pub mod programs;
 pub mod runner;
 pub mod soak;
+pub mod target;
 mod wait;
 
 pub use cluster::Cluster;

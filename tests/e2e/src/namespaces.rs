@@ -110,6 +110,20 @@ impl Namespaces {
         command
     }
 
+    /// Joins the networks of two: a wire between the bridges of their nodes.
+    pub(crate) fn connect(&self, other: &Self) -> Result<()> {
+        let ends = [self, other].map(|side| side.init.pid.to_string());
+        let wire = [
+            "link", "add", "wire", "netns", &ends[0], "type", "veth", "peer", "name", "wire", "netns",
+            &ends[1],
+        ];
+        output(Command::new("ip").args(wire))?;
+        for side in [self, other] {
+            output(&mut side.command("ip", ["link", "set", "wire", "master", "node", "up"]))?;
+        }
+        Ok(())
+    }
+
     /// Signals a process by its number inside.
     pub(crate) fn send(&self, pid: u32, signal: Signal) -> Result<()> {
         let name = match signal {

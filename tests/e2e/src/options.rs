@@ -51,6 +51,8 @@ pub enum Extent {
     /// All of it, with a node that runs pods.
     #[default]
     Whole,
+    /// Another node of a cluster that is up: see [`Cluster::second_node`](crate::Cluster::second_node).
+    Node,
     /// API server and scheduler: nodes are objects without a kubelet, and no pod ever runs.
     Scheduling,
 }
@@ -60,6 +62,7 @@ impl Extent {
     pub(crate) fn components(self) -> &'static [Component] {
         match self {
             Self::Whole => &Component::ALL,
+            Self::Node => &[Component::Containerd, Component::Kubelet, Component::KubeProxy],
             Self::Scheduling => {
                 &[Component::Etcd, Component::ApiServer, Component::ApiProxy, Component::Scheduler]
             }

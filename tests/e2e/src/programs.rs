@@ -6,7 +6,10 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
+use crate::images;
+use crate::oci::Image;
 use crate::process::{output, run};
+use crate::target::Target;
 
 /// The profile of what nodes run; cargo's folder for it has the same name.
 const NODE: &str = "node";
@@ -27,15 +30,18 @@ pub struct Programs {
 impl Programs {
     /// Builds them: what nodes run as it is shipped (`--profile node`), the tools as tests do.
     pub fn build() -> Result<Self> {
-        let target =
-            env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
-        let is_static = static_target();
-        let node = ["--profile", NODE];
-        cargo(&node, &["--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"])?;
-        cargo(&node, &["--package", "divvy-cdi-hook", "--target", &is_static])?;
-        cargo(&[], &["--package", "divvy"])?;
-        let hook = target.join(is_static).join(NODE).join("divvy-cdi-hook");
-        Self::at(&target.join(NODE), hook, target.join("debug/divvy"))
+        let of_node =
+            ["--profile", NODE, "--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"];
+        Target::HOST.build(&of_node)?;
+        let hook = built(Target::HOST, &Target::HOST.musl(), "divvy-cdi-hook")?;
+        Target::HOST.build(&["--package", "divvy"])?;
+        Self::at(&target_dir().join(NODE), hook, target_dir().join("debug/divvy"))
+    }
+
+    /// The driver's image with these programs.
+    pub fn image(&self, name: &str) -> Result<Image> {
+        let (plugin, hook) = (self.plugin.clone(), self.hook.clone());
+        OfNode { target: Target::HOST, plugin, hook }.image(name)
     }
 
     /// Those of an older commit of this checkout's repository, built once and kept by its number. The mock library is the
@@ -60,8 +66,8 @@ impl Programs {
                 run(cargo.env("CARGO_TARGET_DIR", &target))
             };
             build(&["--package", "divvy-kubelet-plugin"])?;
-            build(&["--package", "divvy-cdi-hook", "--target", &static_target()])?;
-            let program = target.join(static_target()).join(profile).join("divvy-cdi-hook");
+            build(&["--package", "divvy-cdi-hook", "--target", &Target::HOST.musl()])?;
+            let program = target.join(Target::HOST.musl()).join(profile).join("divvy-cdi-hook");
             fs_err::copy(program, &hook)?;
             // Last: it says that all is there.
             fs_err::copy(target.join(profile).join("divvy-kubelet-plugin"), &plugin)?;
@@ -86,8 +92,44 @@ impl Programs {
     }
 }
 
-fn static_target() -> String {
-    format!("{}-unknown-linux-musl", env::consts::ARCH)
+/// What nodes run, built for an architecture as it is shipped.
+#[derive(Debug, Clone)]
+pub struct OfNode {
+    pub target: Target,
+    pub plugin: PathBuf,
+    pub hook: PathBuf,
+}
+
+impl OfNode {
+    pub fn build(target: Target) -> Result<Self> {
+        // The plugin loads NVIDIA's library, so it links libc as that does.
+        let plugin = if target == Target::HOST {
+            target.build(&["--profile", NODE, "--package", "divvy-kubelet-plugin"])?;
+            target_dir().join(NODE).join("divvy-kubelet-plugin")
+        } else {
+            built(target, &target.gnu(), "divvy-kubelet-plugin")?
+        };
+        Ok(Self { target, plugin, hook: built(target, &target.musl(), "divvy-cdi-hook")? })
+    }
+
+    /// The driver's image of this name.
+    pub fn image(&self, name: &str) -> Result<Image> {
+        images::driver(name, self.target, &self.plugin, &self.hook)
+    }
+}
+
+/// `divvy` for an architecture, as a static program.
+pub fn command_line(target: Target) -> Result<PathBuf> {
+    built(target, &target.musl(), "divvy")
+}
+
+fn built(target: Target, triple: &str, package: &str) -> Result<PathBuf> {
+    target.build(&["--profile", NODE, "--package", package, "--target", triple])?;
+    Ok(target_dir().join(triple).join(NODE).join(package))
+}
+
+fn target_dir() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
 fn git(args: &[&str]) -> Command {
@@ -98,9 +140,4 @@ fn git(args: &[&str]) -> Command {
 
 pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn cargo(profile: &[&str], packages: &[&str]) -> Result<()> {
-    let mut cargo = Command::new("cargo");
-    run(cargo.args(["build", "--locked"]).args(profile).args(packages).current_dir(workspace()))
 }

@@ -134,7 +134,7 @@ fn look(cuda: &Library, device: c_int) -> Result<Seen> {
 }
 
 fn text(chars: &[c_char]) -> Result<String> {
-    let bytes: Vec<u8> = chars.iter().map(|c| c.cast_unsigned()).collect();
+    let bytes: Vec<u8> = chars.iter().flat_map(|c| c.to_ne_bytes()).collect();
     Ok(CStr::from_bytes_until_nul(&bytes)?.to_string_lossy().into_owned())
 }
 

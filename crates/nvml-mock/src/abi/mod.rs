@@ -103,7 +103,7 @@ pub(super) fn pci_info(address: PciAddress, device_id: u32) -> nvmlPciInfo_t {
 pub(super) fn chars<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (slot, byte) in array.iter_mut().take(N.saturating_sub(1)).zip(text.bytes()) {
-        *slot = byte.cast_signed();
+        *slot = c_char::from_ne_bytes([byte]);
     }
     array
 }

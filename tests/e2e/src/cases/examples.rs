@@ -1,5 +1,5 @@
-//! The examples of the repository, applied as they are to a real Kubernetes: only their images are replaced, by one that
-//! the cluster has.
+//! The examples of the repository, applied as they are to a real Kubernetes. The cluster has another image under the names
+//! of theirs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::api::{at, has_condition};
 use crate::case::Env;
 use crate::config::Layout;
-use crate::images::BUSYBOX;
-use crate::process::say;
+use crate::process::{output, say};
+use crate::programs::workspace;
 use crate::wait::{poll, wait_for};
 
 /// A pod may have to wait for what the policies of two examples offer: the old is published for a minute and a half.
@@ -51,6 +51,25 @@ fn wait_for_one_mode(env: &Env) -> Result<()> {
     })
 }
 
+/// The commands that README and `cargo xtask cluster up --driver` show: a pod with a share, and divvy names it.
+pub(super) fn readme(env: &Env) -> Result<()> {
+    let manifests = "examples/share-small/manifests.yaml";
+    let exec = |program: &str, args: &[&str]| {
+        let mut command = env.cluster.command(program, args);
+        output(command.current_dir(workspace()))
+    };
+    super::mig::everything(env)?;
+    exec("kubectl", &["apply", "-f", manifests])?;
+    // The plugin reports what it holds every few seconds.
+    let shown = runs(env, "divvy-share-small").and_then(|_| {
+        poll("the pod in what divvy says of the node", PATIENCE, || {
+            Ok(exec("divvy", &["status", "node", Layout::NODE])?.contains("divvy-share-small/tenth"))
+        })
+    });
+    exec("kubectl", &["delete", "-f", manifests])?;
+    shown
+}
+
 fn label(env: &Env, value: &Value) -> Result<()> {
     let path = format!("/api/v1/nodes/{}", Layout::NODE);
     env.api().patch(&path, &json!({"metadata": {"labels": {LABEL: value}}})).map(drop)
@@ -77,14 +96,7 @@ fn run(env: &Env, example: &Path) -> Result<()> {
 }
 
 fn apply(env: &Env, example: &Path, namespace: &str) -> Result<()> {
-    let text = fs_err::read_to_string(example.join("manifests.yaml"))?;
-    let replaced = text.lines().map(|line| match line.split_once("image: ") {
-        Some((indent, _)) => format!("{indent}image: {BUSYBOX}\n"),
-        None => format!("{line}\n"),
-    });
-    let file = env.cluster.state().join("example.yaml");
-    fs_err::write(&file, replaced.collect::<String>())?;
-    let file = file.display().to_string();
+    let file = example.join("manifests.yaml").display().to_string();
     env.cluster.kubectl(&["apply", "-f", &file])?;
     let ran = runs(env, namespace);
     // With the namespace goes what is in it, perhaps before its turn comes.

@@ -12,6 +12,7 @@ mod faults;
 mod health;
 mod life;
 mod mig;
+mod migration;
 mod neighbours;
 mod nvidia_driver;
 mod pods;
@@ -78,6 +79,7 @@ pub const ALL: &[Case] = &[
     alone("claims_live_through_a_reboot", life::rebooted),
     alone("a_gpu_that_strangers_use_is_not_given_out", life::strangers),
     alone("what_the_device_plugin_has_given_out_is_not_given_out", neighbours::device_plugin),
+    alone("nodes_move_from_the_device_plugin_one_by_one", migration::one_by_one),
     alone("what_another_driver_has_given_out_is_not_given_out", neighbours::other_driver),
     alone("two_drivers_of_ours_never_give_one_gpu_to_two_pods", neighbours::two_releases),
     alone("the_first_hold_is_refused_while_strangers_compute", neighbours::first_hold),
@@ -121,6 +123,7 @@ pub const ALL: &[Case] = &[
     older("an_older_cluster_gets_one_mode_of_a_gpu", shares::one_mode),
     older("nothing_is_given_out_twice_on_an_older_cluster", shares::not_twice),
     modes("every_example_runs_as_it_is", examples::all),
+    modes("the_commands_of_the_readme_work", examples::readme),
     modes("partitions_made_by_others_are_tainted_and_never_destroyed", mig::foreign),
 ];
 

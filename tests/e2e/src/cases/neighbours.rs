@@ -18,7 +18,7 @@ use crate::objects::{Pod, claim, claim_for};
 use crate::wait::{poll, wait_for};
 
 /// What NVIDIA's device plugin calls its GPUs.
-const RESOURCE: &str = "nvidia.com/gpu";
+pub(super) const RESOURCE: &str = "nvidia.com/gpu";
 const NOTICED: Duration = Duration::from_mins(1);
 /// A process that no claim accounts for.
 const STRANGER: u32 = 4_000_002;

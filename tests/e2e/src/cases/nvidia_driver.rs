@@ -12,6 +12,7 @@ use super::faults::{pod_with_gpu, undisturbed};
 use super::life::{all_tainted, edit};
 use crate::api::at;
 use crate::case::Env;
+use crate::config::Layout;
 use crate::objects::{Pod, claim, product};
 use crate::process::say;
 use crate::wait::poll;
@@ -81,7 +82,7 @@ pub(super) fn late(env: &Env) -> Result<()> {
     let (kept, ended) = (pod_with_gpu(env, "kept")?, pod_with_gpu(env, "ended")?);
     env.driver.stop()?;
     gpus.remove_driver()?;
-    let without = env.driver.label_node(true).and_then(|()| {
+    let without = env.driver.label_node(Layout::NODE, true).and_then(|()| {
         // Ended under a plugin that has never seen a driver.
         env.end("ended", &ended)?;
         undisturbed(env, "kept")?;

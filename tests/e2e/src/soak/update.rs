@@ -31,8 +31,8 @@ fn record_version(env: &Env, claim_uid: &str) -> Result<u64> {
 pub fn run(cluster: &Cluster, old: &Programs, new: &Programs) -> Result<()> {
     // The chart is the new one: it is installed before its pods are exchanged.
     // Plugins before `74788a7` need the CUDA version that NVML has from libcuda.
-    let driver = Driver::install_with(cluster, old, "h100x8", &[("DIVVY_MOCK_LIBCUDA", "1")])?;
-    cluster.import(&images::driver(new, "new")?)?;
+    let driver = Driver::install_with(cluster, old, "h100x8", &[("DIVVY_MOCK_LIBCUDA", "1")], &[])?;
+    cluster.import(&new.image(&format!("{}:new", images::DRIVER))?)?;
     let env = Env { cluster, driver: &driver, namespace: NAMESPACE.to_owned() };
     env.api().create("/api/v1/namespaces", &json!({"metadata": {"name": NAMESPACE}}))?;
     let account = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default");

@@ -29,7 +29,7 @@ use crate::wait::{poll, wait_for};
 type Place = (u32, u32);
 
 /// Offers GPUs in partitions, too, from now on.
-fn everything(env: &Env) -> Result<()> {
+pub(super) fn everything(env: &Env) -> Result<()> {
     let partitions = || Ok(env.driver.devices()?.iter().any(is_partition));
     if partitions()? {
         return Ok(());

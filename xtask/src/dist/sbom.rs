@@ -1,0 +1,192 @@
+//! What is in a release, as a CycloneDX document: every crate that the shipped programs link, and every file of the images
+//! that is not ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use divvy_e2e::oci::{Image, digest};
+use divvy_e2e::target::Target;
+use fs_err as fs;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::VERSION;
+
+/// The packages of the shipped programs.
+const SHIPPED: [&str; 3] = ["divvy", "divvy-cdi-hook", "divvy-kubelet-plugin"];
+
+/// Has neither a time nor a random number, so that the same sources give the same document.
+pub(super) fn document(root: &Path, images: &[Image]) -> Result<Value> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["metadata", "--format-version=1", "--locked", "--offline"]).current_dir(root);
+    for target in Target::ALL {
+        cargo.args(["--filter-platform", &target.gnu(), "--filter-platform", &target.musl()]);
+    }
+    let done = cargo.output().context("cargo cannot be started")?;
+    ensure!(done.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&done.stderr));
+    let lock = fs::read_to_string(root.join("Cargo.lock"))?;
+    let (mut components, dependencies) = crates(&serde_json::from_slice(&done.stdout)?, &sums(&lock))?;
+    for image in images {
+        for (path, source) in image.sources().filter(|(path, _)| !path.starts_with("usr/bin/divvy")) {
+            components.push(file(image.architecture, path, &fs::read(source)?));
+        }
+    }
+    Ok(json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": {
+            "type": "application", "bom-ref": "release", "name": "divvy", "version": VERSION,
+            "licenses": [{"expression": "Apache-2.0"}],
+        }},
+        "components": components,
+        "dependencies": dependencies,
+    }))
+}
+
+/// A library of the distribution that built the release.
+fn file(architecture: &str, path: &str, bytes: &[u8]) -> Value {
+    let digest = digest(bytes);
+    json!({
+        "type": "file",
+        "bom-ref": format!("image/{architecture}/{path}"),
+        "name": format!("/{path}"),
+        "hashes": [{"alg": "SHA-256", "content": digest.trim_start_matches("sha256:")}],
+        "properties": [{"name": "divvy:architecture", "value": architecture}],
+    })
+}
+
+/// What `cargo metadata` prints, as far as it is read here.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    resolve: Resolve,
+}
+
+#[derive(Debug, Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    version: String,
+    license: Option<String>,
+    /// None for those of this repository.
+    source: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Dependency>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Dependency {
+    pkg: String,
+    dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DependencyKind {
+    /// None for what is linked.
+    kind: Option<String>,
+}
+
+impl Package {
+    fn purl(&self) -> String {
+        format!("pkg:cargo/{}@{}", self.name, self.version)
+    }
+
+    fn component(&self, sums: &BTreeMap<String, String>) -> Value {
+        let purl = self.purl();
+        let sums = sums.get(&purl).map(|sum| json!({"alg": "SHA-256", "content": sum}));
+        // Older crates write a slash.
+        let licence = self.license.as_deref().unwrap_or("NOASSERTION").replace('/', " OR ");
+        json!({
+            "type": "library", "bom-ref": purl, "purl": purl, "name": self.name, "version": self.version,
+            "licenses": [{"expression": licence}],
+            "hashes": sums.into_iter().collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The crates that the shipped programs link, and which of them needs which.
+fn crates(metadata: &Metadata, sums: &BTreeMap<String, String>) -> Result<(Vec<Value>, Vec<Value>)> {
+    let packages: BTreeMap<&str, &Package> =
+        metadata.packages.iter().map(|one| (one.id.as_str(), one)).collect();
+    let nodes: BTreeMap<&str, &Node> =
+        metadata.resolve.nodes.iter().map(|one| (one.id.as_str(), one)).collect();
+    let ours = metadata.packages.iter().filter(|one| one.source.is_none());
+    let mut unread: Vec<&str> =
+        ours.filter(|one| SHIPPED.contains(&one.name.as_str())).map(|one| one.id.as_str()).collect();
+    ensure!(unread.len() == SHIPPED.len(), "cargo metadata does not name {SHIPPED:?}");
+    let package = |id: &str| packages.get(id).with_context(|| format!("no package {id}"));
+    let references =
+        |ids: &[&str]| -> Result<BTreeSet<String>> { ids.iter().map(|id| Ok(package(id)?.purl())).collect() };
+    let mut dependencies = BTreeMap::from([("release".to_owned(), references(&unread)?)]);
+    let mut components = BTreeMap::new();
+    while let Some(id) = unread.pop() {
+        let package = package(id)?;
+        if components.insert(package.purl(), package.component(sums)).is_some() {
+            continue;
+        }
+        let all = &nodes.get(id).with_context(|| format!("no node {id}"))?.deps;
+        let linked = all.iter().filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind.is_none()));
+        let linked: Vec<&str> = linked.map(|dep| dep.pkg.as_str()).collect();
+        dependencies.insert(package.purl(), references(&linked)?);
+        unread.extend(linked);
+    }
+    let dependencies = dependencies.into_iter().map(|(of, on)| json!({"ref": of, "dependsOn": on}));
+    Ok((components.into_values().collect(), dependencies.collect()))
+}
+
+/// The checksums of a lock file by package.
+fn sums(lock: &str) -> BTreeMap<String, String> {
+    let sum = |part: &str| {
+        let value = |key: &str| {
+            let line = part.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = \""));
+            line.map(|line| line.trim_end_matches('"'))
+        };
+        Some((format!("pkg:cargo/{}@{}", value("name")?, value("version")?), value("checksum")?.to_owned()))
+    };
+    lock.split("[[package]]").filter_map(sum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{crates, sums};
+
+    #[test]
+    fn what_is_linked_is_listed_once_and_what_only_tests_is_not() {
+        let package = |name: &str, source: Option<&str>| json!({"id": name, "name": name, "version": "1.0.0", "license": "MIT/Apache-2.0", "source": source});
+        let on = |name: &str, kind: Option<&str>| json!({"pkg": name, "dep_kinds": [{"kind": kind}]});
+        let ours = ["divvy", "divvy-cdi-hook", "divvy-kubelet-plugin"];
+        let others = ["linked", "deeper", "tested", "building"];
+        let packages = ours.iter().map(|name| package(name, None));
+        let packages = packages.chain(others.iter().map(|name| package(name, Some("registry"))));
+        let mut nodes: Vec<_> =
+            ours[1..].iter().chain(&["deeper"]).map(|name| json!({"id": name, "deps": []})).collect();
+        let deps = [on("linked", None), on("tested", Some("dev")), on("building", Some("build"))];
+        nodes.push(json!({"id": "divvy", "deps": deps}));
+        nodes.push(json!({"id": "linked", "deps": [on("deeper", None), on("divvy-cdi-hook", None)]}));
+        let metadata = json!({"packages": packages.collect::<Vec<_>>(), "resolve": {"nodes": nodes}});
+        let lock = "[[package]]\nname = \"deeper\"\nversion = \"1.0.0\"\nchecksum = \"abc\"\n";
+
+        let metadata = serde_json::from_value(metadata).unwrap();
+        let (components, dependencies) = crates(&metadata, &sums(lock)).unwrap();
+        let names: Vec<_> = components.iter().map(|one| one["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["deeper", "divvy-cdi-hook", "divvy-kubelet-plugin", "divvy", "linked"]);
+        assert_eq!(components[0]["hashes"][0]["content"], "abc");
+        assert_eq!(components[0]["licenses"][0]["expression"], "MIT OR Apache-2.0");
+        let of_divvy = dependencies.iter().find(|one| one["ref"] == "pkg:cargo/divvy@1.0.0").unwrap();
+        assert_eq!(of_divvy["dependsOn"], json!(["pkg:cargo/linked@1.0.0"]));
+    }
+}
