@@ -1,5 +1,5 @@
-//! `cargo xtask book`: the documents as a site, with mdBook. What is in it is `docs/SUMMARY.md`; the README of every example comes
-//! below that of all. Links in the site are checked.
+//! `cargo xtask book`: the documents as a site, with mdBook. What is in it is `docs/SUMMARY.md`, and below the pages about examples,
+//! runbooks and decisions each of those. Links in the site are checked.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -9,6 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// Version of mdBook. Pinned: the configuration is for it.
 const MDBOOK: &str = "0.5.4";
+
+/// Folders whose pages come below their README.
+const LISTED: &[&str] = &["examples", "docs/runbooks", "docs/adr"];
 
 pub(crate) fn run(root: &Path) -> Result<()> {
     let book = root.join("target/book");
@@ -53,17 +56,31 @@ fn mdbook(root: &Path) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// `docs/SUMMARY.md` with paths from the root of the checkout, as the site has them, and the examples below their page.
-fn summary(root: &Path) -> Result<String> {
-    let text = fs_err::read_to_string(root.join("docs/SUMMARY.md"))?;
-    let mut examples = Vec::new();
-    for entry in fs_err::read_dir(root.join("examples"))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if root.join("examples").join(&name).join("README.md").exists() {
-            examples.push(format!("  - [{name}](examples/{name}/README.md)"));
+/// Documents that are not in the book.
+pub(crate) fn missing(root: &Path) -> Result<Vec<PathBuf>> {
+    let pages = links(&summary(root)?);
+    let mut missing = Vec::new();
+    let mut todo = vec![root.join("docs")];
+    while let Some(folder) = todo.pop() {
+        for entry in fs_err::read_dir(folder)? {
+            let path = entry?.path();
+            let page = path.strip_prefix(root).unwrap_or(&path).to_owned();
+            if path.is_dir() {
+                todo.push(path);
+            } else if page.extension().is_some_and(|extension| extension == "md")
+                && !page.ends_with("SUMMARY.md")
+                && !pages.contains(&page)
+            {
+                missing.push(page);
+            }
         }
     }
-    examples.sort();
+    Ok(missing)
+}
+
+/// `docs/SUMMARY.md` with paths from the root of the checkout, as the site has them, and with what it leaves to [`LISTED`].
+fn summary(root: &Path) -> Result<String> {
+    let text = fs_err::read_to_string(root.join("docs/SUMMARY.md"))?;
     let mut lines = Vec::new();
     for line in text.lines() {
         let Some((title, link)) = line.split_once("](") else {
@@ -72,11 +89,29 @@ fn summary(root: &Path) -> Result<String> {
         };
         let page = within(Path::new("docs"), link.trim_end_matches(')'));
         lines.push(format!("{title}]({})", page.display()));
-        if page == Path::new("examples/README.md") {
-            lines.append(&mut examples);
+        if let Some(folder) = LISTED.iter().find(|folder| page == Path::new(folder).join("README.md")) {
+            lines.extend(listed(root, folder)?);
         }
     }
     Ok(lines.join("\n") + "\n")
+}
+
+/// The pages of a folder, and the READMEs of its folders, as lines of a summary.
+fn listed(root: &Path, folder: &str) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for entry in fs_err::read_dir(root.join(folder))? {
+        let path = entry?.path();
+        let page = if path.is_dir() { path.join("README.md") } else { path.clone() };
+        if path.ends_with("README.md") || page.extension().is_none_or(|e| e != "md") || !page.exists() {
+            continue;
+        }
+        let text = fs_err::read_to_string(&page)?;
+        let title = text.lines().find_map(|line| line.strip_prefix("# ")).unwrap_or_default();
+        let page = page.strip_prefix(root).unwrap_or(&page);
+        lines.push((page.to_owned(), format!("  - [{title}]({})", page.display())));
+    }
+    lines.sort();
+    Ok(lines.into_iter().map(|(_, line)| line).collect())
 }
 
 /// The pages of a summary.
@@ -176,22 +211,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_document_is_in_the_book() {
-        let root = crate::root();
-        let pages = links(&summary(&root).unwrap());
-        let mut todo = vec![root.join("docs")];
-        while let Some(folder) = todo.pop() {
-            for entry in fs_err::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() {
-                    todo.push(path);
-                } else if path.extension().is_some_and(|e| e == "md") && !path.ends_with("SUMMARY.md") {
-                    let page = path.strip_prefix(&root).unwrap();
-                    assert!(pages.contains(page), "{} is missing in docs/SUMMARY.md", page.display());
-                }
-            }
+    fn pages_of_listed_folders_are_in_the_book_and_others_are_missed() {
+        let root = tempfile::tempdir().unwrap();
+        let docs = "docs";
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, text).unwrap();
+        };
+        let text = "# Summary\n\n- [All](README.md)\n- [Records](adr/README.md)\n- [Examples](../examples/README.md)\n";
+        write(&format!("{docs}/SUMMARY.md"), text);
+        for page in ["README.md", "adr/README.md", "lost.md", "../examples/README.md"] {
+            write(&format!("{docs}/{page}"), "# A page\n");
         }
-        assert!(pages.contains(Path::new("examples/one-gpu/README.md")));
+        write(&format!("{docs}/adr/0001-a.md"), "# 1. First\n");
+        write("examples/one/README.md", "# One\n");
+        assert_eq!(
+            summary(root.path()).unwrap(),
+            format!(
+                "# Summary\n\n- [All]({docs}/README.md)\n- [Records]({docs}/adr/README.md)\n  - [1. First]({docs}/adr/0001-a.md)\n\
+                 - [Examples](examples/README.md)\n  - [One](examples/one/README.md)\n"
+            )
+        );
+        assert_eq!(missing(root.path()).unwrap(), [Path::new(docs).join("lost.md")]);
     }
 
     #[test]

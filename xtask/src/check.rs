@@ -95,6 +95,9 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     for path in crate::crds::stale(root)? {
         findings.push(format!("{}: not what the types say (run `cargo xtask crds`)", path.display()));
     }
+    for page in crate::book::missing(root)? {
+        findings.push(format!("{} is not in the site (a line in docs/SUMMARY.md)", page.display()));
+    }
     for path in crate::reference::stale(root)? {
         findings.push(format!("{}: not what the code says (run `cargo xtask reference`)", path.display()));
     }

@@ -50,6 +50,16 @@ pub(super) const CASES: &[Case] = &[
         &[],
         "/extraDeviceClasses/0/config",
     ),
+    (
+        "extraDeviceClasses: [{name: a, mode: share, config: {timeSlicing: {interval: Long}}}]",
+        &[],
+        "/extraDeviceClasses/0/config/timeSlicing",
+    ),
+    (
+        "extraDeviceClasses: [{name: a, mode: gpu, config: {timeSlicing: {interval: long}}}]",
+        &[],
+        "'Default', 'Short', 'Medium', 'Long'",
+    ),
     ("extraDeviceClasses: [{name: gpu.divvy.dev, mode: gpu}]", &[], "two DeviceClasses have one name"),
     (
         "{deviceClass: {extendedResourceNames: {gpu: a.io/b}}, extraDeviceClasses: [{name: x, mode: gpu, extendedResourceName: a.io/b}]}",

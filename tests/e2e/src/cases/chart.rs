@@ -23,7 +23,7 @@ const TAKEN: &[&str] = &[
     r#"{"nvidiaDeviceClasses": {"enabled": true, "bothDrivers": true}, "extraDeviceClasses": [
         {"name": "big", "mode": "gpu", "selectors": ["device.capacity['gpu.divvy.dev'].memory.compareTo(quantity('40Gi')) >= 0"],
          "config": {"timeSlicing": {"interval": "Long"}}, "extendedResourceName": "example.com/big"},
-        {"name": "small", "mode": "share", "config": {"timeSlicing": {"interval": "Short"}}}]}"#,
+        {"name": "small", "mode": "share", "config": {"extraNodes": ["/dev/gdrdrv"]}}]}"#,
     r#"{"deviceClass": {"extendedResourceNames": {"gpu": "nvidia.com/gpu", "mig": "nvidia.com/mig", "share": "nvidia.com/gpu.shared"}},
         "serviceAccount": {"create": false, "name": "own"}, "podLabels": {"team": "a"}, "podAnnotations": {"b": "c"},
         "priorityClassName": "", "libraryDelivery": "mounts", "driverRoot": "/opt/driver", "updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}"#,
