@@ -114,7 +114,13 @@ pub(super) fn uninstalled(env: &Env) -> Result<()> {
     );
     let nodes = env.api().list("/apis/divvy.dev/v1beta1/gpunodes")?;
     ensure!(nodes.iter().any(|node| !at(node, "metadata.name").is_null()), "the GpuNodes are gone");
-    Ok(())
+
+    // Definitions that stay carry the marks of the release that made them.
+    let chart = chart();
+    let own = format!("driverName={DRIVER}");
+    let again = ["install", RELEASE, &chart, "--namespace", RELEASE, "--set", &own, "--dry-run=server"];
+    refused(helm(env.cluster, &again).map(drop), "invalid ownership metadata")?;
+    helm(env.cluster, &[&again[..], &["--take-ownership"]].concat()).map(drop)
 }
 
 /// The values of docs/migrate/device-plugin.md: whole GPUs, a resource for each MIG profile, shares.
