@@ -17,6 +17,29 @@ pub(crate) enum Format {
     Yaml,
 }
 
+/// How to show the answer, where there is more of it than fits a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Output {
+    /// For people
+    Table,
+    /// For people, with everything
+    Wide,
+    /// For programs
+    Json,
+    /// For people and programs
+    Yaml,
+}
+
+impl Output {
+    pub(crate) fn format(self) -> Format {
+        match self {
+            Self::Table | Self::Wide => Format::Table,
+            Self::Json => Format::Json,
+            Self::Yaml => Format::Yaml,
+        }
+    }
+}
+
 /// Shows a value: as it is in JSON and YAML, or drawn by `table`.
 pub(crate) fn show<T: Serialize>(value: &T, format: Format, table: impl FnOnce(&T) -> String) -> Result<()> {
     match format {
@@ -42,7 +65,7 @@ pub(crate) fn talk(text: &str) {
 
 /// The text with every character that a terminal would obey, and not show, written as `\u{1b}`: names, expressions and
 /// messages in it are what tenants wrote.
-fn harmless(text: &str) -> String {
+pub(crate) fn harmless(text: &str) -> String {
     let obeyed = |c: char| {
         let turns_or_hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
         c != '\n' && c.is_control() || turns_or_hides

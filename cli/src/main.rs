@@ -10,6 +10,8 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 mod demo;
 mod format;
+#[cfg(test)]
+mod golden;
 mod inventory;
 mod manifests;
 mod offered;
@@ -17,6 +19,10 @@ mod slices;
 mod status;
 mod strict;
 mod table;
+mod top;
+mod ui;
+mod usage;
+mod view;
 
 /// Whole GPUs, MIG partitions and shares on Kubernetes, from the same cards.
 ///
@@ -37,6 +43,10 @@ enum Command {
     Inventory(inventory::Args),
     /// Show the GPUs of a cluster, who holds them, what is stuck since when and why, and what to do
     Status(status::Args),
+    /// Show which claims hold GPUs and what they really use, the most wasteful first
+    Top(top::Args),
+    /// Show the fleet, live, on a page in the browser; nothing is deployed
+    Ui(ui::Args),
     /// Print a completion script: source <(divvy completion bash)
     Completion {
         /// The shell that completes
@@ -78,6 +88,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Inventory(args) => inventory::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Ui(args) => ui::run(&args),
         Command::Completion { shell } => completion(shell),
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");

@@ -13,6 +13,12 @@ impl Table {
         Self { rows: vec![header.map(str::to_owned).to_vec()] }
     }
 
+    /// Adds columns, before any row.
+    pub(crate) fn widen(&mut self, header: &[&str]) {
+        let names = header.iter().map(|name| (*name).to_owned());
+        self.rows.iter_mut().for_each(|row| row.extend(names.clone()));
+    }
+
     /// Adds a row.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.cells(cells.into());

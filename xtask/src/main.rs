@@ -22,6 +22,7 @@ mod mutants;
 mod needs;
 mod reference;
 mod soak;
+mod ui;
 mod words;
 mod written;
 
@@ -57,6 +58,8 @@ enum Command {
     Bench(bench::Args),
     /// Tests that take too long for CI: older releases of Kubernetes, a day in fast motion
     Soak(soak::Args),
+    /// The page of `divvy demo --ui` in a headless Chromium: size, speed, accessibility, markup in names
+    Ui(ui::Args),
     /// The driver's container image as an OCI layout
     Image(image::Args),
     /// All that a release publishes: images for amd64 and arm64, chart, command line, SBOM, notes, checksums
@@ -67,7 +70,7 @@ impl Command {
     fn needs(&self) -> &'static [Need] {
         match self {
             Self::Check | Self::Book | Self::Crds | Self::Reference => &[],
-            Self::Image(_) => &[Need::Build],
+            Self::Image(_) | Self::Ui(_) => &[Need::Build],
             Self::Dist(_) => &[Need::Build, Need::Dist],
             Self::Cluster(args) => args.needs(),
             Self::Bench(args) => args.needs(),
@@ -102,6 +105,7 @@ fn run(command: Command) -> Result<()> {
         Command::E2e(args) => e2e::run(&args),
         Command::Bench(args) => bench::run(&root, &args),
         Command::Soak(args) => soak::run(&root, &args),
+        Command::Ui(args) => ui::run(&root, &args),
         Command::Image(args) => image::run(&args),
         Command::Dist(args) => dist::run(&root, &args),
     }

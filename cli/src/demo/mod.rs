@@ -13,6 +13,7 @@ mod review;
 mod scenario;
 mod schedule;
 mod start;
+mod ui;
 mod workload;
 mod world;
 
@@ -29,9 +30,10 @@ use self::examples::{Example, Stay};
 use self::render::Look;
 use self::report::{Report, Scenario};
 use self::start::Gpus;
+use self::ui::Show;
 use self::world::World;
 use crate::Usage;
-use crate::format::{self, Format};
+use crate::format::{self, Format, Output};
 
 /// What `divvy demo` takes.
 #[derive(Debug, clap::Args)]
@@ -48,25 +50,15 @@ pub(crate) struct Args {
     /// Show every example in full, not only the first
     #[arg(long)]
     all: bool,
+    /// Play the examples on a page in the browser, again and again, until Ctrl-C
+    #[arg(long, conflicts_with_all = ["all", "output"])]
+    ui: bool,
     /// How to show the result
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     /// What the plugin logs, on standard error: a level, or filter directives
     #[arg(long, default_value = "error", value_name = "LEVEL", value_parser = format::log_level)]
     log_level: String,
-}
-
-/// How to show the result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
-    /// For people, in 80 columns
-    Table,
-    /// For people, with devices, nodes, mounts and what a container gets
-    Wide,
-    /// For programs
-    Json,
-    /// For people and programs
-    Yaml,
 }
 
 /// Runs the demo. Exit status 1 when a claim failed or stays pending and the manifest does not expect it, or anything
@@ -80,12 +72,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         vec![examples::of_files(&args.files)?]
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let report = runtime.block_on(perform(&args.gpus, &stays))?;
-    let format = match args.output {
-        Output::Table | Output::Wide => Format::Table,
-        Output::Json => Format::Json,
-        Output::Yaml => Format::Yaml,
-    };
+    if args.ui {
+        return runtime.block_on(ui::play(&args.gpus, &stays));
+    }
+    let report = runtime.block_on(perform(&args.gpus, &stays, &Show::default()))?;
+    let format = args.output.format();
     let look = Look {
         colour: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
         wide: args.output == Output::Wide,
@@ -104,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-async fn perform(gpus: &Gpus, stays: &[Stay]) -> Result<Report> {
+async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
     let mut report = Report { sim: gpus.sim.clone(), ..Report::default() };
     for (number, stay) in stays.iter().enumerate() {
         // What a node left of MIG mode is of no concern to the next: fresh GPUs.
@@ -133,7 +124,7 @@ async fn perform(gpus: &Gpus, stays: &[Stay]) -> Result<Report> {
             let needs = if stay.selects { needs::of(&example.manifests)? } else { Vec::new() };
             let mut scenario = match needs::unmet(&needs, &world.api.list()) {
                 Some(reason) => Scenario { skipped: Some(reason), ..example.scenario() },
-                None => scenario::run(&world, &sim, example).await,
+                None => scenario::run(&world, &sim, example, show).await,
             };
             if !scenario.policies.is_empty() && number > 0 {
                 scenario.published.clone_from(&published);

@@ -17,6 +17,7 @@ use super::gpus;
 use super::report::{ClaimReport, DeviceReport, Round, Scenario, State};
 use super::review::{Known, review};
 use super::schedule::Scheduler;
+use super::ui::Show;
 use super::workload::{Consumer, Workload, expand};
 use super::world::{self, NODE, World};
 use crate::manifests::Manifests;
@@ -25,7 +26,7 @@ use crate::manifests::Manifests;
 type Key = (String, String);
 
 /// Runs a manifest.
-pub(super) async fn run(world: &World, sim: &SimNode, example: &Example) -> Scenario {
+pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &Show) -> Scenario {
     let manifests = &example.manifests;
     let mut scenario = example.scenario();
     let there = world.api.list::<DeviceClass>();
@@ -38,7 +39,10 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example) -> Scen
         return scenario;
     }
     let enacted = match expand(manifests, &classes) {
-        Ok(workload) => enact(world, sim, manifests, &workload).await,
+        Ok(workload) => {
+            show.begin(&world.api, example);
+            enact(Stage::new(world, sim, show), manifests, &workload).await
+        }
         Err(error) => Err(error),
     };
     match enacted {
@@ -52,30 +56,24 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example) -> Scen
 struct Stage<'w> {
     world: &'w World,
     sim: &'w SimNode,
+    show: &'w Show,
     scheduler: Scheduler,
     references: BTreeMap<Key, ClaimRef>,
     /// What is known of the claims.
     reports: BTreeMap<Key, ClaimReport>,
 }
 
-async fn enact(
-    world: &World,
-    sim: &SimNode,
-    manifests: &Manifests,
-    workload: &Workload,
-) -> Result<Vec<Round>> {
+async fn enact(mut stage: Stage<'_>, manifests: &Manifests, workload: &Workload) -> Result<Vec<Round>> {
+    let (world, show) = (stage.world, stage.show);
     for class in &manifests.classes {
         world.api.put(class).context("a DeviceClass of the manifest")?;
     }
-    let mut references = BTreeMap::new();
     for claim in &workload.claims {
         let stored: ResourceClaim = world.api.put(claim).context("a ResourceClaim of the manifest")?;
         let key = key_of(&stored);
         let uid = stored.metadata.uid.unwrap_or_default();
-        references.insert(key.clone(), ClaimRef::new(&key.0, &key.1, &uid));
+        stage.references.insert(key.clone(), ClaimRef::new(&key.0, &key.1, &uid));
     }
-    let scheduler = Scheduler::new(world.api.clone(), NODE);
-    let mut stage = Stage { world, sim, scheduler, references, reports: BTreeMap::new() };
     let last = workload.consumers.iter().filter_map(|consumer| consumer.ends).max().unwrap_or(0) + 1;
     let mut staying: Vec<&Consumer> = workload.consumers.iter().collect();
     let mut rounds = Vec::new();
@@ -92,11 +90,14 @@ async fn enact(
             let soon = number > 1 && !may_wait;
             let placed =
                 if soon { stage.place_soon(consumer).await } else { stage.scheduler.place(consumer) };
+            let waits = placed.is_err();
             stage.prepare(consumer, placed, may_wait).await?;
+            show.placed(&world.api, consumer, waits).await?;
         }
         let ended: Vec<String> = ending.iter().map(|consumer| consumer.name()).collect();
         if number == 1 || !ended.is_empty() {
             rounds.push(stage.round(ended, &staying));
+            show.scene().await;
         }
     }
     let failed = stage.give_back().await?;
@@ -106,10 +107,16 @@ async fn enact(
     }
     clean(world, workload, manifests)?;
     world.settle().await?;
+    show.end(&world.api).await?;
     Ok(rounds)
 }
 
-impl Stage<'_> {
+impl<'w> Stage<'w> {
+    fn new(world: &'w World, sim: &'w SimNode, show: &'w Show) -> Self {
+        let scheduler = Scheduler::new(world.api.clone(), NODE);
+        Self { world, sim, show, scheduler, references: BTreeMap::new(), reports: BTreeMap::new() }
+    }
+
     fn round(&self, ended: Vec<String>, staying: &[&Consumer]) -> Round {
         let slices = self.world.api.list::<ResourceSlice>();
         let claims: Vec<ClaimReport> = self.reports.values().cloned().collect();

@@ -18,12 +18,12 @@ async fn of(line: &str, text: &str) -> Report {
     let example = Example::parse("m", text).unwrap();
     let policies = example.manifests.policies.clone();
     let stay = Stay { policies, examples: vec![example], selects: false };
-    perform(&gpus(line), &[stay]).await.unwrap()
+    perform(&gpus(line), &[stay], &Show::default()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_example_does_what_it_says() {
-    let report = perform(&gpus("h100x2"), &examples::stays(None).unwrap()).await.unwrap();
+    let report = perform(&gpus("h100x2"), &examples::stays(None).unwrap(), &Show::default()).await.unwrap();
     assert_eq!(report.problems(), Vec::<String>::new());
     assert_eq!(report.scenarios.len(), examples::EXAMPLES.len());
     let skipped: Vec<_> =
@@ -50,7 +50,8 @@ async fn every_node_ends_well() {
     let mut nodes = tokio::task::JoinSet::new();
     for line in boards.chain(others.map(str::to_owned)) {
         nodes.spawn(async move {
-            let report = perform(&gpus(&line), &examples::stays(None).unwrap()).await.unwrap();
+            let report =
+                perform(&gpus(&line), &examples::stays(None).unwrap(), &Show::default()).await.unwrap();
             assert_eq!(report.problems(), Vec::<String>::new(), "--sim {line}");
             let ran = report.scenarios.iter().filter(|scenario| scenario.skipped.is_none()).count();
             assert!(ran > 4, "--sim {line}: only {ran} examples ran");
@@ -286,7 +287,8 @@ async fn without_a_policy_it_is_as_with_the_charts_defaults() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readme_shows_what_the_demo_prints() {
     let print = async |only: Option<&str>| {
-        let report = perform(&gpus("h100x2"), &examples::stays(only).unwrap()).await.unwrap();
+        let report =
+            perform(&gpus("h100x2"), &examples::stays(only).unwrap(), &Show::default()).await.unwrap();
         render::render(&report, Look { colour: false, wide: false, all: false })
     };
     let all = print(None).await;

@@ -1,14 +1,14 @@
 //! `divvy status`: the GPUs of the fleet, the claims that hold them, problems with their age, reason and remedy. Reads
 //! only the API server: the nodes' reports (`GpuNode`), published devices, and claims.
 
-mod claim;
-mod read;
-mod render;
-mod report;
-mod snapshot;
+pub(crate) mod claim;
+pub(crate) mod read;
+pub(crate) mod render;
+pub(crate) mod report;
+pub(crate) mod snapshot;
 #[cfg(test)]
-mod tests;
-mod waiting;
+pub(crate) mod tests;
+pub(crate) mod waiting;
 
 use std::process::ExitCode;
 

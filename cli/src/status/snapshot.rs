@@ -68,7 +68,7 @@ impl Snapshot {
 }
 
 /// Seconds as kubectl writes them: two units at most.
-fn span(seconds: i64) -> String {
+pub(crate) fn span(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match seconds {
         ..0 => "0s".to_owned(),

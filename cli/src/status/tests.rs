@@ -203,14 +203,8 @@ fn failed(pod: &str, at: &str, message: &str) -> Value {
     })
 }
 
-/// Compares with a file; `DIVVY_BLESS=1` writes it.
 fn golden(name: &str, text: &str) {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/status").join(name);
-    if std::env::var_os("DIVVY_BLESS").is_some() {
-        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
-        fs_err::write(&path, format!("{text}\n")).unwrap();
-    }
-    assert_eq!(format!("{text}\n"), fs_err::read_to_string(path).unwrap());
+    crate::golden::same(&format!("status/{name}"), text);
 }
 
 /// The samples in docs/status.md are the goldens of these tests; `DIVVY_BLESS=1` puts them there.

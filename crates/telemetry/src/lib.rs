@@ -15,4 +15,4 @@ pub use metrics::{Counters, Durations, Gauges, Labels, MetricsRegistry, Timer};
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::gauge::Gauge;
 pub use ready::{Readiness, ReadyHandle};
-pub use server::HttpServer;
+pub use server::{HttpServer, Limits, serve};

@@ -24,13 +24,13 @@ use crate::{MetricsRegistry, Readiness};
 /// What strangers may take of the process: the endpoints are open to every pod of the cluster, and file descriptors are
 /// also what prepares need.
 #[derive(Debug, Clone, Copy)]
-struct Limits {
+pub struct Limits {
     /// Connections at once; further ones wait to be accepted.
-    connections: usize,
+    pub connections: usize,
     /// Time for the head of a request to arrive.
-    head: Duration,
+    pub head: Duration,
     /// Time for a connection, which serves one request.
-    connection: Duration,
+    pub connection: Duration,
 }
 
 const LIMITS: Limits =
@@ -74,42 +74,10 @@ impl HttpServer {
         self.debug.is_some()
     }
 
-    /// Serves until `shutdown` is done, and then until open requests are answered. A connection serves one request, within
-    /// bounds of time and number, so that idle connections cost the process nothing that it needs.
+    /// Serves until `shutdown` is done, and then until open requests are answered.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()> + Send + 'static) {
         let limits = self.limits;
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(limits.head).keep_alive(false);
-        let service = TowerToHyperService::new(self.router());
-        let places = Arc::new(Semaphore::new(limits.connections));
-        let mut open = JoinSet::new();
-        let mut shutdown = pin!(shutdown);
-        loop {
-            let next = async {
-                let place = Arc::clone(&places).acquire_owned().await;
-                (place, listener.accept().await)
-            };
-            let (place, accepted) = tokio::select! {
-                () = &mut shutdown => break,
-                next = next => next,
-            };
-            match accepted {
-                Ok((stream, _)) => {
-                    let connection = http.serve_connection(TokioIo::new(stream), service.clone());
-                    open.spawn(async move {
-                        // The client's affair.
-                        drop(timeout(limits.connection, connection).await);
-                        drop(place);
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a connection to the HTTP endpoints cannot be accepted");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
-                }
-            }
-            while open.try_join_next().is_some() {}
-        }
-        while open.join_next().await.is_some() {}
+        serve(self.router(), limits, listener, shutdown).await;
     }
 
     fn router(self) -> Router {
@@ -120,6 +88,48 @@ impl HttpServer {
             .route("/debug/state", get(debug))
             .with_state(self)
     }
+}
+
+/// Serves routes until `shutdown` is done, and then until open requests are answered. A connection serves one request,
+/// within bounds of time and number, so that idle connections cost the process nothing that it needs.
+pub async fn serve(
+    routes: Router,
+    limits: Limits,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head).keep_alive(false);
+    let service = TowerToHyperService::new(routes);
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let mut open = JoinSet::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let next = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            () = &mut shutdown => break,
+            next = next => next,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+                open.spawn(async move {
+                    // The client's affair.
+                    drop(timeout(limits.connection, connection).await);
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the HTTP endpoints cannot be accepted");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+        while open.try_join_next().is_some() {}
+    }
+    while open.join_next().await.is_some() {}
 }
 
 async fn metrics(State(server): State<HttpServer>) -> impl IntoResponse {

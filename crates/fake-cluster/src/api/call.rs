@@ -57,6 +57,8 @@ pub(crate) fn target(path: &str) -> Result<Target, ApiError> {
     let (plural, name, subresource) = match rest {
         [plural] => (*plural, "", ""),
         [plural, name] => (*plural, *name, ""),
+        // What is behind it is the pod's.
+        ["pods", name, "proxy", ..] => ("pods", *name, "proxy"),
         [plural, name, subresource] => (*plural, *name, *subresource),
         _ => {
             return Err(ApiError::new(

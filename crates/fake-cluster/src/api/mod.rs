@@ -120,6 +120,12 @@ impl FakeApi {
         version.clone_into(&mut self.0.lock().version);
     }
 
+    /// What a pod answers through the server's proxy; `pod` is `NAME:PORT`, the path begins with `/`.
+    pub fn put_behind_proxy(&self, namespace: &str, pod: &str, path: &str, text: &str) {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/proxy{path}");
+        self.0.lock().behind_proxy.insert(path, text.to_owned());
+    }
+
     // --- objects, above the API: no faults, no gates, no limits, nothing counted ---
 
     /// Creates or replaces an object with everything in it, status too.

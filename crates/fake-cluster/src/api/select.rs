@@ -1,4 +1,4 @@
-//! Field selectors.
+//! Field selectors, and those of labels by value.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::call::Query;
 use super::error::ApiError;
 use super::json::text;
 
-/// A parsed field selector. Label selectors are refused: none of our programs sends one.
+/// What an object must have. Selectors of sets of labels are refused: none of our programs sends one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector {
     fields: Vec<(String, bool, String)>,
@@ -32,8 +32,16 @@ impl Selector {
             }
             fields.push((format!("/{}", key.replace('.', "/")), equal, value.to_owned()));
         }
-        if query.get("labelSelector").is_some_and(|selector| !selector.is_empty()) {
-            return Err(ApiError::new(400, "the fake API server knows no label selectors".to_owned()));
+        let labels = query.get("labelSelector").map(String::as_str).unwrap_or_default();
+        for term in labels.split(',').filter(|term| !term.is_empty()) {
+            let equal = term.split_once('=').filter(|(key, _)| !key.contains(['!', ' ', '(']));
+            let Some((key, value)) = equal else {
+                let message =
+                    format!("the fake API server knows only KEY=VALUE as label selectors, not {term}");
+                return Err(ApiError::new(400, message));
+            };
+            let key = key.replace('~', "~0").replace('/', "~1");
+            fields.push((format!("/metadata/labels/{key}"), true, value.to_owned()));
         }
         Ok(Self { fields })
     }
@@ -73,12 +81,20 @@ mod tests {
     }
 
     #[test]
-    fn all_terms_must_hold_and_labels_are_refused() {
+    fn all_terms_must_hold() {
         assert!(selects("resourceslices", "spec.nodeName=n,spec.driver==d,spec.pool.name=p"));
         assert!(!selects("resourceslices", "spec.nodeName=n,spec.driver!=d"));
         assert!(selects("pods", "metadata.name=a"));
-        let labels = [("labelSelector".into(), "app=x".into())].into();
-        assert_eq!(Selector::parse("pods", &labels, 37).unwrap_err().code, 400);
+        let labels = |labels: &str| {
+            let query = [("labelSelector".into(), labels.into())].into();
+            let object = json!({ "metadata": { "labels": { "a.io/b": "x", "c": "y" } } });
+            Selector::parse("pods", &query, 37).map(|selector| selector.matches(&object))
+        };
+        assert_eq!(labels("a.io/b=x,c=y").ok(), Some(true));
+        assert_eq!(labels("a.io/b=x,c=z").ok(), Some(false));
+        for set in ["a!=x", "a in (x)", "a"] {
+            assert_eq!(labels(set).unwrap_err().code, 400, "{set}");
+        }
     }
 
     #[test]

@@ -84,6 +84,7 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
         Ok(target) => target,
         Err(refusal) => return Ok(refused(&refusal)),
     };
+    let whole = path;
     let (verb, path) = match target {
         Target::Health => return Ok(document(200, &json!("ok"))),
         Target::Discovery { group, version } => return Ok(discovery(&shared.lock(), &group, &version)),
@@ -127,6 +128,9 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
     }
     let result = if path.version.is_empty() {
         Ok(document(200, &version(&shared.lock().version)))
+    } else if path.subresource == "proxy" {
+        let text = shared.lock().behind_proxy.get(whole).cloned();
+        text.map(|text| respond(200, body(text))).ok_or_else(|| ApiError::not_found("pods", &path.name))
     } else {
         objects(shared, verb, &path, asked)
     };
@@ -286,7 +290,11 @@ fn refused(refusal: &ApiError) -> Response<FakeBody> {
 }
 
 fn document(code: u16, body: &Value) -> Response<FakeBody> {
-    respond(code, Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed_unsync())
+    respond(code, self::body(body.to_string()))
+}
+
+fn body(text: String) -> FakeBody {
+    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
 }
 
 fn respond(code: u16, body: FakeBody) -> Response<FakeBody> {

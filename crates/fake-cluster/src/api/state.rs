@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub(crate) epoch: u64,
     /// `major.minor.patch`.
     pub(crate) version: String,
+    /// Answers of pods, by path.
+    pub(crate) behind_proxy: BTreeMap<String, String>,
     log: VecDeque<Seen>,
     counts: BTreeMap<(String, String), u64>,
 }
@@ -44,6 +46,7 @@ impl Default for State {
             running: true,
             epoch: 0,
             version: "1.37.1".into(),
+            behind_proxy: BTreeMap::new(),
             log: VecDeque::new(),
             counts: BTreeMap::new(),
         }

@@ -1,0 +1,383 @@
+//! `divvy top`: which claims hold what, and what they really use of it; the most wasteful first.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use divvy_api::names::DRIVER;
+use serde::Serialize;
+
+use crate::format::{self, Output};
+use crate::status::read::{Access, Wanted};
+use crate::table::Table;
+use crate::usage::Usage;
+use crate::view::{self, GpuView, Hold, NodeView, View};
+
+/// What is not known.
+const UNKNOWN: &str = "?";
+
+/// What `divvy top` takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// One line for each of these
+    #[arg(value_enum, default_value_t = By::Claims)]
+    by: By,
+    #[command(flatten)]
+    access: Access,
+    /// Count the claims of this namespace only
+    #[arg(short, long, value_name = "NAME", conflicts_with = "all_namespaces")]
+    namespace: Option<String>,
+    /// Count the claims of all namespaces (the default)
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Name of the driver, if divvy is installed under another one
+    #[arg(long, value_name = "NAME", default_value = DRIVER)]
+    driver_name: String,
+}
+
+/// What a line is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum By {
+    Claims,
+    Gpus,
+    Nodes,
+    Namespaces,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (snapshot, usage) = runtime.block_on(async {
+        let (client, namespace) = args.access.client().await?;
+        let namespace = args.namespace.as_deref().unwrap_or(&namespace);
+        read(&client, &args.driver_name, namespace).await
+    })?;
+    let view = view::of(&snapshot, &usage);
+    let top = top(&view, args.by, args.namespace.as_deref());
+    let wide = args.output == Output::Wide;
+    format::show(&top, args.output.format(), |top| render(top, wide)).context("writing the answer")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that a view is made of.
+pub(crate) async fn read(
+    client: &kube::Client,
+    driver: &str,
+    namespace: &str,
+) -> Result<(crate::status::snapshot::Snapshot, Usage)> {
+    let wanted = Wanted { driver, claims: true, events: false, namespace };
+    let (snapshot, usage) =
+        futures::join!(crate::status::read::read(client, wanted), crate::usage::read(client));
+    Ok((snapshot?, usage))
+}
+
+/// The answer.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Top<'v> {
+    #[serde(flatten)]
+    lines: Lines<'v>,
+    /// What could not be read.
+    unread: &'v [String],
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Lines<'v> {
+    Claims(Vec<OfClaim<'v>>),
+    Gpus(Vec<OfGpu<'v>>),
+    Nodes(Vec<Of<'v>>),
+    Namespaces(Vec<Of<'v>>),
+}
+
+/// A claim's part of a GPU.
+#[derive(Debug, PartialEq, Serialize)]
+struct OfClaim<'v> {
+    node: &'v str,
+    gpu: &'v str,
+    uuid: &'v str,
+    #[serde(flatten)]
+    hold: &'v Hold,
+}
+
+/// A GPU.
+#[derive(Debug, PartialEq, Serialize)]
+struct OfGpu<'v> {
+    node: &'v str,
+    #[serde(flatten)]
+    gpu: &'v GpuView,
+    #[serde(flatten)]
+    sum: Sum,
+}
+
+/// A node or a namespace.
+#[derive(Debug, PartialEq, Serialize)]
+struct Of<'v> {
+    name: &'v str,
+    /// GPUs of the node, or on which the namespace has something.
+    gpus: usize,
+    #[serde(flatten)]
+    sum: Sum,
+}
+
+/// What several claims have together.
+#[derive(Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Sum {
+    /// Parts of GPUs.
+    held: usize,
+    granted_total: Total,
+    used_total: Total,
+    wasted_total: Total,
+    /// Parts that are idle, and the time of the one that is so for longest.
+    idle_held: usize,
+    /// Parts of which that is not known.
+    idle_unknown: usize,
+    longest_idle_seconds: Option<u64>,
+}
+
+/// Bytes of which not all may be known.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize)]
+struct Total {
+    /// Of those that are known; nothing if none is.
+    bytes: Option<u64>,
+    /// How many are not known.
+    unknown: usize,
+}
+
+impl Total {
+    fn add(&mut self, bytes: Option<u64>) {
+        match bytes {
+            Some(bytes) => self.bytes = Some(self.bytes.unwrap_or(0).saturating_add(bytes)),
+            None => self.unknown += 1,
+        }
+    }
+}
+
+impl fmt::Display for Total {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.bytes, self.unknown) {
+            (None, 0) => f.write_str("-"),
+            (None, _) => f.write_str(UNKNOWN),
+            (Some(bytes), 0) => f.write_str(&format::bytes(bytes)),
+            (Some(bytes), _) => write!(f, "≥ {}", format::bytes(bytes)),
+        }
+    }
+}
+
+impl<'v> Sum {
+    fn of(holds: impl IntoIterator<Item = &'v Hold>) -> Self {
+        let mut sum = Self::default();
+        // Admin access takes nothing from others.
+        for hold in holds.into_iter().filter(|hold| hold.part != "admin") {
+            sum.held += 1;
+            sum.granted_total.add(hold.usage.memory_granted);
+            sum.used_total.add(hold.usage.memory_used);
+            sum.wasted_total.add(hold.wasted);
+            sum.idle_unknown += usize::from(hold.usage.idle_seconds.is_none());
+            if hold.idle {
+                sum.idle_held += 1;
+                sum.longest_idle_seconds = sum.longest_idle_seconds.max(hold.usage.idle_seconds);
+            }
+        }
+        sum
+    }
+
+    /// The most wasteful first: what has idle parts, then by memory that is not used.
+    fn rank(&self) -> impl Ord + use<> {
+        std::cmp::Reverse((self.longest_idle_seconds, self.wasted_total.bytes))
+    }
+}
+
+fn top<'v>(view: &'v View, by: By, only: Option<&str>) -> Top<'v> {
+    let shown = |hold: &Hold| only.is_none_or(|only| hold.namespace == only);
+    let holds: Vec<(&NodeView, &GpuView, &Hold)> = view.holds().filter(|(_, _, hold)| shown(hold)).collect();
+    let lines = match by {
+        By::Claims => {
+            let mut lines: Vec<OfClaim<'_>> = holds
+                .into_iter()
+                .map(|(node, gpu, hold)| OfClaim { node: &node.name, gpu: &gpu.name, uuid: &gpu.uuid, hold })
+                .collect();
+            lines.sort_by(|a, b| a.hold.rank().cmp(&b.hold.rank()));
+            Lines::Claims(lines)
+        }
+        By::Gpus => {
+            let gpus = view.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
+            let mut lines: Vec<OfGpu<'_>> = gpus
+                .map(|(node, gpu)| {
+                    let sum = Sum::of(gpu.holds.iter().filter(|hold| shown(hold)));
+                    OfGpu { node: &node.name, gpu, sum }
+                })
+                .collect();
+            lines.sort_by_key(|line| line.sum.rank());
+            Lines::Gpus(lines)
+        }
+        By::Nodes => {
+            let mut lines: Vec<Of<'_>> = view
+                .nodes
+                .iter()
+                .map(|node| {
+                    let of_node = node.gpus.iter().flat_map(|gpu| &gpu.holds).filter(|hold| shown(hold));
+                    Of { name: &node.name, gpus: node.gpus.len(), sum: Sum::of(of_node) }
+                })
+                .collect();
+            lines.sort_by_key(|line| line.sum.rank());
+            Lines::Nodes(lines)
+        }
+        By::Namespaces => Lines::Namespaces(namespaces(&holds)),
+    };
+    Top { lines, unread: &view.unread }
+}
+
+fn namespaces<'v>(holds: &[(&'v NodeView, &'v GpuView, &'v Hold)]) -> Vec<Of<'v>> {
+    let mut all: BTreeMap<&str, (Vec<&str>, Vec<&Hold>)> = BTreeMap::new();
+    for (_, gpu, hold) in holds {
+        let (gpus, of_namespace) = all.entry(&hold.namespace).or_default();
+        of_namespace.push(*hold);
+        if !gpus.contains(&gpu.uuid.as_str()) {
+            gpus.push(&gpu.uuid);
+        }
+    }
+    let mut lines: Vec<Of<'_>> = all
+        .into_iter()
+        .map(|(name, (gpus, holds))| Of { name, gpus: gpus.len(), sum: Sum::of(holds) })
+        .collect();
+    lines.sort_by_key(|line| line.sum.rank());
+    lines
+}
+
+fn render(top: &Top<'_>, wide: bool) -> String {
+    let table = match &top.lines {
+        Lines::Claims(lines) => claims(lines, wide),
+        Lines::Gpus(lines) => gpus(lines, wide),
+        Lines::Nodes(lines) => sums("NODE", lines),
+        Lines::Namespaces(lines) => sums("NAMESPACE", lines),
+    };
+    let mut text = table.map_or_else(|| "no claim holds a GPU".to_owned(), |table| table.render(0));
+    if !top.unread.is_empty() {
+        text += &format!("\n\nunknown:\n  {}", top.unread.join("\n  "));
+    }
+    text
+}
+
+fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
+    let mut table =
+        Table::new(["CLAIM", "PODS", "NODE", "DEVICE", "GRANTED", "USED", "WASTED", "BUSY", "IDLE", "NOTE"]);
+    if wide {
+        table.widen(&["PART", "BUSY FROM", "UUID"]);
+    }
+    for OfClaim { node, uuid, hold, .. } in lines {
+        let usage = &hold.usage;
+        let mut cells = vec![
+            format!("{}/{}", hold.namespace, hold.claim),
+            or(hold.pods.join(","), "-"),
+            (*node).to_owned(),
+            hold.device.clone(),
+            // Admin access is granted no memory of its own.
+            if hold.part == "admin" { "-".to_owned() } else { bytes(usage.memory_granted) },
+            bytes(usage.memory_used),
+            bytes(hold.wasted),
+            usage.utilization.map_or_else(|| UNKNOWN.to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
+            usage.idle_seconds.map_or_else(|| UNKNOWN.to_owned(), idle),
+            or(note(hold), "-"),
+        ];
+        if wide {
+            let source = usage.source.clone().unwrap_or_else(|| UNKNOWN.to_owned());
+            cells.extend([hold.part.clone(), source, (*uuid).to_owned()]);
+        }
+        table.cells(cells);
+    }
+    (!lines.is_empty()).then_some(table)
+}
+
+/// What is remarkable about a part, in words.
+fn note(hold: &Hold) -> String {
+    let mut notes = Vec::new();
+    if hold.idle {
+        notes.push("idle");
+    }
+    if hold.usage.over_grant == Some(true) {
+        notes.push("over its grant");
+    }
+    if hold.phase != "prepared" {
+        notes.push(&hold.phase);
+    }
+    notes.join(", ")
+}
+
+fn gpus(lines: &[OfGpu<'_>], wide: bool) -> Option<Table> {
+    let mut table = Table::new([
+        "NODE", "GPU", "MODE", "HELD", "MEMORY", "USED", "OUTSIDE", "GRANTED", "WASTED", "IDLE", "TROUBLE",
+    ]);
+    if wide {
+        table.widen(&["PRODUCT", "UUID"]);
+    }
+    for OfGpu { node, gpu, sum } in lines {
+        let mut cells = vec![
+            (*node).to_owned(),
+            gpu.name.clone(),
+            gpu.mode.clone(),
+            sum.held.to_string(),
+            bytes(gpu.memory),
+            bytes(gpu.usage.memory_used),
+            bytes(gpu.usage.memory_unattributed),
+            sum.granted_total.to_string(),
+            sum.wasted_total.to_string(),
+            idle_of(sum),
+            or(gpu.troubles.join("+"), "-"),
+        ];
+        if wide {
+            cells.extend([or(gpu.product.clone(), "-"), gpu.uuid.clone()]);
+        }
+        table.cells(cells);
+    }
+    (!lines.is_empty()).then_some(table)
+}
+
+fn sums(of: &str, lines: &[Of<'_>]) -> Option<Table> {
+    let mut table = Table::new([of, "GPUS", "HELD", "GRANTED", "USED", "WASTED", "IDLE"]);
+    for line in lines {
+        let sum = &line.sum;
+        table.row([
+            line.name.to_owned(),
+            line.gpus.to_string(),
+            sum.held.to_string(),
+            sum.granted_total.to_string(),
+            sum.used_total.to_string(),
+            sum.wasted_total.to_string(),
+            idle_of(sum),
+        ]);
+    }
+    (!lines.is_empty()).then_some(table)
+}
+
+fn bytes(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| UNKNOWN.to_owned(), format::bytes)
+}
+
+/// How long a part has been idle; pauses are none.
+fn idle(seconds: u64) -> String {
+    if seconds < view::IDLE { "-".to_owned() } else { span(seconds) }
+}
+
+fn idle_of(sum: &Sum) -> String {
+    match sum.longest_idle_seconds {
+        None if sum.idle_unknown > 0 => UNKNOWN.to_owned(),
+        None => "-".to_owned(),
+        Some(seconds) => format!("{} for up to {}", sum.idle_held, span(seconds)),
+    }
+}
+
+fn span(seconds: u64) -> String {
+    crate::status::snapshot::span(i64::try_from(seconds).unwrap_or(i64::MAX))
+}
+
+fn or(text: String, otherwise: &str) -> String {
+    if text.is_empty() { otherwise.to_owned() } else { text }
+}

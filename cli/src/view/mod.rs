@@ -1,0 +1,270 @@
+//! The fleet as one value: who holds what, what they really use of it, what is free, wrong and waited for. `divvy top`
+//! makes tables of it, `divvy ui` a page.
+
+mod published;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::cmp::Reverse;
+
+use divvy_api::node::{GpuStatus, Holder};
+use divvy_model::DeviceKind;
+use divvy_offer::pool_name;
+use serde::Serialize;
+
+pub(crate) use self::published::Free;
+use self::published::{Published, kind};
+use crate::status::claim::ClaimLine;
+use crate::status::report::{self, NodeTrouble, Waiting};
+use crate::status::snapshot::{Snapshot, name, namespace, time};
+use crate::usage::{ClaimUsage, GpuUsage, Usage};
+
+/// How long a device has been idle when it is shown as idle: programs start, load and pause.
+pub(crate) const IDLE: u64 = 600;
+
+/// The fleet.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct View {
+    /// The time of reading.
+    pub(crate) now: String,
+    /// What is being played; for the demo.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) caption: Option<String>,
+    /// Unknown where devices or claims cannot be read.
+    pub(crate) free: Option<Free>,
+    pub(crate) nodes: Vec<NodeView>,
+    pub(crate) troubles: Vec<NodeTrouble>,
+    pub(crate) refused: Vec<ClaimLine>,
+    pub(crate) waiting: Vec<Waiting>,
+    /// What could not be read.
+    pub(crate) unread: Vec<String>,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodeView {
+    pub(crate) name: String,
+    pub(crate) free: u32,
+    /// What its plugin reports as wrong, in short.
+    pub(crate) trouble: String,
+    pub(crate) driver: String,
+    pub(crate) gpus: Vec<GpuView>,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GpuView {
+    pub(crate) name: String,
+    pub(crate) uuid: String,
+    pub(crate) product: String,
+    /// `idle`, `whole`, `partitioned` or `time-sliced`.
+    pub(crate) mode: String,
+    /// Kinds of problems that need a person.
+    pub(crate) troubles: Vec<String>,
+    pub(crate) memory: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) usage: GpuUsage,
+    /// By place.
+    pub(crate) holds: Vec<Hold>,
+}
+
+/// A claim's part of a GPU.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Hold {
+    pub(crate) namespace: String,
+    pub(crate) claim: String,
+    pub(crate) pods: Vec<String>,
+    pub(crate) device: String,
+    /// `whole`, `share`, `admin`, or the profile of a partition.
+    pub(crate) part: String,
+    /// Where on the GPU, from 0 to 1. Admin access has no place.
+    pub(crate) place: Option<(f64, f64)>,
+    /// `allocated`, `preparing`, `prepared` or `leaving`.
+    pub(crate) phase: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) since: Option<String>,
+    #[serde(flatten)]
+    pub(crate) usage: ClaimUsage,
+    /// Granted and not used, in bytes.
+    pub(crate) wasted: Option<u64>,
+    /// Whether it has been idle for long.
+    pub(crate) idle: bool,
+}
+
+impl Hold {
+    /// By what is wasted: what is idle, the longest first; then by memory that is not used; the unknown last.
+    pub(crate) fn rank(&self) -> impl Ord + use<'_> {
+        let idle = self.usage.idle_seconds.filter(|_| self.idle);
+        (Reverse(idle), Reverse(self.wasted), &self.namespace, &self.claim, &self.device)
+    }
+}
+
+impl View {
+    /// All parts of GPUs that claims hold, each with its node and GPU.
+    pub(crate) fn holds(&self) -> impl Iterator<Item = (&NodeView, &GpuView, &Hold)> {
+        let gpus = self.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
+        gpus.flat_map(|(node, gpu)| gpu.holds.iter().map(move |hold| (node, gpu, hold)))
+    }
+}
+
+/// The view of what was read.
+pub(crate) fn of(snapshot: &Snapshot, usage: &Usage) -> View {
+    let fleet = report::fleet(snapshot, None);
+    let published = Published::new(snapshot);
+    let nodes = fleet.nodes.into_iter().map(|line| {
+        let gpus = snapshot.reports.get(&line.name).map(|status| status.gpus.as_slice()).unwrap_or_default();
+        let pool = pool_name(&line.name);
+        let gpus = gpus.iter().map(|gpu| {
+            let of_gpu = |entry: &&NodeTrouble| {
+                !entry.trouble.notice && entry.node == line.name && entry.trouble.gpu == gpu.name
+            };
+            let mut troubles: Vec<String> =
+                fleet.troubles.iter().filter(of_gpu).map(|entry| entry.trouble.kind.clone()).collect();
+            troubles.dedup();
+            GpuView { troubles, ..self::gpu(&published, usage, &pool, gpu) }
+        });
+        let gpus: Vec<GpuView> = gpus.collect();
+        // Claims may be newer than the node's report.
+        let unheld = gpus.iter().filter(|gpu| gpu.holds.iter().all(|hold| hold.part == "admin")).count();
+        let free = line.free.min(u32::try_from(unheld).unwrap_or(u32::MAX));
+        NodeView { name: line.name, free, trouble: line.trouble, driver: line.versions.driver, gpus }
+    });
+    View {
+        now: snapshot.now.to_string(),
+        caption: None,
+        free: published.free(),
+        nodes: nodes.collect(),
+        troubles: fleet.troubles,
+        refused: fleet.refused,
+        waiting: fleet.waiting,
+        unread: snapshot.unread.iter().chain(&usage.unread).cloned().collect(),
+    }
+}
+
+fn gpu(published: &Published<'_>, usage: &Usage, pool: &str, gpu: &GpuStatus) -> GpuView {
+    let ordinal = kind(&gpu.name).map(|kind| kind.ordinal());
+    let memory = ordinal.and_then(|ordinal| published.memory_of(pool, ordinal));
+    let mut holds: Vec<Hold> = holders(published, pool, gpu)
+        .into_iter()
+        .map(|holder| hold(published, usage, (pool, &gpu.uuid), holder))
+        .collect();
+    let mode = holds.iter().find_map(|hold| match kind(&hold.device)? {
+        DeviceKind::Whole { .. } if hold.part != "admin" => Some("whole"),
+        DeviceKind::Partition(_) => Some("partitioned"),
+        DeviceKind::Share { .. } => Some("time-sliced"),
+        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => None,
+    });
+    // What came last is behind what was there.
+    holds.sort_by(|a, b| (&a.since, &a.namespace, &a.claim).cmp(&(&b.since, &b.namespace, &b.claim)));
+    place_shares(&mut holds, memory);
+    holds.sort_by(|a, b| {
+        let start = |hold: &Hold| hold.place.map_or(f64::INFINITY, |(start, _)| start);
+        start(a).total_cmp(&start(b))
+    });
+    GpuView {
+        name: gpu.name.clone(),
+        uuid: gpu.uuid.clone(),
+        product: gpu.product.clone(),
+        mode: mode.map_or_else(|| gpu.mode.clone(), str::to_owned),
+        troubles: Vec::new(),
+        memory,
+        usage: usage.of_gpu(&gpu.uuid),
+        holds,
+    }
+}
+
+/// Whom the node reports, and the claims that it has not reported yet.
+fn holders(published: &Published<'_>, pool: &str, gpu: &GpuStatus) -> Vec<Holder> {
+    let mut all: Vec<Holder> = Vec::new();
+    for holder in &gpu.holders {
+        if !all.iter().any(|other| (&other.uid, &other.device) == (&holder.uid, &holder.device)) {
+            all.push(holder.clone());
+        }
+    }
+    let on_gpu =
+        |device: &str| kind(device).is_some_and(|kind| format!("gpu-{}", kind.ordinal()) == gpu.name);
+    for (device, given) in published.given(pool).filter(|(device, _)| on_gpu(device)) {
+        let meta = &given.claim.metadata;
+        let uid = meta.uid.as_deref().unwrap_or_default();
+        if all.iter().any(|other| other.uid == uid && other.device.split(' ').next() == Some(device)) {
+            continue;
+        }
+        let status = given.claim.status.as_ref();
+        let users = status.and_then(|status| status.reserved_for.as_ref()).into_iter().flatten();
+        let allocation = status.and_then(|status| status.allocation.as_ref());
+        all.push(Holder {
+            namespace: namespace(meta).to_owned(),
+            name: name(meta).to_owned(),
+            uid: uid.to_owned(),
+            device: if given.admin { format!("{device} (admin)") } else { device.to_owned() },
+            phase: "allocated".to_owned(),
+            pods: users.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect(),
+            since: allocation.and_then(|allocation| allocation.allocation_timestamp.as_ref()).map(time),
+            ..Holder::default()
+        });
+    }
+    all
+}
+
+fn hold(published: &Published<'_>, usage: &Usage, (pool, uuid): (&str, &str), holder: Holder) -> Hold {
+    // Admin access is marked behind the device's name.
+    let (device, admin) = match holder.device.split_once(' ') {
+        Some((device, _)) => (device.to_owned(), true),
+        None => (holder.device, false),
+    };
+    let id = (pool, device.as_str());
+    let (part, place) = match kind(&device) {
+        _ if admin => ("admin".to_owned(), None),
+        Some(DeviceKind::Admin { .. }) => ("admin".to_owned(), None),
+        Some(DeviceKind::Share { .. }) => ("share".to_owned(), None),
+        Some(DeviceKind::Partition(at)) => {
+            let profile = published.profile(id).map_or_else(|| "partition".to_owned(), str::to_owned);
+            (profile, published.place(id, at.start))
+        }
+        Some(DeviceKind::Whole { .. }) | None => ("whole".to_owned(), Some((0.0, 1.0))),
+    };
+    let mut usage = usage.of_claim(uuid, &holder.namespace, &holder.name, &device);
+    if part == "admin" {
+        usage.memory_granted = None;
+    } else {
+        usage.memory_granted = usage.memory_granted.or_else(|| published.granted(id, &holder.uid));
+    }
+    Hold {
+        wasted: usage
+            .memory_granted
+            .zip(usage.memory_used)
+            .map(|(granted, used)| granted.saturating_sub(used)),
+        idle: usage.idle_seconds.is_some_and(|idle| idle >= IDLE),
+        namespace: holder.namespace,
+        claim: holder.name,
+        pods: holder.pods,
+        device,
+        part,
+        place,
+        phase: holder.phase,
+        since: holder.since,
+        usage,
+    }
+}
+
+/// Shares one behind the other, as long as their memory; with equal lengths if that is unknown. So are partitions whose
+/// place is unknown.
+fn place_shares(holds: &mut [Hold], memory: Option<u64>) {
+    let open = |hold: &&mut Hold| hold.place.is_none() && hold.part != "admin";
+    let count = holds.iter_mut().filter(open).count();
+    #[expect(clippy::cast_precision_loss, reason = "the length of a bar")]
+    let part = |hold: &Hold| match (hold.usage.memory_granted, memory) {
+        (Some(granted), Some(memory)) if memory > 0 => granted as f64 / memory as f64,
+        _ => 1.0 / count.max(1) as f64,
+    };
+    let mut start = 0.0;
+    for hold in holds.iter_mut().filter(open) {
+        let end = f64::min(start + part(hold), 1.0);
+        hold.place = Some((start, end));
+        start = end;
+    }
+}

@@ -1,0 +1,229 @@
+//! `cargo xtask ui`: the page of `divvy demo --ui` in a real browser: what it loads and how fast it paints, names and
+//! roles, keyboard, markup in names, light and dark.
+
+mod chromium;
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use chromium::{Chromium, at};
+
+/// What the page may cost: the network that it may come over is a tunnel to a cluster's machine.
+const MAX_BYTES: f64 = 40_000.0;
+const MAX_REQUESTS: usize = 8;
+const MAX_FIRST_PAINT_MS: f64 = 1500.0;
+
+/// When everything of the demo's manifests is to be seen: the last pod waits.
+const SCENE: &str = "document.querySelectorAll('.part').length === 8 && document.querySelectorAll('#waiting > li').length === 1";
+
+/// What `cargo xtask ui` takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Write screenshots, light and dark, into this folder
+    #[arg(long, value_name = "FOLDER")]
+    screenshots: Option<PathBuf>,
+}
+
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let built = Command::new("cargo").args(["build", "--locked", "-p", "divvy"]).current_dir(root).status();
+    ensure!(built.context("running cargo")?.success(), "divvy does not build");
+    let (_demo, url) = demo(root)?;
+    let profile = tempfile::tempdir()?;
+    let mut browser = Chromium::start(profile.path())?;
+    let size = json!({ "width": 1000, "height": 960, "deviceScaleFactor": 1, "mobile": false });
+    browser.call("Emulation.setDeviceMetricsOverride", &size)?;
+    browser.call("Page.navigate", &json!({ "url": url }))?;
+    browser.until("location.search === '' && document.querySelectorAll('.part').length > 0")?;
+    cost(&mut browser)?;
+    browser.until(SCENE)?;
+    if let Some(folder) = &args.screenshots {
+        screenshots(&mut browser, folder)?;
+    }
+    names_and_roles(&mut browser)?;
+    keyboard(&mut browser)?;
+    tenants_text(&mut browser)?;
+    let errors: Vec<&Value> =
+        browser.events("Log.entryAdded").filter(|e| *at(e, "/entry/level") == "error").collect();
+    ensure!(errors.is_empty(), "the browser reports errors: {errors:?}");
+    let thrown: Vec<&Value> = browser.events("Runtime.exceptionThrown").collect();
+    ensure!(thrown.is_empty(), "the page fails: {thrown:?}");
+    Ok(())
+}
+
+/// The demo; ends when it is dropped.
+struct Demo(Child);
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn demo(root: &Path) -> Result<(Demo, String)> {
+    let mut child = Command::new(root.join("target/debug/divvy"))
+        .args(["demo", "--ui", "--sim", "h100x5", "--sick", "4", "-f", "xtask/src/ui/fleet.yaml"])
+        .current_dir(root)
+        .env_remove("DISPLAY")
+        .env_remove("WAYLAND_DISPLAY")
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting divvy")?;
+    let output = child.stdout.take().context("no output of divvy")?;
+    let demo = Demo(child);
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line)?;
+    let url = line.trim().to_owned();
+    ensure!(url.starts_with("http://127.0.0.1:"), "divvy prints no link: {url:?}");
+    Ok((demo, url))
+}
+
+/// Bytes and requests until the page stands, and the time to its first paint.
+fn cost(browser: &mut Chromium) -> Result<()> {
+    let paint =
+        browser.value("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1")?;
+    let paint = paint.as_f64().context("no time of the first paint")?;
+    let nodes = browser.value("document.querySelectorAll('*').length")?;
+    let requests: Vec<&str> = browser
+        .events("Network.requestWillBeSent")
+        .filter_map(|event| at(event, "/request/url").as_str())
+        .filter(|url| !url.starts_with("about:"))
+        .collect();
+    let bytes: f64 =
+        browser.events("Network.dataReceived").filter_map(|event| at(event, "/dataLength").as_f64()).sum();
+    let foreign = requests.iter().find(|url| !url.starts_with("http://127.0.0.1:"));
+    crate::say(&format!(
+        "{} requests, {bytes} bytes, first paint after {paint:.0} ms, {nodes} elements",
+        requests.len()
+    ));
+    ensure!(foreign.is_none(), "the page asks other hosts: {foreign:?}");
+    ensure!(requests.len() <= MAX_REQUESTS, "more than {MAX_REQUESTS} requests: {requests:?}");
+    ensure!(bytes > 0.0 && bytes <= MAX_BYTES, "not between 0 and {MAX_BYTES} bytes");
+    ensure!((0.0..=MAX_FIRST_PAINT_MS).contains(&paint), "not painted within {MAX_FIRST_PAINT_MS} ms");
+    Ok(())
+}
+
+fn screenshots(browser: &mut Chromium, folder: &Path) -> Result<()> {
+    fs_err::create_dir_all(folder)?;
+    for scheme in ["light", "dark"] {
+        let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        browser.call("Emulation.setEmulatedMedia", &media)?;
+        let taken = browser.call("Page.captureScreenshot", &json!({ "format": "png" }))?;
+        let data = at(&taken, "/data").as_str().context("no picture")?;
+        let path = folder.join(format!("ui-{scheme}.png"));
+        fs_err::write(&path, base64(data)?)?;
+        crate::say(&format!("{}: {} bytes", path.display(), fs_err::metadata(&path)?.len()));
+    }
+    browser.call("Emulation.setEmulatedMedia", &json!({ "features": [] })).map(drop)
+}
+
+/// Every control has a name, and what a screen reader announces of the page has its headings, lists and table.
+fn names_and_roles(browser: &mut Chromium) -> Result<()> {
+    let tree = browser.call("Accessibility.getFullAXTree", &json!({}))?;
+    let nodes = at(&tree, "/nodes").as_array().context("no accessibility tree")?;
+    let text = |node: &Value, place: &str| at(node, place).as_str().unwrap_or_default().to_owned();
+    let all: Vec<(String, String)> = nodes
+        .iter()
+        .filter(|node| *at(node, "/ignored") != true)
+        .map(|node| (text(node, "/role/value"), text(node, "/name/value")))
+        .collect();
+    let unnamed = all.iter().find(|(role, name)| {
+        ["button", "link", "heading", "region", "table"].contains(&role.as_str()) && name.is_empty()
+    });
+    ensure!(unnamed.is_none(), "without a name for screen readers: {unnamed:?}");
+    for (role, name) in [
+        ("heading", "GPUs of the cluster"),
+        ("heading", "Free now"),
+        ("heading", "Nodes"),
+        ("region", "Node demo-node"),
+        ("list", "GPUs of demo-node"),
+        ("columnheader", "Claim"),
+        ("status", ""),
+    ] {
+        ensure!(
+            all.iter().any(|(r, n)| r == role && (name.is_empty() || n == name)),
+            "no {role} {name:?}: {all:?}"
+        );
+    }
+    let holder = |(role, name): &&(String, String)| {
+        role == "button" && name.starts_with("claim ") && name.contains("memory granted")
+    };
+    ensure!(all.iter().any(|node| holder(&node)), "no claim is described: {all:?}");
+    Ok(())
+}
+
+/// From the top of the page to a claim, what `divvy status` says of it, and back, with keys alone.
+fn keyboard(browser: &mut Chromium) -> Result<()> {
+    browser.value("document.activeElement.blur()")?;
+    let focused = "document.activeElement?.classList.contains('part')";
+    for _ in 0..40 {
+        browser.press("Tab", 9, "")?;
+        if browser.value(focused)? == json!(true) {
+            break;
+        }
+    }
+    ensure!(browser.value(focused)? == json!(true), "the Tab key does not lead to a claim");
+    let outline = browser.value("getComputedStyle(document.activeElement).outlineStyle")?;
+    ensure!(outline != json!("none"), "the focus cannot be seen");
+    browser.press("Enter", 13, "\r")?;
+    browser.until("document.getElementById('about').open")?;
+    let said = browser.value("document.getElementById('about-text').textContent")?;
+    ensure!(said.as_str().is_some_and(|said| said.starts_with("claim ")), "it says {said}");
+    browser.press("Escape", 27, "")?;
+    browser.until("!document.getElementById('about').open")?;
+    Ok(())
+}
+
+/// What a tenant writes stays text, wherever it is shown.
+fn tenants_text(browser: &mut Chromium) -> Result<()> {
+    const EVIL: &str = "<img src=x onerror=\"window.owned=1\"><script>window.owned=1</script>";
+    let hold = json!({
+        "namespace": EVIL, "claim": EVIL, "pods": [EVIL], "device": EVIL, "part": EVIL, "place": [0, 1], "phase": EVIL,
+        "memoryGranted": 9, "memoryUsed": null, "utilization": null, "idleSeconds": null, "overGrant": null, "wasted": null, "idle": false,
+    });
+    let gpu = json!({
+        "name": EVIL, "uuid": EVIL, "product": EVIL, "mode": "whole", "troubles": [EVIL], "memory": null,
+        "memoryUsed": null, "memoryUnattributed": null, "holds": [hold],
+    });
+    let view = json!({
+        "now": EVIL, "caption": EVIL, "free": null, "unread": [EVIL],
+        "nodes": [{ "name": EVIL, "free": 0, "trouble": EVIL, "driver": EVIL, "gpus": [gpu] }],
+        "troubles": [{ "node": EVIL, "kind": EVIL, "gpu": EVIL, "why": EVIL, "remedy": EVIL, "since": EVIL, "affects": [EVIL] }],
+        "refused": [{ "claim": EVIL, "pods": [EVIL], "reason": EVIL, "message": EVIL, "since": EVIL }],
+        "waiting": [{ "pod": EVIL, "claims": [EVIL], "since": EVIL, "verdict": EVIL, "mistake": EVIL, "hint": EVIL,
+                      "nodes": [{ "nodes": [EVIL], "reasons": [EVIL] }] }],
+    });
+    let before = browser.value("document.scripts.length")?;
+    browser.value(&format!("draw({view})"))?;
+    let found = browser.value(
+        "JSON.stringify([document.images.length, document.scripts.length, window.owned ?? null, \
+         document.body.textContent.split('onerror').length - 1])",
+    )?;
+    let found: Value = serde_json::from_str(found.as_str().unwrap_or_default())?;
+    let shown = at(&found, "/3").as_u64().unwrap_or(0);
+    let nothing = *at(&found, "/0") == 0 && *at(&found, "/1") == before && at(&found, "/2").is_null();
+    ensure!(nothing, "markup in names has an effect: {found}");
+    ensure!(shown > 20, "only {shown} of the names are shown");
+    Ok(())
+}
+
+/// The picture's bytes.
+fn base64(text: &str) -> Result<Vec<u8>> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut count) = (0_u32, 0);
+    for byte in text.bytes().filter(|byte| *byte != b'=') {
+        let digit = DIGITS.iter().position(|digit| *digit == byte).context("not base64")?;
+        bits = bits << 6 | u32::try_from(digit)?;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push(u8::try_from(bits >> count & 0xff)?);
+        }
+    }
+    Ok(out)
+}
