@@ -17,7 +17,7 @@ use crate::device_plugin::{DevicePlugin, PluginGpu};
 use crate::driver::NAMESPACE;
 use crate::gpus::Gpus;
 use crate::objects::{Pod, deployment};
-use crate::wait::{poll, wait_for};
+use crate::wait::poll;
 
 const CLASS: &str = "/apis/resource.k8s.io/v1/deviceclasses";
 /// The Deployment, and the class that its resource stands for where divvy is.
@@ -44,6 +44,7 @@ pub(super) fn one_by_one(env: &Env) -> Result<()> {
     env.api().delete(&format!("{CLASS}/{NAME}"), &json!({}))?;
     env.delete("Deployment", NAME)?;
     env.driver.label_node(Layout::NODE, true)?;
+    nodes.iter().try_for_each(|node| node.cordon(env, false))?;
     moved
 }
 
@@ -135,10 +136,11 @@ impl Node<'_> {
         self.plugin = None;
         self.wait_for_allocatable(env, 0)?;
         env.driver.label_node(self.name(), true)?;
-        wait_for("divvy on the node", PATIENCE, || {
-            Ok(self.divvy(env)?.into_iter().find(|pod| has_condition(pod, "Ready")))
-        })?;
-        self.cordon(env, false)
+        // On a cordoned node divvy lets the driver go, and is not ready.
+        self.cordon(env, false)?;
+        poll("divvy on the node", PATIENCE, || {
+            Ok(self.divvy(env)?.iter().any(|pod| has_condition(pod, "Ready")))
+        })
     }
 
     /// From divvy to the device plugin.
