@@ -12,7 +12,7 @@ use divvy_offer::{
 
 use super::cell;
 
-/// One GPU of each sort that publishes something of its own; the first that has an attribute gives the example.
+/// One GPU of each sort that publishes something of its own.
 const GPUS: &str = "h100-pciex2,gb200x1,a30x1,l4x1";
 
 const INTRO: &str = "# Attributes and capacities
@@ -24,12 +24,14 @@ Names and types are those of NVIDIA's driver wherever it has one. The kinds of d
 
 An expression that reads an attribute that a device lacks *fails*, and a claim with it is not scheduled: where the table does not list the
 kind, or says \"some\", write `device.attributes[\"gpu.divvy.dev\"].?name.orValue(…)`.
+
+The examples are what simulated GPUs publish. A value that a meaning lists and no example shows is not published yet, or not by these.
 ";
 
 struct Seen {
     kinds: BTreeMap<String, usize>,
     kind_of_value: &'static str,
-    example: String,
+    values: BTreeSet<String>,
 }
 
 pub(super) fn page(names: &str) -> Result<String> {
@@ -53,7 +55,7 @@ pub(super) fn page(names: &str) -> Result<String> {
         [("Attributes", "attributes", attributes), ("Capacities", "capacity", capacities)]
     {
         text += &format!(
-            "\n## {title}\n\n| name | type | devices | example | meaning |\n|---|---|---|---|---|\n"
+            "\n## {title}\n\n| name | type | devices | examples | meaning |\n|---|---|---|---|---|\n"
         );
         let documented = constants(names, module)?;
         let known: BTreeSet<&str> = documented.iter().map(|(name, _)| name.as_str()).collect();
@@ -71,6 +73,9 @@ pub(super) fn page(names: &str) -> Result<String> {
                         if Some(count) == of_kind.get(kind) { kind.clone() } else { format!("{kind} (some)") }
                     })
                     .collect();
+            // All of few, one of many.
+            let short = seen.values.iter().map(String::len).sum::<usize>() <= 60;
+            let shown = if short { seen.values.len() } else { 1 };
             text += &format!(
                 "| `{name}` | {} | {} | `{}` | {} |\n",
                 seen.kind_of_value,
@@ -79,7 +84,7 @@ pub(super) fn page(names: &str) -> Result<String> {
                 } else {
                     kinds.join(", ")
                 },
-                cell(&seen.example),
+                cell(&seen.values.iter().take(shown).cloned().collect::<Vec<_>>().join("`, `")),
                 cell(meaning)
             );
         }
@@ -92,9 +97,14 @@ fn note(
     name: &str,
     kind: &str,
     kind_of_value: &'static str,
-    example: String,
+    value: String,
 ) {
-    let seen = all.entry(name.to_owned()).or_insert(Seen { kinds: BTreeMap::new(), kind_of_value, example });
+    let seen = all.entry(name.to_owned()).or_insert(Seen {
+        kinds: BTreeMap::new(),
+        kind_of_value,
+        values: BTreeSet::new(),
+    });
+    seen.values.insert(value);
     *seen.kinds.entry(kind.to_owned()).or_default() += 1;
 }
 
