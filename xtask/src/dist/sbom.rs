@@ -107,10 +107,11 @@ impl Package {
         let purl = self.purl();
         let sums = sums.get(&purl).map(|sum| json!({"alg": "SHA-256", "content": sum}));
         // Older crates write a slash.
-        let licence = self.license.as_deref().unwrap_or("NOASSERTION").replace('/', " OR ");
+        let licences: Vec<&str> =
+            self.license.as_deref().unwrap_or("NOASSERTION").split('/').map(str::trim).collect();
         json!({
             "type": "library", "bom-ref": purl, "purl": purl, "name": self.name, "version": self.version,
-            "licenses": [{"expression": licence}],
+            "licenses": [{"expression": licences.join(" OR ")}],
             "hashes": sums.into_iter().collect::<Vec<_>>(),
         })
     }
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_is_linked_is_listed_once_and_what_only_tests_is_not() {
-        let package = |name: &str, source: Option<&str>| json!({"id": name, "name": name, "version": "1.0.0", "license": "MIT/Apache-2.0", "source": source});
+        let package = |name: &str, source: Option<&str>| json!({"id": name, "name": name, "version": "1.0.0", "license": "MIT / Apache-2.0", "source": source});
         let on = |name: &str, kind: Option<&str>| json!({"pkg": name, "dep_kinds": [{"kind": kind}]});
         let ours = ["divvy", "divvy-cdi-hook", "divvy-kubelet-plugin"];
         let others = ["linked", "deeper", "tested", "building"];
