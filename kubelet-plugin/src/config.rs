@@ -175,8 +175,6 @@ impl TryFrom<Args> for Config {
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
-        let mig_profiles = variants(&mig_profiles)?;
-        let health = health(&ignored_xids, recover_after)?;
         let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())?;
         Ok(Self {
             timing: Timing::of_node(&node_name),
@@ -194,8 +192,8 @@ impl TryFrom<Args> for Config {
             nvml_library,
             offer,
             mode_lock,
-            mig_profiles,
-            health,
+            mig_profiles: variants(&mig_profiles)?,
+            health: health(&ignored_xids, recover_after)?,
             extra_nodes: device_nodes_of(&extra_nodes)?,
             library_delivery,
             hook_path: given(hook_path),
