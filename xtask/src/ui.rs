@@ -31,7 +31,7 @@ pub(crate) struct Args {
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let built = Command::new("cargo").args(["build", "--locked", "-p", "divvy"]).current_dir(root).status();
     ensure!(built.context("running cargo")?.success(), "divvy does not build");
-    let (_demo, url) = demo(root)?;
+    let (demo, url) = demo(root)?;
     let profile = tempfile::tempdir()?;
     let mut browser = Chromium::start(profile.path())?;
     let size = json!({ "width": 1000, "height": 960, "deviceScaleFactor": 1, "mobile": false });
@@ -51,11 +51,22 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     ensure!(errors.is_empty(), "the browser reports errors: {errors:?}");
     let thrown: Vec<&Value> = browser.events("Runtime.exceptionThrown").collect();
     ensure!(thrown.is_empty(), "the page fails: {thrown:?}");
-    Ok(())
+    demo.interrupt()
 }
 
 /// The demo; ends when it is dropped.
 struct Demo(Child);
+
+impl Demo {
+    /// As Ctrl-C does it, after which nothing of it is left.
+    fn interrupt(mut self) -> Result<()> {
+        let process = self.0.id().to_string();
+        ensure!(Command::new("kill").args(["-INT", &process]).status()?.success(), "the demo has ended");
+        let status = self.0.wait()?;
+        ensure!(status.success(), "after Ctrl-C the demo ends with {status}");
+        Ok(())
+    }
+}
 
 impl Drop for Demo {
     fn drop(&mut self) {
