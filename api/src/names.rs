@@ -31,6 +31,8 @@ pub const CLASS_ADMIN: &str = "admin.divvy.dev";
 
 /// Field manager of the conditions that the node plugin applies to claims.
 pub const FIELD_MANAGER: &str = "divvy-kubelet-plugin";
+/// Field manager of those among them that say how a device is used.
+pub const FIELD_MANAGER_USAGE: &str = "divvy-kubelet-plugin-usage";
 /// Reporting controller in Events.
 pub const REPORTER: &str = "gpu.divvy.dev/kubelet-plugin";
 
@@ -166,6 +168,10 @@ pub mod conditions {
     /// Whether the device is prepared on its node; `False` with a reason when the claim can never be prepared as
     /// it is.
     pub const PREPARED: &str = "Prepared";
+    /// `False` while the pods of a share use more memory than it was granted.
+    pub const WITHIN_GRANT: &str = "WithinGrant";
+    /// `True` while nothing has used the devices of the claim for a long time.
+    pub const IDLE: &str = "Idle";
 }
 
 /// Environment variables in containers.

@@ -79,6 +79,9 @@ pub struct Args {
     /// required too.
     #[arg(long, env = "RECOVER_AFTER", default_value_t = 60)]
     pub recover_after: u32,
+    /// What is read of the use of GPUs.
+    #[command(flatten)]
+    pub usage: UsageArgs,
     /// How containers find the driver's libraries: hook (a program makes links and adds them to the image's loader cache), or
     /// mounts (no program runs; LD_LIBRARY_PATH leads to them and replaces the image's own).
     #[arg(long, env = "LIBRARY_DELIVERY", value_enum, default_value_t)]
@@ -118,6 +121,17 @@ pub struct Args {
     /// this one.
     #[arg(long, env = "POD_UID")]
     pub pod_uid: Option<String>,
+}
+
+/// What is read of the use of GPUs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct UsageArgs {
+    /// Whether memory and utilisation of the GPUs that claims hold are read, for metrics and reports.
+    #[arg(long, env = "USAGE", default_value_t = true, action = clap::ArgAction::Set)]
+    pub usage: bool,
+    /// After so many seconds without any use a claim is reported as idle.
+    #[arg(long, env = "IDLE_AFTER", default_value_t = 3600)]
+    pub idle_after: u32,
 }
 
 /// The value as given. Charts set variables for empty values too; empty means the default.

@@ -9,13 +9,21 @@ use divvy_api::{DEVICE_NODE, is_device_node};
 use divvy_model::health::HealthRules;
 use divvy_model::mig::ProfileVariant;
 use divvy_offer::{GpuRules, ModeLock, Modes};
+use divvy_usage::IdleRule;
 
 use crate::Args;
+use crate::args::UsageArgs;
 use crate::sockets::{SocketNames, TooLong};
 
 mod timing;
 
 pub use timing::Timing;
+
+/// Where the kubelet looks for plugins' folders.
+const PLUGINS: &str = "/var/lib/kubelet/plugins";
+
+/// A claim is not called idle before it was held so long: models are loaded, data is prepared.
+const IDLE_GRACE: Duration = Duration::from_mins(10);
 
 /// A flag that cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -91,6 +99,8 @@ pub struct Config {
     pub mig_profiles: BTreeSet<ProfileVariant>,
     /// By which rules the health of GPUs is judged.
     pub health: HealthRules,
+    /// When a claim is called idle; `None`: the use of GPUs is not measured.
+    pub usage: Option<IdleRule>,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: Vec<String>,
     /// How containers find the driver's libraries.
@@ -140,6 +150,7 @@ impl TryFrom<Args> for Config {
             mig_profiles,
             ignored_xids,
             recover_after,
+            usage,
             extra_nodes,
             library_delivery,
             hook_path,
@@ -156,22 +167,20 @@ impl TryFrom<Args> for Config {
         // A chart sets variables for what was left empty, too.
         let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
-        let (device_nodes, nvml_library) = (given(device_nodes), given(nvml_library));
         let hook_dir = given(hook_dir).unwrap_or_else(|| Path::new("/opt/divvy").join(&driver_name));
         let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
         let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
-        let plugin_dir =
-            plugin_dir.unwrap_or_else(|| Path::new("/var/lib/kubelet/plugins").join(&driver_name));
+        let plugin_dir = plugin_dir.unwrap_or_else(|| Path::new(PLUGINS).join(&driver_name));
         check_paths([
-            ("plugin-dir", Some(plugin_dir.clone())),
-            ("registry-dir", Some(registry_dir.clone())),
-            ("pod-resources-socket", Some(pod_resources_socket.clone())),
-            ("cdi-dir", Some(cdi_dir.clone())),
-            ("host-root", Some(host_root.clone())),
-            ("driver-root", driver_root.clone()),
-            ("host-driver-root", host_driver_root.clone()),
-            ("lock-dir", lock_dir.clone()),
-            ("hook-dir", Some(hook_dir.clone())),
+            ("plugin-dir", Some(&plugin_dir)),
+            ("registry-dir", Some(&registry_dir)),
+            ("pod-resources-socket", Some(&pod_resources_socket)),
+            ("cdi-dir", Some(&cdi_dir)),
+            ("host-root", Some(&host_root)),
+            ("driver-root", driver_root.as_ref()),
+            ("host-driver-root", host_driver_root.as_ref()),
+            ("lock-dir", lock_dir.as_ref()),
+            ("hook-dir", Some(&hook_dir)),
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
         let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
@@ -188,12 +197,13 @@ impl TryFrom<Args> for Config {
             driver_root,
             host_driver_root,
             host_root,
-            device_nodes,
-            nvml_library,
+            device_nodes: given(device_nodes),
+            nvml_library: given(nvml_library),
             offer,
             mode_lock,
             mig_profiles: variants(&mig_profiles)?,
             health: health(&ignored_xids, recover_after)?,
+            usage: idle_rule(&usage),
             extra_nodes: device_nodes_of(&extra_nodes)?,
             library_delivery,
             hook_path: given(hook_path),
@@ -221,7 +231,7 @@ fn check_names(node_name: &str, driver_name: &str) -> Result<(), ConfigError> {
     )
 }
 
-fn check_paths<const N: usize>(paths: [(&'static str, Option<PathBuf>); N]) -> Result<(), ConfigError> {
+fn check_paths<const N: usize>(paths: [(&'static str, Option<&PathBuf>); N]) -> Result<(), ConfigError> {
     for (flag, path) in paths {
         if let Some(path) = path {
             check(flag, &path.display().to_string(), path.is_absolute(), "expected an absolute path")?;
@@ -255,6 +265,11 @@ fn health(ignored_xids: &str, recover_after: u32) -> Result<HealthRules, ConfigE
         recover_after: Duration::from_secs(u64::from(recover_after)),
         ..HealthRules::default()
     })
+}
+
+fn idle_rule(args: &UsageArgs) -> Option<IdleRule> {
+    let after = Duration::from_secs(args.idle_after.into());
+    args.usage.then_some(IdleRule { after, grace: IDLE_GRACE })
 }
 
 /// Xids, separated by commas.

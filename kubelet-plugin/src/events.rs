@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names;
-use divvy_claims::{Claim, ClaimRef, PodRef};
+use divvy_claims::{AllocatedDevice, Claim, ClaimRef, PodRef};
 use divvy_model::{DeviceName, MigUuid};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events;
@@ -27,6 +27,7 @@ const CLUSTER_SCOPED: &str = "default";
 const LONGEST_POLICY: usize = 200;
 /// Longest `reportingInstance`, in bytes.
 const LONGEST_INSTANCE: usize = 128;
+const NOT_FOUND: u16 = 404;
 const ALREADY_EXISTS: u16 = 409;
 
 /// A verdict about a claim.
@@ -62,6 +63,26 @@ impl Verdict {
             message: message.to_owned(),
             partitions: BTreeMap::new(),
         }
+    }
+}
+
+/// A condition about the use of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UsageCondition {
+    /// Its type.
+    pub(crate) kind: &'static str,
+    pub(crate) status: bool,
+    /// In CamelCase.
+    pub(crate) reason: &'static str,
+    /// For people.
+    pub(crate) message: String,
+    since: Timestamp,
+}
+
+impl UsageCondition {
+    /// One that is so from now on.
+    pub(crate) fn new(kind: &'static str, status: bool, reason: &'static str, message: String) -> Self {
+        Self { kind, status, reason, message, since: Timestamp::now() }
     }
 }
 
@@ -209,6 +230,53 @@ impl Notifier {
         written.is_ok()
     }
 
+    /// Applies everything that is said of the use of a claim's devices. The conditions of prepare have another manager:
+    /// neither takes those of the other away.
+    pub(crate) async fn usage_conditions(
+        &self,
+        claim: &ClaimRef,
+        devices: Vec<(&AllocatedDevice, Vec<UsageCondition>)>,
+    ) {
+        let devices = devices.into_iter().map(|(device, conditions)| {
+            let conditions = conditions.into_iter().map(|c| {
+                json!({
+                    "type": c.kind,
+                    "status": if c.status { "True" } else { "False" },
+                    "reason": c.reason,
+                    "message": c.message,
+                    "lastTransitionTime": Time(c.since),
+                })
+            });
+            let mut entry = json!({
+                "driver": self.driver,
+                "pool": device.pool,
+                "device": device.device,
+                "conditions": conditions.collect::<Vec<_>>(),
+            });
+            if let (Some(share), Some(map)) = (&device.share_id, entry.as_object_mut()) {
+                map.insert("shareID".to_owned(), json!(share));
+            }
+            entry
+        });
+        let patch = json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": { "namespace": claim.namespace, "name": claim.name, "uid": claim.uid },
+            "status": { "devices": devices.collect::<Vec<_>>() },
+        });
+        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
+        let params = PatchParams::apply(names::FIELD_MANAGER_USAGE).force();
+        match api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
+            Ok(_) => {}
+            // It is gone, or another of its name came.
+            Err(kube::Error::Api(status)) if [NOT_FOUND, ALREADY_EXISTS].contains(&status.code) => {}
+            Err(error) => {
+                let error = crate::chain(&error);
+                tracing::warn!(%claim, error, "failed to write the claim's conditions about its use");
+            }
+        }
+    }
+
     fn patch(&self, claim: &Claim, status: &str, verdict: &Verdict, since: Timestamp) -> Value {
         let condition = json!({
             "type": names::conditions::PREPARED,
@@ -300,6 +368,21 @@ pub(crate) fn condition_of(object: &ResourceClaim, driver: &str) -> Option<Condi
     let devices = object.status.as_ref()?.devices.as_ref()?.iter().filter(ours);
     let mut conditions = devices.filter_map(|device| device.conditions.as_ref()).flatten();
     conditions.find(|condition| condition.type_ == names::conditions::PREPARED).cloned()
+}
+
+/// Devices of ours of which a claim's status says that they are used too much or not at all, with the type of the condition.
+pub(crate) fn usage_conditions_of(object: &ResourceClaim, driver: &str) -> Vec<(DeviceName, &'static str)> {
+    let devices = object.status.iter().flat_map(|status| status.devices.iter().flatten());
+    let mut found = Vec::new();
+    for entry in devices.filter(|device| device.driver == driver) {
+        let Ok(device) = entry.device.parse::<DeviceName>() else { continue };
+        for condition in entry.conditions.iter().flatten() {
+            let bad = [(names::conditions::WITHIN_GRANT, "False"), (names::conditions::IDLE, "True")];
+            let is = |(kind, status): &&(&str, &str)| condition.type_ == *kind && condition.status == *status;
+            found.extend(bad.iter().find(is).map(|(kind, _)| (device.clone(), *kind)));
+        }
+    }
+    found
 }
 
 /// `wrong-mode` → `WrongMode`: categories as reasons.

@@ -37,7 +37,7 @@ mod time_slices;
 mod wiring;
 
 pub use app::{Deps, run};
-pub use args::Args;
+pub use args::{Args, UsageArgs};
 pub use config::{Config, ConfigError, Delivery, Offer, Timing};
 pub use divvy_host::become_other;
 pub use error::RunError;

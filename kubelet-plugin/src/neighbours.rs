@@ -132,7 +132,11 @@ impl Neighbours {
         let (gpus, executor, all) = (self.gpus.clone(), self.executor.clone(), inventory.clone());
         let read = tokio::task::spawn_blocking(move || {
             let mut processes = BTreeMap::new();
-            for gpu in all.gpus.keys() {
+            // Processes on a GPU that a claim holds are no neighbours, whosever they are: only their use is measured
+            // (`sources::usage`), and no list is read twice.
+            let known = executor.held().unwrap_or_default();
+            let is_held = |gpu: &GpuUuid| known.iter().any(|held| held.hold.gpu == *gpu);
+            for gpu in all.gpus.keys().filter(|gpu| !is_held(gpu)) {
                 let found = gpus.processes(gpu).unwrap_or_default();
                 if !found.is_empty() {
                     processes.insert(gpu.clone(), found.iter().map(|p| p.pid).collect::<BTreeSet<_>>());

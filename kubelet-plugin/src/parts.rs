@@ -125,7 +125,7 @@ pub(crate) fn executor(
         }),
         processes: Arc::new(DriverProcesses {
             gpus: gpus.clone(),
-            pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids),
+            pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids, &BTreeMap::new()),
         }),
         inventory,
         claims,

@@ -7,6 +7,7 @@ use divvy_executor::Executor;
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
 use divvy_offer::{Pool, Settings, World, pool_name};
+use divvy_usage::IdleRule;
 use kube::Client;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
@@ -33,12 +34,14 @@ use crate::sinks::gpu_node;
 use crate::sinks::metrics::Metrics;
 use crate::sinks::publisher::Publishing;
 use crate::sinks::slices::SlicesSink;
+use crate::sinks::usage::UsageSink;
 use crate::sources::health::{HealthFile, HealthOwner};
 use crate::sources::holders::HoldersSource;
 use crate::sources::inventory::{GpusSeen, InventoryOwner};
 use crate::sources::node_labels::{self, NodeFacts};
 use crate::sources::policies::{self, PolicyWatch, PolicyWiring};
 use crate::sources::records::RecordsSource;
+use crate::sources::usage::{UsageSource, Used};
 
 /// The ends that are written: one writer each.
 #[derive(Default)]
@@ -49,6 +52,7 @@ pub(crate) struct Senders {
     in_charge: watch::Sender<bool>,
     pool: watch::Sender<Option<Pool>>,
     status: watch::Sender<PublishStatus>,
+    used: watch::Sender<Arc<Used>>,
     outlets: Outlets,
 }
 
@@ -180,11 +184,14 @@ impl Shared {
         facts: mpsc::UnboundedReceiver<Fact>,
         ready: &Ready,
     ) -> Keeper {
-        let Senders { seen, node, registered: _, in_charge, pool, status, outlets } = senders;
+        let Senders { seen, node, registered: _, in_charge, pool, status, used, outlets } = senders;
         self.add_gpu_sources(tasks, seen);
         self.add_api_sources(tasks, node);
         self.add_brain(tasks, outlets, facts);
         self.add_sinks(tasks, pool, status, ready.slices.clone());
+        if let Some(rule) = self.config.usage {
+            self.add_usage(tasks, used, rule);
+        }
         let lock = PublisherLock::new(&self.config.plugin_dir);
         let poll = self.config.timing.publisher_poll;
         let registered = self.channels.registered.clone();
@@ -344,6 +351,31 @@ impl Shared {
             retry: timing.policy_retry,
         };
         tasks.add("the GpuNode", writer.run(tasks.stop.clone()));
+    }
+
+    fn add_usage(&self, tasks: &mut Tasks, used: watch::Sender<Arc<Used>>, rule: IdleRule) {
+        let sink = UsageSink {
+            used: used.subscribe(),
+            rule,
+            metrics: self.metrics.usage.clone(),
+            executor: self.executor.clone(),
+            claims: self.claims.clone(),
+            notifier: self.notifier.clone(),
+            reports: self.reports.clone(),
+        };
+        let source = UsageSource {
+            gpus: self.gpus.clone(),
+            executor: self.executor.clone(),
+            host: self.host.clone(),
+            node: self.config.node_name.clone(),
+            timing: self.config.timing,
+            seen: self.channels.seen.clone(),
+            publishes: self.channels.in_charge.clone(),
+            used,
+            seconds: self.metrics.usage.read_seconds.clone(),
+        };
+        tasks.add("the reader of use", source.run(tasks.stop.clone()));
+        tasks.add("the reports of use", sink.run(tasks.stop.clone()));
     }
 
     fn keeper(&self, ready: &Ready) -> Keeper {

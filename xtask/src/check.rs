@@ -9,8 +9,15 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Crates that decide: no clock, files, async, environment or Kubernetes client.
-const PURE: &[&str] =
-    &["divvy-allocator", "divvy-api", "divvy-cdi", "divvy-claims", "divvy-model", "divvy-offer"];
+const PURE: &[&str] = &[
+    "divvy-allocator",
+    "divvy-api",
+    "divvy-cdi",
+    "divvy-claims",
+    "divvy-model",
+    "divvy-offer",
+    "divvy-usage",
+];
 
 /// Packages that would make a pure crate impure, directly or through another dependency.
 const IMPURE_PACKAGES: &[&str] =
@@ -43,6 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-api", &["divvy-model"]),
     ("divvy-offer", &["divvy-api", "divvy-model"]),
     ("divvy-claims", &["divvy-api", "divvy-model"]),
+    ("divvy-usage", &["divvy-claims", "divvy-model"]),
     ("divvy-nvml", &["divvy-model"]),
     ("divvy-gpu-sim", &["divvy-model"]),
     ("divvy-host", &["divvy-model"]),
@@ -64,6 +72,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "divvy-offer",
             "divvy-proto",
             "divvy-telemetry",
+            "divvy-usage",
         ],
     ),
 ];

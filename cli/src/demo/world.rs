@@ -12,7 +12,7 @@ use divvy_api::policy::GpuPolicy;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_kubelet_plugin::{Args, Config, Delivery, Deps, Offer, RunError};
+use divvy_kubelet_plugin::{Args, Config, Delivery, Deps, Offer, RunError, UsageArgs};
 use divvy_offer::{GpuRules, NodeFacts};
 use divvy_telemetry::{LogFormat, MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
@@ -202,6 +202,7 @@ fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result
         mig_profiles: String::new(),
         ignored_xids: String::new(),
         recover_after: 60,
+        usage: UsageArgs { usage: true, idle_after: 3600 },
         extra_nodes: String::new(),
         library_delivery: Delivery::Hook,
         hook_path: Some(hook),

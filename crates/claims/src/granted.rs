@@ -3,7 +3,7 @@
 use divvy_api::names::{capacity, env};
 use divvy_model::HoldKind;
 
-use crate::{RecordedDevice, base_request};
+use crate::{AllocatedDevice, RecordedDevice, base_request};
 
 /// The environment of a share: memory and cores that its request was granted of its device, and those of the share alone.
 /// Shares of one device for one request come to the same containers, so they are added up; which claims and requests
@@ -21,11 +21,10 @@ pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<Stri
     };
     let sum = |name: &str| {
         let each = devices.iter().filter(together);
-        each.map(|d| quantity(d.allocated.consumed_capacity.get(name)?))
-            .try_fold(0_u64, |so_far, amount| so_far.checked_add(amount?))
+        each.map(|d| d.allocated.granted(name)).try_fold(0_u64, |so_far, amount| so_far.checked_add(amount?))
     };
     let device = of.device.as_str();
-    let own = |name: &str| quantity(of.consumed_capacity.get(name)?);
+    let own = |name: &str| of.granted(name);
     let mut variables = vec![
         (env::share_memory(device), sum(capacity::MEMORY)),
         (env::share_cores(device), sum(capacity::CORES)),
@@ -35,6 +34,13 @@ pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<Stri
         variables.extend([(memory, own(capacity::MEMORY)), (cores, own(capacity::CORES))]);
     }
     variables.into_iter().filter_map(|(name, amount)| Some(format!("{name}={}", amount?))).collect()
+}
+
+impl AllocatedDevice {
+    /// So much of a capacity the share was granted, if it was and the amount fits a number.
+    pub fn granted(&self, capacity: &str) -> Option<u64> {
+        quantity(self.consumed_capacity.get(capacity)?)
+    }
 }
 
 /// A quantity of the Kubernetes API as a whole number, rounded up as the API does.
@@ -71,7 +77,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::AllocatedDevice;
 
     fn share(request: &str, device: &str, id: &str, granted: &[(&str, &str)]) -> RecordedDevice {
         let granted = granted.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned()));

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, ClaimRef, Decision, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot, Stored, decide,
+    AllocatedDevice, Claim, ClaimRef, Decision, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot,
+    Stored, decide,
 };
 use divvy_model::{BootId, ClaimUid, DeviceName, Hold, Ordinals};
 use serde::Serialize;
@@ -123,6 +124,9 @@ pub struct HeldDevice {
     pub pods: Vec<PodRef>,
     /// When the claim was allocated, according to the API.
     pub allocated_at: Option<String>,
+    /// The device as it was allocated.
+    #[serde(skip)]
+    pub allocated: AllocatedDevice,
     /// The partition that was made for it, where the device is one.
     #[serde(skip)]
     pub made: Option<MadePartition>,
@@ -158,6 +162,7 @@ impl Executor {
                     phase: record.phase.clone(),
                     pods: record.pods.clone(),
                     allocated_at: record.allocated_at.clone(),
+                    allocated: device.allocated.clone(),
                     made: device.partition(&record.steps),
                 };
                 record.holds().zip(&record.devices).map(of).collect::<Vec<_>>()

@@ -11,7 +11,7 @@ mod server;
 
 pub use chain::Chain;
 pub use logs::{LogError, LogFormat, init_logs};
-pub use metrics::{Counters, Durations, Gauges, Labels, MetricsRegistry, Timer};
+pub use metrics::{Counters, Durations, Gauges, Labels, MetricsRegistry, RealGauges, Timer};
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::gauge::Gauge;
 pub use ready::{Readiness, ReadyHandle};

@@ -1,6 +1,7 @@
 //! Metrics, all called `divvy_…`.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -26,6 +27,9 @@ pub type Counters = Family<Labels, Counter>;
 
 /// Gauges that differ in their labels.
 pub type Gauges = Family<Labels, Gauge>;
+
+/// Gauges of numbers that need not be whole.
+pub type RealGauges = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// Where metrics are registered and read. Clones are handles to the same registry.
 #[derive(Clone)]
@@ -91,6 +95,13 @@ impl MetricsRegistry {
         for labels in zero {
             family.get_or_create_owned(&labels);
         }
+        self.register(name, help, family.clone());
+        family
+    }
+
+    /// Gauges of numbers that need not be whole, by label.
+    pub fn real_gauges(&self, name: &str, help: &str) -> RealGauges {
+        let family = RealGauges::default();
         self.register(name, help, family.clone());
         family
     }

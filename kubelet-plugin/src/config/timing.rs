@@ -17,6 +17,10 @@ pub struct Timing {
     pub refresh: Duration,
     /// How often neighbours are looked for: what pods hold of others, and processes that no claim accounts for.
     pub neighbours: Duration,
+    /// How often the utilisation of GPUs that claims hold is read.
+    pub usage: Duration,
+    /// The same for their memory and processes: those calls hold up others.
+    pub usage_lists: Duration,
     /// How often other drivers' devices and allocations are asked for; at once when a pod holds one that is not known.
     pub neighbour_drivers: Duration,
     /// How often all claims of the cluster are asked for where another driver publishes one of our GPUs.
@@ -68,6 +72,8 @@ impl Default for Timing {
             list: Duration::from_secs(5),
             refresh: Duration::from_mins(1),
             neighbours: Duration::from_secs(15),
+            usage: Duration::from_secs(5),
+            usage_lists: Duration::from_secs(15),
             neighbour_drivers: Duration::from_mins(10),
             neighbour_claims: Duration::from_hours(1),
             driver_away: Duration::from_mins(1),

@@ -1,6 +1,7 @@
 //! The plugin's metrics. Every one is counted somewhere: a test compares this list with what a used plugin shows.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use divvy_claims::Phase;
@@ -9,8 +10,11 @@ use divvy_model::health::{HealthBook, XidClass};
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Inventory, Ordinals};
 use divvy_offer::{OneMode, Outputs};
 use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, MetricsRegistry};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Atomic;
 
 use crate::node::Recorded;
+use crate::sinks::usage::UsageMetrics;
 
 /// Categories of failure that exist from the start; others (of later refusals) appear when they happen.
 const FAILURES: [&str; 12] = [
@@ -84,6 +88,8 @@ pub(crate) struct Metrics {
     pub(crate) numbers_lost: Counter,
     /// Rounds of reconcile.
     pub(crate) reconciles: Counter,
+    /// What of the GPUs is used.
+    pub(crate) usage: UsageMetrics,
 }
 
 impl Metrics {
@@ -145,6 +151,7 @@ impl Metrics {
             numbers_lost: registry
                 .counter("gpu_numbers_lost", "Times that the file of GPU numbers was lost and rebuilt"),
             reconciles: registry.counter("reconciles", "Comparisons of records with the API and the GPUs"),
+            usage: UsageMetrics::new(registry),
         }
     }
 
@@ -244,19 +251,24 @@ fn gauge(count: usize) -> i64 {
 }
 
 /// Gauges whose series come and go with the things they are about.
-#[derive(Clone)]
-struct Info {
-    gauges: Gauges,
-    known: Arc<Mutex<BTreeMap<Labels, i64>>>,
+pub(crate) struct Info<N = i64, A = AtomicI64> {
+    gauges: Family<Labels, prometheus_client::metrics::gauge::Gauge<N, A>>,
+    known: Arc<Mutex<BTreeMap<Labels, N>>>,
 }
 
-impl Info {
-    fn new(gauges: Gauges) -> Self {
+impl<N, A> Clone for Info<N, A> {
+    fn clone(&self) -> Self {
+        Self { gauges: self.gauges.clone(), known: self.known.clone() }
+    }
+}
+
+impl<N: Copy + PartialEq, A: Atomic<N> + Default> Info<N, A> {
+    pub(crate) fn new(gauges: Family<Labels, prometheus_client::metrics::gauge::Gauge<N, A>>) -> Self {
         Self { gauges, known: Arc::default() }
     }
 
     /// These series and no others.
-    fn set(&self, now: BTreeMap<Labels, i64>) {
+    pub(crate) fn set(&self, now: BTreeMap<Labels, N>) {
         // A map is replaced under the lock: nothing is left half done.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if *known == now {

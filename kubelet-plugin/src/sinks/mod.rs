@@ -6,3 +6,4 @@ pub(crate) mod gpu_node;
 pub(crate) mod metrics;
 pub(crate) mod publisher;
 pub(crate) mod slices;
+pub(crate) mod usage;

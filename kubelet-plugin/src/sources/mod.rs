@@ -6,3 +6,4 @@ pub(crate) mod inventory;
 pub(crate) mod node_labels;
 pub(crate) mod policies;
 pub(crate) mod records;
+pub(crate) mod usage;

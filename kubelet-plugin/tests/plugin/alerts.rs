@@ -15,12 +15,11 @@ use crate::records::{make_newer, record};
 fn alerts() -> Vec<(String, String)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/divvy/files/divvy.rules.yaml");
     let text = fs_err::read_to_string(path).unwrap();
-    let field = |key: &str| -> Vec<String> {
-        text.lines().filter_map(|line| line.trim().strip_prefix(key).map(|v| v.trim().to_owned())).collect()
-    };
-    let (names, expressions) = (field("- alert:"), field("expr:"));
-    assert_eq!(names.len(), expressions.len());
-    names.into_iter().zip(expressions).collect()
+    let field = |line: &str, key: &str| line.trim().strip_prefix(key).map(|v| v.trim().to_owned());
+    // The expression follows the name; what is recorded is no alert.
+    let lines: Vec<&str> = text.lines().collect();
+    let pairs = lines.iter().zip(lines.iter().skip(1));
+    pairs.filter_map(|(one, next)| Some((field(one, "- alert:")?, field(next, "expr:").unwrap()))).collect()
 }
 
 /// Whether `metric{label="value"} == number` (or `>`) holds for any series. An increase since a plugin began is what
@@ -46,9 +45,12 @@ fn holds(term: &str, metrics: &str) -> bool {
 
 /// Alerts whose expression holds.
 fn firing(metrics: &MetricsRegistry) -> Vec<String> {
-    let text = metrics.encode();
+    firing_on(&metrics.encode())
+}
+
+fn firing_on(text: &str) -> Vec<String> {
     let all = alerts().into_iter();
-    all.filter(|(_, expr)| expr.split(" and ").all(|term| holds(term, &text))).map(|(name, _)| name).collect()
+    all.filter(|(_, expr)| expr.split(" and ").all(|term| holds(term, text))).map(|(name, _)| name).collect()
 }
 
 /// Waits until exactly these fire.
@@ -160,5 +162,33 @@ async fn a_kubelet_that_does_not_come_fires() {
     let plugin = node.start_with(config);
     wait("the driver", || plugin.metrics.encode().contains("divvy_driver_up 1").then_some(())).await;
     fires(&plugin.metrics, &["DivvyNotRegistered"]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_share_over_its_grant_and_a_claim_that_is_idle_fire() {
+    let node = Node::new("l4x1");
+    let plugin = node.start_with(node.config(&["--offer", "everything"]));
+    plugin.wait_ready().await;
+    let gpu = node.sim.uuids().remove(0);
+    crate::usage::share(&node, 0, 1).await;
+    node.sim.set_usage(&gpu, 1, Some(6 << 30), 30);
+    fires(&plugin.metrics, &["DivvyClaimOverGrant"]).await;
+    node.sim.set_usage(&gpu, 1, Some(1 << 30), 0);
+    let idle = || {
+        plugin
+            .metrics
+            .encode()
+            .lines()
+            .find(|l| l.starts_with("divvy_claim_idle_seconds{"))
+            .map(str::to_owned)
+    };
+    let counts =
+        |line: &String| line.rsplit(' ').next().is_some_and(|value| value.parse::<f64>().unwrap() > 0.0);
+    let line = wait("an idle claim", || idle().filter(counts)).await;
+    fires(&plugin.metrics, &[]).await;
+    // An hour later.
+    let (series, _) = line.rsplit_once(' ').unwrap();
+    assert_eq!(firing_on(&format!("{series} 3601.0")), ["DivvyClaimIdle"]);
     plugin.stop().await;
 }

@@ -28,3 +28,4 @@ mod reports;
 mod rolling;
 mod shares;
 mod unanswered;
+mod usage;

@@ -130,6 +130,8 @@ impl Node {
         let mut config = Config::try_from(Args::try_parse_from(args).unwrap()).unwrap();
         let timing = &mut config.timing;
         timing.list = Duration::from_millis(50);
+        timing.usage = Duration::from_millis(100);
+        timing.usage_lists = Duration::from_millis(100);
         timing.refresh = Duration::from_millis(500);
         timing.driver_retry = Duration::from_millis(100);
         timing.health = Duration::from_millis(100);

@@ -9,6 +9,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::node::{DRIVER, Node, device, wait};
+use crate::usage::{idle_after, share};
 
 /// Status, reason and message of our condition on a claim.
 fn condition(api: &FakeApi, claim: &str) -> Option<(String, String, String)> {
@@ -196,7 +197,7 @@ fn assert_documented(text: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
-    let node = Node::new("h100x2");
+    let node = Node::new("h100x4");
     for (name, spec) in [("good", serde_json::json!({})), ("bad", serde_json::json!({ "prio": 1 }))] {
         node.api.put(&divvy_fake_cluster::GpuPolicy::new(name, spec)).unwrap();
     }
@@ -208,8 +209,16 @@ async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
     plugin.stop().await;
     crate::records::make_newer(&crate::records::record(&node, &newer.uid));
     fs_err::write(plugin_dir.join("node/ordinals.json"), b"").unwrap();
-    let plugin = node.start_with(node.config(&["--offer", "everything", "--mode-lock", "off"]));
+    let config = node.config(&["--offer", "everything", "--mode-lock", "off"]);
+    let plugin = node.start_with(idle_after(config, std::time::Duration::from_millis(100)));
     plugin.wait_ready().await;
+    // A share that uses more than it was granted; the claims below use nothing.
+    share(&node, 2, 1).await;
+    let used = node.sim.uuids()[2].clone();
+    node.sim.set_usage(&used, 1, Some(5 << 30), 50);
+    node.sim.edit(|e| e.gpu(&used).unwrap().usage.reserved_bytes = 1);
+    node.sim.edit(|e| e.gpu(&used).unwrap().usage.other_bytes = 1);
+    wait("overuse", || plugin.metrics.encode().contains("divvy_overuse_total 1").then_some(())).await;
     let claim = node.claim("c", &["gpu-0"]);
     node.prepare(&claim).await.unwrap();
     node.prepare(&node.claim("conflict", &["gpu-0"])).await.unwrap_err();

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_claims::{ClaimRef, Fence, Head, Leaving};
+use divvy_claims::{AllocatedDevice, ClaimRef, Fence, Head, Leaving};
 use divvy_executor::HeldDevice;
 use divvy_gpu_sim::SimNode;
 use divvy_model::health::RecoveryAction;
-use divvy_model::{BootId, GpuError, GpuErrorCode, GpuOp, Hold, HoldKind, Inventory, Ordinals};
+use divvy_model::{BootId, DeviceName, GpuError, GpuErrorCode, GpuOp, Hold, HoldKind, Inventory, Ordinals};
 use divvy_offer::{HealthView, OneMode, PolicyProblem, Resolved, RuleRef, Sick, Unmonitored};
 
 use super::*;
@@ -62,7 +62,15 @@ impl World {
     fn hold(&mut self, name: &str, gpu: &GpuUuid, phase: Phase) -> ClaimUid {
         let uid: ClaimUid = format!("uid-{name}").parse().unwrap();
         let claim = ClaimRef { uid: uid.clone(), namespace: "default".to_owned(), name: name.to_owned() };
-        let device = format!("gpu-{}", self.recorded.ordinals.of(gpu).unwrap()).parse().unwrap();
+        let device: DeviceName = format!("gpu-{}", self.recorded.ordinals.of(gpu).unwrap()).parse().unwrap();
+        let allocated = AllocatedDevice {
+            request: "gpu".to_owned(),
+            pool: "p".to_owned(),
+            device: device.clone(),
+            share_id: None,
+            admin_access: false,
+            consumed_capacity: BTreeMap::new(),
+        };
         let hold =
             Hold { claim: uid.clone(), gpu: gpu.clone(), device, kind: HoldKind::Whole, time_slice: None };
         self.recorded.held.push(HeldDevice {
@@ -71,6 +79,7 @@ impl World {
             phase,
             pods: Vec::new(),
             allocated_at: None,
+            allocated,
             made: None,
         });
         uid

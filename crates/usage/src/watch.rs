@@ -1,0 +1,202 @@
+//! Claims that use more memory than they were granted, and claims that are idle: what has become so, and is over.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use divvy_claims::ClaimRef;
+use divvy_model::{ClaimUid, DeviceName, GpuUuid};
+
+use crate::attribute::GpuUsage;
+use crate::groups::Group;
+use crate::reading::{Figure, Unknown};
+
+/// So many readings in a row count: one may be of a moment in which a claim changed.
+const READINGS: u32 = 2;
+
+/// How far above its grant a claim may be. The contexts of its processes count as used, and are some hundred MiB each.
+pub fn margin(granted: u64) -> u64 {
+    const LEAST: u64 = 256 << 20;
+    (granted / 20).max(LEAST)
+}
+
+/// When a claim is called idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdleRule {
+    /// After so long without any use.
+    pub after: Duration,
+    /// Not before it was held so long: models are loaded, data is prepared.
+    pub grace: Duration,
+}
+
+/// What has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A share is over its grant, or no longer.
+    Overuse {
+        claim: ClaimRef,
+        device: DeviceName,
+        over: bool,
+        /// Bytes, of all claims that use the GPU together with this one.
+        used: u64,
+        granted: u64,
+    },
+    /// A claim is idle, or no longer.
+    Idle { claim: ClaimRef, idle: bool },
+}
+
+/// What is so now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdicts {
+    /// Whether shares are over their grants, by claim and device.
+    pub over: BTreeMap<(ClaimUid, DeviceName), bool>,
+    /// How long claims have been idle; nothing of a claim is left out where that is not known.
+    pub idle: BTreeMap<ClaimUid, Duration>,
+}
+
+/// Follows claims.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    rule: IdleRule,
+    shares: BTreeMap<(ClaimUid, DeviceName), Share>,
+    claims: BTreeMap<ClaimUid, Claim>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Share {
+    /// As reported.
+    over: bool,
+    /// So many readings in a row say otherwise.
+    against: u32,
+    /// The last reading.
+    number: u64,
+    /// Whether it said anything.
+    known: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Claim {
+    since: Duration,
+    /// Since when nothing of it computes.
+    quiet: Option<Duration>,
+    known: bool,
+    idle: bool,
+}
+
+impl Watch {
+    pub fn new(rule: IdleRule) -> Self {
+        Self { rule, shares: BTreeMap::new(), claims: BTreeMap::new() }
+    }
+
+    /// Learns what is used on all GPUs; `now` is any time that only grows. Claims that are not there any more are
+    /// forgotten.
+    pub fn step(&mut self, gpus: &BTreeMap<GpuUuid, GpuUsage>, now: Duration) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let mut there = BTreeMap::<ClaimUid, (ClaimRef, Figure<bool>)>::new();
+        let mut shares = BTreeMap::new();
+        for gpu in gpus.values() {
+            for device in &gpu.devices {
+                let known = there.entry(device.claim.uid.clone());
+                let (_, quiet) = known.or_insert_with(|| (device.claim.clone(), Ok(true)));
+                *quiet = all_quiet(*quiet, device.quiet);
+            }
+            for group in &gpu.groups {
+                for (claim, device) in &group.shares {
+                    let key = (claim.uid.clone(), device.clone());
+                    let mut state = self.shares.get(&key).copied().unwrap_or_default();
+                    let change = state.learn(gpu.number, group);
+                    shares.insert(key, state);
+                    changes.extend(change.map(|(over, used, granted)| Change::Overuse {
+                        claim: claim.clone(),
+                        device: device.clone(),
+                        over,
+                        used,
+                        granted,
+                    }));
+                }
+            }
+        }
+        self.shares = shares;
+        self.claims.retain(|uid, _| there.contains_key(uid));
+        for (uid, (claim, quiet)) in there {
+            let new = Claim { since: now, quiet: None, known: false, idle: false };
+            let state = self.claims.entry(uid).or_insert(new);
+            let before = state.idle;
+            state.learn(self.rule, quiet, now);
+            if state.idle != before {
+                changes.push(Change::Idle { claim, idle: state.idle });
+            }
+        }
+        changes
+    }
+
+    /// A share was reported as over its grant before this began.
+    pub fn was_over(&mut self, claim: &ClaimUid, device: &DeviceName) {
+        self.shares.entry((claim.clone(), device.clone())).or_default().over = true;
+    }
+
+    /// A claim was reported as idle before this began.
+    pub fn was_idle(&mut self, claim: &ClaimUid) {
+        let new = Claim { since: Duration::ZERO, quiet: None, known: false, idle: true };
+        self.claims.insert(claim.clone(), new);
+    }
+
+    /// What is so after the last step.
+    pub fn verdicts(&self, now: Duration) -> Verdicts {
+        let over = self.shares.iter().filter(|(_, share)| share.known);
+        let idle = self.claims.iter().filter(|(_, claim)| claim.known);
+        let for_so_long =
+            |claim: &Claim| claim.quiet.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        Verdicts {
+            over: over.map(|(key, share)| (key.clone(), share.over)).collect(),
+            idle: idle.map(|(uid, claim)| (uid.clone(), for_so_long(claim))).collect(),
+        }
+    }
+}
+
+/// A device in use decides, whatever is not known of others.
+fn all_quiet(one: Figure<bool>, other: Figure<bool>) -> Figure<bool> {
+    match (one, other) {
+        (Ok(false), _) | (_, Ok(false)) => Ok(false),
+        (Ok(true), Ok(true)) => Ok(true),
+        (Err(why), _) | (_, Err(why)) => Err(why),
+    }
+}
+
+impl Share {
+    /// The new verdict with what was used and granted, if it is another.
+    fn learn(&mut self, number: u64, group: &Group) -> Option<(bool, u64, u64)> {
+        if number == self.number {
+            return None;
+        }
+        self.number = number;
+        let (used, granted): (Result<u64, Unknown>, _) = (group.used, group.granted);
+        self.known = used.is_ok() && granted.is_ok();
+        let (Ok(used), Ok(granted)) = (used, granted) else {
+            self.against = 0;
+            return None;
+        };
+        let over = used > granted.saturating_add(margin(granted));
+        self.against = if over == self.over { 0 } else { self.against + 1 };
+        if self.against < READINGS {
+            return None;
+        }
+        (self.over, self.against) = (over, 0);
+        Some((over, used, granted))
+    }
+}
+
+impl Claim {
+    fn learn(&mut self, rule: IdleRule, quiet: Figure<bool>, now: Duration) {
+        self.known = quiet.is_ok();
+        match quiet {
+            Ok(true) => {
+                let since = *self.quiet.get_or_insert(now);
+                let held = now.saturating_sub(self.since);
+                self.idle |= now.saturating_sub(since) >= rule.after && held >= rule.grace;
+            }
+            Ok(false) => (self.quiet, self.idle) = (None, false),
+            // What was not seen may have been use; what was reported stays until use is seen.
+            Err(_) => self.quiet = None,
+        }
+    }
+}

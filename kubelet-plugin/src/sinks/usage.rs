@@ -1,0 +1,252 @@
+//! Shows what is used: metrics, and, where a claim goes over its grant or becomes idle, a condition in its status and Events.
+
+mod metrics;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_api::names::conditions;
+use divvy_claims::ClaimRef;
+use divvy_executor::{Executor, HeldDevice};
+use divvy_model::{ClaimUid, DeviceName};
+use divvy_usage::{Change, IdleRule, Mean, Watch, pod_utilization};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::api::KubeClaims;
+use crate::events::{EventSubject, Notifier, UsageCondition, usage_conditions_of};
+use crate::sources::usage::Used;
+
+pub(crate) use metrics::UsageMetrics;
+
+/// Shows.
+pub(crate) struct UsageSink {
+    pub(crate) used: watch::Receiver<Arc<Used>>,
+    pub(crate) rule: IdleRule,
+    pub(crate) metrics: UsageMetrics,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) notifier: Arc<Notifier>,
+    pub(crate) reports: TaskTracker,
+}
+
+/// What was said of a claim: by device and type.
+type Said = BTreeMap<(DeviceName, &'static str), UsageCondition>;
+
+/// What is remembered from one reading to the next.
+struct Memory {
+    watch: Watch,
+    means: BTreeMap<(String, String), Mean>,
+    said: BTreeMap<ClaimUid, (ClaimRef, Said)>,
+    /// Whether the conditions that an earlier instance wrote were looked at.
+    looked: bool,
+}
+
+impl UsageSink {
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let epoch = Instant::now();
+        let mut memory = Memory {
+            watch: Watch::new(self.rule),
+            means: BTreeMap::new(),
+            said: BTreeMap::new(),
+            looked: false,
+        };
+        loop {
+            tokio::select! {
+                Ok(()) = self.used.changed() => {}
+                () = stop.cancelled() => return,
+                else => return,
+            }
+            let used = self.used.borrow_and_update().clone();
+            if !memory.looked && !used.gpus.is_empty() {
+                self.remember(&mut memory, &used).await;
+                memory.looked = true;
+            }
+            self.show(&mut memory, &used, epoch.elapsed());
+        }
+    }
+
+    fn show(&self, memory: &mut Memory, used: &Used, now: Duration) {
+        let news = memory.watch.step(&used.gpus, now);
+        let pods = means(&mut memory.means, used, now);
+        self.metrics.show(used, &memory.watch.verdicts(now), &pods);
+        let mut changed = BTreeSet::new();
+        for change in &news {
+            changed.insert(self.note(&mut memory.said, change, used));
+        }
+        // A claim that was let go while something was said of it: its next pods begin with nothing.
+        let devices = used.gpus.values().flat_map(|gpu| &gpu.devices);
+        let there: BTreeSet<&ClaimUid> = devices.map(|device| &device.claim.uid).collect();
+        for (claim, _) in memory.said.extract_if(.., |uid, _| !there.contains(uid)).map(|(_, said)| said) {
+            self.forget(claim);
+        }
+        for uid in changed {
+            if let Some((claim, said)) = memory.said.get(&uid) {
+                self.write(claim.clone(), said.clone());
+            }
+        }
+    }
+
+    /// Keeps what has changed, and reports it; whose it is.
+    fn note(
+        &self,
+        said: &mut BTreeMap<ClaimUid, (ClaimRef, Said)>,
+        change: &Change,
+        used: &Used,
+    ) -> ClaimUid {
+        let (claim, devices, condition, bad) = match change {
+            Change::Overuse { claim, device, over, used, granted } => {
+                if *over {
+                    self.metrics.overuses.inc();
+                }
+                let message = overuse_message(*over, *used, *granted);
+                let reason = if *over { "MemoryOverGrant" } else { "MemoryWithinGrant" };
+                let condition = UsageCondition::new(conditions::WITHIN_GRANT, !over, reason, message);
+                (claim, vec![device.clone()], condition, *over)
+            }
+            Change::Idle { claim, idle } => {
+                if *idle {
+                    self.metrics.idles.inc();
+                }
+                let all = used.gpus.values().flat_map(|gpu| &gpu.devices);
+                let own = all.filter(|device| device.claim.uid == claim.uid);
+                let devices = own.map(|device| device.device.clone()).collect();
+                let minutes = self.rule.after.as_secs() / 60;
+                let (reason, message) = if *idle {
+                    ("NotUsed", format!("nothing has used the devices of the claim for {minutes} minutes"))
+                } else {
+                    ("Used", "the devices of the claim are used again".to_owned())
+                };
+                (claim, devices, UsageCondition::new(conditions::IDLE, *idle, reason, message), false)
+            }
+        };
+        tracing::info!(%claim, reason = condition.reason, "{}", condition.message);
+        self.report(claim, condition.reason, &condition.message, bad);
+        let (_, said) = said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
+        for device in devices {
+            said.insert((device, condition.kind), condition.clone());
+        }
+        claim.uid.clone()
+    }
+
+    fn report(&self, claim: &ClaimRef, reason: &'static str, message: &str, bad: bool) {
+        let (notifier, executor, claim) = (self.notifier.clone(), self.executor.clone(), claim.clone());
+        let message = message.to_owned();
+        self.reports.spawn(async move {
+            let held = held_of(executor, &claim).await;
+            let pods = held.first().map(|held| held.pods.clone()).unwrap_or_default();
+            let action = format!("Measure {}", claim.uid);
+            let note = format!("claim {}: {message}", claim.name);
+            let pods = pods.iter().map(|pod| EventSubject::Pod(&claim.namespace, pod));
+            for about in std::iter::once(EventSubject::Claim(&claim)).chain(pods) {
+                notifier.report_device(&about, bad, reason, &action, &note).await;
+            }
+        });
+    }
+
+    /// Puts everything that was said of the claim into its status.
+    fn write(&self, claim: ClaimRef, said: Said) {
+        let (notifier, executor) = (self.notifier.clone(), self.executor.clone());
+        self.reports.spawn(async move {
+            let held = held_of(executor, &claim).await;
+            let entries = held.iter().map(|held| {
+                let of_device = said.iter().filter(|((device, _), _)| *device == held.hold.device);
+                (&held.allocated, of_device.map(|(_, condition)| condition.clone()).collect())
+            });
+            notifier.usage_conditions(&claim, entries.collect()).await;
+        });
+    }
+
+    /// Takes everything back that was said of a claim, unless it is only this instance that does not measure any more.
+    fn forget(&self, claim: ClaimRef) {
+        let (notifier, executor) = (self.notifier.clone(), self.executor.clone());
+        self.reports.spawn(async move {
+            if held_of(executor, &claim).await.is_empty() {
+                notifier.usage_conditions(&claim, Vec::new()).await;
+            }
+        });
+    }
+
+    async fn found(&self, claim: &ClaimRef) -> Result<Vec<(DeviceName, &'static str)>, kube::Error> {
+        let api = Api::<ResourceClaim>::namespaced(self.claims.client.clone(), &claim.namespace);
+        let found = api.get_opt(&claim.name).await?;
+        let found = found.filter(|found| found.metadata.uid.as_deref() == Some(claim.uid.as_str()));
+        Ok(found.map(|found| usage_conditions_of(&found, &self.claims.driver)).unwrap_or_default())
+    }
+
+    /// What an earlier instance of the plugin has said of the claims: it is over when readings say so.
+    async fn remember(&self, memory: &mut Memory, used: &Used) {
+        let devices = used.gpus.values().flat_map(|gpu| &gpu.devices);
+        let claims: BTreeSet<&ClaimRef> = devices.map(|device| &device.claim).collect();
+        for claim in claims {
+            let found = match self.found(claim).await {
+                Ok(found) => found,
+                Err(error) => {
+                    let error = crate::chain(&error);
+                    tracing::debug!(%claim, error, "failed to read the conditions of a claim");
+                    continue;
+                }
+            };
+            for (device, kind) in found {
+                let (_, said) =
+                    memory.said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
+                let condition = if kind == conditions::IDLE {
+                    memory.watch.was_idle(&claim.uid);
+                    UsageCondition::new(
+                        kind,
+                        true,
+                        "NotUsed",
+                        "nothing uses the devices of the claim".to_owned(),
+                    )
+                } else {
+                    memory.watch.was_over(&claim.uid, &device);
+                    let message = "the pods of the claim use more memory than it was granted".to_owned();
+                    UsageCondition::new(kind, false, "MemoryOverGrant", message)
+                };
+                said.insert((device, kind), condition);
+            }
+        }
+    }
+}
+
+/// As it is now.
+async fn held_of(executor: Arc<Executor>, claim: &ClaimRef) -> Vec<HeldDevice> {
+    let read = tokio::task::spawn_blocking(move || executor.held().unwrap_or_default());
+    let mut held = read.await.unwrap_or_default();
+    held.retain(|held| held.claim.uid == claim.uid);
+    held
+}
+
+fn overuse_message(over: bool, used: u64, granted: u64) -> String {
+    let (used, granted) = (used >> 20, granted >> 20);
+    if over {
+        format!(
+            "the pods of the claim use {used} MiB of GPU memory and were granted {granted} MiB, contexts of CUDA included: request more memory, or limit the framework to DIVVY_MEMORY_*"
+        )
+    } else {
+        format!(
+            "the pods of the claim use {used} MiB of GPU memory, which is within the {granted} MiB granted"
+        )
+    }
+}
+
+/// Means of a minute, of the pods whose utilisation is known now.
+fn means(
+    kept: &mut BTreeMap<(String, String), Mean>,
+    used: &Used,
+    now: Duration,
+) -> BTreeMap<(String, String), f64> {
+    let ratios = pod_utilization(used.gpus.values());
+    kept.retain(|pod, _| ratios.contains_key(pod));
+    let mean = |(pod, ratio): ((String, String), divvy_usage::Figure<f64>)| {
+        let ratio = kept.entry(pod.clone()).or_default().add(now, ratio.ok()?);
+        Some((pod, ratio))
+    };
+    ratios.into_iter().filter_map(mean).collect()
+}
