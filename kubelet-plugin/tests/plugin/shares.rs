@@ -23,10 +23,11 @@ const SHARES: usize = 64;
 
 /// The policy of the node's GPU: shares, with a time slice.
 fn policy(node: &Node, slice: Option<&str>) {
-    let mut rule = json!({ "modes": ["Whole", "TimeSlicing"] });
-    if let Some(slice) = slice {
-        rule["shares"] = json!({ "timeSlice": slice });
-    }
+    let modes = ["Whole", "TimeSlicing"];
+    let rule = match slice {
+        Some(slice) => json!({ "modes": modes, "shares": { "timeSlice": slice } }),
+        None => json!({ "modes": modes }),
+    };
     node.api.put(&GpuPolicy::new("shares", json!({ "rules": [rule] }))).unwrap();
 }
 
@@ -172,15 +173,19 @@ async fn a_time_slice_that_cannot_be_read_is_set_and_taken_for_the_default_after
     plugin.stop().await;
 }
 
-fn assert_nothing_is_left(node: &Node) {
+/// What was set on a GPU and could not be given back at once is given back when the plugin looks again.
+async fn assert_nothing_is_left(node: &Node) {
     let files = node.cdi_files().into_keys().chain(node.records());
     assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());
     let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
-    for entry in states.map(Result::unwrap) {
-        let state = divvy_claims::GpuState::decode(&fs_err::read(entry.path()).unwrap());
-        let granted = state.fine().unwrap().clone();
-        let rest = divvy_claims::GpuState { may_change_mode: false, share_time_slice: None, ..granted };
-        assert!(rest.is_default(), "{rest:?}");
+    for file in states.map(|entry| entry.unwrap().path()) {
+        let rest = || {
+            let state = divvy_claims::GpuState::decode(&fs_err::read(&file).unwrap());
+            let granted = state.fine().unwrap().clone();
+            divvy_claims::GpuState { may_change_mode: false, share_time_slice: None, ..granted }
+        };
+        let what = format!("nothing to be left on the GPU, there is {:?}", rest());
+        wait(&what, || rest().is_default().then_some(())).await;
     }
 }
 
@@ -260,7 +265,7 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     assert_eq!(prepare(&node, &whole).await, Ok(()), "free with the last release, not some time after it");
     assert_eq!(unprepare(&node, &whole).await, Ok(()));
 
-    assert_nothing_is_left(&node);
+    assert_nothing_is_left(&node).await;
     process.signal(Signal::TERM);
     assert!(process.end().await.success());
     eprintln!(

@@ -7,6 +7,7 @@ mod lock;
 mod older;
 mod policies;
 mod slow_write;
+mod usage;
 mod uses;
 
 use std::collections::BTreeSet;
@@ -21,6 +22,7 @@ pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_sh
 pub(super) use older::{not_twice, one_mode};
 pub(super) use policies::{bad, hot, per_gpu, per_node, two};
 pub(super) use slow_write::slow_write;
+pub(super) use usage::usage;
 pub(super) use uses::{admin, deployment, extended, several, static_partitions};
 
 use super::SHARED;
