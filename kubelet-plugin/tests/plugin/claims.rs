@@ -208,8 +208,9 @@ async fn a_kubelet_that_gives_up_on_a_call_finds_its_work_done() {
 async fn a_burst_reads_eight_claims_at_once_and_writes_nothing_to_the_api() {
     let node = Node::new("h100x16");
     let mut config = node.config(&[]);
-    // The GpuNode is written once, before.
+    // The GpuNode is written once, before; what was said of the use of claims is read with the first look at it.
     config.timing.gpu_node = std::time::Duration::from_hours(1);
+    config.timing.usage = std::time::Duration::from_hours(1);
     let plugin = node.start_with(config);
     plugin.wait_ready().await;
     node.wait_calm().await;
