@@ -84,6 +84,8 @@ fn command(root: &Path, words: &[&str]) -> Result<()> {
     let status = Command::new(program)
         .args(args)
         .current_dir(root)
+        // `cargo run` sets it, and crates that look at it would be built again by each that builds without.
+        .env_remove("CARGO_MANIFEST_DIR")
         .status()
         .with_context(|| format!("running {program}"))?;
     if !status.success() {

@@ -45,6 +45,8 @@ impl Target {
     pub(crate) fn build(self, args: &[&str]) -> Result<()> {
         let mut cargo = Command::new("cargo");
         cargo.args(["build", "--locked"]).args(args).current_dir(workspace());
+        // `cargo run` sets it, and crates that look at it would be built again by each that builds without.
+        cargo.env_remove("CARGO_MANIFEST_DIR");
         let musl = self.musl().replace('-', "_");
         cargo.env(format!("CC_{musl}"), self.gcc());
         // Some distributions' compilers call functions that only glibc has.

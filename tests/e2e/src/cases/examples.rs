@@ -33,7 +33,7 @@ pub(super) fn all(env: &Env) -> Result<()> {
     ensure!(examples.len() > 30, "{}: only {} examples", folder.display(), examples.len());
     let (plain, examples): (Vec<_>, Vec<_>) = examples.into_iter().partition(|path| path.ends_with(ONE_MODE));
     ensure!(plain.len() == 1, "no example {ONE_MODE}");
-    wait_for_one_mode(env)?;
+    in_one_mode(env)?;
     plain.iter().try_for_each(|example| run(env, example))?;
     label(env, &json!("true"))?;
     let ran = in_all_modes(env, &folder, &examples);
@@ -41,14 +41,18 @@ pub(super) fn all(env: &Env) -> Result<()> {
     ran
 }
 
-/// Waits until whole GPUs draw on no counters, so until what earlier policies offered is withdrawn: a claim that took a GPU
-/// before that would keep its counters published, and no monitor could have it.
-fn wait_for_one_mode(env: &Env) -> Result<()> {
-    poll("whole GPUs in one mode", PATIENCE, || {
+/// Has the chart's default offered, and waits until whole GPUs draw on no counters, so until what was offered before is
+/// withdrawn: a claim that took a GPU before that would keep its counters published, and no monitor could have it.
+fn in_one_mode(env: &Env) -> Result<()> {
+    let is_so = || {
         let devices = env.driver.devices()?;
         let mut whole = devices.iter().filter(|device| at(device, "attributes.type.string") == "gpu");
         Ok(whole.all(|gpu| at(gpu, "consumesCounters").is_null()))
-    })
+    };
+    if !is_so()? {
+        env.driver.upgrade(&[])?;
+    }
+    poll("whole GPUs in one mode", PATIENCE, is_so)
 }
 
 /// The commands that README and `cargo xtask cluster up --driver` show: a pod with a share, and divvy names it.

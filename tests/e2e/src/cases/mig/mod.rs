@@ -30,7 +30,9 @@ type Place = (u32, u32);
 
 /// Offers GPUs in partitions, too, from now on.
 pub(super) fn everything(env: &Env) -> Result<()> {
-    let partitions = || Ok(env.driver.devices()?.iter().any(is_partition));
+    // Those of other products are offered so when an administrator has set their mode.
+    let is_shared = |device: &Value| at(device, "attributes.productName.string") == SHARED;
+    let partitions = || Ok(env.driver.devices()?.iter().any(|d| is_partition(d) && is_shared(d)));
     if partitions()? {
         return Ok(());
     }
