@@ -2,6 +2,7 @@
 //! knows of neither. Each of two nodes has two GPUs for it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::SHARED;
 use super::neighbours::RESOURCE;
+use super::shares::is_withdrawn;
 use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
 use crate::cluster::Cluster;
@@ -23,6 +25,8 @@ const CLASS: &str = "/apis/resource.k8s.io/v1/deviceclasses";
 /// The Deployment, and the class that its resource stands for where divvy is.
 const NAME: &str = "e2e-migration";
 const GPUS: usize = 2;
+/// What a policy before has offered is published for a minute and a half.
+const WITHDRAWN: Duration = Duration::from_secs(150);
 
 /// A node, and who gives its GPUs out.
 struct Node<'a> {
@@ -59,6 +63,7 @@ fn given(gpus: &Gpus, uuids: &[&str]) -> Result<Vec<PluginGpu>> {
 }
 
 fn moves(env: &Env, nodes: &mut [Node; 2]) -> Result<()> {
+    poll("nothing to be withdrawn", WITHDRAWN, || Ok(!env.driver.devices()?.iter().any(is_withdrawn)))?;
     let [_, second] = nodes;
     second.start_plugin(env)?;
     env.api().create(CLASS, &class(nodes))?;

@@ -20,6 +20,7 @@ pub(super) use pods::{ampere, each_profile, full_gpu, same_gpu, two_containers, 
 pub(super) use sick::sick;
 
 use super::SHARED;
+use super::shares::is_withdrawn;
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
 use crate::objects::{Pod, claim, claim_for};
@@ -30,9 +31,12 @@ type Place = (u32, u32);
 
 /// Offers GPUs in partitions, too, from now on.
 pub(super) fn everything(env: &Env) -> Result<()> {
-    // Those of other products are offered so when an administrator has set their mode.
-    let is_shared = |device: &Value| at(device, "attributes.productName.string") == SHARED;
-    let partitions = || Ok(env.driver.devices()?.iter().any(|d| is_partition(d) && is_shared(d)));
+    // Those of other products are offered so when an administrator has set their mode, and some may be left of a policy.
+    let is_offered = |device: &Value| {
+        let is_shared = at(device, "attributes.productName.string") == SHARED;
+        is_partition(device) && is_shared && !is_withdrawn(device)
+    };
+    let partitions = || Ok(env.driver.devices()?.iter().any(is_offered));
     if partitions()? {
         return Ok(());
     }
