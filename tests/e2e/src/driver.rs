@@ -114,6 +114,12 @@ impl<'a> Driver<'a> {
         helm(self.cluster, &[&args[..], &["--values", &values, "--set", &own]].concat()).map(drop)
     }
 
+    /// The chart's value `offer`, as the plugin has it.
+    pub fn offer(&self) -> Result<String> {
+        let path = "jsonpath={.items[*].spec.template.spec.containers[*].env[?(@.name=='OFFER')].value}";
+        self.cluster.kubectl(&["get", "daemonsets", "--namespace", NAMESPACE, "--output", path])
+    }
+
     /// Installs the chart again, with these values changed, and waits until only the new plugin runs.
     pub fn upgrade(&self, set: &[&str]) -> Result<()> {
         let uids =

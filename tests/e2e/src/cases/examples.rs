@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use crate::api::{at, has_condition};
 use crate::case::Env;
 use crate::config::Layout;
-use crate::driver::NAMESPACE;
 use crate::process::{output, say};
 use crate::programs::workspace;
 use crate::wait::{poll, wait_for};
@@ -45,8 +44,7 @@ pub(super) fn all(env: &Env) -> Result<()> {
 /// Has the chart's default offered, and waits until whole GPUs draw on no counters, so until what was offered before is
 /// withdrawn: a claim that took a GPU before that would keep its counters published, and no monitor could have it.
 fn in_one_mode(env: &Env) -> Result<()> {
-    let offer = "jsonpath={.items[*].spec.template.spec.containers[*].env[?(@.name=='OFFER')].value}";
-    if env.cluster.kubectl(&["get", "daemonsets", "--namespace", NAMESPACE, "--output", offer])? != "auto" {
+    if env.driver.offer()? != "auto" {
         env.driver.upgrade(&[])?;
     }
     poll("whole GPUs in one mode", PATIENCE, || {

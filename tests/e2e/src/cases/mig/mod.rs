@@ -37,10 +37,9 @@ pub(super) fn everything(env: &Env) -> Result<()> {
         is_partition(device) && is_shared && !is_withdrawn(device)
     };
     let partitions = || Ok(env.driver.devices()?.iter().any(is_offered));
-    if partitions()? {
-        return Ok(());
+    if env.driver.offer()? != "everything" {
+        env.driver.upgrade(&["offer=everything"])?;
     }
-    env.driver.upgrade(&["offer=everything"])?;
     poll("published partitions", PATIENCE, partitions)
 }
 
