@@ -165,11 +165,7 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         let together = pod.map(|pod| open_claims(pod, snapshot)).unwrap_or_default();
         Asker::new(snapshot).ask(&together, pod)
     });
-    let scheduler = pod.filter(|_| allocation.is_none()).and_then(|pod| {
-        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-        let scheduled = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
-        scheduled.message.clone()
-    });
+    let scheduler = pod.filter(|_| allocation.is_none()).and_then(unscheduled);
     let condition = condition(claim, &snapshot.driver);
     let refused = condition.is_some_and(|condition| condition.status == "False");
     let phases: Vec<&str> = devices.iter().map(|device| device.phase.as_str()).collect();
@@ -216,6 +212,13 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         kubelet,
         unread: snapshot.unread.clone(),
     })
+}
+
+/// The scheduler's message about a pod that it cannot place.
+fn unscheduled(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let scheduled = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
+    scheduled.message.clone()
 }
 
 /// The kubelet's latest Event on these pods.

@@ -17,7 +17,7 @@ type Key = (String, String, String, String);
 /// The readings of the fleet.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Usage {
-    claims: BTreeMap<Key, ClaimUsage>,
+    claims: BTreeMap<Key, OfPods>,
     gpus: BTreeMap<String, GpuUsage>,
     /// What could not be read, and what remains unknown.
     pub(crate) unread: Vec<String>,
@@ -51,6 +51,30 @@ pub(crate) struct GpuUsage {
     pub(crate) age_seconds: Option<u64>,
 }
 
+/// What is read of a claim's device, of how many of its pods: a sum is known if all of them are.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct OfPods {
+    usage: ClaimUsage,
+    /// Pods that hold it.
+    pods: u32,
+    with_memory: u32,
+    with_ratio: u32,
+}
+
+impl OfPods {
+    fn known(&self) -> ClaimUsage {
+        let mut usage = self.usage.clone();
+        usage.memory_used = usage.memory_used.filter(|_| self.with_memory >= self.pods);
+        if self.with_ratio < self.pods && usage.source.as_deref() == Some(OF_PROCESSES) {
+            (usage.utilization, usage.source) = (None, None);
+        }
+        usage
+    }
+}
+
+/// The source of utilisations that add up.
+const OF_PROCESSES: &str = "process";
+
 impl Usage {
     /// Takes in what one plugin serves. Each pod of a claim has series of its own.
     pub(crate) fn add(&mut self, metrics: &str) {
@@ -65,22 +89,33 @@ impl Usage {
     }
 
     fn add_of_claim(&mut self, name: &str, sample: &Sample) {
-        const NAMES: [&str; 5] =
-            ["memory_used_bytes", "memory_granted_bytes", "utilization_ratio", "idle_seconds", "overuse"];
+        const NAMES: [&str; 6] = [
+            "device_info",
+            "memory_used_bytes",
+            "memory_granted_bytes",
+            "utilization_ratio",
+            "idle_seconds",
+            "overuse",
+        ];
         if !NAMES.contains(&name) {
             return;
         }
-        let of = self.claims.entry(key(sample)).or_default();
+        let OfPods { usage: of, pods, with_memory, with_ratio } = self.claims.entry(key(sample)).or_default();
         let value = sample.value;
         match name {
-            "memory_used_bytes" => add(&mut of.memory_used, whole(value)),
+            "device_info" => *pods += 1,
+            "memory_used_bytes" => {
+                *with_memory += 1;
+                add(&mut of.memory_used, whole(value));
+            }
             // The grant is the claim's, whichever pod uses it.
             "memory_granted_bytes" => of.memory_granted = of.memory_granted.max(whole(value)),
             "utilization_ratio" => {
                 let source = sample.label("source").to_owned();
                 let before = of.utilization.unwrap_or(0.0);
                 // Processes add up; what is read of the device is the same for all pods.
-                let ratio = if source == "process" { before + value } else { before.max(value) };
+                *with_ratio += 1;
+                let ratio = if source == OF_PROCESSES { before + value } else { before.max(value) };
                 of.utilization = Some(ratio.clamp(0.0, 1.0));
                 of.source = Some(source).filter(|source| !source.is_empty());
             }
@@ -115,7 +150,7 @@ impl Usage {
     /// What a claim uses of a device.
     pub(crate) fn of_claim(&self, uuid: &str, namespace: &str, claim: &str, device: &str) -> ClaimUsage {
         let key = (uuid.to_owned(), namespace.to_owned(), claim.to_owned(), device.to_owned());
-        self.claims.get(&key).cloned().unwrap_or_default()
+        self.claims.get(&key).map(OfPods::known).unwrap_or_default()
     }
 
     /// The memory of a GPU.
@@ -189,6 +224,22 @@ divvy_claim_seconds_count{operation="prepare"} 7
             ClaimUsage { utilization: Some(0.5), source: Some("gpm".to_owned()), ..ClaimUsage::default() };
         assert_eq!(usage.of_claim("GPU-2", "b", "d", "gpu-1"), of_device, "no number is no memory");
         assert_eq!(usage.claims.len(), 2);
+    }
+
+    #[test]
+    fn a_sum_is_unknown_if_that_of_one_pod_is() {
+        let held = |pod: &str| {
+            let labels = format!(r#"namespace="a",claim="c",pod="{pod}",device="gpu-0-ts",UUID="GPU-1""#);
+            format!("divvy_claim_device_info{{{labels}}} 1\n")
+        };
+        let with = |pods: &[&str]| {
+            let mut usage = Usage::default();
+            usage.add(&(SERVED.to_owned() + &pods.iter().map(|pod| held(pod)).collect::<String>()));
+            let found = usage.of_claim("GPU-1", "a", "c", "gpu-0-ts");
+            (found.memory_used, found.utilization, found.memory_granted)
+        };
+        assert_eq!(with(&["p", "q"]), (Some(300), Some(0.75), Some(1000)));
+        assert_eq!(with(&["p", "q", "r"]), (None, None, Some(1000)));
     }
 
     #[test]
