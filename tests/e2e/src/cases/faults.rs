@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::SHARED;
 use super::policy::{OF_NODE, Token};
+use super::shares::is_withdrawn;
 use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
 use crate::components::Component;
@@ -198,16 +199,16 @@ pub(super) fn updated_badly(env: &Env) -> Result<()> {
 }
 
 fn served_by_the_healthy(env: &Env) -> Result<()> {
-    ensure!(env.driver.wait_for_slices()?.iter().all(untainted), "devices are tainted by the new instance");
+    env.driver.wait_for_slices()?;
+    // A case before may have left devices that are still withdrawn.
+    let devices = env.driver.devices()?;
+    let tainted = |device: &&Value| at(device, "taints").as_array().is_some_and(|taints| !taints.is_empty());
+    let tainted: Vec<_> = devices.iter().filter(tainted).filter(|device| !is_withdrawn(device)).collect();
+    ensure!(tainted.is_empty(), "devices are tainted by the new instance: {tainted:?}");
     let uid = pod_with_gpu(env, "meanwhile")?;
     let refused = env.messages("meanwhile").into_iter().find(|m| m.contains("prepare dynamic resources"));
     ensure!(refused.is_none(), "a pod was refused: {refused:?}");
     env.end("meanwhile", &uid)
-}
-
-fn untainted(slice: &Value) -> bool {
-    let devices = at(slice, "spec.devices").as_array().map_or(&[][..], Vec::as_slice);
-    devices.iter().all(|device| at(device, "taints").as_array().is_none_or(Vec::is_empty))
 }
 
 /// The API server answers nothing while pods start and end.
