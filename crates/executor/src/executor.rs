@@ -9,7 +9,7 @@ use divvy_claims::{
     AllocatedDevice, Claim, ClaimRef, Decision, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot,
     Stored, decide,
 };
-use divvy_model::{BootId, ClaimUid, DeviceName, Hold, Ordinals};
+use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Grant, Hold, Ordinals};
 use serde::Serialize;
 
 use crate::owned::Owned;
@@ -107,6 +107,8 @@ pub struct Executor {
     pub(crate) state: StateFiles,
     pub(crate) owned: Option<Owned>,
     pub(crate) orphans: Mutex<Orphans>,
+    /// What a prepare may do, as last granted to this process, for files of GPUs that are made again.
+    pub(crate) grants: Mutex<BTreeMap<GpuUuid, Grant>>,
     /// GPU instances of others, as last seen.
     pub(crate) last_foreign: Mutex<Instances>,
 }
@@ -137,7 +139,15 @@ impl Executor {
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
         let state = StateFiles::new(parts.store.clone());
         let owned = config.lock_dir.clone().map(|dir| Owned::new(dir, config.driver.clone()));
-        Self { config, parts, state, owned, orphans: Mutex::default(), last_foreign: Mutex::default() }
+        Self {
+            config,
+            parts,
+            state,
+            owned,
+            orphans: Mutex::default(),
+            grants: Mutex::default(),
+            last_foreign: Mutex::default(),
+        }
     }
 
     pub fn boot(&self) -> &BootId {

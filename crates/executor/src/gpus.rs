@@ -2,6 +2,7 @@
 //! an outcome that is not known. Written under the GPU's lock only.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use divvy_claims::{Fence, GpuState, OwnedInstance, Phase, Progress, Record, Setting, StepState, Stored};
@@ -14,6 +15,7 @@ impl Executor {
     /// Says what a prepare may do with GPUs; kept on disk, so that a restart and the other instance know. Those that are
     /// not named keep what was said last.
     pub fn grant(&self, grants: &BTreeMap<GpuUuid, Grant>) -> Result<(), StoreError> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner).extend(grants.clone());
         let known = self.state.gpus()?;
         let is_known = |gpu: &GpuUuid, grant: &Grant| {
             let state = known.get(gpu).and_then(|state| state.fine());
@@ -60,20 +62,19 @@ impl Executor {
         gpu: &GpuUuid,
         change: impl FnOnce(&mut GpuState),
     ) -> Result<(), StoreError> {
-        let (before, damaged) = match self.state.gpu(gpu)? {
-            Stored::Fine(state) => (state, false),
-            Stored::Absent => (GpuState::default(), false),
+        let (on_disk, mut state) = match self.state.gpu(gpu)? {
+            Stored::Fine(state) => (Some(state.clone()), state),
+            Stored::Absent => (Some(GpuState::default()), self.without_file(gpu)),
             Stored::Newer { .. } => return Ok(()),
             Stored::Corrupt { reason } => {
-                (self.remade(gpu).map_err(|error| unreadable(gpu, &reason, &error))?, true)
+                (None, self.remade(gpu).map_err(|error| unreadable(gpu, &reason, &error))?)
             }
         };
-        let mut state = before.clone();
         change(&mut state);
-        if damaged {
-            self.state.copy_gpu_aside(gpu, self.parts.clock.now())?;
-        } else if state == before {
-            return Ok(());
+        match on_disk {
+            Some(before) if before == state => return Ok(()),
+            Some(_) => {}
+            None => self.state.copy_gpu_aside(gpu, self.parts.clock.now())?,
         }
         self.state.write_gpu(gpu, &state)
     }
@@ -106,10 +107,19 @@ impl Executor {
         self.change_gpu(gpu, |state| [state.baseline, state.applied] = before)
     }
 
+    /// What is known of a GPU that has no file, or whose file cannot be read: what was granted.
+    pub(crate) fn without_file(&self, gpu: &GpuUuid) -> GpuState {
+        let mut state = GpuState::default();
+        if let Some(grant) = self.grants.lock().unwrap_or_else(PoisonError::into_inner).get(gpu) {
+            state.take(grant);
+        }
+        state
+    }
+
     /// What the claims' records say about a GPU whose file cannot be read: the instances that were made. What its settings
     /// were before us is not known any more, so they are taken for what they are now.
     fn remade(&self, gpu: &GpuUuid) -> Result<GpuState, String> {
-        let mut state = GpuState::default();
+        let mut state = self.without_file(gpu);
         for (uid, stored) in self.state.records().map_err(|error| chain(&error))? {
             match stored.as_ref() {
                 Stored::Fine(record) => {

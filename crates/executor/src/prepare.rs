@@ -127,7 +127,10 @@ impl Executor {
         let (ordinals, inventory) = (self.state.ordinals()?, self.parts.inventory.inventory());
         let modes = self.modes(concerned, inventory.as_deref());
         let living = self.living(claim, &ordinals, inventory.as_deref());
-        let (records, gpus) = (self.state.records()?, self.state.gpus()?);
+        let (records, mut gpus) = (self.state.records()?, self.state.gpus()?);
+        for gpu in concerned {
+            gpus.entry(gpu.clone()).or_insert_with(|| Arc::new(Stored::Fine(self.without_file(gpu))));
+        }
         let processes = self.processes(&claim.uid, concerned, &records);
         Ok(Observations { inventory, ordinals, records, gpus, modes, processes, living })
     }

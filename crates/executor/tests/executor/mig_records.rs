@@ -211,11 +211,29 @@ fn a_torn_file_of_a_gpu_fences_it_and_is_made_again_and_nothing_leaks() {
     world.prepare(&executor, &small).unwrap();
     let again = world.lock().gpu_state(&gpu);
     assert_eq!(again.instances[0], whole.instances[0]);
+    assert!(again.may_change_mode, "what was granted is forgotten");
     assert_eq!(world.lock().files(Folder::Corrupt).len(), 1, "for people");
     for claim in [&a, &small] {
         world.unprepare(&executor, &claim.uid).unwrap();
     }
     assert!(is_clean(&world));
+}
+
+/// What policies grant comes once. A prepare that needs it must not be refused because the file was lost or torn since.
+#[test]
+fn what_was_granted_outlives_the_file_of_a_gpu() {
+    for file in [None, Some(b"rubbish".as_slice())] {
+        let (world, executor, a, gpu) = setup();
+        let name = format!("{gpu}.json");
+        world.lock().put(Folder::Gpus, &name, file);
+        world.grant(&executor, true);
+        assert!(world.lock().gpu_state(&gpu).may_change_mode, "granted again and not written");
+        world.lock().put(Folder::Gpus, &name, file);
+        world.prepare(&executor, &a).unwrap();
+        assert!(world.lock().gpu_state(&gpu).may_change_mode);
+        world.unprepare(&executor, &a.uid).unwrap();
+        assert!(is_clean(&world));
+    }
 }
 
 /// What a version before has made, and what it has dropped from the file when it wrote it.
