@@ -92,6 +92,10 @@ impl HealthOwner {
             if released {
                 // A released driver may be exchanged, and GPUs reset, without events.
                 kept.book.all_away();
+                // Nothing is published before health is known, and on a cordoned node the driver is released at once.
+                if !kept.sent {
+                    self.report(&mut kept, &[]);
+                }
             }
             if listed != known {
                 poll_at = Instant::now();

@@ -283,6 +283,19 @@ impl GpuDriver for Counted {
     }
 }
 
+/// As it is when a node is given to divvy: drained first, and open to pods when divvy is ready.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_cordoned_node_a_new_plugin_gets_ready_and_publishes() {
+    let node = Node::new("l4x2");
+    node.cordon(true);
+    let plugin = node.start().await;
+    wait("the taints", || (node.published() == down(&["gpu-1", "gpu-0"])).then_some(())).await;
+    assert!(plugin.readiness.missing().is_empty(), "{:?}", plugin.readiness.missing());
+    node.cordon(false);
+    wait("the end of the taints", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
+    plugin.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_drain_asks_and_no_claim_holds_a_gpu_the_driver_is_let_go_and_can_be_unloaded() {
     let node = Node::new("l4x2");

@@ -141,11 +141,10 @@ impl Node<'_> {
         self.plugin = None;
         self.wait_for_allocatable(env, 0)?;
         env.driver.label_node(self.name(), true)?;
-        // On a cordoned node divvy lets the driver go, and is not ready.
-        self.cordon(env, false)?;
         poll("divvy on the node", PATIENCE, || {
             Ok(self.divvy(env)?.iter().any(|pod| has_condition(pod, "Ready")))
-        })
+        })?;
+        self.cordon(env, false)
     }
 
     /// From divvy to the device plugin.
