@@ -89,12 +89,12 @@ fn step_time(inventory: &Inventory, ordinals: &Ordinals, rare: bool) -> Duration
         ask_again: Duration::from_secs(30),
         retry: Duration::from_secs(5),
     });
-    let mut tell = |fact| drop(step(&mut world, fact, Duration::ZERO));
-    tell(Fact::Version(KubeVersion::new(1, 37, 1)));
-    tell(Fact::Policies { policies: Vec::new(), labels: BTreeMap::new() });
-    tell(Fact::Records(Records { ordinals: ordinals.clone(), ..Records::default() }));
-    tell(Fact::Inventory { gpus: Arc::new(inventory.clone()), driver_down: false });
-    tell(Fact::Answer(Some(Answer::default())));
+    let mut learn = |fact| drop(step(&mut world, fact, Duration::ZERO));
+    learn(Fact::Version(KubeVersion::new(1, 37, 1)));
+    learn(Fact::Policies { policies: Vec::new(), labels: BTreeMap::new() });
+    learn(Fact::Records(Records { ordinals: ordinals.clone(), ..Records::default() }));
+    learn(Fact::Inventory { gpus: Arc::new(inventory.clone()), driver_down: false });
+    learn(Fact::Answer(Some(Answer::default())));
     let mut times: Vec<Duration> = Vec::new();
     for round in 0..ROUNDS {
         let mut health = HealthView::default();
@@ -103,7 +103,7 @@ fn step_time(inventory: &Inventory, ordinals: &Ordinals, rare: bool) -> Duration
             health.sick.insert(gpu.clone(), sick);
         }
         let start = Instant::now();
-        tell(Fact::Health(Arc::new(health)));
+        learn(Fact::Health(Arc::new(health)));
         times.push(start.elapsed());
     }
     times.sort();

@@ -109,7 +109,7 @@ fn blocks(slices: u32, placed: &[Placed<'_>]) -> Vec<Span> {
     let mut blocks = Vec::new();
     let mut start = 0;
     while start < slices {
-        let fits = |end: &u32| tells_apart(Span { start, end: *end }, placed);
+        let fits = |end: &u32| separates(Span { start, end: *end }, placed);
         // One slice always is enough to count on.
         let end = (start + 1..=slices).rev().find(fits).unwrap_or(start + 1);
         blocks.push(Span { start, end });
@@ -120,7 +120,7 @@ fn blocks(slices: u32, placed: &[Placed<'_>]) -> Vec<Span> {
 
 /// Whether a count of a block's slices refuses whatever overlaps in it: two that do need more than there is. Those
 /// that do not overlap need no more than there is in any case.
-fn tells_apart(block: Span, placed: &[Placed<'_>]) -> bool {
+fn separates(block: Span, placed: &[Placed<'_>]) -> bool {
     let inside: Vec<Span> = placed.iter().map(|p| p.at.within(block)).filter(|at| at.len() > 0).collect();
     let mut rest = inside.as_slice();
     while let Some((one, others)) = rest.split_first() {

@@ -9,7 +9,7 @@ use divvy_claims::{Claim, Phase, Prepared, Stored};
 use divvy_executor::{Folder, ProcessOnGpu};
 use divvy_model::ClaimUid;
 
-use crate::story::{Cast, MOMENTS, alone, sequences, told, uid};
+use crate::story::{Cast, MOMENTS, alone, sequences, uid, with_log};
 use crate::world::{FinalState, HardwareFault, Place, World, claim, final_state, result};
 
 const NAMES: [&str; 5] = ["a", "b", "hw-a", "hw-b", "watch"];
@@ -118,8 +118,8 @@ impl Story {
         let file = m.cdi.get(&format!("gpu.divvy.dev-claim_{}.json", wanted.uid)).expect("a CDI file");
         let spec = divvy_cdi::Spec::from_json_bytes(file).unwrap();
         let ids: Vec<_> = spec.devices.iter().map(|d| format!("{}={}", spec.kind, d.name)).collect();
-        let told: Vec<_> = prepared.devices.iter().flat_map(|d| d.cdi_ids.clone()).collect();
-        assert_eq!(ids, told, "the CDI file has other devices than the answer");
+        let answered: Vec<_> = prepared.devices.iter().flat_map(|d| d.cdi_ids.clone()).collect();
+        assert_eq!(ids, answered, "the CDI file has other devices than the answer");
         drop(m);
         // Nothing held twice.
         for result in wanted.allocation.results.iter().filter(|r| !r.admin_access) {
@@ -314,7 +314,7 @@ fn any_order_of_events_with_crashes_anywhere_ends_as_if_nothing_had_gone_wrong()
     sequences(SEQUENCES, 300, |seed| {
         let mut story = Story::new(seed);
         let world = story.world.clone();
-        told(&alone(SEQUENCES, seed), &world, || {
+        with_log(&alone(SEQUENCES, seed), &world, || {
             let steps = 10 + story.chance.below(40);
             (0..steps).for_each(|_| story.random_step());
             story.settle();
@@ -334,7 +334,7 @@ fn a_crash_before_during_and_after_every_single_call_of_a_claims_life_changes_no
                     let mut story = Story::new(u64::try_from(at).unwrap() + 77);
                     let world = story.world.clone();
                     let mut done = false;
-                    told(&format!("{name}, crash {moment:?} call {at}"), &world, || {
+                    with_log(&format!("{name}, crash {moment:?} call {at}"), &world, || {
                         story.allocate(name);
                         story.world.crash_in(at, moment);
                         // Prepare, unprepare, another allocation of the same claim, prepare.

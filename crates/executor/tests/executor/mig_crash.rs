@@ -10,7 +10,7 @@ use divvy_model::{DeviceKind, GpuUuid};
 
 use self::truth::end;
 use crate::mig_world::{claim_of, mig_world, sim};
-use crate::story::{Cast, MOMENTS, alone, sequences, told, uid};
+use crate::story::{Cast, MOMENTS, alone, sequences, uid, with_log};
 use crate::world::{HardwareFault, World};
 
 mod events;
@@ -194,7 +194,7 @@ fn no_slice_is_lost_leaked_or_used_twice_whatever_happens_to_claims_process_driv
     sequences(SEQUENCES, 120, |seed| {
         let mut story = Story::new(seed);
         let world = story.world.clone();
-        told(&alone(SEQUENCES, seed), &world, || {
+        with_log(&alone(SEQUENCES, seed), &world, || {
             let steps = 10 + story.chance.below(40);
             (0..steps).for_each(|_| story.random_step());
             story.settle();
@@ -213,7 +213,7 @@ fn a_crash_before_during_and_after_every_single_call_of_two_partitions_lives_cha
             for at in 0.. {
                 let mut story = Story::new(u64::try_from(at).unwrap() + 77);
                 let world = story.world.clone();
-                let done = told(&format!("crash {moment:?} call {at}, reboot {reboot}"), &world, || {
+                let done = with_log(&format!("crash {moment:?} call {at}, reboot {reboot}"), &world, || {
                     let first = claim_of("a", &["gpu-0-mig-3g40gb-9-4", "gpu-1-mig-1g10gb-19-0"], "t1");
                     let second = claim_of("a", &["gpu-0-mig-1g20gb-15-6", "gpu-1"], "t2");
                     story.world.crash_in(at, moment);

@@ -32,8 +32,8 @@ fn after_a_lost_record_store_partitions_are_adopted_from_allocated_claims_with_a
             assert_eq!(report.events, [Event::Rebuilt { claim: a.uid.clone() }]);
         }
         assert_eq!(living(&world, &gpu), before, "nothing is made anew under a running container");
-        let told = executor.foreign();
-        assert_eq!(told[&gpu].iter().map(|i| i.id).collect::<Vec<_>>(), [theirs.gpu_instance]);
+        let foreign = executor.foreign();
+        assert_eq!(foreign[&gpu].iter().map(|i| i.id).collect::<Vec<_>>(), [theirs.gpu_instance]);
         assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
         assert_eq!(shape(&world), [(19, 0, 1)]);
         // Allocated, never prepared: an instance at its placement is foreign, and stays.

@@ -15,7 +15,7 @@ use divvy_model::{BootId, GpuUuid, Grant, TimeSlice};
 use serde_json::json;
 
 use crate::mig_world::{claim_of, living, mig_world, sim};
-use crate::story::{Cast, alone, sequences, told, uid};
+use crate::story::{Cast, alone, sequences, uid, with_log};
 use crate::world::{DRIVER, HardwareFault};
 
 mod truth;
@@ -85,7 +85,7 @@ impl Story {
             refused: BTreeMap::new(),
         };
         if story.chance.one_in(3) {
-            story.someone_cuts();
+            story.admin_partitions();
         }
         story
     }
@@ -105,7 +105,7 @@ impl Story {
     }
 
     /// The last GPU is the administrator's, who makes two instances, and says so, or will.
-    fn someone_cuts(&mut self) {
+    fn admin_partitions(&mut self) {
         let gpu = self.world.gpu(GPUS - 1);
         let free =
             living(&self.world, &gpu).is_empty() && self.records().iter().all(|r| !r.gpus().contains(&gpu));
@@ -288,7 +288,7 @@ impl Story {
                 self.world.lock().slice_fault = Some(fault);
             }
             22 => self.change_policy(),
-            23 => self.someone_cuts(),
+            23 => self.admin_partitions(),
             24 => self.reconcile(),
             25..=26 => self.lock_is_held_or_let_go(&NAMES, GPUS),
             _ => {
@@ -378,7 +378,7 @@ fn a_gpu_is_never_in_two_modes_whatever_the_scheduler_gives_out_and_whenever_the
     sequences(SEQUENCES, 60, |seed| {
         let mut story = Story::new(seed);
         let world = story.world.clone();
-        told(&alone(SEQUENCES, seed), &world, || {
+        with_log(&alone(SEQUENCES, seed), &world, || {
             let steps = 20 + story.chance.below(60);
             (0..steps).for_each(|_| story.random_step());
             story.end();

@@ -168,7 +168,7 @@ impl Cast {
 pub(crate) const MOMENTS: [Moment; 3] = [Moment::Before, Moment::During, Moment::After];
 
 /// Runs a story, and shows how it went if it failed.
-pub(crate) fn told<R>(what: &str, world: &World, story: impl FnOnce() -> R) -> R {
+pub(crate) fn with_log<R>(what: &str, world: &World, story: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(story)).unwrap_or_else(|panic| {
         eprintln!("{what}:\n{}", world.lock().log.join("\n"));
         resume_unwind(panic)

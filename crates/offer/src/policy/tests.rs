@@ -169,9 +169,9 @@ fn missing_profiles_are_reported_if_a_gpu_has_none_of_a_rule() {
         resolved.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(problems(&["1g.10gb", "1g.5gb"]), Vec::<String>::new());
-    let told = problems(&["1g.5gb", "1g.6gb"]);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("none of the MIG profiles 1g.5gb, 1g.6gb (it has 1g.10gb"), "{told:?}");
+    let found = problems(&["1g.5gb", "1g.6gb"]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("none of the MIG profiles 1g.5gb, 1g.6gb (it has 1g.10gb"), "{found:?}");
 }
 
 #[test]
@@ -185,10 +185,10 @@ fn a_least_share_of_more_than_a_gpu_has_is_reported() {
         resolved.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(problems("20Gi"), Vec::<String>::new());
-    let told = problems("200Gi");
-    assert_eq!(told.len(), 1, "{told:?}");
+    let found = problems("200Gi");
+    assert_eq!(found.len(), 1, "{found:?}");
     let words = "it has one share, of all its memory: minMemory is 204800Mi, and it has 20986Mi for shares";
-    assert!(told[0].contains(words), "{told:?}");
+    assert!(found[0].contains(words), "{found:?}");
 }
 
 #[test]

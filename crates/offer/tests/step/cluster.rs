@@ -91,13 +91,13 @@ impl Cluster {
         self.world = World::new(settings());
         self.ask = None;
         self.server(self.version);
-        self.tell(Fact::Policies { policies: self.policy.clone(), labels: BTreeMap::new() });
+        self.learn(Fact::Policies { policies: self.policy.clone(), labels: BTreeMap::new() });
         self.records();
         self.read();
-        self.tell(Fact::Health(Arc::new(self.health.clone())));
+        self.learn(Fact::Health(Arc::new(self.health.clone())));
     }
 
-    pub(crate) fn tell(&mut self, fact: Fact) {
+    pub(crate) fn learn(&mut self, fact: Fact) {
         self.out = step(&mut self.world, fact, self.now);
         self.ask = self.ask.or(self.out.ask);
         if let Some(pool) = &self.out.pool {
@@ -110,19 +110,19 @@ impl Cluster {
     }
 
     pub(crate) fn read(&mut self) {
-        self.tell(Fact::Inventory { gpus: Arc::new(self.inventory.clone()), driver_down: false });
+        self.learn(Fact::Inventory { gpus: Arc::new(self.inventory.clone()), driver_down: false });
     }
 
     pub(crate) fn rules(&mut self, rules: &str) {
         self.policy = policy(rules);
-        self.tell(Fact::Policies { policies: self.policy.clone(), labels: BTreeMap::new() });
+        self.learn(Fact::Policies { policies: self.policy.clone(), labels: BTreeMap::new() });
     }
 
     pub(crate) fn server(&mut self, version: KubeVersion) {
         self.version = version;
         // As often as it takes for an older one to be forgotten.
         for _ in 0..8 {
-            self.tell(Fact::Version(version));
+            self.learn(Fact::Version(version));
         }
     }
 
@@ -134,7 +134,7 @@ impl Cluster {
         } else {
             self.health.sick.remove(&gpu);
         }
-        self.tell(Fact::Health(Arc::new(self.health.clone())));
+        self.learn(Fact::Health(Arc::new(self.health.clone())));
     }
 
     /// Time passes, in steps as small as the outputs ask for.
@@ -143,7 +143,7 @@ impl Cluster {
         for _ in 0..1000 {
             let next = self.out.wake_at.filter(|at| *at <= until).unwrap_or(until);
             self.now = self.now.max(next);
-            self.tell(Fact::Time);
+            self.learn(Fact::Time);
             if self.now == until {
                 return;
             }
@@ -160,7 +160,7 @@ impl Cluster {
         }
         let published = self.slices.devices().filter(|device| ask.slices && !is_admin(&device.name));
         let published = published.map(|device| device.name.clone()).collect();
-        self.tell(Fact::Answer(well.then_some(Answer { holders, published })));
+        self.learn(Fact::Answer(well.then_some(Answer { holders, published })));
     }
 
     pub(crate) fn records(&mut self) {
@@ -186,7 +186,7 @@ impl Cluster {
         let mut records =
             Records { ordinals: self.ordinals.clone(), held: held.collect(), ..Records::default() };
         more(&mut records);
-        self.tell(Fact::Records(records));
+        self.learn(Fact::Records(records));
     }
 
     /// The scheduler chooses a device; its write arrives so many seconds later.

@@ -71,12 +71,12 @@ impl Cluster {
                 let gpu = self.gpu(gpu);
                 self.health.removed.insert(gpu);
                 self.read();
-                self.tell(divvy_offer::Fact::Health(std::sync::Arc::new(self.health.clone())));
+                self.learn(divvy_offer::Fact::Health(std::sync::Arc::new(self.health.clone())));
             }
             Event::Find => {
                 self.health.removed.clear();
                 self.inventory = self.all.clone();
-                self.tell(divvy_offer::Fact::Health(std::sync::Arc::new(self.health.clone())));
+                self.learn(divvy_offer::Fact::Health(std::sync::Arc::new(self.health.clone())));
                 self.read();
             }
             Event::Choose(which, late) => {

@@ -48,7 +48,7 @@ fn a_conflict_with_what_was_withdrawn_fences_one_gpu_and_leaves_the_others_their
     cluster.choose(&whole, 0);
     let [holder, claim] = [0, 1].map(|n| claimant(&cluster.claims[n]));
     let gpu = cluster.gpu(0);
-    cluster.tell(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
+    cluster.learn(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
     let of_other = cluster.open().len();
     assert!(
         of_other == 20 && cluster.open().iter().all(|name| name.starts_with("gpu-1")),
@@ -77,7 +77,7 @@ fn a_scheduler_that_does_not_count_costs_the_node_its_modes_until_the_conflict_i
     cluster.choose(&whole, 0);
     let [holder, claim] = [0, 1].map(|n| claimant(&cluster.claims[n]));
     let gpu = cluster.gpu(0);
-    cluster.tell(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
+    cluster.learn(Fact::Conflict(ModeConflict { claim, device: whole, holder, held: share, gpu }));
     assert_eq!(cluster.out.one_mode, Some(OneMode::Conflict));
     // The record of the share is read a moment later.
     cluster.claims[0].prepared = true;
@@ -136,7 +136,7 @@ fn the_number_of_a_gpu_that_is_gone_is_free_when_no_claim_refers_to_it() {
     cluster.choose(&"gpu-1".parse().unwrap(), 0);
     cluster.inventory.gpus.remove(&gpu);
     cluster.health.removed.insert(gpu.clone());
-    cluster.tell(Fact::Health(std::sync::Arc::new(cluster.health.clone())));
+    cluster.learn(Fact::Health(std::sync::Arc::new(cluster.health.clone())));
     cluster.read();
     cluster.settle();
     assert_eq!((cluster.names(), cluster.out.forget.len()), (vec!["gpu-1", "gpu-0"], 0));
@@ -152,7 +152,7 @@ fn a_number_is_kept_for_ten_rounds_of_questions_after_its_gpu_has_gone() {
     let gpu = cluster.gpu(1);
     cluster.inventory.gpus.remove(&gpu);
     cluster.health.removed.insert(gpu.clone());
-    cluster.tell(Fact::Health(std::sync::Arc::new(cluster.health.clone())));
+    cluster.learn(Fact::Health(std::sync::Arc::new(cluster.health.clone())));
     cluster.read();
     let mut kept = 0;
     while cluster.out.forget.is_empty() && kept < 1000 {

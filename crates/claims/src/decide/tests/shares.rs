@@ -16,10 +16,10 @@ fn shares_of_many_claims_and_several_of_one_live_on_one_gpu_and_with_nothing_els
     assert_eq!(planned.steps, [], "MIG mode is off already, and no time slice is requested");
     let record = world.record(&first, Phase::Prepared);
     let answer = Prepared::of("gpu.divvy.dev", &record);
-    let told: Vec<_> =
+    let answered: Vec<_> =
         answer.devices.iter().map(|d| (d.share_id.as_deref(), d.cdi_ids[0].as_str())).collect();
     assert_eq!(
-        told,
+        answered,
         [
             (Some("s1"), "gpu.divvy.dev/claim=a-gpu-0-ts-s1"),
             (Some("s2"), "gpu.divvy.dev/claim=a-gpu-0-ts-s2")

@@ -85,7 +85,7 @@ impl Story {
         let report = self.executor.reconcile(&self.world.view());
         self.say(format!("    {:?}", report.events));
         if !self.world.lock().dead {
-            let told: BTreeSet<_> = report
+            let reported: BTreeSet<_> = report
                 .foreign
                 .iter()
                 .flat_map(|(gpu, i)| i.iter().map(move |i| (gpu.clone(), i.id)))
@@ -98,7 +98,7 @@ impl Story {
                 .filter(|(gpu, _)| !is_lost(&self.world, gpu))
                 .collect();
             let busy = !self.world.lock().mig_late.is_empty();
-            assert!(busy || told == made, "reported {told:?}, made {made:?}");
+            assert!(busy || reported == made, "reported {reported:?}, made {made:?}");
         }
         self.recover();
         let records = self.world.lock().records();

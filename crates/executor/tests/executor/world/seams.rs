@@ -169,7 +169,7 @@ impl TimeSlices for World {
         };
         let refused = || StepError::NotDone(Cause::new("nvidia-smi has no permission"));
         let unknown = || StepError::Unknown(Cause::new("nvidia-smi did not come back within 10 s"));
-        let told = m.call("set the time slice", |m, whole| match fault {
+        let answer = m.call("set the time slice", |m, whole| match fault {
             None if !whole && m.chance.one_in(2) => Err(StepError::from(Dead)),
             None => {
                 done(m);
@@ -182,7 +182,7 @@ impl TimeSlices for World {
                 Err(unknown())
             }
         });
-        Ok(told.unwrap_or_else(|dead| Err(dead.into()))?)
+        Ok(answer.unwrap_or_else(|dead| Err(dead.into()))?)
     }
 }
 
