@@ -176,6 +176,8 @@ pub(super) fn claim_deleted_meanwhile(env: &Env) -> Result<()> {
 
 /// An instance that can never serve, beside one that does: the node goes on with the one that does.
 pub(super) fn updated_badly(env: &Env) -> Result<()> {
+    // An old pod that is not ready would be replaced at once.
+    env.driver.wait_until_alone()?;
     env.driver.change(&["driverRoot=/nope"])?;
     let outcome = poll("a new plugin that is not ready", PATIENCE, || {
         let pods = env.driver.pods()?;

@@ -47,7 +47,7 @@ pub const ALL: &[Case] = &[
     together("cel_selects_by_product_memory_and_versions", pods::selectors),
     together("a_deployment_gets_its_gpus_from_a_template", pods::deployment),
     together("deleting_a_pod_frees_its_gpu", pods::deletion_frees),
-    together("claims_that_cannot_be_meant_are_refused_when_they_are_applied", apply::wrong_claims),
+    of_versions("claims_that_cannot_be_meant_are_refused_when_they_are_applied", apply::wrong_claims),
     together("a_config_that_its_node_cannot_serve_is_reported_to_the_user", pods::not_offered),
     together("a_claim_serves_one_pod_after_another", successors::claim_reused),
     together("a_pod_follows_a_force_deleted_one_within_seconds", successors::force_deleted),
@@ -58,7 +58,7 @@ pub const ALL: &[Case] = &[
     together("a_plugin_may_write_only_its_own_events", policy::own_events),
     together("who_may_view_the_cluster_may_ask_for_status", policy::viewers),
     together("the_plugin_runs_with_what_it_needs_and_no_more", policy::plugin_pod),
-    Case { of_sharing: true, ..together("the_api_server_takes_what_the_chart_makes", chart::taken) },
+    of_versions("the_api_server_takes_what_the_chart_makes", chart::taken),
     together("the_publisher_passes_its_corpus_on_this_api_server", corpus::all),
     together("an_edited_reserved_for_takes_nothing_from_a_running_pod", claims::reserved_for_edited),
     together("a_gpu_node_that_is_deleted_comes_back", status::gpu_node_deleted),
@@ -130,6 +130,11 @@ pub const ALL: &[Case] = &[
 
 const fn together(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     Case { name, alone: false, of_sharing: false, clusters: Clusters::All, run }
+}
+
+/// What each release of Kubernetes is asked, too.
+const fn of_versions(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
+    Case { of_sharing: true, ..together(name, run) }
 }
 
 const fn alone(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
