@@ -66,6 +66,11 @@ impl Asked {
         self.query.get(name).map(String::as_str).unwrap_or_default()
     }
 
+    /// Whether the write is only to be tried.
+    fn is_dry_run(&self) -> bool {
+        self.parameter("dryRun") == "All"
+    }
+
     fn json(&self) -> Result<Value, ApiError> {
         serde_json::from_slice(&self.body)
             .map_err(|e| ApiError::new(400, format!("the body is not JSON: {e}")))
@@ -100,11 +105,13 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
     } else {
         format!("{}/{}", path.plural, path.subresource)
     };
+    // Counted and hit by faults apart from what is stored.
+    let seen = if asked.is_dry_run() { "dry-run" } else { verb };
     let effect = {
         let mut state = shared.lock();
         let (namespace, name) = (path.namespace.clone(), path.name.clone());
-        state.count(Seen { verb: verb.into(), resource: resource.clone(), namespace, name });
-        state.faults.take(verb, &resource)
+        state.count(Seen { verb: seen.into(), resource: resource.clone(), namespace, name });
+        state.faults.take(seen, &resource)
     };
     shared.wake();
     let broken = || Err(io::Error::new(io::ErrorKind::ConnectionReset, "injected: the connection broke"));
@@ -163,7 +170,19 @@ fn objects(
     asked: &Asked,
 ) -> Result<Response<FakeBody>, ApiError> {
     let mut guard = shared.lock();
-    let state = &mut *guard;
+    guard.store.dry_run = asked.is_dry_run();
+    let answer = of_objects(shared, &mut guard, verb, path, asked);
+    guard.store.dry_run = false;
+    answer
+}
+
+fn of_objects(
+    shared: &Arc<Shared>,
+    state: &mut State,
+    verb: &str,
+    path: &Path,
+    asked: &Asked,
+) -> Result<Response<FakeBody>, ApiError> {
     let res = Res { group: path.group.clone(), plural: path.plural.clone() };
     let missing = || ApiError::new(404, "the server could not find the requested resource");
     let kind = state.store.kind(&res).filter(|kind| kind.version == path.version).ok_or_else(missing)?;

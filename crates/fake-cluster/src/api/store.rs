@@ -49,6 +49,8 @@ pub(crate) struct Store {
     /// What reads that are content with any version (`resourceVersion=0`) are answered from, while it lags behind.
     stale: Option<BTreeMap<Key, Value>>,
     pub(crate) gates_off: BTreeSet<Gate>,
+    /// Writes are answered as they would be, and nothing is stored.
+    pub(crate) dry_run: bool,
 }
 
 impl Default for Store {
@@ -63,6 +65,7 @@ impl Default for Store {
             names: 0,
             stale: None,
             gates_off: BTreeSet::new(),
+            dry_run: false,
         }
     }
 }
@@ -137,6 +140,9 @@ impl Store {
     }
 
     fn commit(&mut self, key: &Key, old: Option<Value>, mut new: Value) -> Value {
+        if self.dry_run {
+            return new;
+        }
         self.version += 1;
         set(&mut new, &["metadata", "resourceVersion"], Some(json!(self.version.to_string())));
         self.objects.insert(key.clone(), new.clone());
@@ -145,6 +151,9 @@ impl Store {
     }
 
     fn remove(&mut self, key: &Key, mut old: Value) -> Value {
+        if self.dry_run {
+            return old;
+        }
         self.version += 1;
         self.objects.remove(key);
         self.applied.retain(|(k, _), _| k != key);

@@ -136,7 +136,9 @@ impl Store {
         set(&mut object, &["metadata", "resourceVersion"], None);
         patch::apply(&mut object, self.applied.get(&slot), wanted);
         let stored = self.write(what, old, object)?;
-        self.applied.insert(slot, wanted.clone());
+        if !self.dry_run {
+            self.applied.insert(slot, wanted.clone());
+        }
         Ok(stored)
     }
 
