@@ -390,6 +390,13 @@ pub fn chart() -> String {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/chart/divvy").to_owned()
 }
 
+/// The objects that a template of the chart makes with this value on.
+pub fn rendered(cluster: &Cluster, template: &str, value: &str) -> Result<Vec<Value>> {
+    let (only, on) = (format!("templates/{template}"), format!("{value}=true"));
+    let yaml = helm(cluster, &["template", "divvy", &chart(), "--show-only", &only, "--set", &on])?;
+    serde_saphyr::from_multiple(&yaml).with_context(|| format!("the chart's {only} is not YAML"))
+}
+
 /// Runs helm on a cluster and returns what it printed.
 pub fn helm(cluster: &Cluster, args: &[&str]) -> Result<String> {
     output(&mut cluster.command(parts::helm()?, args))

@@ -27,6 +27,7 @@ pub mod options;
 pub mod parts;
 pub mod process;
 pub mod programs;
+pub mod prometheus;
 pub mod runner;
 pub mod soak;
 pub mod target;

@@ -22,12 +22,17 @@ pub const DEFAULT_VERSION: &str = "1.37.1";
 struct Part {
     name: &'static str,
     packages: &'static [&'static str],
-    /// Tags need C libraries in the one case where there are any.
     tags: Option<&'static str>,
 }
 
 const KUBERNETES: Part = Part { name: "kubernetes", packages: &["."], tags: None };
 const HELM: Part = Part { name: "helm", packages: &["helm.sh/helm/v4/cmd/helm"], tags: None };
+/// Without service discovery: it is told what to scrape.
+const PROMETHEUS: Part = Part {
+    name: "prometheus",
+    packages: &["github.com/prometheus/prometheus/cmd/prometheus"],
+    tags: Some("remove_all_sd"),
+};
 const OTHERS: &[Part] = &[
     Part { name: "pause", packages: &["."], tags: None },
     Part { name: "etcd", packages: &["go.etcd.io/etcd/server/v3"], tags: None },
@@ -50,8 +55,10 @@ const OTHERS: &[Part] = &[
         tags: None,
     },
     // Without seccomp every pod sandbox fails.
-    Part { name: "runc", packages: &["github.com/opencontainers/runc"], tags: Some("seccomp") },
+    Part { name: "runc", packages: &["github.com/opencontainers/runc"], tags: Some(SECCOMP) },
 ];
+/// The one tag that needs a C library.
+const SECCOMP: &str = "seccomp";
 
 /// The programs that the one Kubernetes binary is, by the name it is called by.
 const KUBERNETES_NAMES: &[&str] =
@@ -115,6 +122,11 @@ pub fn numbers(version: &str) -> Option<(u32, u32, u32)> {
 /// Finds helm, building it if it is not there yet.
 pub fn helm() -> Result<PathBuf> {
     Ok(build(&HELM, &module_dir(&HELM), &[])?.join("helm"))
+}
+
+/// Finds Prometheus, building it if it is not there yet.
+pub fn prometheus() -> Result<PathBuf> {
+    Ok(build(&PROMETHEUS, &module_dir(&PROMETHEUS), &[])?.join("prometheus"))
 }
 
 /// The cache of everything expensive: `$XDG_CACHE_HOME/divvy`.
@@ -222,7 +234,7 @@ fn build(part: &Part, module: &Path, ldflags: &[String]) -> Result<PathBuf> {
             go.args(["-tags", tags]);
         }
         go.arg("-o").arg(fresh.join(program_name(part, package))).arg(package);
-        go.env("CGO_ENABLED", if part.tags.is_some() { "1" } else { "0" }).env("GOWORK", "off");
+        go.env("CGO_ENABLED", if part.tags == Some(SECCOMP) { "1" } else { "0" }).env("GOWORK", "off");
         run(go.current_dir(module)).with_context(|| format!("building {package} failed"))?;
     }
     if part.name == KUBERNETES.name {

@@ -290,6 +290,7 @@ pub(super) const CASES: &[Case] = &[
         &[],
         &[
             Is("PodMonitor/divvy-node", "/spec/podMetricsEndpoints/0/honorLabels", "true"),
+            Is("PodMonitor/divvy-node", "/spec/podMetricsEndpoints/0/relabelings/0/targetLabel", r#""node""#),
             Is("PodMonitor/divvy-node", "/spec/podMetricsEndpoints/0/interval", r#""30s""#),
             Is("PodMonitor/divvy-node", "/metadata/labels/release", r#""prom""#),
         ],
@@ -304,6 +305,26 @@ pub(super) const CASES: &[Case] = &[
         &[],
         &[Is("PrometheusRule/divvy", "/metadata/labels/release", r#""prom""#)],
     ),
+    (
+        "dashboards: {enabled: true}",
+        &[],
+        &[
+            Is("ConfigMap/divvy-dashboard-fleet", "/metadata/labels/grafana_dashboard", r#""1""#),
+            Is("ConfigMap/divvy-dashboard-claim", "/metadata/namespace", r#""gpus""#),
+            Lacks("ConfigMap/divvy-dashboard-claim", "/metadata/annotations"),
+            Says("ConfigMap/divvy-dashboard-namespace", "/data/divvy-namespace.json", "{{claim}}"),
+        ],
+    ),
+    (
+        "dashboards: {enabled: true, namespace: grafana, labels: {board: a}, annotations: {grafana_folder: GPUs}}",
+        &[],
+        &[
+            Is("ConfigMap/divvy-dashboard-fleet", "/metadata/namespace", r#""grafana""#),
+            Is("ConfigMap/divvy-dashboard-fleet", "/metadata/labels/board", r#""a""#),
+            Is("ConfigMap/divvy-dashboard-fleet", "/metadata/annotations", r#"{"grafana_folder": "GPUs"}"#),
+        ],
+    ),
+    ("{}", &[], &[Absent("ConfigMap/divvy-dashboard-fleet")]),
     // Classes.
     (
         "deviceClass: {extendedResourceNames: {gpu: nvidia.com/gpu, share: nvidia.com/gpu.shared}}",

@@ -36,6 +36,8 @@ pub(super) const CASES: &[Case] = &[
     ("podAnnotations: {a: 1}", &[], "got number, want string"),
     ("podLabels: {app.kubernetes.io/name: hijack}", &[], "podLabels"),
     ("podMonitor: {enabled: true, labels: {helm.sh/chart: x}}", &[], "labels"),
+    ("dashboards: {labels: {helm.sh/chart: x}}", &[], "labels"),
+    ("dashboards: {namespace: 'Not a name'}", &[], "'Not a name' does not match pattern"),
     ("podMonitor: {interval: often}", &[], "'often' does not match pattern"),
     ("serviceAccount: {create: false}", &[], "minLength: got 0, want 1"),
     ("openshift: {scc: maybe}", &[], "/openshift/scc"),

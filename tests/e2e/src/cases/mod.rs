@@ -111,6 +111,7 @@ pub const ALL: &[Case] = &[
     shares("many_pods_run_on_one_card", shares::deployment),
     shares("a_shared_gpu_has_the_time_slice_of_its_policy_and_its_own_again", shares::intervals),
     modes("metrics_show_who_uses_what_and_only_what_is_over_its_grant_is_reported", shares::usage),
+    modes("prometheus_answers_every_query_of_rules_dashboards_and_autoscalers", shares::prometheus),
     modes("a_monitor_sees_gpus_that_others_hold", shares::admin),
     alone("a_share_can_be_an_extended_resource", shares::extended),
     modes("instances_of_an_admin_are_given_out_and_never_touched", shares::static_partitions),

@@ -54,6 +54,11 @@ fn value(metrics: &str, name: &str, labels: &[String]) -> Option<f64> {
 }
 
 pub(in crate::cases) fn usage(env: &Env) -> Result<()> {
+    with_pods(env, scripted)
+}
+
+/// Runs `check` with the pods and what they use, with the GPUs of the shares and of the partitions.
+pub(super) fn with_pods(env: &Env, check: impl FnOnce(&Env, (&str, &str)) -> Result<()>) -> Result<()> {
     let (shared, cut) = (h100(env, 2)?, h100(env, 3)?);
     let _policy = Policy::modes(env, &[shared, cut], &["Mig", "TimeSlicing"])?;
     let mut uids = Vec::new();
@@ -68,7 +73,7 @@ pub(in crate::cases) fn usage(env: &Env) -> Result<()> {
         let new = living.iter().map(|one| one.instance.id.0).find(|id| !instances.contains(id));
         instances.push(new.with_context(|| format!("pod {pod} runs without an instance"))?);
     }
-    let outcome = scripted(env, (shared, cut), &instances);
+    let outcome = play(env, (shared, cut), &instances).and_then(|()| check(env, (shared, cut)));
     for (_, pid) in PIDS {
         env.driver.gpus().end_process(pid)?;
         let folder = env.driver.gpus().root().join(format!("proc/{pid}"));
@@ -80,14 +85,17 @@ pub(in crate::cases) fn usage(env: &Env) -> Result<()> {
     uids.iter().try_for_each(|(pod, uid)| end(env, pod, uid))
 }
 
-fn scripted(env: &Env, (shared, cut): (&str, &str), instances: &[u32]) -> Result<()> {
+fn play(env: &Env, (shared, cut): (&str, &str), instances: &[u32]) -> Result<()> {
     let &[left, right] = instances else { anyhow::bail!("there are not two instances: {instances:?}") };
     start(env, shared, "over", None, (Some(12 * GIB), 60))?;
     start(env, shared, "fine", None, (Some(9 * GIB), 10))?;
     start(env, shared, "idle", None, (Some(GIB), 0))?;
     start(env, shared, "dark", None, (None, 5))?;
     start(env, cut, "left", Some(left), (Some(3 * GIB), 80))?;
-    start(env, cut, "right", Some(right), (Some(5 * GIB), 0))?;
+    start(env, cut, "right", Some(right), (Some(5 * GIB), 0))
+}
+
+fn scripted(env: &Env, (shared, cut): (&str, &str)) -> Result<()> {
     // Memory in GiB, percent and source, as scripted.
     let expected = [
         ("over", Some(12), 60, "process"),
