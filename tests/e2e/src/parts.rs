@@ -27,7 +27,7 @@ struct Part {
 
 const KUBERNETES: Part = Part { name: "kubernetes", packages: &["."], tags: None };
 const HELM: Part = Part { name: "helm", packages: &["helm.sh/helm/v4/cmd/helm"], tags: None };
-/// Without service discovery: it is told what to scrape.
+/// Without service discovery: its configuration names what it scrapes.
 const PROMETHEUS: Part = Part {
     name: "prometheus",
     packages: &["github.com/prometheus/prometheus/cmd/prometheus"],

@@ -37,7 +37,7 @@ fn rules_hold(env: &Env, prometheus: &Prometheus, groups: &Value) -> Result<()> 
     }
     ensure!(ratio("dark")?.is_none(), "the ratio of a claim whose use is not known is {:?}", ratio("dark")?);
 
-    // Nobody waits for an hour: the two GPUs that are held are found with another limit.
+    // The limit is an hour. With another one, the two GPUs that are held are found.
     let all = || groups.as_array().into_iter().flatten().filter_map(|group| at(group, "rules").as_array());
     let idle = all().flatten().find(|rule| at(rule, "record") == "divvy:gpus_held_and_idle:count");
     let idle = idle.and_then(|rule| at(rule, "expr").as_str()).context("no rule of idle GPUs")?;
