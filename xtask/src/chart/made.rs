@@ -12,6 +12,7 @@ pub(super) const CASES: &[Case] = &[
         "{}",
         &[],
         &[
+            Absent("ConfigMap/divvy-dashboard-fleet"),
             // Labels of a DaemonSet's selector cannot change: an upgrade from 0.1.0 must find these.
             Is(
                 PLUGIN,
@@ -324,7 +325,6 @@ pub(super) const CASES: &[Case] = &[
             Is("ConfigMap/divvy-dashboard-fleet", "/metadata/annotations", r#"{"grafana_folder": "GPUs"}"#),
         ],
     ),
-    ("{}", &[], &[Absent("ConfigMap/divvy-dashboard-fleet")]),
     // Classes.
     (
         "deviceClass: {extendedResourceNames: {gpu: nvidia.com/gpu, share: nvidia.com/gpu.shared}}",
