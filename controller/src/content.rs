@@ -199,11 +199,6 @@ pub(crate) fn dropped(sent: &ResourceSliceSpec, stored: &ResourceSliceSpec) -> B
         .collect()
 }
 
-/// The features whose fields are used.
-pub(crate) fn used(spec: &ResourceSliceSpec) -> BTreeSet<Feature> {
-    dropped(spec, &ResourceSliceSpec::default())
-}
-
 /// How many times each feature's fields are used.
 struct Uses {
     taints: usize,

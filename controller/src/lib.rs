@@ -15,6 +15,7 @@
 mod cache;
 mod content;
 mod deadline;
+mod dry_run;
 mod error;
 mod names;
 mod plan;
@@ -24,6 +25,7 @@ mod watch;
 
 pub use content::{comparable_spec, specs};
 pub use deadline::{ANSWER, NoAnswer, with_deadline};
+pub use dry_run::dropped_features;
 pub use error::PublishError;
 pub use names::slice_name;
 pub use plan::{Accepted, Sync, Target, Write, plan_sync};

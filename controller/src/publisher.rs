@@ -1,10 +1,9 @@
 //! The loop: watch, compare, write, retry. What to write is decided in [`crate::plan`].
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_offer::{Feature, Pool, validate};
+use divvy_offer::{Pool, validate};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -17,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, News};
-use crate::content::{comparable_spec, dropped, specs, used};
+use crate::content::specs;
 use crate::deadline::ANSWER;
 use crate::error::PublishError;
 use crate::plan::{Accepted, Target, Write, plan_sync};
@@ -32,8 +31,6 @@ const SETTLE_DOUBLINGS: u32 = 3;
 const QUIET: Duration = Duration::from_secs(30);
 /// A watch that has not failed again for so long stands: each attempt has failed before then.
 const STANDS: Duration = ANSWER.saturating_add(LONGEST_WAIT);
-/// So long a pool with fields that the server drops is held back: what decides about pools is about to change it.
-const HOLD_BACK: Duration = Duration::from_secs(2);
 
 /// Whose slices are published.
 #[derive(Debug, Clone)]
@@ -85,7 +82,6 @@ pub fn spawn(
         status,
         cache: Cache::default(),
         accepted: Accepted::default(),
-        kept: BTreeSet::new(),
         owner: None,
         due: Due { at: Some(Instant::now()), list: false },
         watch_failed: None,
@@ -104,8 +100,6 @@ struct Worker {
     status: watch::Sender<PublishStatus>,
     cache: Cache,
     accepted: Accepted,
-    /// Features whose fields the server has kept in a dry run.
-    kept: BTreeSet<Feature>,
     owner: Option<OwnerReference>,
     due: Due,
     /// When the watch failed last, if it may not stand since.
@@ -231,11 +225,10 @@ impl Worker {
             Err(error) => Err(error.into()),
         };
         match result {
-            Ok(Some(generation)) => {
+            Ok(generation) => {
                 self.backoff.reset();
                 self.note_success(pool, generation);
             }
-            Ok(None) => self.due.at = Some(Instant::now() + HOLD_BACK),
             Err(error) => {
                 let retry = error.is_retryable().then(|| self.backoff.next().unwrap_or_default());
                 self.due.list = true;
@@ -254,10 +247,12 @@ impl Worker {
         let (dropped, altered) = (self.accepted.dropped(), self.accepted.altered());
         let same = self.status.borrow().published.as_deref() == Some(&pool);
         let bytes = (!same).then(|| size(&self.config, &pool));
-        self.report_dropped(&dropped);
         self.status.send_modify(|status| {
             status.bytes = bytes.unwrap_or(status.bytes);
-            if dropped.is_empty() && !altered.is_empty() && altered != status.altered {
+            if !dropped.is_empty() && dropped != status.dropped {
+                let gates = dropped.iter().map(|feature| feature.gate()).collect::<Vec<_>>().join(", ");
+                tracing::warn!(gates, "the API server drops fields of ResourceSlices: its feature gates are off");
+            } else if !altered.is_empty() && altered != status.altered {
                 tracing::warn!(slices = ?altered, "the API server stored ResourceSlices otherwise than they were sent");
             }
             status.in_sync = true;
@@ -273,8 +268,7 @@ impl Worker {
         });
     }
 
-    /// The generation of the pool that is published now; `None` if it waits for one without fields that are dropped.
-    async fn sync(&mut self, pool: &Pool) -> Result<Option<i64>, PublishError> {
+    async fn sync(&mut self, pool: &Pool) -> Result<i64, PublishError> {
         if self.due.list {
             let selected = ListParams::default().fields(&self.selector);
             let list =
@@ -286,54 +280,11 @@ impl Worker {
         let PublisherConfig { driver, node_name } = &self.config;
         let target = Target { driver, node: node_name, owner: &owner, pool, accepted: &self.accepted };
         let plan = plan_sync(&self.cache.all(), &target);
-        if self.would_lose_fields(&plan.writes).await {
-            return Ok(None);
-        }
         for write in plan.writes {
             tracing::debug!(verb = write.verb(), slice = write.name(), "writing");
             self.write(write).await?;
         }
-        Ok(Some(plan.generation))
-    }
-
-    /// Whether the server would drop fields, which was not reported before. A device without the fields that limit its use
-    /// must not be seen by the scheduler, not even until the answer to its write is read: a share would look like a GPU that
-    /// is free. So each feature is tried in a dry run first. A server that answers none is written to as it is.
-    async fn would_lose_fields(&mut self, writes: &[Write]) -> bool {
-        let mut lost = BTreeSet::new();
-        for write in writes {
-            let (Write::Create(slice) | Write::Update(slice)) = write else { continue };
-            let features = used(&slice.spec);
-            if features.iter().all(|feature| self.kept.contains(feature) || lost.contains(feature)) {
-                continue;
-            }
-            let dry = PostParams { dry_run: true, ..PostParams::default() };
-            let tried = match write {
-                Write::Update(_) => self.slices.replace(write.name(), &dry, slice).await,
-                _ => self.slices.create(&dry, slice).await,
-            };
-            match tried {
-                Ok(stored) => {
-                    let dropped = dropped(&comparable_spec(&slice.spec), &comparable_spec(&stored.spec));
-                    self.kept.extend(features.difference(&dropped));
-                    lost.extend(dropped);
-                }
-                Err(error) => tracing::debug!(%error, slice = write.name(), "a dry run failed"),
-            }
-        }
-        let is_new = !lost.is_subset(&self.status.borrow().dropped);
-        if is_new {
-            self.report_dropped(&lost);
-            self.status.send_modify(|status| status.dropped.extend(lost));
-        }
-        is_new
-    }
-
-    fn report_dropped(&self, features: &BTreeSet<Feature>) {
-        if !features.is_empty() && *features != self.status.borrow().dropped {
-            let gates = features.iter().map(|feature| feature.gate()).collect::<Vec<_>>().join(", ");
-            tracing::warn!(gates, "the API server drops fields of ResourceSlices: its feature gates are off");
-        }
+        Ok(plan.generation)
     }
 
     async fn owner(&mut self) -> Result<OwnerReference, PublishError> {

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use divvy_controller::{PublisherConfig, dropped_features};
 use divvy_fake_cluster::build::mk_device;
 use divvy_fake_cluster::{FakeApi, Fault, Gate};
 use divvy_offer::Taint;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use tokio::time::Instant;
 
-use crate::world::{PATIENCE, SLICES, name, pool, server, start};
+use crate::world::{DRIVER, NODE, PATIENCE, SLICES, name, pool, server, start};
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_write_is_reported_and_retried_until_it_works() {
@@ -209,41 +210,28 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
     assert_eq!(status.dropped, [].into(), "what is not sent is not dropped");
 }
 
-/// A share without the fields that limit its use looks like a GPU that is free, and the scheduler is fast.
 #[tokio::test(start_paused = true)]
-async fn a_device_whose_fields_are_dropped_is_never_stored_if_the_pool_changes_when_that_is_reported() {
-    let api = server();
-    api.turn_off(Gate::ConsumableCapacity);
-    let without = pool(&[&["gpu-0"]]);
-    let mut wanted = pool(&[&["gpu-0", "gpu-0-ts"]]);
-    wanted.slices[0].devices[1].allow_multiple = true;
-    // A new instance knows nothing of what the one before was answered.
-    for created in [1, 0] {
-        let mut world = start(&api, Some(wanted.clone()));
-        let status = world.until(|status| !status.dropped.is_empty()).await;
-        assert_eq!(status.dropped, [divvy_offer::Feature::Shares].into());
-        world.desired.send_replace(Some(without.clone()));
-        let status = world.published(&without).await;
-        assert_eq!(status.dropped, [].into());
-        assert_eq!(api.count("dry-run", SLICES), 1);
-        assert_eq!((api.count("create", SLICES), api.count("update", SLICES)), (created, 0));
-        api.forget_requests();
-    }
-}
+async fn a_dry_run_shows_which_features_a_server_drops_and_stores_nothing() {
+    use divvy_offer::Feature;
 
-/// Webhooks can refuse dry runs.
-#[tokio::test(start_paused = true)]
-async fn a_server_that_answers_no_dry_run_gets_the_pool_all_the_same() {
     let api = server();
-    let mut wanted = pool(&[&["gpu-0"]]);
-    wanted.slices[0].devices[0].taints = vec![Taint::no_schedule("gpu.divvy.dev/lost", None)];
-    for fault in [Fault::Status(400), Fault::DropBefore] {
-        api.fail_next(1, "dry-run", SLICES, fault);
-        let mut world = start(&api, Some(wanted.clone()));
-        world.published(&wanted).await;
-        wanted.slices[0].devices[0].taints = vec![Taint::no_schedule("gpu.divvy.dev/xid", None)];
+    let config = PublisherConfig { driver: DRIVER.into(), node_name: NODE.into() };
+    let client = api.client();
+    let ask = async || dropped_features(&client, &config, "node-1/divvy").await;
+    assert_eq!(ask().await.unwrap(), [].into());
+    let gates = [
+        (Gate::DeviceTaints, Feature::Taints),
+        (Gate::PartitionableDevices, Feature::Partitions),
+        (Gate::ConsumableCapacity, Feature::Shares),
+    ];
+    for (number, (gate, _)) in gates.iter().enumerate() {
+        api.turn_off(*gate);
+        let off = gates.iter().take(number + 1).map(|(_, feature)| *feature).collect();
+        assert_eq!(ask().await.unwrap(), off);
     }
-    assert_eq!((api.count("dry-run", SLICES), api.count("create", SLICES)), (2, 1));
+    assert_eq!((api.list::<ResourceSlice>(), api.count("create", SLICES)), (Vec::new(), 0));
+    api.fail_next(1, "dry-run", SLICES, Fault::Status(400));
+    assert!(ask().await.unwrap_err().to_string().starts_with("cannot create a ResourceSlice in a dry run: "));
 }
 
 #[tokio::test(start_paused = true)]

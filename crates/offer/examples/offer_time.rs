@@ -90,7 +90,7 @@ fn step_time(inventory: &Inventory, ordinals: &Ordinals, rare: bool) -> Duration
         retry: Duration::from_secs(5),
     });
     let mut learn = |fact| drop(step(&mut world, fact, Duration::ZERO));
-    learn(Fact::Version(KubeVersion::new(1, 37, 1)));
+    learn(Fact::Server { version: KubeVersion::new(1, 37, 1), dropped: None });
     learn(Fact::Policies { policies: Vec::new(), labels: BTreeMap::new() });
     learn(Fact::Records(Records { ordinals: ordinals.clone(), ..Records::default() }));
     learn(Fact::Inventory { gpus: Arc::new(inventory.clone()), driver_down: false });

@@ -42,12 +42,14 @@ impl fmt::Display for Feature {
 /// What may be published: the versions seen and the features whose fields came back missing.
 ///
 /// Several API servers of different versions can stand behind one address (an upgrade runs for an hour), so the
-/// lowest of the last [`ServerFeatures::MEMORY`] answers counts. When the lowest rises the upgrade is over, and
-/// dropped features and several modes get another try: gates and schedulers change with versions.
+/// lowest of the last [`ServerFeatures::MEMORY`] answers counts. When the lowest rises the upgrade is over: only what the
+/// newer server drops is dropped then, and several modes get another try. Gates and schedulers change with versions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ServerFeatures {
     seen: Vec<KubeVersion>,
     dropped: BTreeSet<Feature>,
+    /// What the last dry run lost.
+    tried: BTreeSet<Feature>,
     lock: ModeLock,
     conflict: bool,
 }
@@ -119,9 +121,15 @@ impl ServerFeatures {
         }
         let next = Self { seen, ..self.clone() };
         match (self.lowest(), next.lowest()) {
-            (Some(before), Some(after)) if after > before => Self { dropped: BTreeSet::new(), ..next },
+            (Some(before), Some(after)) if after > before => Self { dropped: next.tried.clone(), ..next },
             _ => next,
         }
+    }
+
+    /// What is known after a dry run in which the fields of `dropped`, and of no other feature, did not come back.
+    #[must_use]
+    pub fn tried(&self, dropped: BTreeSet<Feature>) -> Self {
+        Self { tried: dropped.clone(), ..self.without(dropped) }
     }
 
     /// What is known after the fields of `features` were sent and did not come back.
@@ -156,7 +164,7 @@ impl ServerFeatures {
 
     /// Whether fields of a feature are worth sending. Taints are tried on every server, shares on every one whose
     /// scheduler counts them as they are meant: the version does not say whether their gate is on, the answer to a
-    /// write does.
+    /// dry run does.
     pub fn supports(&self, feature: Feature) -> bool {
         let new_enough = match feature {
             Feature::Taints => true,
@@ -217,6 +225,19 @@ mod tests {
             later = later.observe(V(1, 36, 4));
         }
         assert!(later.supports(Feature::Taints));
+    }
+
+    #[test]
+    fn what_the_newer_server_drops_is_not_tried_again_when_the_upgrade_is_over() {
+        let old =
+            ServerFeatures::default().observe(V(1, 35, 0)).tried([Feature::Taints, Feature::Shares].into());
+        let mut upgraded = old.observe(V(1, 36, 4)).tried([Feature::Shares].into());
+        assert!(!upgraded.supports(Feature::Taints), "1.35 is still in memory");
+        for _ in 0..ServerFeatures::MEMORY {
+            upgraded = upgraded.observe(V(1, 36, 4));
+            assert!(!upgraded.supports(Feature::Shares));
+        }
+        assert!(upgraded.supports(Feature::Taints));
     }
 
     #[test]

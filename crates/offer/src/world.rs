@@ -53,8 +53,14 @@ pub enum Fact {
     Neighbours(BTreeMap<GpuUuid, String>),
     /// What the node's records say.
     Records(Records),
-    /// The API server answered with this version.
-    Version(KubeVersion),
+    /// The API server answered.
+    Server {
+        /// Its version.
+        version: KubeVersion,
+        /// The features whose fields were lost in a dry run, if one was answered. Together with the version: a device
+        /// without the fields that limit its use must not be published, not even for a moment.
+        dropped: Option<BTreeSet<Feature>>,
+    },
     /// Fields of these features were sent and did not come back.
     Dropped(BTreeSet<Feature>),
     /// The answer to an [`Ask`]; `None` if there was none.
@@ -233,8 +239,9 @@ impl World {
             Fact::Policies { policies, labels } => replace(&mut self.policies, Some((policies, labels))),
             Fact::Neighbours(uses) => replace(&mut self.neighbours, uses),
             Fact::Records(records) => replace(&mut self.records, Some(Arc::new(records))),
-            Fact::Version(version) => {
+            Fact::Server { version, dropped } => {
                 let next = self.features.observe(version);
+                let next = dropped.map_or_else(|| next.clone(), |dropped| next.tried(dropped));
                 replace(&mut self.features, next)
             }
             Fact::Dropped(features) => {

@@ -122,7 +122,7 @@ impl Brain {
                 node.recorded = Some(Arc::new(recorded));
                 Decisive::Records(decisive)
             }
-            Fact::Version(version) => Decisive::Version(version),
+            Fact::Server { version, dropped } => Decisive::Server { version, dropped },
             Fact::Dropped(features) => Decisive::Dropped(features),
             Fact::Answer(answer) => Decisive::Answer(answer),
             Fact::Conflict(conflict) => Decisive::Conflict(conflict),

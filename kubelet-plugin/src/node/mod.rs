@@ -36,8 +36,8 @@ pub(crate) enum Fact {
     Neighbours(Uses),
     /// What the records say.
     Records(Recorded),
-    /// The API server answered with this version.
-    Version(KubeVersion),
+    /// The API server answered: its version, and what it lost in a dry run, if one was made.
+    Server { version: KubeVersion, dropped: Option<BTreeSet<Feature>> },
     /// Fields of these features were sent and did not come back.
     Dropped(BTreeSet<Feature>),
     /// The answer to what was asked; `None` if there was none.

@@ -1,9 +1,10 @@
 //! Runs the publisher while this instance is the one to publish, and passes on what it learns of the API server.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_controller::{PublishStatus, PublisherConfig};
-use divvy_offer::{KubeVersion, Pool};
+use divvy_offer::{Feature, KubeVersion, Pool, pool_name};
 use divvy_telemetry::ReadyHandle;
 use kube::Client;
 use tokio::sync::watch;
@@ -48,7 +49,7 @@ impl Publishing {
             () = stop.cancelled() => return,
         }
         let mut ask_version = tokio::time::Instant::now();
-        let mut is_known = false;
+        let mut known = None;
         while !stop.is_cancelled() {
             if !*self.publishes.borrow_and_update() {
                 tokio::select! {
@@ -71,7 +72,7 @@ impl Publishing {
                     changed = status.changed() => if changed.is_err() { break },
                     Ok(()) = self.publishes.changed() => if !*self.publishes.borrow_and_update() { break },
                     () = tokio::time::sleep_until(ask_version) => {
-                        ask_version = tokio::time::Instant::now() + self.ask_version(&mut is_known).await;
+                        ask_version = tokio::time::Instant::now() + self.ask_version(&mut known).await;
                     }
                     () = stop.cancelled() => break,
                 }
@@ -98,8 +99,8 @@ impl Publishing {
         self.status.send_replace(status.clone());
     }
 
-    /// Asks for the API server's version; when to ask again.
-    async fn ask_version(&self, is_known: &mut bool) -> Duration {
+    /// Asks for the API server's version, and what a server of another version than before drops; when to ask again.
+    async fn ask_version(&self, known: &mut Option<KubeVersion>) -> Duration {
         match self.client.apiserver_version().await {
             Ok(info) => {
                 let version = KubeVersion::parse(&info.git_version).unwrap_or_else(|| {
@@ -109,19 +110,27 @@ impl Publishing {
                     );
                     OLDEST
                 });
-                drop(self.facts.send(Fact::Version(version)));
-                *is_known = true;
+                let dropped = if *known == Some(version) { None } else { self.try_features().await };
+                drop(self.facts.send(Fact::Server { version, dropped }));
+                *known = Some(version);
                 self.version_every
             }
             Err(error) => {
                 let error = crate::chain(&error);
                 tracing::debug!(%error, "the version of the API server is not known yet");
-                if !*is_known {
+                if known.is_none() {
                     self.ready.waiting(format!("the API server's version is not known yet: {error}"));
                     return FIRST_VERSION_RETRY.min(self.version_every);
                 }
                 VERSION_RETRY.min(self.version_every)
             }
         }
+    }
+
+    /// What is dropped; `None` if the server does not answer dry runs: then the first write of a feature shows it.
+    async fn try_features(&self) -> Option<BTreeSet<Feature>> {
+        let pool = pool_name(&self.config.node_name);
+        let tried = divvy_controller::dropped_features(&self.client, &self.config, &pool).await;
+        tried.inspect_err(|error| tracing::debug!(%error, "features are not tried before they are used")).ok()
     }
 }

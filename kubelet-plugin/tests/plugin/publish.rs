@@ -128,6 +128,24 @@ async fn where_taints_are_dropped_a_gpu_that_must_not_be_given_out_is_not_publis
     plugin.stop().await;
 }
 
+/// For a moment such a share would look like a GPU that is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_the_limits_of_shares_are_dropped_no_share_is_ever_stored() {
+    let node = Node::new("h100x2");
+    node.api.turn_off(Gate::ConsumableCapacity);
+    let plugin = node.start_with(node.config(&["--offer", "everything"]));
+    plugin.wait_ready().await;
+    let published = node.published();
+    assert!(published.iter().any(|(device, _)| device.contains("-mig-")), "{published:?}");
+    assert!(!published.iter().any(|(device, _)| device.ends_with("-ts")), "{published:?}");
+    assert_eq!(node.api.count("update", "resourceslices"), 0, "something else was stored before");
+    assert_eq!(
+        node.api.count("create", "resourceslices"),
+        u64::try_from(node.api.list::<ResourceSlice>().len()).unwrap()
+    );
+    plugin.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_api_server_that_is_down_at_the_start_blocks_no_unprepare_and_gets_the_slices_later() {
     let node = Node::new("h100x1");

@@ -122,7 +122,7 @@ impl Cluster {
         self.version = version;
         // As often as it takes for an older one to be forgotten.
         for _ in 0..8 {
-            self.learn(Fact::Version(version));
+            self.learn(Fact::Server { version, dropped: None });
         }
     }
 
