@@ -86,6 +86,12 @@ pub mod attributes {
     pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 }
 
+/// Attributes that only the metadata of a claim's devices has: what is not known before a claim has them.
+pub mod metadata {
+    /// Of a share: memory that it was granted, in bytes (string).
+    pub const MEMORY_GRANTED: &str = "memoryGranted";
+}
+
 /// Capacity names (`ResourceSlice.spec.devices[].capacity`).
 pub mod capacity {
     /// Memory in bytes.

@@ -90,6 +90,9 @@ pub struct Args {
     /// (/dev/gdrdrv), GPUDirect Storage (/dev/nvidia-fs*) or IMEX channels, which divvy does not isolate.
     #[arg(long, env = "EXTRA_NODES", default_value = "", hide_default_value = true)]
     pub extra_nodes: String,
+    /// Whether containers get a file with the attributes of their devices for each request.
+    #[arg(long, env = "DEVICE_METADATA", default_value_t = true, action = clap::ArgAction::Set)]
+    pub device_metadata: bool,
     /// The program that CDI files name for container creation (divvy-cdi-hook); it is copied into --hook-dir.
     /// [default: beside this program]
     #[arg(long, env = "HOOK_PATH", value_parser = path)]

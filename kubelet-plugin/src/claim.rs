@@ -3,7 +3,7 @@
 use std::fmt;
 
 use divvy_claims::{
-    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
+    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request, is_label,
 };
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
@@ -11,6 +11,9 @@ use k8s_openapi::api::resource::v1::{
     DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Where Kubernetes notes the claim's name in its pod, on claims that it makes from templates.
+const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 
 /// A claim as the kubelet names it; nothing about it is checked yet.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,6 +94,8 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
     if found != asked.uid.as_str() {
         return Err(ClaimError::OtherUid { asked: Box::new(asked.clone()), found });
     }
+    // Anyone who may write the claim may write this, and it becomes part of a path.
+    let pod_claim_name = object.metadata.annotations.and_then(|mut all| all.remove(POD_CLAIM_NAME));
     let status = object.status.unwrap_or_default();
     let allocation = status.allocation.ok_or_else(|| ClaimError::NotAllocated(Box::new(asked.clone())))?;
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
@@ -106,6 +111,7 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
         uid: asked.uid.clone(),
         namespace: asked.namespace.clone(),
         name: asked.name.clone(),
+        pod_claim_name: pod_claim_name.filter(|name| is_label(name)),
         allocation: Allocation { allocated_at, results },
         configs: configs(devices, &written),
         pods: status.reserved_for.unwrap_or_default().into_iter().filter_map(pod).collect(),
@@ -264,6 +270,7 @@ mod tests {
                 uid: "uid-1".parse().unwrap(),
                 namespace: "ns".into(),
                 name: "c".into(),
+                pod_claim_name: None,
                 allocation: Allocation {
                     allocated_at: Some("2026-11-21T14:00:00Z".into()),
                     results: vec![AllocatedDevice {

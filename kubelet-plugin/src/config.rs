@@ -103,6 +103,8 @@ pub struct Config {
     pub usage: Option<IdleRule>,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: Vec<String>,
+    /// Whether containers get files with the metadata of their devices.
+    pub device_metadata: bool,
     /// How containers find the driver's libraries.
     pub library_delivery: Delivery,
     /// The hook program to install.
@@ -152,6 +154,7 @@ impl TryFrom<Args> for Config {
             recover_after,
             usage,
             extra_nodes,
+            device_metadata,
             library_delivery,
             hook_path,
             hook_dir,
@@ -168,9 +171,8 @@ impl TryFrom<Args> for Config {
         let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
         let hook_dir = given(hook_dir).unwrap_or_else(|| Path::new("/opt/divvy").join(&driver_name));
-        let (kubeconfig, plugin_dir, lock_dir) = (given(kubeconfig), given(plugin_dir), given(lock_dir));
-        let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
-        let plugin_dir = plugin_dir.unwrap_or_else(|| Path::new(PLUGINS).join(&driver_name));
+        let plugin_dir = given(plugin_dir).unwrap_or_else(|| Path::new(PLUGINS).join(&driver_name));
+        let (lock_dir, pod_uid) = (given(lock_dir), pod_uid.filter(|uid| !uid.is_empty()));
         check_paths([
             ("plugin-dir", Some(&plugin_dir)),
             ("registry-dir", Some(&registry_dir)),
@@ -183,7 +185,6 @@ impl TryFrom<Args> for Config {
             ("hook-dir", Some(&hook_dir)),
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
-        let (http, debug_http) = (addresses("http", &http)?, addresses("debug-http", &debug_http)?);
         let sockets = SocketNames::new(&driver_name, &plugin_dir, &registry_dir, pod_uid.as_deref())?;
         Ok(Self {
             timing: Timing::of_node(&node_name),
@@ -205,13 +206,14 @@ impl TryFrom<Args> for Config {
             health: health(&ignored_xids, recover_after)?,
             usage: idle_rule(&usage),
             extra_nodes: device_nodes_of(&extra_nodes)?,
+            device_metadata,
             library_delivery,
             hook_path: given(hook_path),
             hook_dir,
             claim_metrics,
-            http,
-            debug_http,
-            kubeconfig,
+            http: addresses("http", &http)?,
+            debug_http: addresses("debug-http", &debug_http)?,
+            kubeconfig: given(kubeconfig),
         })
     }
 }

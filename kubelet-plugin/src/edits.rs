@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use divvy_api::names;
 use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
-use divvy_claims::{RecordedDevice, StepState};
+use divvy_claims::{Attributes, RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
 use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Gpu, HoldKind, PciAddress};
+use divvy_model::{Gpu, HoldKind, Inventory, PciAddress};
 
 /// Where the driver's files are looked for.
 #[derive(Debug, Clone, Default)]
@@ -221,6 +221,10 @@ impl DeviceEdits for HostEdits {
         };
         edits.device_nodes.extend(self.extra_nodes(&device.extra_nodes)?);
         Ok(cdi(edits))
+    }
+
+    fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {
+        divvy_offer::attributes(&device.allocated.device, &device.gpu, inventory, device.time_slice)
     }
 }
 

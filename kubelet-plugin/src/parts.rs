@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use divvy_executor::{
-    DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, InventorySource, MigSteps,
-    Parts, SystemClock,
+    DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
+    InventorySource, MigSteps, Parts, SystemClock,
 };
 use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
@@ -114,6 +114,7 @@ pub(crate) fn executor(
             FileLocks::open(dir.join("locks"), clock.clone()).map_err(in_dir("the folder of locks"))?,
         ),
         cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
+        metadata: Arc::new(FileMetadataDir::new(dir.join("metadata"))),
         edits,
         steps: Arc::new(MigSteps::new(gpus.clone())),
         time_slices: Arc::new(SmiSlices {
@@ -135,6 +136,7 @@ pub(crate) fn executor(
         timing: config.timing.executor,
         lock_dir: config.lock_dir.clone(),
         extra_nodes: config.extra_nodes.clone(),
+        metadata: config.device_metadata,
         ..ExecutorConfig::new(&*config.driver_name, boot)
     };
     Ok(Executor::new(settings, parts))

@@ -203,6 +203,7 @@ fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result
         ignored_xids: String::new(),
         recover_after: 60,
         usage: UsageArgs { usage: true, idle_after: 3600 },
+        device_metadata: true,
         extra_nodes: String::new(),
         library_delivery: Delivery::Hook,
         hook_path: Some(hook),

@@ -127,6 +127,8 @@ pub struct Claim {
     pub uid: ClaimUid,
     pub namespace: String,
     pub name: String,
+    /// Its name in its pod, if it was made from a template and the API server says so.
+    pub pod_claim_name: Option<String>,
     /// Our devices and when they were allocated.
     pub allocation: Allocation,
     /// Config entries of all drivers, in the API's order (class entries first).

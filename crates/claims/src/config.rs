@@ -144,6 +144,7 @@ mod tests {
             uid: "c0ffee".parse().unwrap(),
             namespace: "ns".to_owned(),
             name: "train".to_owned(),
+            pod_claim_name: None,
             allocation: Allocation::default(),
             configs,
             pods: Vec::new(),

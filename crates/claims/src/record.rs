@@ -8,7 +8,7 @@ use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind, MigUuid, TimeSlice}
 use serde::{Deserialize, Serialize};
 
 use crate::stored::{self, Head, Stored, Versions};
-use crate::{AllocatedDevice, Allocation, Claim, ClaimRef, Outcome, PodRef, Progress, Step};
+use crate::{AllocatedDevice, Allocation, Claim, ClaimRef, Metadata, Outcome, PodRef, Progress, Step};
 
 /// An allocated device, resolved to the GPU that serves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,6 +122,9 @@ pub struct Record {
     /// When (time since that boot) the prepare that made it arrived: an unprepare that arrived earlier is not about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received: Option<Duration>,
+    /// What the files with the metadata of its devices say; a claim without it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
     /// Where it is in its life.
     pub phase: Phase,
     /// Its hardware steps, in the order they are carried out.
@@ -141,6 +144,7 @@ impl Record {
             devices,
             pods: claim.pods.clone(),
             received: None,
+            metadata: None,
             phase,
             steps: Vec::new(),
         }
@@ -196,7 +200,7 @@ impl Record {
 
 /// Records of the versions before have fields less and nothing else: since version 2 there are partitions among the
 /// devices' kinds and steps that have begun, since version 3 shares, time slices and partitions of others; an older reader
-/// would call such a record corrupt rather than newer. A change makes a version 4, with a frozen copy of [`Record`] for
+/// would call such a record corrupt rather than newer. Fields that a reader may do without come and go in a version. A change makes a version 4, with a frozen copy of [`Record`] for
 /// these.
 const VERSIONS: Versions<Record> = Versions {
     current: 3,

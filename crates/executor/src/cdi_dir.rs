@@ -48,7 +48,7 @@ impl FileCdiDir {
     }
 }
 
-fn unless_missing<T>(result: io::Result<T>, missing: T) -> io::Result<T> {
+pub(crate) fn unless_missing<T>(result: io::Result<T>, missing: T) -> io::Result<T> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(missing),
         other => other,

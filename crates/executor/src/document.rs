@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_cdi::ClaimSpec;
-use divvy_claims::{Record, cdi_device_name, cdi_file_name, share_env};
+use divvy_claims::{Record, cdi_device_name, cdi_file_name, metadata_files, share_env};
 use divvy_model::ClaimUid;
 
 use crate::{CdiError, Executor};
@@ -22,11 +22,14 @@ impl Executor {
             record.uid.as_str(),
             edits.common().map_err(failed("(all)"))?,
         );
+        let files = metadata_files(&self.config.driver, record);
         let mut named = BTreeSet::new();
         for device in &record.devices {
             let (name, share) = (&device.allocated.device, device.allocated.share_id.as_deref());
             // One device for two requests (one of them admin access) is one CDI device.
-            if !named.insert(cdi_device_name(&record.uid, name, share)) {
+            let cdi_device = cdi_device_name(&record.uid, name, share);
+            let mounts = self.metadata_mounts(&record.uid, &cdi_device, &files);
+            if !named.insert(cdi_device) {
                 continue;
             }
             let gpu = inventory
@@ -35,6 +38,7 @@ impl Executor {
                 .ok_or_else(|| CdiError::NoGpu { device: name.to_string(), gpu: device.gpu.clone() })?;
             let mut content = edits.device(gpu, device, &record.steps).map_err(failed(name.as_str()))?;
             content.env.extend(share_env(&record.devices, device));
+            content.mounts.extend(mounts);
             spec.add(name.as_str(), share, content);
         }
         spec.into_json_bytes().map_err(|error| CdiError::Document(Box::new(error)))
@@ -53,29 +57,34 @@ impl Executor {
         self.parts.cdi.write(&self.cdi_name(claim), bytes).map_err(self.cdi_failed(claim, "written"))
     }
 
+    /// Removes the file, and then those that it mounts.
     pub(crate) fn remove_cdi(&self, claim: &ClaimUid) -> Result<(), CdiError> {
-        self.parts.cdi.remove(&self.cdi_name(claim)).map(drop).map_err(self.cdi_failed(claim, "removed"))
+        let removed = self.parts.cdi.remove(&self.cdi_name(claim));
+        removed.map_err(self.cdi_failed(claim, "removed"))?;
+        self.remove_metadata(claim)
     }
 
-    /// Writes the file if there is none.
+    /// Writes the file if there is none, and those that it mounts.
     pub(crate) fn ensure_cdi(&self, record: &Record) -> Result<bool, CdiError> {
+        let metadata = self.ensure_metadata(record)?;
         let there = self.parts.cdi.exists(&self.cdi_name(&record.uid));
         if record.devices.is_empty() || there.map_err(self.cdi_failed(&record.uid, "read"))? {
-            return Ok(false);
+            return Ok(metadata);
         }
         self.write_cdi(&record.uid, &self.document(record)?)?;
         Ok(true)
     }
 
-    /// Writes the file unless it is as it should be.
+    /// Writes the file, and those that it mounts, unless they are as they should be.
     pub(crate) fn refresh_cdi(&self, record: &Record) -> Result<bool, CdiError> {
         if record.devices.is_empty() {
             return Ok(false);
         }
+        let metadata = self.ensure_metadata(record)?;
         let wanted = self.document(record)?;
         let read = self.parts.cdi.read(&self.cdi_name(&record.uid));
         if read.map_err(self.cdi_failed(&record.uid, "read"))?.is_some_and(|bytes| bytes == wanted) {
-            return Ok(false);
+            return Ok(metadata);
         }
         self.write_cdi(&record.uid, &wanted)?;
         Ok(true)

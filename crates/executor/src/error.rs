@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 use divvy_cdi::SpecError;
 use divvy_claims::{ClaimRef, Refusal, Retry, StepError};
@@ -115,6 +116,16 @@ pub enum CdiError {
     File {
         file: String,
         folder: String,
+        /// `read`, `written`, `removed`.
+        action: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A file with the metadata of devices could not be used.
+    #[error("the device metadata {} cannot be {action}{}", file.display(), advice(source))]
+    Metadata {
+        file: PathBuf,
         /// `read`, `written`, `removed`.
         action: &'static str,
         /// What the system said.

@@ -17,8 +17,8 @@ use crate::partitions::Instances;
 use crate::reconcile::Orphans;
 use crate::state::StateFiles;
 use crate::{
-    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, ProcessSource, Steps, Store,
-    StoreError, TimeSlices,
+    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, MetadataDir, ProcessSource,
+    Steps, Store, StoreError, TimeSlices,
 };
 
 /// How long things may take.
@@ -65,6 +65,8 @@ pub struct ExecutorConfig {
     pub lock_dir: Option<PathBuf>,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: Vec<String>,
+    /// Whether claims get files with the metadata of their devices.
+    pub metadata: bool,
     /// The decision; tests put one here that asks for hardware steps.
     pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
@@ -73,7 +75,8 @@ impl ExecutorConfig {
     /// The usual settings.
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
         let timing = Timing::default();
-        Self { driver: driver.into(), boot, timing, lock_dir: None, extra_nodes: Vec::new(), decide }
+        let driver = driver.into();
+        Self { driver, boot, timing, lock_dir: None, extra_nodes: Vec::new(), metadata: true, decide }
     }
 }
 
@@ -86,6 +89,8 @@ pub struct Parts {
     pub locks: Arc<dyn Locks>,
     /// The folder of CDI files.
     pub cdi: Arc<dyn CdiDir>,
+    /// The folder of files with the metadata of devices.
+    pub metadata: Arc<dyn MetadataDir>,
     /// What containers need for a device.
     pub edits: Arc<dyn DeviceEdits>,
     pub steps: Arc<dyn Steps>,

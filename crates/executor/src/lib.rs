@@ -21,6 +21,7 @@ mod executor;
 mod gpus;
 mod locks;
 mod marks;
+mod metadata;
 mod mig;
 mod numbers;
 mod owned;
@@ -49,6 +50,7 @@ pub use error::{
 pub use executor::{Executor, ExecutorConfig, HeldDevice, Parts, Timing};
 pub use locks::{FileLocks, LockGuard, LockName, Locks};
 pub use marks::FileMarks;
+pub use metadata::{FileMetadataDir, MetadataDir};
 pub use mig::MigSteps;
 pub use numbers::NumberError;
 pub use partitions::Instances;

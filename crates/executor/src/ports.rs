@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    Claim, ClaimRef, InstanceId, Observed, Outcome, ProcessOnGpu, RecordedDevice, Step, StepError, StepState,
+    Attributes, Claim, ClaimRef, InstanceId, Observed, Outcome, ProcessOnGpu, RecordedDevice, Step,
+    StepError, StepState,
 };
 use divvy_model::mig::GpuInstance;
 use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory, MigMode};
@@ -57,6 +58,8 @@ pub trait DeviceEdits: Send + Sync {
         device: &RecordedDevice,
         steps: &[StepState],
     ) -> Result<ContainerEdits, EditsError>;
+    /// What is published of a device, for its metadata.
+    fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes;
 }
 
 /// The node's GPUs as last read; cheap.

@@ -95,7 +95,8 @@ impl Executor {
             // Letting go must work on a full disk too.
             tracing::warn!(claim.uid = %uid, error = chain(&error), "failed to keep a copy of an unreadable record");
         }
-        if let Some(record) = rebuilt {
+        if let (Some(mut record), Some(claim)) = (rebuilt, claim) {
+            record.metadata = self.metadata_of(claim, &record.devices);
             self.state.write_record(&record).map_err(|e| chain(&e))?;
             self.refresh_cdi(&record).map_err(|e| chain(&e))?;
             return Ok(Remade::AsPrepared);
@@ -222,6 +223,7 @@ impl Executor {
             uid: uid.clone(),
             namespace: claim.map_or_else(unknown, |claim| claim.namespace.clone()),
             name: claim.map_or_else(unknown, |claim| claim.name.clone()),
+            pod_claim_name: None,
             allocation: Allocation::default(),
             configs: Vec::new(),
             pods: Vec::new(),

@@ -228,6 +228,10 @@ impl Executor {
             Err(error) => return failed(chain(&error)),
         };
         lost.extend(files.iter().filter_map(|file| claim_of_cdi_file(&self.config.driver, file)));
+        match self.parts.metadata.claims() {
+            Ok(claims) => lost.extend(claims),
+            Err(error) => return failed(format!("the folder of device metadata cannot be read: {error}")),
+        }
         lost.retain(|uid| self.state.record(uid).is_ok_and(|record| record == Stored::Absent));
         let one = |uid: &ClaimUid| {
             if let Some(claim) = claims.get(uid) {

@@ -169,6 +169,10 @@ impl Executor {
         steps.extend(others.filter(|step| !steps.contains(step)).collect::<Vec<_>>());
         record.boot = self.config.boot.clone();
         record.received = None;
+        if let Some(metadata) = &mut record.metadata {
+            // A card may have another address now.
+            metadata.attributes = self.attributes_of(&record.devices);
+        }
         // A failure leaves the record of the earlier boot: it goes on holding its GPUs and is carried out later.
         let record = self.run_steps(record, steps, until, &earlier)?;
         self.complete(record, &earlier).map(drop)

@@ -71,10 +71,11 @@ impl Executor {
         } else {
             record = self.run_steps(record, plan.steps, call.until, before)?;
         }
+        record.metadata = self.metadata_of(claim, &record.devices);
         self.complete(record, before)
     }
 
-    /// The last part of every prepare: content, record, file. The content comes first, since it can fail for reasons
+    /// The last part of every prepare: content, record, files. The content comes first, since it can fail for reasons
     /// of its own, and then a claim without steps of this call has written nothing.
     pub(crate) fn complete(&self, mut record: Record, before: &Before) -> Result<Prepared, PrepareCause> {
         record.phase = Phase::Prepared;
@@ -88,7 +89,8 @@ impl Executor {
         if let Err(error) = self.state.write_record(&record) {
             return Err(self.take_back(record, error.into(), before));
         }
-        if let Err(error) = self.write_cdi(&record.uid, &bytes) {
+        let files = self.ensure_metadata(&record).and_then(|_| self.write_cdi(&record.uid, &bytes));
+        if let Err(error) = files {
             return Err(self.take_back(record, error.into(), before));
         }
         Ok(Prepared::of(&self.config.driver, &record))

@@ -5,6 +5,7 @@
 //! an [`Inventory`] into devices, `claims` decides over [`Hold`]s and [`Mode`]s, `nvml` and `gpu-sim` implement
 //! [`GpuDriver`], `host` fills [`HostTopology`].
 
+mod attribute;
 mod device;
 mod driver;
 mod driver_error;
@@ -20,6 +21,7 @@ mod quantity;
 mod usage;
 mod version;
 
+pub use attribute::AttributeValue;
 pub use device::{DeviceKind, ParseDeviceNameError};
 pub use driver::{CallMarks, GpuDriver, MigActivation};
 pub use driver_error::{GpuError, GpuErrorCode, GpuOp};

@@ -11,6 +11,7 @@
 
 mod admin;
 mod asking;
+mod attributes;
 mod carve;
 mod conflicts;
 mod counters;
@@ -36,7 +37,9 @@ mod whole;
 mod withdrawal;
 mod world;
 
+pub use attributes::attributes;
 pub use carve::{Carved, Input, carve, carve_partitions, pool_name};
+pub use divvy_model::AttributeValue;
 pub use features::{Feature, OneMode, ServerFeatures};
 pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
 pub use note::Note;
@@ -44,8 +47,7 @@ pub use notice::Notice;
 pub use partition::Partitioning;
 pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{
-    Allowed, Amount, AttributeValue, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice,
-    Taint, TaintEffect,
+    Allowed, Amount, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice, Taint, TaintEffect,
 };
 pub use rules::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules};
 pub use step::{Outputs, step};

@@ -9,13 +9,13 @@ use divvy_api::names::attributes as attr;
 use divvy_model::mig::{
     GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement, ProfileName,
 };
-use divvy_model::{DeviceKind, GpuUuid, MigMode, MigUuid};
+use divvy_model::{DeviceKind, Gpu, GpuUuid, MigMode, MigUuid, SystemFacts};
 
 use crate::carve::{ReadableGpu, Run};
 use crate::counters::{Budget, RESOURCES, amounts};
 use crate::modes::{self, Choice, Facts, Refused};
 use crate::taints::{Standing, Subject};
-use crate::whole::{Builder, describe};
+use crate::whole::{self, Builder};
 use crate::{
     AttributeValue, Capacity, Device, Feature, GpuRules, Instances, Modes, Note, OfferedMode, PlacementOrder,
     Rules, Taint,
@@ -128,14 +128,12 @@ impl Run<'_> {
         budget
     }
 
-    /// What all partitions of a GPU say. No `uuid`, which there is only once it lives, and no NVLink, which
-    /// partitions cannot use.
+    /// What all partitions of a GPU say.
     fn template(&mut self, one: &ReadableGpu<'_>) -> Device {
         // Notes of values left out name the whole GPU, once.
         let name = DeviceKind::Whole { ordinal: one.ordinal }.device_name();
         let mut to = Builder::new(name, &mut self.notes);
-        identify(&mut to, one.uuid);
-        describe(&mut to, one.gpu, &self.input.inventory.system);
+        describe(&mut to, one.uuid, one.gpu, &self.input.inventory.system);
         to.device
     }
 
@@ -245,6 +243,13 @@ struct OfProfile<'a> {
     device: Device,
     offered: bool,
     label: String,
+}
+
+/// What all partitions of a GPU say. No `uuid`, which there is only once it lives, and no NVLink, which partitions
+/// cannot use.
+pub(crate) fn describe(to: &mut Builder<'_>, uuid: &GpuUuid, gpu: &Gpu, system: &SystemFacts) {
+    identify(to, uuid);
+    whole::describe(to, gpu, system);
 }
 
 pub(crate) fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use divvy_model::DeviceName;
+use divvy_model::{AttributeValue, DeviceName};
 use serde::Serialize;
 
 /// Everything one node publishes.
@@ -80,19 +80,6 @@ impl Device {
             allow_multiple: false,
         }
     }
-}
-
-/// The value of an attribute. Lists are not used: they are alpha.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AttributeValue {
-    /// Yes or no.
-    Bool(bool),
-    /// A whole number.
-    Int(i64),
-    String(String),
-    /// A semantic version.
-    Version(String),
 }
 
 /// A capacity of a device.

@@ -13,9 +13,7 @@ const ALL_CORES: u64 = 100;
 /// The shares of a GPU that is `whole` as a whole. `None` if nothing of its memory is left for them.
 pub(crate) fn device(ordinal: u32, whole: &Device, facts: &GpuFacts, rules: &GpuRules) -> Option<Device> {
     let slots = u64::from(rules.shares.slots.max(1));
-    let mut device = bare(ordinal, whole);
-    let slice = rules.shares.time_slice.unwrap_or(TimeSlice::Default);
-    device.attributes.insert(attr::TIME_SLICE.into(), AttributeValue::String(slice.name().to_owned()));
+    let mut device = described(ordinal, whole, rules.shares.time_slice);
     // Of boards without memory of their own only compute and places are given out.
     if let Some(bytes) = facts.memory_bytes {
         let mib = (bytes / MIB).checked_sub(rules.held_back_mib).filter(|mib| *mib > 0)?;
@@ -29,7 +27,15 @@ pub(crate) fn device(ordinal: u32, whole: &Device, facts: &GpuFacts, rules: &Gpu
     Some(device)
 }
 
-/// The same, with what `whole` says and nothing to give out.
+/// The same, with nothing to give out.
+pub(crate) fn described(ordinal: u32, whole: &Device, time_slice: Option<TimeSlice>) -> Device {
+    let mut device = bare(ordinal, whole);
+    let slice = time_slice.unwrap_or(TimeSlice::Default);
+    device.attributes.insert(attr::TIME_SLICE.into(), AttributeValue::String(slice.name().to_owned()));
+    device
+}
+
+/// The same, with what `whole` says alone.
 pub(crate) fn bare(ordinal: u32, whole: &Device) -> Device {
     let mut device = Device::new(DeviceKind::Share { ordinal }.device_name());
     device.allow_multiple = true;

@@ -9,12 +9,15 @@ use divvy_gpu_sim::{Engine, mig_capabilities, profiles};
 use divvy_model::Ordinals;
 use divvy_offer::{
     Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, Input, KubeVersion, Modes, Partitioning,
-    Pool, ServerFeatures, carve_partitions, validate,
+    Pool, ServerFeatures, attributes, carve_partitions, validate,
 };
 
 /// The pool of a node whose GPUs may become everything.
 fn everything(spec: &str, version: KubeVersion) -> Pool {
-    let engine = Engine::new(&spec.parse().unwrap());
+    everything_of(&Engine::new(&spec.parse().unwrap()), version)
+}
+
+fn everything_of(engine: &Engine, version: KubeVersion) -> Pool {
     let inventory = engine.inventory();
     let mut ordinals = Ordinals::default();
     ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
@@ -146,4 +149,27 @@ fn every_board_that_may_become_everything() {
         }
     }
     check("boards.txt", &text);
+}
+
+#[test]
+fn a_device_is_described_to_its_holder_as_it_is_published() {
+    let engine = Engine::new(&"h100x4".parse().unwrap());
+    let inventory = engine.inventory();
+    let pool = everything_of(&engine, KubeVersion::new(1, 37, 1));
+    let mut kinds = BTreeSet::new();
+    for device in pool.devices() {
+        let of = |name: &str| match device.attributes.get(name) {
+            Some(AttributeValue::String(text)) => text.clone(),
+            other => panic!("{name}: {other:?}"),
+        };
+        let gpu = of("gpuUUID").parse().unwrap();
+        let described = attributes(&device.name, &gpu, &inventory, None);
+        let published: BTreeMap<_, _> =
+            device.attributes.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+        assert_eq!(described, published, "{}", device.name);
+        // With what is added once a claim has it: a UUID, or what was granted.
+        assert!(described.len() < 32, "{}", device.name);
+        kinds.insert(of("type"));
+    }
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["gpu", "gpu-admin", "gpu-share", "mig"]);
 }

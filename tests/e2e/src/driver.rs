@@ -328,6 +328,11 @@ impl<'a> Driver<'a> {
         self.plugin_dir().join("claims").join(format!("{claim_uid}.json"))
     }
 
+    /// The folder with the metadata of a claim's devices, on the node.
+    pub fn metadata(&self, claim_uid: &str) -> PathBuf {
+        self.plugin_dir().join("metadata").join(claim_uid)
+    }
+
     /// The CDI files of a claim, on the node.
     pub fn cdi_files(&self, claim_uid: &str) -> Result<Vec<PathBuf>> {
         let folder = self.cluster.node_path("/run/cdi");

@@ -178,6 +178,7 @@ pub(super) const CASES: &[Case] = &[
         &[],
         &[Folder("cdi", "/etc/cdi"), Folder("hook", "/home/kubernetes/bin/divvy/gpu.divvy.dev")],
     ),
+    ("deviceMetadata: false", &[], &[Env("DEVICE_METADATA", "false")]),
     ("libraryDelivery: mounts", &[], &[Is(PLUGIN, "/spec/template/spec/volumes/5/name", r#""host""#)]),
     (
         "driverRoot: /opt/driver",

@@ -47,6 +47,7 @@ fn expected() -> Record {
         ],
         pods: vec![PodRef { name: "train-0".to_owned(), uid: "p0d".to_owned() }],
         received: None,
+        metadata: None,
         phase: Phase::Leaving(Leaving { reason: "process 42 still uses it".to_owned(), undoing: true }),
         steps: vec![
             StepState { step: step(0), progress: Progress::Done { outcome: done } },

@@ -28,8 +28,8 @@ fn a_whole_gpu_is_one_record_and_one_cdi_file_and_a_repeated_prepare_gets_the_sa
     let before = world.lock().calls;
     let synced = world.lock().syncs;
     let answer = world.prepare(&executor, &a).unwrap();
-    // Tombstone, GPU numbers (once), own record; no file of another claim or GPU; then the two writes.
-    assert_eq!(world.lock().calls - before, 5);
+    // Tombstone, GPU numbers (once), own record, metadata; no file of another claim or GPU; then the three writes.
+    assert_eq!(world.lock().calls - before, 7);
     assert_eq!(world.lock().syncs - synced, 1, "the record");
     assert_eq!(answer.devices[0].cdi_ids, ["gpu.divvy.dev/claim=uid-a-gpu-1"]);
     let first = final_state(&world);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use divvy_claims::Record;
 use divvy_executor::{
-    CdiDir, Clock, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileStore, Folder, LockName,
-    Locks, Parts, Store, SystemClock, Timing, Unprepared, chain,
+    CdiDir, Clock, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
+    Folder, LockName, Locks, Parts, Store, SystemClock, Timing, Unprepared, chain,
 };
 use fs_err as fs;
 
@@ -34,6 +34,7 @@ fn with(root: &std::path::Path, cdi: std::path::PathBuf, world: &World, timing: 
         store: Arc::new(FileStore::open(root.join("plugin")).unwrap()),
         locks: Arc::new(FileLocks::open(root.join("plugin/locks"), clock.clone()).unwrap()),
         cdi: Arc::new(FileCdiDir::new(cdi)),
+        metadata: Arc::new(FileMetadataDir::new(root.join("plugin/metadata"))),
         edits: seam.clone(),
         steps: seam.clone(),
         time_slices: seam.clone(),

@@ -15,6 +15,8 @@ mod files;
 #[cfg(test)]
 mod in_use;
 #[cfg(test)]
+mod metadata;
+#[cfg(test)]
 mod mig_crash;
 #[cfg(test)]
 mod mig_hardware;

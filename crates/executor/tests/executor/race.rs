@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_executor::{
-    Clock, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMarks, FileStore, MigSteps, Parts, Refresh,
-    SystemClock, Timing, Unprepared, chain,
+    Clock, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMarks, FileMetadataDir, FileStore, MigSteps,
+    Parts, Refresh, SystemClock, Timing, Unprepared, chain,
 };
 use divvy_gpu_sim::Fault;
 use divvy_model::{GpuDriver, GpuOp, Grant};
@@ -25,6 +25,7 @@ fn instance(root: &Path, world: &World, gpus: Arc<dyn GpuDriver>, timing: Timing
         store: Arc::new(FileStore::open(root.join("plugin")).unwrap()),
         locks: Arc::new(FileLocks::open(root.join("plugin/locks"), clock.clone()).unwrap()),
         cdi: Arc::new(FileCdiDir::new(root.join("cdi"))),
+        metadata: Arc::new(FileMetadataDir::new(root.join("plugin/metadata"))),
         edits: seam.clone(),
         steps: Arc::new(MigSteps::new(gpus)),
         time_slices: seam.clone(),

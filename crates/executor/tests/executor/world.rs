@@ -9,21 +9,22 @@ use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    AllocatedDevice, Allocation, Cause, Claim, ClaimRef, Decision, GpuState, InstanceId, Observed, Outcome,
-    Phase, PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
+    AllocatedDevice, Allocation, Attributes, Cause, Claim, ClaimRef, Decision, GpuState, InstanceId,
+    Observed, Outcome, Phase, PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState,
+    Stored,
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
-    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, MigSteps, Parts,
-    PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store, TimeSliceError,
-    TimeSlices, UnprepareError, Unprepared,
+    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, MetadataDir,
+    MigSteps, Parts, PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store,
+    TimeSliceError, TimeSlices, UnprepareError, Unprepared,
 };
 use divvy_gpu_sim::SimNode;
 
 use crate::mig_hardware::Hardware;
 use divvy_model::{
-    ClaimUid, DeviceKind, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Grant, Inventory, MigUuid, PciAddress,
-    TimeSlice,
+    AttributeValue, ClaimUid, DeviceKind, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Grant, Inventory,
+    MigUuid, PciAddress, TimeSlice,
 };
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -59,6 +60,7 @@ impl World {
                 disk: BTreeMap::new(),
                 writes: 0,
                 cdi: BTreeMap::new(),
+                metadata: BTreeMap::new(),
                 instances: BTreeMap::new(),
                 late: Vec::new(),
                 made: 0,
@@ -149,6 +151,7 @@ impl World {
             store: seam.clone(),
             locks: Arc::new(TestLocks::new(self.clone())),
             cdi: seam.clone(),
+            metadata: seam.clone(),
             edits: seam.clone(),
             steps,
             time_slices: seam.clone(),
@@ -208,6 +211,8 @@ impl World {
         m.boot += 1;
         m.now = Duration::from_secs(10);
         m.cdi.clear();
+        // Not synced: their names are there, their content need not be.
+        m.metadata.values_mut().for_each(Vec::clear);
         m.instances.clear();
         m.slices.iter_mut().for_each(BTreeMap::clear);
         if let Some(sim) = &m.sim {
@@ -324,6 +329,7 @@ pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim 
         uid: format!("uid-{name}").parse().unwrap(),
         namespace: "ns".to_owned(),
         name: name.to_owned(),
+        pod_claim_name: None,
         allocation: Allocation {
             allocated_at: Some(allocated_at.to_owned()),
             results: devices.iter().map(|d| result(*d, false)).collect(),
@@ -338,6 +344,8 @@ pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim 
 pub(crate) struct FinalState {
     pub records: BTreeMap<ClaimUid, (Allocation, Phase, Vec<Step>)>,
     pub cdi: BTreeMap<String, String>,
+    /// Claims and requests that have metadata.
+    pub metadata: BTreeSet<(ClaimUid, String)>,
     pub instances: BTreeMap<GpuUuid, Vec<(u32, u32, u32)>>,
     /// With the places of instances only.
     pub gpu_states: BTreeMap<String, GpuState>,
@@ -367,6 +375,7 @@ pub(crate) fn final_state(world: &World) -> FinalState {
     FinalState {
         records: records.collect(),
         cdi: m.cdi.iter().map(|(n, b)| (n.clone(), String::from_utf8(b.clone()).unwrap())).collect(),
+        metadata: m.metadata.keys().cloned().collect(),
         instances: m
             .instances
             .iter()

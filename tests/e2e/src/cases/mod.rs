@@ -63,6 +63,7 @@ pub const ALL: &[Case] = &[
     together("an_edited_reserved_for_takes_nothing_from_a_running_pod", claims::reserved_for_edited),
     together("a_gpu_node_that_is_deleted_comes_back", status::gpu_node_deleted),
     alone("a_killed_plugin_goes_on_under_running_pods", faults::plugin_killed),
+    alone("a_pod_reads_what_its_gpus_are_also_after_a_killed_plugin_has_lost_the_files", pods::metadata),
     alone("a_plugin_that_hangs_is_replaced_within_a_minute", faults::plugin_hangs),
     alone("slices_come_back_after_a_restart_of_the_kubelet", faults::kubelet_restarted),
     alone("nothing_is_lost_while_the_api_server_is_away", faults::api_server_stopped),

@@ -1,8 +1,8 @@
 //! Pods and claims when nothing goes wrong, and what users see when they ask for what there is not.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use divvy_api::names;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::SHARED;
 use crate::api::at;
@@ -25,6 +25,60 @@ pub(super) fn two_pods_two_gpus(env: &Env) -> Result<()> {
     }
     let (a, b) = (env.check("a", "main", &["a"])?, env.check("b", "main", &["b"])?);
     ensure!(a.len() == 1 && b.len() == 1 && a != b, "expected a GPU each, got {a:?} and {b:?}");
+    Ok(())
+}
+
+/// What the container reads about its devices is what was published of them; it is there again for a later pod after a
+/// killed plugin has lost the files.
+pub(super) fn metadata(env: &Env) -> Result<()> {
+    let script = "echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; ls -d /dev/nvidia[0-9]*; \
+                  cd /var/run/kubernetes.io/dra-device-attributes; \
+                  cat resourceclaims/one/*/gpu.divvy.dev-metadata.json; \
+                  cat resourceclaimtemplates/own/*/gpu.divvy.dev-metadata.json; \
+                  echo > resourceclaims/one/*/*.json || echo not written; echo that is all; exec sleep 1000";
+    let uid = Env::uid(&env.create(&claim("one", &product(SHARED)))?)?;
+    env.create(&template("own", &request(&product(SHARED), 1)))?;
+    let pod = |name: &str| {
+        let pod = Pod::new(name).claim("one").template("own");
+        pod.container_running("main", &["one", "own"], script).in_user_namespace()
+    };
+    let read = |name: &str| -> Result<Vec<Value>> {
+        env.create(&pod(name).build())?;
+        let running = env.wait_until_running(name)?;
+        let own = Env::claim_of(&running)?;
+        env.check(name, "main", &["one", &own])?;
+        let said = env.log(name, "main")?;
+        ensure!(said.contains("not written"), "the container can write it: {said}");
+        let objects = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let objects: Vec<_> =
+            objects.filter(|object| at(object, "apiVersion") == "metadata.resource.k8s.io/v1beta1").collect();
+        let [shared, other] = &*objects else { bail!("expected a file for each claim: {said}") };
+        ensure!(at(shared, "metadata.uid").as_str() == Some(&uid), "{said}");
+        ensure!(at(other, "podClaimName") == "own", "{said}");
+        ensure!(at(other, "metadata.name").as_str() == Some(&own), "{said}");
+        let published = env.driver.devices()?;
+        for object in &objects {
+            let device = at(object, "requests.0.devices.0");
+            let found = published.iter().find(|found| at(found, "name") == at(device, "name"));
+            let same = found.is_some_and(|found| at(found, "attributes") == at(device, "attributes"));
+            ensure!(same, "{device:#} is not as it is published: {found:#?}");
+        }
+        Ok(objects)
+    };
+    let before = read("before")?;
+    let folder = env.driver.metadata(&uid);
+    ensure!(folder.exists(), "{} is not there", folder.display());
+    env.driver.kill_and(|| {
+        fs_err::remove_dir_all(&folder)?;
+        env.driver.cdi_files(&uid)?.iter().try_for_each(|file| Ok(fs_err::remove_file(file)?))
+    })?;
+    super::undisturbed(env, "before")?;
+    ensure!(folder.exists(), "the files of a running pod are not there after the plugin's start");
+    let after = read("after")?;
+    ensure!(before.first() == after.first(), "the file of the shared claim has changed: {after:#?}");
+    env.delete("Pod", "before")?;
+    env.end("after", &uid)?;
+    ensure!(!folder.exists(), "the files of an unprepared claim are left");
     Ok(())
 }
 

@@ -158,6 +158,7 @@ pub(super) fn claim(uid: &str, results: Vec<AllocatedDevice>) -> Claim {
         uid: uid.parse().unwrap(),
         namespace: "ns".to_owned(),
         name: format!("claim-{uid}"),
+        pod_claim_name: None,
         allocation: Allocation { allocated_at: Some("t1".to_owned()), results },
         configs: Vec::new(),
         pods: Vec::new(),

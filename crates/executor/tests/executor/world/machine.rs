@@ -78,6 +78,8 @@ pub(crate) struct Machine {
     pub(super) disk: BTreeMap<(Folder, String), File>,
     pub(super) writes: u64,
     pub cdi: BTreeMap<String, Vec<u8>>,
+    /// By claim and request.
+    pub metadata: BTreeMap<(ClaimUid, String), Vec<u8>>,
     pub instances: BTreeMap<GpuUuid, Vec<Instance>>,
     pub(super) late: Vec<(Duration, bool, Late)>,
     pub(super) made: u32,
@@ -139,6 +141,7 @@ pub(crate) struct MigLate {
 pub(crate) enum Place {
     Store,
     Cdi,
+    Metadata,
 }
 
 impl Machine {

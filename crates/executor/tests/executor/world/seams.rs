@@ -131,6 +131,9 @@ impl CdiDir for World {
         let mut m = self.lock();
         m.needs_for_cdi(name);
         checked(&mut m, Place::Cdi)?;
+        for (claim, request) in mounted(bytes) {
+            assert!(m.metadata.contains_key(&(claim, request)), "{name} mounts what is not there");
+        }
         Ok(m.call(&format!("write {name}"), |m, whole| {
             if whole {
                 m.cdi.insert(name.to_owned(), bytes.to_vec());
@@ -145,6 +148,54 @@ impl CdiDir for World {
     }
     fn place(&self) -> String {
         "/var/run/cdi".to_owned()
+    }
+}
+
+/// The metadata that a CDI file mounts.
+fn mounted(cdi: &[u8]) -> Vec<(ClaimUid, String)> {
+    let spec = divvy_cdi::Spec::from_json_bytes(cdi).unwrap();
+    let mounts = spec.devices.iter().flat_map(|device| &device.container_edits.mounts);
+    let of = |path: &str| {
+        let rest = path.strip_prefix("/plugin/metadata/")?.strip_suffix(".json")?;
+        let (claim, request) = rest.split_once('/')?;
+        Some((claim.parse().ok()?, request.to_owned()))
+    };
+    mounts.filter_map(|mount| of(&mount.host_path)).collect()
+}
+
+impl MetadataDir for World {
+    fn claims(&self) -> io::Result<Vec<ClaimUid>> {
+        let mut m = self.lock();
+        Ok(m.call("list metadata", |m, _| m.metadata.keys().map(|(claim, _)| claim.clone()).collect())?)
+    }
+    fn read(&self, claim: &ClaimUid, request: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut m = self.lock();
+        Ok(m.call("read metadata", |m, _| m.metadata.get(&(claim.clone(), request.to_owned())).cloned())?)
+    }
+    fn write(&self, claim: &ClaimUid, request: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut m = self.lock();
+        m.needs(&LockName::Claim(claim.clone()), "metadata is written");
+        assert!(m.records().contains_key(claim), "metadata of {claim} is written before its record");
+        checked(&mut m, Place::Metadata)?;
+        Ok(m.call(&format!("write metadata {claim}/{request}"), |m, whole| {
+            if whole {
+                m.metadata.insert((claim.clone(), request.to_owned()), bytes.to_vec());
+            }
+        })?)
+    }
+    fn remove(&self, claim: &ClaimUid) -> io::Result<()> {
+        let mut m = self.lock();
+        m.needs(&LockName::Claim(claim.clone()), "metadata is removed");
+        removable(&mut m, Place::Metadata)?;
+        let whole = |m: &mut Machine, whole: bool| {
+            // Cut short: one of them, the first.
+            let mut left = usize::from(!whole);
+            m.metadata.retain(|(of, _), _| of != claim || std::mem::take(&mut left) == 1);
+        };
+        Ok(m.call(&format!("remove metadata {claim}"), whole)?)
+    }
+    fn path(&self, claim: &ClaimUid, request: &str) -> PathBuf {
+        PathBuf::from(format!("/plugin/metadata/{claim}/{request}.json"))
     }
 }
 
@@ -203,6 +254,10 @@ impl DeviceEdits for World {
     ) -> Result<ContainerEdits, EditsError> {
         let made = steps.iter().filter(|s| matches!(s.progress, Progress::Done { .. })).count();
         Ok(ContainerEdits::env([format!("GPU={}", gpu.facts.uuid), format!("PARTITIONS={made}")]))
+    }
+    fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {
+        let pci = inventory.gpus[&device.gpu].facts.pci_address.to_string();
+        [("resource.kubernetes.io/pciBusID".to_owned(), AttributeValue::String(pci))].into()
     }
 }
 

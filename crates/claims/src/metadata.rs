@@ -1,0 +1,128 @@
+//! The metadata of devices: what programs in a container can read about the devices of a request (KEP-5304). A file for
+//! each request of a claim, worked out from the claim's record, so that the same record always gives the same files.
+
+use std::collections::BTreeMap;
+
+use divvy_api::names::{attributes, capacity, metadata as only_here};
+use divvy_model::{AttributeValue, DeviceName, HoldKind};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::{Record, RecordedDevice, base_request, cdi_device_name};
+
+/// Versions of the format, newest first; they have the same fields. A reader takes the first that it knows.
+const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
+
+/// Where containers find the files.
+const IN_CONTAINER: &str = "/var/run/kubernetes.io/dra-device-attributes";
+
+/// Attributes of a device by name; a name without a domain is in the driver's.
+pub type Attributes = BTreeMap<String, AttributeValue>;
+
+/// What the files say beyond the record's other fields, kept as it was when the claim was prepared, or carried
+/// out again after a reboot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// The claim's name in its pod, if the claim was made from a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_claim_name: Option<String>,
+    /// What is published of the devices.
+    #[serde(default)]
+    pub attributes: BTreeMap<DeviceName, Attributes>,
+}
+
+/// The file of one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetadataFile {
+    /// The request, without a subrequest.
+    pub request: String,
+    /// Name of the device, in the claim's CDI file, that brings it into containers: the request's first.
+    pub cdi_device: String,
+    /// Where containers find it.
+    pub container_path: String,
+    /// What is in it.
+    pub bytes: Vec<u8>,
+}
+
+/// A claim's files, one for each request; none for a record that was written without metadata.
+pub fn metadata_files(driver: &str, record: &Record) -> Vec<MetadataFile> {
+    let Some(metadata) = &record.metadata else { return Vec::new() };
+    let mut requests: Vec<(&str, Vec<&RecordedDevice>)> = Vec::new();
+    for device in &record.devices {
+        let base = base_request(&device.allocated.request);
+        match requests.iter_mut().find(|(known, _)| *known == base) {
+            Some((_, devices)) => devices.push(device),
+            // It becomes a path: the API server has checked it, and one that it has not is not trusted.
+            None if is_label(base) => requests.push((base, vec![device])),
+            None => {}
+        }
+    }
+    let file = |(request, devices): (&str, Vec<&RecordedDevice>)| {
+        let first = &devices.first()?.allocated;
+        let claim = match &metadata.pod_claim_name {
+            Some(name) => format!("resourceclaimtemplates/{name}"),
+            None => format!("resourceclaims/{}", record.name),
+        };
+        Some(MetadataFile {
+            request: request.to_owned(),
+            cdi_device: cdi_device_name(&record.uid, &first.device, first.share_id.as_deref()),
+            container_path: format!("{IN_CONTAINER}/{claim}/{request}/{driver}-metadata.json"),
+            bytes: content(driver, record, metadata, &devices),
+        })
+    };
+    requests.into_iter().filter_map(file).collect()
+}
+
+fn content(driver: &str, record: &Record, metadata: &Metadata, devices: &[&RecordedDevice]) -> Vec<u8> {
+    let described = devices.iter().map(|device| {
+        let of = &device.allocated;
+        json!({
+            "driver": driver, "pool": of.pool, "name": of.device,
+            "attributes": attributes_of(device, record, metadata),
+        })
+    });
+    let request = devices.first().map(|device| &device.allocated.request);
+    let requests = json!([{ "name": request, "devices": described.collect::<Vec<_>>() }]);
+    let object = |version: &&str| {
+        let mut object = json!({
+            "kind": "DeviceMetadata",
+            "apiVersion": format!("metadata.resource.k8s.io/{version}"),
+            "metadata": {
+                "name": record.name, "namespace": record.namespace, "uid": record.uid, "generation": 1,
+            },
+            "requests": requests,
+        });
+        if let (Some(name), Some(fields)) = (&metadata.pod_claim_name, object.as_object_mut()) {
+            fields.insert("podClaimName".to_owned(), json!(name));
+        }
+        format!("{object}\n")
+    };
+    VERSIONS.iter().map(object).collect::<String>().into_bytes()
+}
+
+/// What is published of the device, and what is only known of one that a claim has.
+fn attributes_of(device: &RecordedDevice, record: &Record, metadata: &Metadata) -> Attributes {
+    let mut all = metadata.attributes.get(&device.allocated.device).cloned().unwrap_or_default();
+    let mut put = |name: &str, value: String| all.insert(name.to_owned(), AttributeValue::String(value));
+    if let Some(made) = device.partition(&record.steps) {
+        put(attributes::UUID, made.uuid.to_string());
+    }
+    let granted = device.allocated.granted(capacity::MEMORY).filter(|_| device.kind == HoldKind::Share);
+    if let Some(bytes) = granted {
+        put(only_here::MEMORY_GRANTED, bytes.to_string());
+    }
+    all
+}
+
+/// Whether this is a DNS label, as names of requests and of claims in pods are.
+pub fn is_label(text: &str) -> bool {
+    let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=63).contains(&text.len())
+        && text.bytes().all(is_inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! What is published of one device, for the one who has it.
+
+use std::collections::BTreeMap;
+
+use divvy_api::names::attributes as attr;
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, TimeSlice};
+
+use crate::whole::{self, Builder, Links};
+use crate::{AttributeValue, admin, partition, share};
+
+/// The attributes of a device of a GPU that answers, as they are published; of shares with the time slice that they have.
+/// None of a GPU that does not answer.
+pub fn attributes(
+    device: &DeviceName,
+    gpu: &GpuUuid,
+    inventory: &Inventory,
+    time_slice: Option<TimeSlice>,
+) -> BTreeMap<String, AttributeValue> {
+    let (Ok(kind), Some(found)) = (DeviceKind::parse(device), inventory.gpus.get(gpu)) else {
+        return BTreeMap::new();
+    };
+    let (domains, pairs) = (inventory.nvlink_domains(), inventory.nvlink_pairs());
+    let links =
+        Links { domain: domains.get(gpu).map(String::as_str), pair: pairs.get(gpu).map(String::as_str) };
+    let (system, mut left_out) = (&inventory.system, Vec::new());
+    let mut whole = || whole::device(kind.ordinal(), gpu, found, system, &links, &mut left_out);
+    let published = match &kind {
+        DeviceKind::Whole { .. } => whole(),
+        DeviceKind::Admin { ordinal } => admin::device(*ordinal, &whole()),
+        DeviceKind::Share { ordinal } => share::described(*ordinal, &whole(), time_slice),
+        DeviceKind::Partition(name) => {
+            let mut to = Builder::new(device.clone(), &mut left_out);
+            partition::describe(&mut to, gpu, found, system);
+            let caps = found.mig.as_ref().map(|mig| &mig.capabilities);
+            let profile = caps.and_then(|caps| caps.name(caps.profile(name.profile)?));
+            to.string(attr::PROFILE, profile.map(|name| name.to_string()).as_deref());
+            to.device
+        }
+    };
+    published.attributes.into_iter().map(|(name, value)| (name.into_owned(), value)).collect()
+}
