@@ -27,7 +27,8 @@ struct Part {
 
 const KUBERNETES: Part = Part { name: "kubernetes", packages: &["."], tags: None };
 const HELM: Part = Part { name: "helm", packages: &["helm.sh/helm/v4/cmd/helm"], tags: None };
-/// Without service discovery: its configuration names what it scrapes.
+/// Without service discovery: its configuration names what it scrapes. To update it, use `go mod edit -require` and then
+/// `go build -mod=mod -tags remove_all_sd` there: `go get` wants a module of a discovery that the module proxy refuses.
 const PROMETHEUS: Part = Part {
     name: "prometheus",
     packages: &["github.com/prometheus/prometheus/cmd/prometheus"],
