@@ -200,8 +200,8 @@ impl Record {
 
 /// Records of the versions before have fields less and nothing else: since version 2 there are partitions among the
 /// devices' kinds and steps that have begun, since version 3 shares, time slices and partitions of others; an older reader
-/// would call such a record corrupt rather than newer. Fields that a reader may do without come and go in a version. A change makes a version 4, with a frozen copy of [`Record`] for
-/// these.
+/// would call such a record corrupt rather than newer. A field that an older reader may ignore needs no new version. Any other
+/// change makes a version 4, with a frozen copy of [`Record`] for these.
 const VERSIONS: Versions<Record> = Versions {
     current: 3,
     encode: |record| serde_json::to_value(record),

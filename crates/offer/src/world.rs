@@ -241,7 +241,10 @@ impl World {
             Fact::Records(records) => replace(&mut self.records, Some(Arc::new(records))),
             Fact::Server { version, dropped } => {
                 let next = self.features.observe(version);
-                let next = dropped.map_or_else(|| next.clone(), |dropped| next.tried(dropped));
+                let next = match dropped {
+                    Some(dropped) => next.tried(dropped),
+                    None => next,
+                };
                 replace(&mut self.features, next)
             }
             Fact::Dropped(features) => {

@@ -72,7 +72,7 @@ impl Publishing {
                     changed = status.changed() => if changed.is_err() { break },
                     Ok(()) = self.publishes.changed() => if !*self.publishes.borrow_and_update() { break },
                     () = tokio::time::sleep_until(ask_version) => {
-                        ask_version = tokio::time::Instant::now() + self.ask_version(&mut known).await;
+                        ask_version = tokio::time::Instant::now() + self.ask_server(&mut known).await;
                     }
                     () = stop.cancelled() => break,
                 }
@@ -99,27 +99,18 @@ impl Publishing {
         self.status.send_replace(status.clone());
     }
 
-    /// Asks for the API server's version, and what a server of another version than before drops; when to ask again.
-    async fn ask_version(&self, known: &mut Option<KubeVersion>) -> Duration {
-        match self.client.apiserver_version().await {
-            Ok(info) => {
-                let version = KubeVersion::parse(&info.git_version).unwrap_or_else(|| {
-                    tracing::warn!(
-                        version = %info.git_version,
-                        "unknown version of the API server; assuming the oldest supported one"
-                    );
-                    OLDEST
-                });
-                let dropped = if *known == Some(version) { None } else { self.try_features().await };
+    /// Asks what server this is; when to ask again.
+    async fn ask_server(&self, known: &mut Option<KubeVersion>) -> Duration {
+        match self.server(*known).await {
+            Ok((version, dropped)) => {
                 drop(self.facts.send(Fact::Server { version, dropped }));
                 *known = Some(version);
                 self.version_every
             }
             Err(error) => {
-                let error = crate::chain(&error);
-                tracing::debug!(%error, "the version of the API server is not known yet");
+                tracing::debug!(%error, "what the API server supports is not known yet");
                 if known.is_none() {
-                    self.ready.waiting(format!("the API server's version is not known yet: {error}"));
+                    self.ready.waiting(format!("what the API server supports is not known yet: {error}"));
                     return FIRST_VERSION_RETRY.min(self.version_every);
                 }
                 VERSION_RETRY.min(self.version_every)
@@ -127,10 +118,31 @@ impl Publishing {
         }
     }
 
-    /// What is dropped; `None` if the server does not answer dry runs: then the first write of a feature shows it.
-    async fn try_features(&self) -> Option<BTreeSet<Feature>> {
+    /// The server's version; if it is not the known one, also the features whose fields it drops. A server that refuses dry
+    /// runs shows them at the first write of each feature.
+    async fn server(
+        &self,
+        known: Option<KubeVersion>,
+    ) -> Result<(KubeVersion, Option<BTreeSet<Feature>>), String> {
+        let info = self.client.apiserver_version().await.map_err(|error| crate::chain(&error))?;
+        let version = KubeVersion::parse(&info.git_version).unwrap_or_else(|| {
+            tracing::warn!(
+                version = %info.git_version,
+                "unknown version of the API server; assuming the oldest supported one"
+            );
+            OLDEST
+        });
+        if known == Some(version) {
+            return Ok((version, None));
+        }
         let pool = pool_name(&self.config.node_name);
-        let tried = divvy_controller::dropped_features(&self.client, &self.config, &pool).await;
-        tried.inspect_err(|error| tracing::debug!(%error, "features are not tried before they are used")).ok()
+        match divvy_controller::dropped_features(&self.client, &self.config, &pool).await {
+            Ok(dropped) => Ok((version, Some(dropped))),
+            Err(error) if matches!(error.code(), Some(400 | 422)) => {
+                tracing::debug!(%error, "features are not tried before they are used");
+                Ok((version, None))
+            }
+            Err(error) => Err(crate::chain(&error)),
+        }
     }
 }

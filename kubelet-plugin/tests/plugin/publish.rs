@@ -133,6 +133,9 @@ async fn where_taints_are_dropped_a_gpu_that_must_not_be_given_out_is_not_publis
 async fn where_the_limits_of_shares_are_dropped_no_share_is_ever_stored() {
     let node = Node::new("h100x2");
     node.api.turn_off(Gate::ConsumableCapacity);
+    // What is not answered is asked again before anything is published.
+    node.api.fail_next(1, "dry-run", "resourceslices", Fault::Status(500));
+    node.api.fail_next(1, "dry-run", "resourceslices", Fault::DropBefore);
     let plugin = node.start_with(node.config(&["--offer", "everything"]));
     plugin.wait_ready().await;
     let published = node.published();
@@ -143,6 +146,16 @@ async fn where_the_limits_of_shares_are_dropped_no_share_is_ever_stored() {
         node.api.count("create", "resourceslices"),
         u64::try_from(node.api.list::<ResourceSlice>().len()).unwrap()
     );
+    plugin.stop().await;
+}
+
+/// Some webhooks refuse dry runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_refuses_dry_runs_is_published_to() {
+    let node = Node::new("h100x2");
+    node.api.fail_next(1000, "dry-run", "resourceslices", Fault::Status(400));
+    let plugin = node.start().await;
+    assert_eq!(node.published(), plain(&["gpu-1", "gpu-0"]));
     plugin.stop().await;
 }
 
@@ -210,7 +223,10 @@ async fn nothing_is_published_before_the_servers_version_is_known() {
     let plugin = node.start_with(node.config(&[]));
     wait("the reason", || {
         let missing = plugin.readiness.missing();
-        missing.iter().any(|line| line.contains("version is not known yet")).then_some(())
+        missing
+            .iter()
+            .any(|line| line.contains("what the API server supports is not known yet"))
+            .then_some(())
     })
     .await;
     assert_eq!(node.api.count("create", "resourceslices"), 0);
