@@ -180,8 +180,15 @@ fn files_on_disk_are_whole_readable_by_everyone_and_replaced_under_a_new_inode()
     assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o755);
     // A container that has the old one keeps it: never half of each.
     let held = fs::read_to_string(&path).unwrap();
+    // What a killed process with another mask has left.
+    let left = path.with_extension("tmp");
+    fs::write(&left, b"one longer still, and torn").unwrap();
+    fs::set_permissions(&left, PermissionsExt::from_mode(0o600)).unwrap();
     files.write(&uid, "main", b"longer than before\n").unwrap();
-    assert_ne!(fs::metadata(&path).unwrap().ino(), meta.ino());
+    let replaced = fs::metadata(&path).unwrap();
+    assert_ne!(replaced.ino(), meta.ino());
+    assert_eq!(replaced.permissions().mode() & 0o777, 0o644);
+    assert_eq!(fs::read(&path).unwrap(), b"longer than before\n");
     assert_eq!(held, "one\n");
     let mut names: Vec<_> =
         fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
