@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{Claim, ClaimRef, Phase, claim_of_cdi_file};
-use divvy_executor::{
-    Clock, ClusterView, Event, Executor, HeldDevice, Refresh, Report, RunningDevice, SystemClock,
-};
+use divvy_executor::{Clock, ClusterView, Event, Executor, HeldDevice, Refresh, Report, SystemClock};
+use divvy_host::HostRoot;
 use divvy_model::ClaimUid;
+use divvy_proto::podresources::v1::PodResources;
 use divvy_telemetry::ReadyHandle;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -64,8 +64,8 @@ pub(crate) struct Keeper {
 async fn other_pods(executor: &Arc<Executor>, config: &Config, known: &mut PodsOfClaims) {
     loop {
         tokio::time::sleep(config.timing.neighbours).await;
-        let listed = pod_resources::claims(&config.pod_resources_socket, &config.driver_name).await;
-        let Ok(now) = listed else { continue };
+        let Ok(listed) = pod_resources::pods(&config.pod_resources_socket).await else { continue };
+        let now = pod_resources::claims(&listed, &config.driver_name);
         let before = std::mem::replace(known, now);
         let mut changed = known.clone();
         changed.retain(|claim, pods| before.get(claim) != Some(pods));
@@ -237,7 +237,11 @@ impl Keeper {
         reported: &mut BTreeSet<ClaimUid>,
     ) -> bool {
         self.metrics.reconciles.inc();
-        let (found, running) = tokio::join!(self.allocated(), self.running());
+        let (mut found, listed) = tokio::join!(self.allocated(), self.listed());
+        if let (Some(found), Some(listed)) = (&mut found, &listed) {
+            self.name_pods(found, listed).await;
+        }
+        let running = listed.map(|pods| pod_resources::held(&pods, &self.config.driver_name));
         let claims = found.as_ref().map(|found| {
             found.iter().map(|(uid, (claim, _))| (uid.clone(), claim.clone())).collect::<BTreeMap<_, _>>()
         });
@@ -344,13 +348,35 @@ impl Keeper {
         }
     }
 
-    async fn running(&self) -> Option<BTreeSet<RunningDevice>> {
-        match pod_resources::list(&self.config.pod_resources_socket, &self.config.driver_name).await {
-            Ok(held) => Some(held),
+    async fn listed(&self) -> Option<Vec<PodResources>> {
+        match pod_resources::pods(&self.config.pod_resources_socket).await {
+            Ok(pods) => Some(pods),
             Err(error) => {
                 tracing::debug!(error = %crate::chain(&error), "failed to list the devices of pods from the kubelet");
                 None
             }
+        }
+    }
+
+    /// Adds the pods that the kubelet lists for a claim and the claim's status does not name: one that is reserved for a
+    /// PodGroup names none of the group's pods.
+    async fn name_pods(&self, found: &mut BTreeMap<ClaimUid, Found>, listed: &[PodResources]) {
+        let mut listed = pod_resources::claims(listed, &self.config.driver_name);
+        let mut nameless = Vec::new();
+        for (claim, _) in found.values_mut() {
+            let mut names = listed.remove(&(claim.namespace.clone(), claim.name.clone())).unwrap_or_default();
+            names.retain(|name| !claim.pods.iter().any(|pod| pod.name == *name));
+            if !names.is_empty() {
+                nameless.push((claim, names));
+            }
+        }
+        if nameless.is_empty() {
+            return;
+        }
+        let host = HostRoot::under(&self.config.host_root);
+        let uids = tokio::task::spawn_blocking(move || crate::pods::uids(&host)).await.unwrap_or_default();
+        for (claim, names) in nameless {
+            crate::pods::add(&mut claim.pods, &claim.namespace, names, &uids);
         }
     }
 

@@ -102,6 +102,19 @@ pub fn reserved(mut claim: ResourceClaim, pod: &str, uid: &str) -> ResourceClaim
     claim
 }
 
+/// Reserves a claim for a PodGroup: its status names none of the group's pods.
+pub fn reserved_for_group(mut claim: ResourceClaim, group: &str) -> ResourceClaim {
+    let consumer = ResourceClaimConsumerReference {
+        api_group: Some("scheduling.k8s.io".into()),
+        resource: "podgroups".into(),
+        name: group.into(),
+        uid: format!("uid-of-{group}"),
+    };
+    let status = claim.status.get_or_insert_with(ResourceClaimStatus::default);
+    status.reserved_for.get_or_insert_with(Vec::new).push(consumer);
+    claim
+}
+
 /// A pod with one container, `main`, that uses all of its claims.
 pub fn mk_pod(namespace: &str, name: &str, node: Option<&str>, claims: &[&str]) -> Pod {
     let used = claims.iter().map(|claim| ContainerClaim { name: (*claim).into(), request: None });

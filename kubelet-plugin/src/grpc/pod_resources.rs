@@ -30,26 +30,21 @@ pub(crate) enum PodResourcesError {
     },
 }
 
-/// All devices of `driver` that containers of running pods hold.
-pub(crate) async fn list(socket: &Path, driver: &str) -> Result<BTreeSet<RunningDevice>, PodResourcesError> {
-    Ok(held(pods(socket).await?, driver))
-}
-
 /// The names of the pods that have each claim for devices of `driver`, by namespace and name of the claim.
 pub(crate) type PodsOfClaims = BTreeMap<(String, String), BTreeSet<String>>;
 
 /// Which pods have which claims.
-pub(crate) async fn claims(socket: &Path, driver: &str) -> Result<PodsOfClaims, PodResourcesError> {
+pub(crate) fn claims(pods: &[PodResources], driver: &str) -> PodsOfClaims {
     let mut claims = PodsOfClaims::new();
-    for pod in pods(socket).await? {
-        for dynamic in pod.containers.into_iter().flat_map(|container| container.dynamic_resources) {
+    for pod in pods {
+        for dynamic in pod.containers.iter().flat_map(|container| &container.dynamic_resources) {
             if dynamic.claim_resources.iter().any(|used| used.driver_name == driver) {
-                let claim = (dynamic.claim_namespace, dynamic.claim_name);
+                let claim = (dynamic.claim_namespace.clone(), dynamic.claim_name.clone());
                 claims.entry(claim).or_default().insert(pod.name.clone());
             }
         }
     }
-    Ok(claims)
+    claims
 }
 
 /// What all pods of the node hold.
@@ -64,11 +59,12 @@ pub(crate) async fn pods(socket: &Path) -> Result<Vec<PodResources>, PodResource
     Ok(answer.into_inner().pod_resources)
 }
 
-fn held(pods: Vec<PodResources>, driver: &str) -> BTreeSet<RunningDevice> {
+/// All devices of `driver` that containers of running pods hold.
+pub(crate) fn held(pods: &[PodResources], driver: &str) -> BTreeSet<RunningDevice> {
     let mut held = BTreeSet::new();
     for pod in pods {
-        for dynamic in pod.containers.into_iter().flat_map(|container| container.dynamic_resources) {
-            for used in dynamic.claim_resources.into_iter().filter(|used| used.driver_name == driver) {
+        for dynamic in pod.containers.iter().flat_map(|container| &container.dynamic_resources) {
+            for used in dynamic.claim_resources.iter().filter(|used| used.driver_name == driver) {
                 if let Ok(device) = used.device_name.parse() {
                     held.insert(RunningDevice {
                         namespace: dynamic.claim_namespace.clone(),

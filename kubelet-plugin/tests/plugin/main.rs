@@ -22,6 +22,7 @@ mod mig;
 mod modes;
 mod neighbours;
 mod node;
+mod pod_groups;
 mod policy;
 mod publish;
 mod records;

@@ -17,9 +17,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::node::{DRIVER, Node, POOL, Plugin, wait};
 
-const GIB: u64 = 1 << 30;
+pub(crate) const GIB: u64 = 1 << 30;
 
-fn pod_uid(pod: u32) -> String {
+pub(crate) fn pod_uid(pod: u32) -> String {
     format!("0b5a4a3e-9b1f-4a8e-b3f1-{pod:012}")
 }
 
@@ -41,14 +41,14 @@ pub(crate) async fn share(node: &Node, gpu: usize, pod: u32) -> ClaimRef {
 }
 
 /// A process is of a pod.
-fn belongs(node: &Node, pid: u32, pod: u32) {
+pub(crate) fn belongs(node: &Node, pid: u32, pod: u32) {
     let folder = node.dir.path().join(format!("host/proc/{pid}"));
     fs_err::create_dir_all(&folder).unwrap();
     fs_err::write(folder.join("cgroup"), format!("0::/kubepods/pod{}/4f1c", pod_uid(pod))).unwrap();
 }
 
 /// The value of the series of a metric that has all of these labels.
-fn value(plugin: &Plugin, name: &str, labels: &[&str]) -> Option<f64> {
+pub(crate) fn value(plugin: &Plugin, name: &str, labels: &[&str]) -> Option<f64> {
     let text = plugin.metrics.encode();
     let fits = |line: &&str| {
         line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
@@ -57,7 +57,7 @@ fn value(plugin: &Plugin, name: &str, labels: &[&str]) -> Option<f64> {
     text.lines().find(fits)?.rsplit(' ').next()?.parse().ok()
 }
 
-async fn shows(plugin: &Plugin, name: &str, labels: &[&str], expected: f64) {
+pub(crate) async fn shows(plugin: &Plugin, name: &str, labels: &[&str], expected: f64) {
     let what = format!("{name} {labels:?} of {expected}");
     let is = || value(plugin, name, labels).is_some_and(|found| (found - expected).abs() < 1e-6);
     wait(&what, || is().then_some(())).await;
@@ -69,7 +69,7 @@ fn condition(node: &Node, claim: &ClaimRef, kind: &str) -> Option<Condition> {
     entry.conditions?.into_iter().find(|condition| condition.type_ == kind)
 }
 
-fn events(node: &Node, reason: &str) -> Vec<String> {
+pub(crate) fn events(node: &Node, reason: &str) -> Vec<String> {
     let all = node.api.list::<Event>().into_iter();
     let found = all.filter(|event| event.reason.as_deref() == Some(reason));
     let mut about: Vec<_> = found.filter_map(|event| event.regarding.as_ref()?.kind.clone()).collect();

@@ -111,7 +111,7 @@ fn ended(plugin: &mut Plugin) -> Result<()> {
 }
 
 /// How much a process has run since it was first looked at.
-struct Cpu {
+pub(crate) struct Cpu {
     pid: u32,
     since: Instant,
     ran: Duration,
@@ -119,15 +119,19 @@ struct Cpu {
 }
 
 impl Cpu {
-    fn new(pid: u32) -> Result<Self> {
+    pub(crate) fn new(pid: u32) -> Result<Self> {
         Ok(Self { pid, since: Instant::now(), ran: Duration::ZERO, last: threads(pid)? })
     }
 
-    fn look(&mut self) -> Result<()> {
+    pub(crate) fn look(&mut self) -> Result<()> {
         let now = threads(self.pid)?;
         self.ran += ran(&self.last, &now);
         self.last = now;
         Ok(())
+    }
+
+    pub(crate) fn ran(&self) -> Duration {
+        self.ran
     }
 
     fn share(&self) -> Value {

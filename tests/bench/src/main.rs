@@ -14,6 +14,7 @@ mod pure;
 mod rig;
 mod stats;
 mod table;
+mod usage;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -74,6 +75,8 @@ enum Part {
     Start,
     /// Memory, CPU and API calls without work
     Idle,
+    /// Measuring who uses what, beside nothing being held
+    Usage,
     /// Carving a node
     Carve,
     /// The allocator, on GPUs offered as everything
@@ -105,7 +108,7 @@ fn run(args: &Args) -> Result<()> {
     let programs = Programs { plugin: args.plugin.clone(), mock: args.mock.clone() };
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let wanted = |part| args.only.is_empty() || args.only.contains(&part);
-    let (calls, starts, idle) = if args.quick { (20, 5, 5) } else { (200, 20, 20) };
+    let (calls, starts, idle, usage) = if args.quick { (20, 5, 5, 30) } else { (200, 20, 20, 120) };
     let mut report = Report { machine: machine(args.quick)?, sections: Vec::new() };
     if let Some(kubeconfig) = &args.real_api {
         let filesystem = rig::filesystem(&dir)?;
@@ -157,6 +160,11 @@ fn run(args: &Args) -> Result<()> {
         progress("idle");
         let rows = life::idle(&programs, &dir, Duration::from_secs(idle))?;
         report.add("Idle, 8 GPUs published, registered with a kubelet".to_owned(), rows);
+    }
+    if wanted(Part::Usage) {
+        progress("usage");
+        let rows = usage::measure(&programs, &dir, Duration::from_secs(usage))?;
+        report.add(format!("Who uses what: 16 GPUs, {} processes on each", usage::PROCESSES), rows);
     }
     if wanted(Part::Size) {
         report.add("Binary".to_owned(), binary::size(&programs)?);

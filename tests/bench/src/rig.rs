@@ -139,6 +139,11 @@ impl Rig {
         self.count
     }
 
+    /// The host's files.
+    pub(crate) fn host(&self) -> PathBuf {
+        self.memory.path().join("host")
+    }
+
     /// Where CDI files go.
     pub(crate) fn cdi_dir(&self) -> PathBuf {
         self.memory.path().join("cdi")
@@ -313,14 +318,19 @@ impl Plugin {
 
     /// When it logged a line that contains this, as time since its start. Its own clock, written into the line.
     pub(crate) fn logged(&self, part: &str) -> Result<Duration> {
+        let at = SystemTime::from(self.said(part, "timestamp")?.parse::<jiff::Timestamp>()?);
+        Ok(at.duration_since(self.started.1)?)
+    }
+
+    /// A field of the first line that it logged with this in it.
+    pub(crate) fn said(&self, part: &str, field: &str) -> Result<String> {
         let log = fs::read_to_string(&self.log)?;
         let line = log.lines().find(|line| line.contains(part));
         let line = line.with_context(|| format!("the plugin did not log {part:?}"))?;
         let entry: serde_json::Value = serde_json::from_str(line)?;
-        let at =
-            entry.get("timestamp").and_then(serde_json::Value::as_str).context("a log line has no time")?;
-        let at = SystemTime::from(at.parse::<jiff::Timestamp>()?);
-        Ok(at.duration_since(self.started.1)?)
+        let of = entry.get("fields").and_then(|fields| fields.get(field)).or_else(|| entry.get(field));
+        let of = of.and_then(serde_json::Value::as_str);
+        Ok(of.with_context(|| format!("the line has no {field}: {line}"))?.to_owned())
     }
 
     /// Ends it at once.

@@ -8,7 +8,7 @@ use divvy_proto::podresources::v1::{
     CdiDevice, ClaimResource, ContainerResources, DynamicResource, PodResources,
 };
 use k8s_openapi::api::core::v1::{Container, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
 
 use super::{ClaimRef, FakeKubelet, KubeletError};
 
@@ -139,7 +139,13 @@ impl FakeKubelet {
                 .ok_or_else(|| format!("ResourceClaim {namespace}/{name} not found"))?;
             let claim_uid = claim.metadata.uid.clone().unwrap_or_default();
             let status = claim.status.unwrap_or_default();
-            if !status.reserved_for.iter().flatten().any(|consumer| consumer.uid == uid) {
+            let group =
+                pod.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref()?.pod_group_name.as_ref());
+            let is_for_it = |consumer: &ResourceClaimConsumerReference| match &*consumer.resource {
+                "podgroups" => Some(&consumer.name) == group,
+                _ => consumer.uid == uid,
+            };
+            if !status.reserved_for.iter().flatten().any(is_for_it) {
                 return Err(format!("ResourceClaim {namespace}/{name} is not reserved for the pod"));
             }
             let allocation = status

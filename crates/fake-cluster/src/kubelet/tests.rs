@@ -11,6 +11,7 @@ use divvy_proto::podresources::v1::ListPodResourcesRequest;
 use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_proto::registration::registration_server::{Registration, RegistrationServer};
 use divvy_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use k8s_openapi::api::core::v1::PodSchedulingGroup;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
@@ -19,7 +20,9 @@ use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::build::{allocated, mk_claim, mk_device, mk_pod, mk_result, mk_slice, reserved};
+use crate::build::{
+    allocated, mk_claim, mk_device, mk_pod, mk_result, mk_slice, reserved, reserved_for_group,
+};
 
 const DRIVER: &str = "gpu.divvy.dev";
 const SOON: Duration = Duration::from_secs(10);
@@ -267,6 +270,24 @@ async fn a_claim_of_two_pods_is_prepared_once_and_let_go_with_the_last() {
     node.kubelet.stop_pod(&a).await.unwrap();
     node.kubelet.stop_pod(&b).await.unwrap();
     assert_eq!(*node.stub.calls.lock().unwrap(), ["prepare c", "unprepare c"]);
+}
+
+#[tokio::test]
+async fn a_claim_of_a_pod_group_is_for_the_pods_of_that_group() {
+    let mut node = Node::new(SOON);
+    node.serve("gpu.divvy.dev@reg.sock");
+    node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
+    for (name, group) in [("a", "train"), ("b", "other")] {
+        let mut pod = mk_pod("ns", name, Some("n"), &["c"]);
+        let group = PodSchedulingGroup { pod_group_name: Some(group.to_owned()) };
+        pod.spec.as_mut().unwrap().scheduling_group = Some(group);
+        node.api.put(&pod).unwrap();
+    }
+    let claim = allocated(mk_claim("ns", "c", DRIVER, 1), vec![mk_result("gpu", DRIVER, "n", "gpu-0")]);
+    node.api.put(&reserved_for_group(claim, "train")).unwrap();
+    node.kubelet.start_pod("ns", "a").await.unwrap();
+    let refused = node.kubelet.start_pod("ns", "b").await.unwrap_err();
+    assert_eq!(refused.to_string(), "pod ns/b: ResourceClaim ns/c is not reserved for the pod");
 }
 
 #[tokio::test]
