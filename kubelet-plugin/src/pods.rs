@@ -28,7 +28,7 @@ pub(crate) fn of_processes(
 /// By namespace and name.
 pub(crate) type PodUids = BTreeMap<(String, String), String>;
 
-/// Where the kubelet makes a folder for each pod before it starts, unless it is told to use another place.
+/// Where the kubelet makes a folder for each pod before it starts, unless its `podLogsDir` is another.
 const LOGS: &str = "/var/log/pods";
 
 /// UIDs of the node's pods. The kubelet's list of devices has no UIDs, and the plugin may not read
@@ -54,8 +54,8 @@ pub(crate) fn uids(host: &HostRoot) -> PodUids {
     found.into_iter().map(|(pod, (_, uid))| (pod, uid)).collect()
 }
 
-/// Adds pods of one namespace to those of a claim: all of them or, if the UID of one is not known, none, because what the
-/// known ones do not use would look like that of nobody.
+/// Adds pods of one namespace to those of a claim: all of them or, if the UID of one is not known, none, because a figure
+/// of all pods would be shown as that of the known ones.
 pub(crate) fn add(pods: &mut Vec<PodRef>, namespace: &str, names: BTreeSet<String>, uids: &PodUids) {
     let pod = |name: String| {
         let uid = uids.get(&(namespace.to_owned(), name.clone()))?.clone();

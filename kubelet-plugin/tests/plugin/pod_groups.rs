@@ -64,7 +64,7 @@ async fn use_of_a_claim_of_a_pod_group_is_shown_for_the_pods_that_the_kubelet_li
         .await;
     shows(&plugin, "divvy_claim_overuse", &["claim=\"c\""], 0.0).await;
     let tainted: Vec<_> = node.published().into_iter().filter(|(_, taints)| !taints.is_empty()).collect();
-    assert_eq!(tainted, [], "processes of claims are nobody else's");
+    assert_eq!(tainted, [], "processes of claims are no neighbours");
 
     // Reported to all of its pods.
     node.sim.set_usage(&gpu, 2, Some(2 * GIB), 10);
