@@ -178,6 +178,19 @@ pub mod conditions {
     pub const WITHIN_GRANT: &str = "WithinGrant";
     /// `True` while nothing has used the devices of the claim for a long time.
     pub const IDLE: &str = "Idle";
+    /// `True` while the policy of the GPU calls for the eviction of the claim's pods. Confirmed every few minutes, by a new
+    /// `lastTransitionTime`.
+    pub const RECLAIM_DUE: &str = "ReclaimDue";
+}
+
+/// Reasons of the condition `ReclaimDue`.
+pub mod reclaim {
+    /// Pods of a share use so much more memory than granted that others cannot get theirs.
+    pub const OVER_GRANT: &str = "OverGrant";
+    /// The claim is idle for too long.
+    pub const IDLE: &str = "Idle";
+    /// Not any more.
+    pub const NOT_DUE: &str = "NotDue";
 }
 
 /// Environment variables in containers.

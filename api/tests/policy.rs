@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use divvy_api::policy::{
-    GpuMatch, GpuPolicy, GpuPolicySpec, HealthSettings, Instances, LabelSelector, MemorySize, MigSettings,
-    ModeLock, NodeMatch, OfferedMode, Operator, PlacementOrder, PolicyRule, Requirement, ShareSettings,
-    TimeSlice, decode_policy,
+    GpuMatch, GpuPolicy, GpuPolicySpec, HealthSettings, IdleAction, IdleSettings, Instances, LabelSelector,
+    MemorySize, MigSettings, ModeLock, NodeMatch, OfferedMode, Operator, OveruseAction, PlacementOrder,
+    PolicyRule, Requirement, ShareSettings, TimeSlice, UsageSettings, decode_policy,
 };
 use serde_json::Value;
 
@@ -72,6 +72,14 @@ fn full() -> GpuPolicySpec {
                 time_slice: Some(TimeSlice::Short),
             }),
             health: Some(HealthSettings { evict: Some(true) }),
+            usage: Some(UsageSettings {
+                overuse: Some(OveruseAction::Evict),
+                idle: Some(IdleSettings {
+                    after_seconds: Some(600),
+                    action: Some(IdleAction::Reclaim),
+                    grace_seconds: Some(60),
+                }),
+            }),
         }],
     }
 }

@@ -84,6 +84,11 @@ impl UsageCondition {
     pub(crate) fn new(kind: &'static str, status: bool, reason: &'static str, message: String) -> Self {
         Self { kind, status, reason, message, since: Timestamp::now() }
     }
+
+    /// Whether it was so for this long.
+    pub(crate) fn is_older_than(&self, age: std::time::Duration) -> bool {
+        Timestamp::now().duration_since(self.since).unsigned_abs() > age
+    }
 }
 
 /// Writes Events and conditions for users.
@@ -377,7 +382,8 @@ pub(crate) fn usage_conditions_of(object: &ResourceClaim, driver: &str) -> Vec<(
     for entry in devices.filter(|device| device.driver == driver) {
         let Ok(device) = entry.device.parse::<DeviceName>() else { continue };
         for condition in entry.conditions.iter().flatten() {
-            let bad = [(names::conditions::WITHIN_GRANT, "False"), (names::conditions::IDLE, "True")];
+            use names::conditions::{IDLE, RECLAIM_DUE, WITHIN_GRANT};
+            let bad = [(WITHIN_GRANT, "False"), (IDLE, "True"), (RECLAIM_DUE, "True")];
             let is = |(kind, status): &&(&str, &str)| condition.type_ == *kind && condition.status == *status;
             found.extend(bad.iter().find(is).map(|(kind, _)| (device.clone(), *kind)));
         }

@@ -356,7 +356,9 @@ impl Shared {
     fn add_usage(&self, tasks: &mut Tasks, used: watch::Sender<Arc<Used>>, rule: IdleRule) {
         let sink = UsageSink {
             used: used.subscribe(),
+            resolved: self.channels.followed.resolved.clone(),
             rule,
+            confirm: self.config.timing.usage_confirm,
             metrics: self.metrics.usage.clone(),
             executor: self.executor.clone(),
             claims: self.claims.clone(),

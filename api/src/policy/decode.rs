@@ -13,6 +13,9 @@ pub(super) const MOST_RULES: usize = 64;
 /// Most shares of one GPU.
 pub(super) const MOST_SLOTS: u32 = 1024;
 
+/// A claim is called idle after so many seconds at the earliest.
+pub(super) const MOST_BRIEF_IDLENESS: u32 = 60;
+
 /// A policy that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}")]
@@ -129,6 +132,11 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
         if shares.min_cores.is_some_and(|cores| cores > 100) {
             return Err(wrong(format!("{path}.shares.minCores"), "must be 0 to 100 (percent)"));
         }
+    }
+    let idle = rule.usage.as_ref().and_then(|usage| usage.idle.as_ref());
+    if idle.and_then(|idle| idle.after_seconds).is_some_and(|after| after < MOST_BRIEF_IDLENESS) {
+        let problem = format!("must be {MOST_BRIEF_IDLENESS} or more");
+        return Err(wrong(format!("{path}.usage.idle.afterSeconds"), problem));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use decode::{MOST_RULES, MOST_SLOTS};
+use decode::{MOST_BRIEF_IDLENESS, MOST_RULES, MOST_SLOTS};
 pub use decode::{PolicyError, decode_policy};
 pub use memory::{MemoryError, MemorySize};
 pub use selector::{LabelSelector, Operator, Requirement};
@@ -159,6 +159,9 @@ pub struct PolicyRule {
     /// What happens when a GPU becomes unhealthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthSettings>,
+    /// What happens to claims that use more than they were granted, or nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<UsageSettings>,
 }
 
 /// Selects nodes. A node matches if it is listed by name or selected by its labels.
@@ -333,4 +336,60 @@ pub struct HealthSettings {
     /// Whether pods that use an unhealthy GPU are evicted (taint effect NoExecute). The default is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evict: Option<bool>,
+}
+
+/// What happens to claims that use more than they were granted, or nothing. Claims are reported, and marked with the
+/// condition ReclaimDue where the policy calls for eviction; this version of divvy does not evict the pods. Claims with
+/// admin access are never marked.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("minProperties" = 1))]
+pub struct UsageSettings {
+    /// What happens to a share that uses more memory than it was granted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overuse: Option<OveruseAction>,
+    /// What happens to idle claims.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<IdleSettings>,
+}
+
+/// What happens to a share that uses more memory than it was granted: Report (a condition, Events and metrics; the default)
+/// or Evict (its claim is also marked with the condition ReclaimDue while the other shares of the GPU cannot get what they
+/// were granted).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum OveruseAction {
+    /// It is reported.
+    Report,
+    /// It is marked for eviction while it harms others.
+    Evict,
+}
+
+/// What happens to idle claims. Of a claim with devices on several GPUs, the longest times count, and it is marked only if
+/// the action is Reclaim on each of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("minProperties" = 1))]
+pub struct IdleSettings {
+    /// A claim is idle after so many seconds without any use. If omitted, the chart value usage.idleAfter counts.
+    #[schemars(range(min = MOST_BRIEF_IDLENESS, max = 604_800))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_seconds: Option<u32>,
+    /// What happens to an idle claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub action: Option<IdleAction>,
+    /// An idle claim is marked with the condition ReclaimDue after so many seconds more without any use. The default is
+    /// 600.
+    #[schemars(range(max = 604_800))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u32>,
+}
+
+/// What happens to an idle claim: Report (a condition, an Event and metrics; the default) or Reclaim (it is also marked with
+/// the condition ReclaimDue after the grace period).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum IdleAction {
+    /// It is reported.
+    Report,
+    /// It is marked for eviction.
+    Reclaim,
 }

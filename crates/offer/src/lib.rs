@@ -49,7 +49,9 @@ pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{
     Allowed, Amount, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice, Taint, TaintEffect,
 };
-pub use rules::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules};
+pub use rules::{
+    GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules, UsageRules,
+};
 pub use step::{Outputs, step};
 pub use validate::{Limit, LimitError, validate};
 pub use version::KubeVersion;

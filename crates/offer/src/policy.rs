@@ -210,6 +210,14 @@ fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
     if let Some(evict) = rule.health.as_ref().and_then(|health| health.evict) {
         rules.no_execute = evict;
     }
+    if let Some(usage) = &rule.usage {
+        rules.usage.evict = usage.overuse == Some(api::OveruseAction::Evict);
+        if let Some(idle) = &usage.idle {
+            rules.usage.idle_after = idle.after_seconds;
+            rules.usage.reclaim = idle.action == Some(api::IdleAction::Reclaim);
+            rules.usage.grace = idle.grace_seconds.unwrap_or(rules.usage.grace);
+        }
+    }
     rules
 }
 

@@ -31,6 +31,35 @@ pub struct GpuRules {
     pub instances: Instances,
     /// Whether pods are evicted from it when it falls ill, not only kept away.
     pub no_execute: bool,
+    /// What happens to claims that use too much or nothing.
+    #[serde(skip_serializing_if = "UsageRules::is_default")]
+    pub usage: UsageRules,
+}
+
+/// What happens to claims that use more memory than they were granted, or nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UsageRules {
+    /// Whether shares are marked for eviction that use so much that others lack it.
+    pub evict: bool,
+    /// After so many seconds without use a claim is idle, if not after the node's default.
+    pub idle_after: Option<u32>,
+    /// Whether idle claims are marked for eviction.
+    pub reclaim: bool,
+    /// After so many seconds of idleness.
+    pub grace: u32,
+}
+
+impl Default for UsageRules {
+    fn default() -> Self {
+        Self { evict: false, idle_after: None, reclaim: false, grace: 600 }
+    }
+}
+
+impl UsageRules {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// In which modes a GPU is offered.

@@ -9,7 +9,7 @@ use divvy_model::{GpuMemory, GpuProcess, GpuUuid, HoldKind, MigDevice};
 
 use crate::{
     Change, Figure, GpuReading, GpuUsage, Granted, Holding, IdleRule, Measured, PartReading, Source, Unknown,
-    Watch, attribute, margin, pod_utilization,
+    UsagePolicy, Watch, attribute, margin, pod_utilization,
 };
 
 const GIB: u64 = 1 << 30;
@@ -238,7 +238,7 @@ fn overuse(used: &[Option<u64>]) -> Vec<String> {
         let usage = gpus(attribute(&read, &pods, &[share("c", 10, &["a"])]));
         // The same reading again says nothing new.
         for _ in 0..3 {
-            for change in watch.step(&usage, Duration::from_secs(at as u64)) {
+            for change in watch.step(&usage, &BTreeMap::new(), Duration::from_secs(at as u64)) {
                 let Change::Overuse { over, used, granted, .. } = change else { panic!("{change:?}") };
                 said.push(format!("{at}: {over} {} {}", used >> 20, granted >> 20));
             }
@@ -274,14 +274,14 @@ fn claims_that_use_a_gpu_together_are_over_their_grants_together() {
         let (read, pods) = reading(&[(1, "a", 16, 0)]);
         let read = GpuReading { number, ..read };
         let holdings = [share("c", 10, &["a"]), share("d", 5, &["a"]), share("e", 1, &["b"])];
-        over = watch.step(&gpus(attribute(&read, &pods, &holdings)), Duration::ZERO).len();
+        over = watch.step(&gpus(attribute(&read, &pods, &holdings)), &BTreeMap::new(), Duration::ZERO).len();
     }
     assert_eq!(over, 2);
     let verdicts = watch.verdicts(Duration::ZERO).over;
     assert_eq!(verdicts.values().copied().collect::<Vec<_>>(), [true, true, false]);
     // A claim that is gone is forgotten.
     let (read, pods) = reading(&[]);
-    assert_eq!(watch.step(&gpus(attribute(&read, &pods, &[])), Duration::ZERO), []);
+    assert_eq!(watch.step(&gpus(attribute(&read, &pods, &[])), &BTreeMap::new(), Duration::ZERO), []);
     assert!(watch.verdicts(Duration::ZERO).over.is_empty());
 }
 
@@ -295,10 +295,10 @@ fn idle(rule: IdleRule, minutes: &[(u64, Option<u32>)]) -> Vec<(u64, bool)> {
             read.busy = Err(Unknown::Failed);
         }
         let usage = gpus(attribute(&read, &pods, &[hold("c", HoldKind::Whole, &["a"])]));
-        let changes = watch.step(&usage, Duration::from_secs(minute * 60));
+        let changes = watch.step(&usage, &BTreeMap::new(), Duration::from_secs(minute * 60));
         said.extend(changes.into_iter().map(|change| match &change {
             Change::Idle { idle, .. } => (*minute, *idle),
-            Change::Overuse { .. } => panic!("{change:?}"),
+            _ => panic!("{change:?}"),
         }));
         let known = watch.verdicts(Duration::from_secs(minute * 60)).idle.len();
         assert_eq!(known, usize::from(percent.is_some()));
@@ -336,7 +336,7 @@ fn a_claim_on_two_gpus_is_idle_only_where_both_are() {
     let mut both = gpus(usage(0, &["a"]));
     both.insert("GPU-12345678-1234-1234-1234-123456780002".parse().unwrap(), usage(10, &["a"]));
     for minute in [0, 60] {
-        assert_eq!(watch.step(&both, Duration::from_secs(minute * 60)), []);
+        assert_eq!(watch.step(&both, &BTreeMap::new(), Duration::from_secs(minute * 60)), []);
     }
     let now = Duration::from_hours(1);
     assert_eq!(watch.verdicts(now).idle.into_values().collect::<Vec<_>>(), [Duration::ZERO]);
@@ -347,5 +347,121 @@ fn sources_have_stable_names() {
     assert_eq!(
         [Source::Gpm, Source::Device, Source::Process].map(Source::name),
         ["gpm", "device", "process"]
+    );
+}
+
+const EVICTS: UsagePolicy = UsagePolicy { idle_after: None, evict: true, reclaim: None };
+
+/// Seconds with GiB used by shares of 40, 30 and 1 GiB of a GPU with 78 (`None`: not known): whose pods are to go.
+fn harm(policy: UsagePolicy, readings: &[(u64, [Option<u64>; 3])]) -> Vec<String> {
+    let mut watch = Watch::new(RULE);
+    let mut said = Vec::new();
+    for (at, (second, used)) in readings.iter().enumerate() {
+        let [a, b, c] = used.map(Option::unwrap_or_default);
+        let (mut read, pods) = reading(&[(1, "a", a, 9), (2, "b", b, 9), (3, "c", c, 9)]);
+        read.number = at as u64 + 1;
+        let known = used.map(|used| used.map(|gib| gib * GIB));
+        for (process, known) in read.processes.as_mut().unwrap().iter_mut().zip(known) {
+            process.memory_bytes = known;
+        }
+        let usage = gpus(attribute(
+            &read,
+            &pods,
+            &[share("c", 40, &["a"]), share("d", 30, &["b"]), share("e", 1, &["c"])],
+        ));
+        let policies = usage.keys().map(|gpu| (gpu.clone(), policy)).collect();
+        for change in watch.step(&usage, &policies, Duration::from_secs(*second)) {
+            if let Change::Due { claim, due, .. } = change {
+                said.push(format!("{second}: {} {due:?}", claim.name));
+            }
+        }
+    }
+    said
+}
+
+#[test]
+fn a_share_is_to_go_only_if_it_harms_others_for_a_minute_and_the_policy_says_so() {
+    // Free: 78 less all that is used, 1 of it by no process. What the others may still take: 30 and 1.
+    let [harms, barely] = [[Some(50), Some(1), Some(0)], [Some(48), Some(0), Some(0)]];
+    let constant = |used, until| (0..=until).map(|at| (at * 15, used)).collect::<Vec<_>>();
+    assert_eq!(harm(EVICTS, &constant(harms, 6)), ["75: c Some(Overuse)"], "two readings, then a minute");
+    assert_eq!(harm(UsagePolicy::default(), &constant(harms, 9)), [""; 0]);
+    let within = [Some(40), Some(30), Some(1)];
+    assert_eq!(harm(EVICTS, &constant(within, 9)), [""; 0]);
+    let harmless = [Some(47), Some(0), Some(0)];
+    assert_eq!(harm(EVICTS, &constant(harmless, 9)), [""; 0], "over its grant, with enough for all");
+    assert_eq!(harm(EVICTS, &constant(barely, 6)), ["75: c Some(Overuse)"], "one GiB too much");
+    // Nothing is said once anything of the GPU is not known.
+    let blind = [Some(50), Some(1), None];
+    assert_eq!(harm(EVICTS, &constant(blind, 9)), [""; 0]);
+    let mut then_blind = constant(harms, 5);
+    then_blind.extend([(90, blind), (105, harms), (150, harms), (165, harms)]);
+    assert_eq!(harm(EVICTS, &then_blind), ["75: c Some(Overuse)", "90: c None", "165: c Some(Overuse)"]);
+    // Of several the one with the largest excess, and after it the next.
+    let [two, next] = [[Some(44), Some(0), Some(6)], [Some(0), Some(0), Some(6)]];
+    assert_eq!(harm(EVICTS, &constant(two, 6)), ["75: e Some(Overuse)"]);
+    assert_eq!(harm(EVICTS, &[&constant(two, 5)[..], &[(90, next)]].concat())[1..], ["90: e None"]);
+}
+
+#[test]
+fn one_reading_looked_at_again_and_again_proves_no_harm() {
+    let mut watch = Watch::new(RULE);
+    let mut step = |number, second| {
+        let (read, pods) = reading(&[(1, "a", 60, 0), (2, "b", 0, 0)]);
+        let read = GpuReading { number, ..read };
+        let usage = gpus(attribute(&read, &pods, &[share("c", 10, &["a"]), share("d", 30, &["b"])]));
+        let policies = usage.keys().map(|gpu| (gpu.clone(), EVICTS)).collect();
+        let changes = watch.step(&usage, &policies, Duration::from_secs(second));
+        changes.iter().filter(|change| matches!(change, Change::Due { .. })).count()
+    };
+    let due: Vec<usize> = [(1, 0), (2, 15), (2, 80), (2, 200), (3, 215)].map(|(n, at)| step(n, at)).into();
+    assert_eq!(due, [0, 0, 0, 0, 1]);
+}
+
+/// Minutes with what is computed on two GPUs of one claim: whether it is to go when.
+fn reclaims(policies: [UsagePolicy; 2], kind: HoldKind, minutes: &[(u64, Option<u32>)]) -> Vec<(u64, bool)> {
+    let mut watch = Watch::new(RULE);
+    let mut said = Vec::new();
+    for (minute, percent) in minutes {
+        let (mut read, pods) = reading(&[(1, "a", 1, percent.unwrap_or(0))]);
+        if percent.is_none() {
+            (read.busy, read.computed) = (Err(Unknown::Failed), Err(Unknown::Failed));
+        }
+        let usage = attribute(&read, &pods, &[hold("c", kind, &["a"])]);
+        let mut both = gpus(usage.clone());
+        both.insert("GPU-12345678-1234-1234-1234-123456780002".parse().unwrap(), usage);
+        let policies = both.keys().cloned().zip(policies).collect();
+        let changes = watch.step(&both, &policies, Duration::from_secs(minute * 60));
+        said.extend(changes.iter().filter_map(|change| match change {
+            Change::Due { due, .. } => Some((*minute, due.is_some())),
+            _ => None,
+        }));
+    }
+    said
+}
+
+#[test]
+fn an_idle_claim_is_to_go_after_its_grace_if_the_policies_of_all_its_gpus_say_so() {
+    let reclaim =
+        |minutes| UsagePolicy { reclaim: Some(Duration::from_mins(minutes)), ..UsagePolicy::default() };
+    let zero = |minutes: &[u64]| minutes.iter().map(|m| (*m, Some(0))).collect::<Vec<_>>();
+    let hour = zero(&[0, 59, 60, 69, 70, 71]);
+    assert_eq!(
+        reclaims([reclaim(10), reclaim(5)], HoldKind::Whole, &hour),
+        [(70, true)],
+        "the longest grace"
+    );
+    assert_eq!(reclaims([reclaim(10), UsagePolicy::default()], HoldKind::Whole, &hour), []);
+    assert_eq!(reclaims([reclaim(10); 2], HoldKind::Admin, &hour), [], "never with admin access");
+    let soon = UsagePolicy { idle_after: Some(Duration::from_mins(20)), ..reclaim(0) };
+    assert_eq!(reclaims([soon; 2], HoldKind::Whole, &hour), [(59, true)]);
+    assert_eq!(reclaims([soon, reclaim(0)], HoldKind::Whole, &hour), [(60, true)], "the longest time");
+    let ends = [(0, Some(0)), (75, Some(0)), (76, Some(5))];
+    assert_eq!(reclaims([reclaim(10); 2], HoldKind::Whole, &ends), [(75, true), (76, false)]);
+    let blind = [(0, Some(0)), (75, Some(0)), (76, None), (77, Some(0)), (146, Some(0)), (147, Some(0))];
+    assert_eq!(
+        reclaims([reclaim(10); 2], HoldKind::Whole, &blind),
+        [(75, true), (76, false), (147, true)],
+        "what was not seen may have been use"
     );
 }

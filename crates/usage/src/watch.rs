@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use divvy_claims::ClaimRef;
-use divvy_model::{ClaimUid, DeviceName, GpuUuid};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind};
 
-use crate::attribute::GpuUsage;
+use crate::attribute::{DeviceUsage, GpuUsage};
+use crate::due::{Due, Harm, UsagePolicy};
 use crate::groups::Group;
 use crate::reading::{Figure, Unknown};
 
@@ -41,7 +42,16 @@ pub enum Change {
         granted: u64,
     },
     /// A claim is idle, or no longer.
-    Idle { claim: ClaimRef, idle: bool },
+    Idle {
+        claim: ClaimRef,
+        idle: bool,
+        /// After so long without any use.
+        after: Duration,
+        /// Its pods are to go if it is idle for so long more.
+        reclaim: Option<Duration>,
+    },
+    /// The pods of a claim are to be evicted, because of its use of a device, or no longer.
+    Due { claim: ClaimRef, device: DeviceName, due: Option<Due> },
 }
 
 /// What is so now.
@@ -59,6 +69,27 @@ pub struct Watch {
     rule: IdleRule,
     shares: BTreeMap<(ClaimUid, DeviceName), Share>,
     claims: BTreeMap<ClaimUid, Claim>,
+    harms: BTreeMap<GpuUuid, Harm>,
+    due: BTreeMap<(ClaimRef, DeviceName), Due>,
+}
+
+/// A claim with everything that it holds.
+struct Held {
+    claim: ClaimRef,
+    devices: Vec<DeviceName>,
+    quiet: Figure<bool>,
+    after: Duration,
+    reclaim: Option<Duration>,
+}
+
+impl Held {
+    fn add(&mut self, device: &DeviceUsage, after: Duration, policy: UsagePolicy) {
+        self.devices.push(device.device.clone());
+        self.quiet = all_quiet(self.quiet, device.quiet);
+        self.after = self.after.max(after);
+        let reclaim = policy.reclaim.filter(|_| device.kind != HoldKind::Admin);
+        self.reclaim = self.reclaim.zip(reclaim).map(|(one, other)| one.max(other));
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -84,21 +115,104 @@ struct Claim {
 
 impl Watch {
     pub fn new(rule: IdleRule) -> Self {
-        Self { rule, shares: BTreeMap::new(), claims: BTreeMap::new() }
+        Self {
+            rule,
+            shares: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            harms: BTreeMap::new(),
+            due: BTreeMap::new(),
+        }
     }
 
-    /// Learns what is used on all GPUs; `now` is any time that only grows. Claims that are not there any more are
-    /// forgotten.
-    pub fn step(&mut self, gpus: &BTreeMap<GpuUuid, GpuUsage>, now: Duration) -> Vec<Change> {
+    /// Learns what is used on all GPUs, and what is said of them; `now` is any time that only grows. Claims that are not
+    /// there any more are forgotten.
+    pub fn step(
+        &mut self,
+        gpus: &BTreeMap<GpuUuid, GpuUsage>,
+        policies: &BTreeMap<GpuUuid, UsagePolicy>,
+        now: Duration,
+    ) -> Vec<Change> {
+        let policy = |gpu: &GpuUuid| policies.get(gpu).copied().unwrap_or_default();
+        let there = self.there(gpus, policy);
+        let mut changes = self.learn_shares(gpus);
+        self.claims.retain(|uid, _| there.contains_key(uid));
+        for (uid, held) in &there {
+            let new = Claim { since: now, quiet: None, known: false, idle: false };
+            let state = self.claims.entry(uid.clone()).or_insert(new);
+            let before = state.idle;
+            state.learn(IdleRule { after: held.after, ..self.rule }, held.quiet, now);
+            if state.idle != before {
+                let (claim, idle) = (held.claim.clone(), state.idle);
+                changes.push(Change::Idle { claim, idle, after: held.after, reclaim: held.reclaim });
+            }
+        }
+        let due = self.due_now(gpus, policy, &there, now);
+        let gone = self.due.keys().filter(|key| !due.contains_key(key) && there.contains_key(&key.0.uid));
+        let gone = gone.map(|key| (key, None));
+        let news = due.iter().filter(|(key, why)| self.due.get(key) != Some(why));
+        for ((claim, device), due) in gone.chain(news.map(|(key, why)| (key, Some(*why)))) {
+            changes.push(Change::Due { claim: claim.clone(), device: device.clone(), due });
+        }
+        self.due = due;
+        changes
+    }
+
+    fn there(
+        &self,
+        gpus: &BTreeMap<GpuUuid, GpuUsage>,
+        policy: impl Fn(&GpuUuid) -> UsagePolicy,
+    ) -> BTreeMap<ClaimUid, Held> {
+        let mut there = BTreeMap::<ClaimUid, Held>::new();
+        for (uuid, device) in gpus.iter().flat_map(|(uuid, gpu)| gpu.devices.iter().map(move |d| (uuid, d))) {
+            let policy = policy(uuid);
+            let after = policy.idle_after.unwrap_or(self.rule.after);
+            let held = there.entry(device.claim.uid.clone()).or_insert_with(|| Held {
+                claim: device.claim.clone(),
+                devices: Vec::new(),
+                quiet: Ok(true),
+                after,
+                reclaim: Some(Duration::ZERO),
+            });
+            held.add(device, after, policy);
+        }
+        there
+    }
+
+    /// Whose pods are to go: of overuse, if of both.
+    fn due_now(
+        &mut self,
+        gpus: &BTreeMap<GpuUuid, GpuUsage>,
+        policy: impl Fn(&GpuUuid) -> UsagePolicy,
+        there: &BTreeMap<ClaimUid, Held>,
+        now: Duration,
+    ) -> BTreeMap<(ClaimRef, DeviceName), Due> {
+        let mut due = BTreeMap::new();
+        for held in there.values() {
+            let state = self.claims.get(&held.claim.uid).filter(|state| state.idle && state.known);
+            let quiet = state.and_then(|state| state.quiet).map(|since| now.saturating_sub(since));
+            if quiet.zip(held.reclaim).is_some_and(|(quiet, grace)| quiet >= held.after + grace) {
+                due.extend(
+                    held.devices.iter().map(|device| ((held.claim.clone(), device.clone()), Due::Idle)),
+                );
+            }
+        }
+        let mut harms = BTreeMap::new();
+        for (uuid, gpu) in gpus.iter().filter(|(uuid, _)| policy(uuid).evict) {
+            let over = |claim: &ClaimRef, device: &DeviceName| {
+                self.shares.get(&(claim.uid.clone(), device.clone())).is_some_and(|share| share.over)
+            };
+            let Some(harm) = Harm::after(self.harms.remove(uuid), gpu, over, now) else { continue };
+            due.extend(harm.due(gpu, now).iter().map(|share| (share.clone(), Due::Overuse)));
+            harms.insert(uuid.clone(), harm);
+        }
+        self.harms = harms;
+        due
+    }
+
+    fn learn_shares(&mut self, gpus: &BTreeMap<GpuUuid, GpuUsage>) -> Vec<Change> {
         let mut changes = Vec::new();
-        let mut there = BTreeMap::<ClaimUid, (ClaimRef, Figure<bool>)>::new();
         let mut shares = BTreeMap::new();
         for gpu in gpus.values() {
-            for device in &gpu.devices {
-                let known = there.entry(device.claim.uid.clone());
-                let (_, quiet) = known.or_insert_with(|| (device.claim.clone(), Ok(true)));
-                *quiet = all_quiet(*quiet, device.quiet);
-            }
             for group in &gpu.groups {
                 for (claim, device) in &group.shares {
                     let key = (claim.uid.clone(), device.clone());
@@ -116,16 +230,6 @@ impl Watch {
             }
         }
         self.shares = shares;
-        self.claims.retain(|uid, _| there.contains_key(uid));
-        for (uid, (claim, quiet)) in there {
-            let new = Claim { since: now, quiet: None, known: false, idle: false };
-            let state = self.claims.entry(uid).or_insert(new);
-            let before = state.idle;
-            state.learn(self.rule, quiet, now);
-            if state.idle != before {
-                changes.push(Change::Idle { claim, idle: state.idle });
-            }
-        }
         changes
     }
 

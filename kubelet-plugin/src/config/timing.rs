@@ -21,6 +21,8 @@ pub struct Timing {
     pub usage: Duration,
     /// The same for their memory and processes: those calls hold up others.
     pub usage_lists: Duration,
+    /// How often it is confirmed that the pods of a claim are to be evicted.
+    pub usage_confirm: Duration,
     /// How often other drivers' devices and allocations are asked for; at once when a pod holds one that is not known.
     pub neighbour_drivers: Duration,
     /// How often all claims of the cluster are asked for where another driver publishes one of our GPUs.
@@ -74,6 +76,7 @@ impl Default for Timing {
             neighbours: Duration::from_secs(15),
             usage: Duration::from_secs(5),
             usage_lists: Duration::from_secs(15),
+            usage_confirm: Duration::from_mins(5),
             neighbour_drivers: Duration::from_mins(10),
             neighbour_claims: Duration::from_hours(1),
             driver_away: Duration::from_mins(1),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use divvy_api::node::GpuNodeStatus;
 use divvy_model::{GpuUuid, Grant};
-use divvy_offer::{Ask, Outputs, Pool, World, step};
+use divvy_offer::{Ask, Outputs, Pool, Resolved, World, step};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +41,7 @@ pub(crate) struct Outlets {
     pub(crate) forget: watch::Sender<BTreeSet<GpuUuid>>,
     pub(crate) ask: watch::Sender<Option<Ask>>,
     pub(crate) state: watch::Sender<State>,
+    pub(crate) resolved: watch::Sender<Arc<Resolved>>,
 }
 
 /// The other ends.
@@ -52,6 +53,7 @@ pub(crate) struct Followed {
     pub(crate) forget: watch::Receiver<BTreeSet<GpuUuid>>,
     pub(crate) ask: watch::Receiver<Option<Ask>>,
     pub(crate) state: watch::Receiver<State>,
+    pub(crate) resolved: watch::Receiver<Arc<Resolved>>,
 }
 
 impl Outlets {
@@ -64,6 +66,7 @@ impl Outlets {
             forget: self.forget.subscribe(),
             ask: self.ask.subscribe(),
             state: self.state.subscribe(),
+            resolved: self.resolved.subscribe(),
         }
     }
 }
@@ -144,6 +147,7 @@ impl Brain {
             changed
         });
         self.out.state.send_replace(node.state(&outputs));
+        set(&self.out.resolved, outputs.resolved);
         set(&self.out.forget, outputs.forget);
         if outputs.ask.is_some() {
             self.out.ask.send_replace(outputs.ask);

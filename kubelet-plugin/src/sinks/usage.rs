@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_api::names::conditions;
+use divvy_api::names::{conditions, reclaim};
 use divvy_claims::ClaimRef;
 use divvy_executor::{Executor, HeldDevice};
-use divvy_model::{ClaimUid, DeviceName};
-use divvy_usage::{Change, IdleRule, Mean, Watch, pod_utilization};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid};
+use divvy_offer::Resolved;
+use divvy_usage::{Change, Due, IdleRule, Mean, UsagePolicy, Watch, pod_utilization};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use tokio::sync::watch;
@@ -27,7 +28,11 @@ pub(crate) use metrics::UsageMetrics;
 /// Shows.
 pub(crate) struct UsageSink {
     pub(crate) used: watch::Receiver<Arc<Used>>,
+    /// What policies make of the GPUs.
+    pub(crate) resolved: watch::Receiver<Arc<Resolved>>,
     pub(crate) rule: IdleRule,
+    /// How often it is confirmed that pods are to be evicted.
+    pub(crate) confirm: Duration,
     pub(crate) metrics: UsageMetrics,
     pub(crate) executor: Arc<Executor>,
     pub(crate) claims: Arc<KubeClaims>,
@@ -73,7 +78,8 @@ impl UsageSink {
     }
 
     fn show(&self, memory: &mut Memory, used: &Used, now: Duration) {
-        let news = memory.watch.step(&used.gpus, now);
+        let policies = policies_of(&self.resolved.borrow());
+        let news = memory.watch.step(&used.gpus, &policies, now);
         let pods = means(&mut memory.means, used, now);
         self.metrics.show(used, &memory.watch.verdicts(now), &pods);
         let mut changed = BTreeSet::new();
@@ -86,6 +92,7 @@ impl UsageSink {
         for (claim, _) in memory.said.extract_if(.., |uid, _| !there.contains(uid)).map(|(_, said)| said) {
             self.forget(claim);
         }
+        changed.extend(confirmed(&mut memory.said, self.confirm));
         for uid in changed {
             if let Some((claim, said)) = memory.said.get(&uid) {
                 self.write(claim.clone(), said.clone());
@@ -110,20 +117,44 @@ impl UsageSink {
                 let condition = UsageCondition::new(conditions::WITHIN_GRANT, !over, reason, message);
                 (claim, vec![device.clone()], condition, *over)
             }
-            Change::Idle { claim, idle } => {
+            Change::Idle { claim, idle, after, reclaim } => {
                 if *idle {
                     self.metrics.idles.inc();
                 }
                 let all = used.gpus.values().flat_map(|gpu| &gpu.devices);
                 let own = all.filter(|device| device.claim.uid == claim.uid);
                 let devices = own.map(|device| device.device.clone()).collect();
-                let minutes = self.rule.after.as_secs() / 60;
+                let minutes = |time: &Duration| time.as_secs() / 60;
                 let (reason, message) = if *idle {
-                    ("NotUsed", format!("nothing has used the devices of the claim for {minutes} minutes"))
+                    let what =
+                        format!("nothing has used the devices of the claim for {} minutes", minutes(after));
+                    let then = reclaim.as_ref().map(|grace| {
+                        format!(
+                            "; by the policy of the GPU it is marked for eviction after {} more",
+                            minutes(grace)
+                        )
+                    });
+                    ("NotUsed", what + &then.unwrap_or_default())
                 } else {
                     ("Used", "the devices of the claim are used again".to_owned())
                 };
                 (claim, devices, UsageCondition::new(conditions::IDLE, *idle, reason, message), false)
+            }
+            Change::Due { claim, device, due } => {
+                let (reason, message) = match due {
+                    Some(Due::Overuse) => (
+                        reclaim::OVER_GRANT,
+                        "the pods of the claim use so much more GPU memory than it was granted that others cannot get theirs: the policy of the GPU calls for their eviction",
+                    ),
+                    Some(Due::Idle) => (
+                        reclaim::IDLE,
+                        "nothing uses the devices of the claim: the policy of the GPU calls for the eviction of its pods",
+                    ),
+                    None => (reclaim::NOT_DUE, "nothing calls for the eviction of the pods of the claim"),
+                };
+                let message = message.to_owned();
+                let condition = UsageCondition::new(conditions::RECLAIM_DUE, due.is_some(), reason, message);
+                (claim, vec![device.clone()], condition, due.is_some())
             }
         };
         tracing::info!(%claim, reason = condition.reason, "{}", condition.message);
@@ -196,7 +227,11 @@ impl UsageSink {
             for (device, kind) in found {
                 let (_, said) =
                     memory.said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
-                let condition = if kind == conditions::IDLE {
+                let condition = if kind == conditions::RECLAIM_DUE {
+                    // Not before this instance has seen it: the other may have ended long ago.
+                    let message = "the node plugin has restarted".to_owned();
+                    UsageCondition::new(kind, false, reclaim::NOT_DUE, message)
+                } else if kind == conditions::IDLE {
                     memory.watch.was_idle(&claim.uid);
                     UsageCondition::new(
                         kind,
@@ -211,8 +246,44 @@ impl UsageSink {
                 };
                 said.insert((device, kind), condition);
             }
+            if let Some((claim, said)) = memory.said.get(&claim.uid)
+                && said.keys().any(|(_, kind)| *kind == conditions::RECLAIM_DUE)
+            {
+                self.write(claim.clone(), said.clone());
+            }
         }
     }
+}
+
+/// What policies say of the use of GPUs.
+fn policies_of(resolved: &Resolved) -> BTreeMap<GpuUuid, UsagePolicy> {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    let of = resolved.rules.iter().map(|(gpu, rules)| {
+        let usage = rules.usage;
+        let policy = UsagePolicy {
+            idle_after: usage.idle_after.map(seconds),
+            evict: usage.evict,
+            reclaim: usage.reclaim.then(|| seconds(usage.grace)),
+        };
+        (gpu.clone(), policy)
+    });
+    of.collect()
+}
+
+/// Claims whose pods are still to be evicted, and of which that is to be said anew: a controller that acts on it is to ignore
+/// what is old, because a node that does not measure any more cannot take it back.
+fn confirmed(said: &mut BTreeMap<ClaimUid, (ClaimRef, Said)>, every: Duration) -> Vec<ClaimUid> {
+    let mut anew = Vec::new();
+    for (uid, (_, said)) in said {
+        for ((_, kind), condition) in said.iter_mut() {
+            if *kind == conditions::RECLAIM_DUE && condition.status && condition.is_older_than(every) {
+                let message = std::mem::take(&mut condition.message);
+                *condition = UsageCondition::new(condition.kind, true, condition.reason, message);
+                anew.push(uid.clone());
+            }
+        }
+    }
+    anew
 }
 
 /// As it is now.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_fake_cluster::ClaimRef;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
+use divvy_fake_cluster::{ClaimRef, GpuPolicy};
 use divvy_gpu_sim::Fault;
 use divvy_kubelet_plugin::Config;
 use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
@@ -14,6 +14,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::json;
 
 use crate::node::{DRIVER, Node, POOL, Plugin, wait};
 
@@ -318,6 +319,36 @@ async fn a_claim_that_nothing_uses_is_reported_as_idle_until_something_does() {
     })
     .await;
     assert_eq!(status(&idle).unwrap().0, "False");
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_policy_says_to_reclaim_is_marked_confirmed_and_taken_back() {
+    let node = Node::new("h100x1");
+    let rule = json!({ "usage": { "idle": { "action": "Reclaim", "graceSeconds": 0 } } });
+    node.api.put(&GpuPolicy::new("p", json!({ "rules": [rule] }))).unwrap();
+    let start = async |after| {
+        let mut config = idle_after(node.config(&[]), after);
+        config.timing.usage_confirm = Duration::from_secs(1);
+        let plugin = node.start_with(config);
+        plugin.wait_ready().await;
+        plugin
+    };
+    let plugin = start(Duration::from_millis(300)).await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let due = |status: &str, reason: &str| {
+        let found = condition(&node, &claim, "ReclaimDue")?;
+        (found.status == status && found.reason == reason).then_some(found)
+    };
+    let first = wait("the condition", || due("True", "Idle")).await;
+    let confirmed = |c: &Condition| c.last_transition_time.0 > first.last_transition_time.0;
+    wait("its confirmation", || due("True", "Idle").filter(confirmed)).await;
+    plugin.stop().await;
+
+    // What an earlier instance has said is not true before this one has seen it.
+    let plugin = start(Duration::from_hours(1)).await;
+    wait("its end", || due("False", "NotDue")).await;
     plugin.stop().await;
 }
 

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use divvy_model::TimeSlice;
 
 use super::*;
+use crate::UsageRules;
 
 fn node_of(spec: &str) -> (Inventory, Ordinals) {
     let inventory = Engine::new(&spec.parse().unwrap()).inventory();
@@ -116,6 +117,10 @@ fn a_rule_changes_what_it_says_and_leaves_the_rest_as_the_defaults_have_it() {
         "mig": { "profiles": ["1g.10gb"], "placementOrder": "Descending", "instances": "Static" },
         "shares": { "slots": 4, "minMemory": 1, "minCores": 10, "reservedMemory": "2Gi", "timeSlice": "Short" },
         "health": { "evict": true },
+        "usage": {
+            "overuse": "Evict",
+            "idle": { "afterSeconds": 600, "action": "Reclaim", "graceSeconds": 60 },
+        },
     }));
     let expected = GpuRules {
         modes: Modes::Only([OfferedMode::Mig, OfferedMode::TimeSlicing].into()),
@@ -131,8 +136,11 @@ fn a_rule_changes_what_it_says_and_leaves_the_rest_as_the_defaults_have_it() {
         held_back_mib: 2048,
         instances: Instances::Static,
         no_execute: true,
+        usage: UsageRules { evict: true, idle_after: Some(600), reclaim: true, grace: 60 },
     };
     assert_eq!(full, expected);
+    let idle = rules(&json!({ "usage": { "overuse": "Report", "idle": { "action": "Reclaim" } } })).usage;
+    assert_eq!(idle, UsageRules { reclaim: true, grace: 600, ..UsageRules::default() });
 }
 
 #[test]
