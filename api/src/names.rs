@@ -35,6 +35,8 @@ pub const FIELD_MANAGER: &str = "divvy-kubelet-plugin";
 pub const FIELD_MANAGER_USAGE: &str = "divvy-kubelet-plugin-usage";
 /// Reporting controller in Events.
 pub const REPORTER: &str = "gpu.divvy.dev/kubelet-plugin";
+/// The same, of the cluster controller.
+pub const CONTROLLER: &str = "gpu.divvy.dev/cluster-controller";
 
 /// Node label that an administrator sets to get the node plugin.
 pub const NODE_LABEL: &str = "divvy.dev/gpu";
@@ -167,6 +169,12 @@ pub mod taints {
     pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
     /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that containers need.
     pub const DRIVER_DOWN: &str = "gpu.divvy.dev/driver-down";
+}
+
+/// Annotations that users set.
+pub mod annotations {
+    /// `true` on a claim, its pod or its namespace: the pod is not evicted because it is idle.
+    pub const KEEP_IDLE: &str = "divvy.dev/keep-idle";
 }
 
 /// Conditions in `ResourceClaim.status.devices[].conditions`.

@@ -58,6 +58,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-executor", &["divvy-cdi", "divvy-claims", "divvy-host", "divvy-model"]),
     ("divvy-fake-cluster", &["divvy-model", "divvy-proto"]),
     ("divvy-controller", &["divvy-model", "divvy-offer"]),
+    ("divvy-cluster-controller", &["divvy-api", "divvy-controller", "divvy-telemetry"]),
     (
         "divvy-kubelet-plugin",
         &[

@@ -114,6 +114,7 @@ pub(crate) fn verb(method: &http::Method, path: &Path, query: &Query) -> Result<
         ("GET", _) if watch => Ok("watch"),
         ("GET", _) => Ok("list"),
         ("POST", false) => Ok("create"),
+        ("POST", true) if path.subresource == "eviction" => Ok("create"),
         ("PUT", true) => Ok("update"),
         ("PATCH", true) => Ok("patch"),
         ("DELETE", true) => Ok("delete"),

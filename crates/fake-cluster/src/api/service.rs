@@ -187,6 +187,7 @@ fn of_objects(
     let missing = || ApiError::new(404, "the server could not find the requested resource");
     let kind = state.store.kind(&res).filter(|kind| kind.version == path.version).ok_or_else(missing)?;
     let part = match path.subresource.as_str() {
+        "eviction" if path.plural == "pods" => return evicted(state, &kind, path, asked),
         "" => Part::Main,
         "status" if kind.status => Part::Status,
         _ => return Err(missing()),
@@ -219,12 +220,7 @@ fn of_objects(
         "patch" => Ok(document(200, &patched(state, &kind, &key, part, asked, &now)?)),
         "delete" => {
             let options = if asked.body.is_empty() { Value::Null } else { asked.json()? };
-            let given = |field: &str| options.pointer(field).and_then(Value::as_str).map(str::to_owned);
-            let must = Preconditions {
-                uid: given("/preconditions/uid"),
-                version: given("/preconditions/resourceVersion"),
-            };
-            let left = state.store.delete(&kind, &key, &must, &now)?;
+            let left = state.store.delete(&kind, &key, &preconditions(&options), &now)?;
             Ok(document(200, &left.unwrap_or_else(|| success(&kind, &path.name))))
         }
         "deletecollection" => {
@@ -233,6 +229,25 @@ fn of_objects(
         }
         other => Err(ApiError::new(405, format!("verb {other} is not served"))),
     }
+}
+
+fn preconditions(options: &Value) -> Preconditions {
+    let given = |field: &str| options.pointer(field).and_then(Value::as_str).map(str::to_owned);
+    Preconditions { uid: given("/preconditions/uid"), version: given("/preconditions/resourceVersion") }
+}
+
+/// Deletes a pod, as the server does when no disruption budget forbids it.
+fn evicted(
+    state: &mut State,
+    kind: &Kind,
+    path: &Path,
+    asked: &Asked,
+) -> Result<Response<FakeBody>, ApiError> {
+    let key = Key { res: kind.res.clone(), namespace: path.namespace.clone(), name: path.name.clone() };
+    let eviction = asked.json()?;
+    let must = preconditions(eviction.get("deleteOptions").unwrap_or(&Value::Null));
+    state.store.delete(kind, &key, &must, &now())?;
+    Ok(document(201, &json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201})))
 }
 
 fn patched(

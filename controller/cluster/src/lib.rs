@@ -1,0 +1,143 @@
+//! The cluster controller evicts pods, which is the one thing that no node plugin may do: the pods of claims that a GpuPolicy
+//! calls to reclaim, because they use too much of a shared GPU, or nothing for too long. It is installed on demand; without
+//! it such claims are only reported.
+//!
+//! Node plugins decide what is due and say so in conditions of claims (`ReclaimDue`). Here it is decided, by pure functions,
+//! which pods that concerns ([`due`]), whether each may go ([`verdict()`]) and when ([`Limits`]); [`reclaim`] reads and evicts.
+//! Of several instances one acts ([`Election`]).
+
+mod due;
+mod election;
+mod lease;
+mod limits;
+mod metrics;
+mod reclaim;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use divvy_telemetry::{MetricsRegistry, Readiness};
+use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub use due::{Candidate, DeviceId, Reason, candidates};
+pub use lease::Election;
+pub use limits::{Allowance, Limits};
+pub use verdict::{Kept, verdict};
+
+use crate::metrics::Metrics;
+use crate::reclaim::Reclaimer;
+
+/// What the controller is told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Driver name in claims.
+    pub driver: String,
+    /// Where the Lease is.
+    pub namespace: String,
+    /// Name of the Lease.
+    pub lease: String,
+    /// Name of this instance: that of its pod.
+    pub identity: String,
+    /// Report what would be evicted, and evict nothing.
+    pub dry_run: bool,
+    /// Most pods evicted in any minute.
+    pub per_minute: usize,
+    /// How often claims are looked at.
+    pub look: Duration,
+    /// How often the Lease is renewed, or tried for.
+    pub renew: Duration,
+}
+
+/// The API server must begin to answer within this. With [`lease::RENEW_DEADLINE`] it is what a Lease lasts: no request of an
+/// instance that has lost the Lease is under way when another one begins.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Time since the process started: it only grows.
+#[derive(Debug, Clone, Copy)]
+struct Clock(Instant);
+
+impl Clock {
+    fn now(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// Runs until `stop`, then gives the Lease back.
+pub async fn run(
+    config: Config,
+    client: Client,
+    registry: &MetricsRegistry,
+    readiness: &Readiness,
+    stop: CancellationToken,
+) {
+    let client = divvy_controller::with_deadline(client, ANSWER);
+    let clock = Clock(Instant::now());
+    let metrics = Metrics::new(registry);
+    let ready = readiness.handle("claims");
+    let (claims, watching) = watch_claims(client.clone());
+    let (leads, leading) = watch::channel(None);
+
+    let election = Election::new(&config.lease, &config.identity);
+    let leases = Api::<Lease>::namespaced(client.clone(), &config.namespace);
+    let elected = CancellationToken::new();
+    let task = election::run(
+        leases,
+        election,
+        clock,
+        (leads, metrics.leader.clone()),
+        config.renew,
+        elected.clone(),
+    );
+    let task = tokio::spawn(task);
+
+    let work = async {
+        // Fails only if the watch has ended.
+        if claims.wait_until_ready().await.is_ok() {
+            ready.ready();
+            Reclaimer::new(&config, client, claims, leading, clock, metrics).run().await;
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = watching => {}
+        () = work => {}
+    }
+    // Nothing is being evicted any more: another instance may begin.
+    elected.cancel();
+    drop(task.await);
+}
+
+/// All claims of the cluster, without what is of no use here.
+fn watch_claims(client: Client) -> (Store<ResourceClaim>, impl Future<Output = ()>) {
+    let (store, writer) = reflector::store();
+    let events = watcher(Api::<ResourceClaim>::all(client), watcher::Config::default());
+    let events = events.modify(|claim| {
+        claim.metadata.managed_fields = None;
+        claim.spec = None;
+    });
+    let watching = events.default_backoff().reflect(writer).for_each(|event| {
+        if let Err(error) = event {
+            tracing::warn!(error = chain(&error), "failed to watch ResourceClaims");
+        }
+        std::future::ready(())
+    });
+    (store, watching)
+}
+
+/// An error with its causes on one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    divvy_telemetry::Chain(error).to_string()
+}
+
+/// Claims, as the store shares them.
+type Claims = Vec<Arc<ResourceClaim>>;

@@ -1,0 +1,100 @@
+//! Whether a pod may be evicted, with everything that was just read about it.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use crate::due::{Candidate, Reason, due, holds, opts_out};
+
+/// Pods of this priority and above are the system's.
+const SYSTEM_PRIORITY: i32 = 2_000_000_000;
+
+/// Why a pod is not evicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kept {
+    /// Another pod has its name now.
+    Gone,
+    /// It is being deleted, or has ended.
+    Ending,
+    /// Its priority is one of the system's.
+    System,
+    /// The pod, its namespace or one of its claims has the annotation.
+    OptedOut(&'static str),
+    /// The condition of the claim was taken back, or the pod does not use the claim.
+    NotDue,
+    /// Another claim of the pod is in use.
+    InUse(String),
+}
+
+impl Kept {
+    /// For logs.
+    pub fn why(&self) -> String {
+        match self {
+            Self::Gone => "it is gone".to_owned(),
+            Self::Ending => "it is ending".to_owned(),
+            Self::System => "its priority is one of the system's".to_owned(),
+            Self::OptedOut(what) => format!("{what} has the annotation that keeps idle claims"),
+            Self::NotDue => "its claim is not to be reclaimed any more".to_owned(),
+            Self::InUse(claim) => format!("its claim {claim} is in use"),
+        }
+    }
+}
+
+/// Whether a pod may be evicted. `claims` are all of its claims.
+pub fn verdict(
+    candidate: &Candidate,
+    pod: &Pod,
+    namespace: &Namespace,
+    claims: &[ResourceClaim],
+    driver: &str,
+    now: Timestamp,
+) -> Result<(), Kept> {
+    if pod.metadata.uid.as_deref() != Some(&candidate.uid) {
+        return Err(Kept::Gone);
+    }
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")) {
+        return Err(Kept::Ending);
+    }
+    if pod.spec.as_ref().and_then(|spec| spec.priority).is_some_and(|priority| priority >= SYSTEM_PRIORITY) {
+        return Err(Kept::System);
+    }
+    let name_of = |claim: &ResourceClaim| claim.metadata.name.clone().unwrap_or_default();
+    let claim = claims.iter().find(|claim| name_of(claim) == candidate.claim).ok_or(Kept::NotDue)?;
+    if due(claim, driver, now) != Some(candidate.reason) {
+        return Err(Kept::NotDue);
+    }
+    // A share that harms others cannot opt out of that.
+    if candidate.reason == Reason::OverGrant {
+        return Ok(());
+    }
+    if opts_out(&pod.metadata) {
+        return Err(Kept::OptedOut("the pod"));
+    }
+    if opts_out(&namespace.metadata) {
+        return Err(Kept::OptedOut("the namespace"));
+    }
+    for claim in claims.iter().filter(|claim| holds(claim, driver)) {
+        if opts_out(&claim.metadata) {
+            return Err(Kept::OptedOut("one of its claims"));
+        }
+        if due(claim, driver, now) != Some(Reason::Idle) {
+            return Err(Kept::InUse(name_of(claim)));
+        }
+    }
+    Ok(())
+}
+
+/// The names of all claims of a pod.
+pub(crate) fn claim_names(pod: &Pod) -> Vec<String> {
+    let spec = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let named = spec.filter_map(|claim| claim.resource_claim_name.clone());
+    let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let made = statuses.filter_map(|status| status.resource_claim_name.clone());
+    let extended = pod.status.iter().filter_map(|status| status.extended_resource_claim_status.as_ref());
+    let mut names: Vec<String> =
+        named.chain(made).chain(extended.map(|status| status.resource_claim_name.clone())).collect();
+    names.sort();
+    names.dedup();
+    names
+}
