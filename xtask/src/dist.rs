@@ -94,7 +94,8 @@ fn starts(built: &Built, image: &Image) -> Result<()> {
     let unpacked = tempfile::tempdir()?;
     image.unpack(unpacked.path())?;
     let inside = |program: &str| unpacked.path().join("usr/bin").join(program);
-    for program in [inside("divvy-kubelet-plugin"), inside("divvy-cdi-hook"), built.cli.clone()] {
+    let ours = ["divvy-kubelet-plugin", "divvy-cdi-hook", "divvy-cluster-controller"].map(inside);
+    for program in ours.into_iter().chain([built.cli.clone()]) {
         let mut command = if target == Target::HOST {
             Command::new(&program)
         } else {

@@ -1,9 +1,26 @@
 //! Flags, each with its environment twin.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use clap::Parser;
 use divvy_telemetry::LogFormat;
+
+/// Addresses of which the first that can be is listened on.
+#[derive(Debug, Clone)]
+pub(crate) struct Listen(pub(crate) Vec<SocketAddr>);
+
+/// An address and a port, or `:PORT` for every address of the machine.
+fn listen(text: &str) -> Result<Listen, String> {
+    let refused = || "expected an address and a port, as 127.0.0.1:9441 or :9441".to_owned();
+    match text.strip_prefix(':') {
+        Some(port) => {
+            let port: u16 = port.parse().map_err(|_| refused())?;
+            // The first serves both, where the kernel has IPv6.
+            Ok(Listen(vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]))
+        }
+        None => Ok(Listen(vec![text.parse().map_err(|_| refused())?])),
+    }
+}
 
 /// The cluster controller of divvy: evicts the pods of claims that GpuPolicies call to reclaim.
 #[derive(Debug, Clone, Parser)]
@@ -28,8 +45,8 @@ pub(crate) struct Args {
     #[arg(long, env = "EVICTIONS_PER_MINUTE", default_value_t = 5)]
     pub(crate) evictions_per_minute: usize,
     /// Address of /metrics, /healthz and /readyz.
-    #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9441")]
-    pub(crate) http: SocketAddr,
+    #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9441", value_parser = listen)]
+    pub(crate) http: Listen,
     /// Log format: plain or json.
     #[arg(long, env = "LOG_FORMAT", default_value = "plain")]
     pub(crate) log_format: LogFormat,

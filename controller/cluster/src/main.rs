@@ -41,8 +41,8 @@ async fn start(args: Args) -> Result<()> {
     let client = Client::try_from(kube).context("no access to the Kubernetes API")?;
     let (metrics, readiness) = (MetricsRegistry::new(), Readiness::new());
     let stop = stop_on_signals().context("failed to handle signals")?;
-    let listener = TcpListener::bind(args.http).await;
-    let listener = listener.with_context(|| format!("failed to listen on {} (--http)", args.http))?;
+    let listener = TcpListener::bind(&args.http.0[..]).await;
+    let listener = listener.with_context(|| format!("failed to listen on {:?} (--http)", args.http.0))?;
     let server = HttpServer::new(metrics.clone(), readiness.clone());
     let serving = tokio::spawn(server.serve(listener, stop.clone().cancelled_owned()));
     run(config(args), client, &metrics, &readiness, stop.clone()).await;

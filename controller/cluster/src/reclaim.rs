@@ -132,7 +132,7 @@ impl Reclaimer {
             return Ok(());
         }
         let outcome = match evict(&pods, candidate).await {
-            Ok(_) => {
+            Ok(()) => {
                 self.limits.evicted(candidate, self.clock.now());
                 Outcome::Evicted
             }

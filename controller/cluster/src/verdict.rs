@@ -92,9 +92,9 @@ pub(crate) fn claim_names(pod: &Pod) -> Vec<String> {
     let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
     let made = statuses.filter_map(|status| status.resource_claim_name.clone());
     let extended = pod.status.iter().filter_map(|status| status.extended_resource_claim_status.as_ref());
-    let mut names: Vec<String> =
+    let mut all: Vec<String> =
         named.chain(made).chain(extended.map(|status| status.resource_claim_name.clone())).collect();
-    names.sort();
-    names.dedup();
-    names
+    all.sort();
+    all.dedup();
+    all
 }

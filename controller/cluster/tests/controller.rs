@@ -1,5 +1,7 @@
 //! The controller against an API server: what it reads, evicts and reports, and which of two instances acts.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::time::Duration;
 
 use divvy_cluster_controller::{Config, run};

@@ -58,15 +58,16 @@ pub fn of_examples() -> Result<BTreeSet<String>> {
 const NVML_NEEDS: [&str; 4] = ["libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"];
 
 /// The driver's image of this name: its programs, the libraries they and NVIDIA's NVML link, nothing else.
-pub fn driver(name: &str, target: Target, plugin: &Path, hook: &Path) -> Result<Image> {
+pub fn driver(name: &str, target: Target, programs: [&Path; 3]) -> Result<Image> {
     let version = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
     let mut image = Image::new(name, &["/usr/bin/divvy-kubelet-plugin"])
         .architecture(target.oci)
         .label("org.opencontainers.image.title", "divvy")
         .label("org.opencontainers.image.version", version)
         .label("org.opencontainers.image.licenses", "Apache-2.0");
-    for (path, program) in [("/usr/bin/divvy-kubelet-plugin", plugin), ("/usr/bin/divvy-cdi-hook", hook)] {
-        image = image.program(path, program);
+    for program in programs {
+        let file = program.file_name().context("a program has a name")?;
+        image = image.program(&format!("/usr/bin/{}", file.display()), program);
         for (path, library) in target.libraries(program)? {
             image = image.program(&path, &library);
         }

@@ -21,6 +21,8 @@ pub struct Programs {
     pub plugin: PathBuf,
     /// What CDI files call, a static program: containers' files must not reach it.
     pub hook: PathBuf,
+    /// The cluster controller.
+    pub controller: PathBuf,
     /// NVML over simulated GPUs.
     pub mock: PathBuf,
     /// `divvy`, for the cases that ask it; may be missing in a folder of ready programs.
@@ -30,9 +32,7 @@ pub struct Programs {
 impl Programs {
     /// Builds them: what nodes run as it is shipped (`--profile node`), the tools as tests do.
     pub fn build() -> Result<Self> {
-        let of_node =
-            ["--profile", NODE, "--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"];
-        Target::HOST.build(&of_node)?;
+        Target::HOST.build(&[&OfNode::DYNAMIC[..], &["--package", "divvy-nvml-mock"]].concat())?;
         let hook = built(Target::HOST, &Target::HOST.musl(), "divvy-cdi-hook")?;
         Target::HOST.build(&["--package", "divvy"])?;
         Self::at(&target_dir().join(NODE), hook, target_dir().join("debug/divvy"))
@@ -40,8 +40,8 @@ impl Programs {
 
     /// The driver's image with these programs.
     pub fn image(&self, name: &str) -> Result<Image> {
-        let (plugin, hook) = (self.plugin.clone(), self.hook.clone());
-        OfNode { target: Target::HOST, plugin, hook }.image(name)
+        let Self { plugin, hook, controller, .. } = self.clone();
+        OfNode { target: Target::HOST, plugin, hook, controller }.image(name)
     }
 
     /// Those of an older commit of this checkout's repository, built once and kept by its number. The mock library is the
@@ -84,37 +84,46 @@ impl Programs {
     }
 
     fn at(folder: &Path, hook: PathBuf, cli: PathBuf) -> Result<Self> {
-        let (plugin, mock) = (folder.join("divvy-kubelet-plugin"), folder.join("libnvidia_ml.so"));
-        for file in [&plugin, &hook, &mock] {
+        let [plugin, controller, mock] =
+            ["divvy-kubelet-plugin", "divvy-cluster-controller", "libnvidia_ml.so"]
+                .map(|name| folder.join(name));
+        for file in [&plugin, &hook, &controller, &mock] {
             ensure!(file.exists(), "{} is not there", file.display());
         }
-        Ok(Self { plugin, hook, mock, cli })
+        Ok(Self { plugin, hook, controller, mock, cli })
     }
 }
 
-/// What nodes run, built for an architecture as it is shipped.
+/// What the image has, built for an architecture as it is shipped.
 #[derive(Debug, Clone)]
 pub struct OfNode {
     pub target: Target,
     pub plugin: PathBuf,
     pub hook: PathBuf,
+    pub controller: PathBuf,
 }
 
 impl OfNode {
+    /// The plugin loads NVIDIA's library, so it links libc as that does; the controller is built with it.
+    const DYNAMIC: [&str; 6] =
+        ["--profile", NODE, "--package", "divvy-kubelet-plugin", "--package", "divvy-cluster-controller"];
+
     pub fn build(target: Target) -> Result<Self> {
-        // The plugin loads NVIDIA's library, so it links libc as that does.
-        let plugin = if target == Target::HOST {
-            target.build(&["--profile", NODE, "--package", "divvy-kubelet-plugin"])?;
-            target_dir().join(NODE).join("divvy-kubelet-plugin")
+        let folder = if target == Target::HOST {
+            target.build(&Self::DYNAMIC)?;
+            target_dir().join(NODE)
         } else {
-            built(target, &target.gnu(), "divvy-kubelet-plugin")?
+            target.build(&[&Self::DYNAMIC[..], &["--target", &target.gnu()]].concat())?;
+            target_dir().join(target.gnu()).join(NODE)
         };
-        Ok(Self { target, plugin, hook: built(target, &target.musl(), "divvy-cdi-hook")? })
+        let [plugin, controller] =
+            ["divvy-kubelet-plugin", "divvy-cluster-controller"].map(|name| folder.join(name));
+        Ok(Self { target, plugin, hook: built(target, &target.musl(), "divvy-cdi-hook")?, controller })
     }
 
     /// The driver's image of this name.
     pub fn image(&self, name: &str) -> Result<Image> {
-        images::driver(name, self.target, &self.plugin, &self.hook)
+        images::driver(name, self.target, [&self.plugin, &self.hook, &self.controller])
     }
 }
 

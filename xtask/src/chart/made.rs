@@ -4,6 +4,7 @@ use super::Case;
 use super::Expected::{Absent, Env, Folder, Is, Lacks, Says, There};
 
 const PLUGIN: &str = "DaemonSet/divvy-node";
+const CONTROLLER: &str = "Deployment/divvy-controller";
 const IMAGE: &str = "/spec/template/spec/containers/0/image";
 const SELECTOR: &str = "/spec/selectors/0/cel/expression";
 
@@ -37,6 +38,35 @@ pub(super) const CASES: &[Case] = &[
             Absent("PodMonitor/divvy-node"),
             Absent("PrometheusRule/divvy"),
             Absent("DeviceClass/gpu.nvidia.com"),
+        ],
+    ),
+    (
+        "clusterController: {enabled: true}",
+        &[],
+        &[
+            Is(CONTROLLER, "/spec/replicas", "1"),
+            Is(
+                CONTROLLER,
+                "/spec/selector/matchLabels/app.kubernetes.io~1component",
+                r#""cluster-controller""#,
+            ),
+            Is(CONTROLLER, "/spec/template/spec/securityContext/runAsUser", "65532"),
+            Is(CONTROLLER, "/spec/template/spec/containers/0/env/4/value", r#""true""#),
+            There("ServiceAccount/divvy-controller"),
+            There("Role/divvy-controller"),
+            Absent("NetworkPolicy/divvy-controller"),
+        ],
+    ),
+    (
+        "{clusterController: {enabled: true, dryRun: false, evictionsPerMinute: 1}, networkPolicy: {enabled: true}, \
+         podMonitor: {enabled: true}, openshift: {scc: true}}",
+        &[],
+        &[
+            Is(CONTROLLER, "/spec/template/spec/containers/0/env/4/value", r#""false""#),
+            Is(CONTROLLER, "/spec/template/spec/containers/0/env/5/value", r#""1""#),
+            Lacks(CONTROLLER, "/spec/template/spec/securityContext/runAsUser"),
+            There("NetworkPolicy/divvy-controller"),
+            There("PodMonitor/divvy-controller"),
         ],
     ),
     // Names.

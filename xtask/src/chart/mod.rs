@@ -103,6 +103,16 @@ fn name(object: &Value) -> String {
     format!("{}/{}", text(object, "/kind"), text(object, "/metadata/name"))
 }
 
+const COMPONENT: &str = "/metadata/labels/app.kubernetes.io~1component";
+
+/// The account of a component's pods.
+fn account_of<'a>(objects: &'a [Value], component: &str) -> Result<&'a str> {
+    let account = "/spec/template/spec/serviceAccountName";
+    let found =
+        find(objects, |object| text(object, COMPONENT) == component && !text(object, account).is_empty())?;
+    Ok(text(found, account))
+}
+
 /// What holds whatever the values are.
 fn consistent(objects: &[Value]) -> Result<()> {
     let mut seen = BTreeSet::new();
@@ -117,7 +127,8 @@ fn consistent(objects: &[Value]) -> Result<()> {
             ensure!(!text(object, &pointer).is_empty(), "{name} has no label app.kubernetes.io/{label}");
         }
         for subject in object.pointer("/subjects").and_then(Value::as_array).into_iter().flatten() {
-            ensure!(text(subject, "/name") == account, "{name} is for another account than the plugin's");
+            let wanted = account_of(objects, text(object, COMPONENT))?;
+            ensure!(text(subject, "/name") == wanted, "{name} is for another account than {wanted}");
         }
         let policy = text(object, "/spec/matchConditions/0/expression");
         ensure!(

@@ -32,6 +32,8 @@ pub(super) const CASES: &[Case] = &[
     ("image: {repository: 'r/divvy@sha256:abc'}", &[], "does not match pattern"),
     ("image: {tag: 'a tag'}", &[], "'a tag' does not match pattern"),
     ("image: {pullPolicy: Sometimes}", &[], "'Always', 'IfNotPresent', 'Never'"),
+    ("clusterController: {evictionsPerMinute: 0}", &[], "minimum: got 0, want 1"),
+    ("clusterController: {dryrun: false}", &[], "additional properties 'dryrun' not allowed"),
     ("updateStrategy: {type: Foo}", &[], "'RollingUpdate', 'OnDelete'"),
     ("podAnnotations: {a: 1}", &[], "got number, want string"),
     ("podLabels: {app.kubernetes.io/name: hijack}", &[], "podLabels"),

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::VERSION;
 
 /// The packages of the shipped programs.
-const SHIPPED: [&str; 3] = ["divvy", "divvy-cdi-hook", "divvy-kubelet-plugin"];
+const SHIPPED: [&str; 4] = ["divvy", "divvy-cdi-hook", "divvy-cluster-controller", "divvy-kubelet-plugin"];
 
 /// Has neither a time nor a random number, so that the same sources give the same document.
 pub(super) fn document(root: &Path, images: &[Image]) -> Result<Value> {
@@ -169,7 +169,7 @@ mod tests {
     fn what_is_linked_is_listed_once_and_what_only_tests_is_not() {
         let package = |name: &str, source: Option<&str>| json!({"id": name, "name": name, "version": "1.0.0", "license": "MIT / Apache-2.0", "source": source});
         let on = |name: &str, kind: Option<&str>| json!({"pkg": name, "dep_kinds": [{"kind": kind}]});
-        let ours = ["divvy", "divvy-cdi-hook", "divvy-kubelet-plugin"];
+        let ours = super::SHIPPED;
         let others = ["linked", "deeper", "tested", "building"];
         let packages = ours.iter().map(|name| package(name, None));
         let packages = packages.chain(others.iter().map(|name| package(name, Some("registry"))));
@@ -184,7 +184,15 @@ mod tests {
         let metadata = serde_json::from_value(metadata).unwrap();
         let (components, dependencies) = crates(&metadata, &sums(lock)).unwrap();
         let names: Vec<_> = components.iter().map(|one| one["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["deeper", "divvy-cdi-hook", "divvy-kubelet-plugin", "divvy", "linked"]);
+        let expected = [
+            "deeper",
+            "divvy-cdi-hook",
+            "divvy-cluster-controller",
+            "divvy-kubelet-plugin",
+            "divvy",
+            "linked",
+        ];
+        assert_eq!(names, expected);
         assert_eq!(components[0]["hashes"][0]["content"], "abc");
         assert_eq!(components[0]["licenses"][0]["expression"], "MIT OR Apache-2.0");
         let of_divvy = dependencies.iter().find(|one| one["ref"] == "pkg:cargo/divvy@1.0.0").unwrap();
