@@ -9,10 +9,8 @@ use divvy_api::{DEVICE_NODE, is_device_node};
 use divvy_model::health::HealthRules;
 use divvy_model::mig::ProfileVariant;
 use divvy_offer::{GpuRules, ModeLock, Modes};
-use divvy_usage::IdleRule;
 
 use crate::Args;
-use crate::args::UsageArgs;
 use crate::sockets::{SocketNames, TooLong};
 
 mod timing;
@@ -23,7 +21,6 @@ pub use timing::Timing;
 const PLUGINS: &str = "/var/lib/kubelet/plugins";
 
 /// A claim is not called idle before it was held so long: models are loaded, data is prepared.
-const IDLE_GRACE: Duration = Duration::from_mins(10);
 
 /// A flag that cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -99,8 +96,8 @@ pub struct Config {
     pub mig_profiles: BTreeSet<ProfileVariant>,
     /// By which rules the health of GPUs is judged.
     pub health: HealthRules,
-    /// When a claim is called idle; `None`: the use of GPUs is not measured.
-    pub usage: Option<IdleRule>,
+    /// After so long without any use a claim is called idle; `None`: the use of GPUs is not measured.
+    pub idle_after: Option<Duration>,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: Vec<String>,
     /// Whether containers get files with the metadata of their devices.
@@ -204,7 +201,7 @@ impl TryFrom<Args> for Config {
             mode_lock,
             mig_profiles: variants(&mig_profiles)?,
             health: health(&ignored_xids, recover_after)?,
-            usage: idle_rule(&usage),
+            idle_after: usage.usage.then_some(Duration::from_secs(usage.idle_after.into())),
             extra_nodes: device_nodes_of(&extra_nodes)?,
             device_metadata,
             library_delivery,
@@ -267,11 +264,6 @@ fn health(ignored_xids: &str, recover_after: u32) -> Result<HealthRules, ConfigE
         recover_after: Duration::from_secs(u64::from(recover_after)),
         ..HealthRules::default()
     })
-}
-
-fn idle_rule(args: &UsageArgs) -> Option<IdleRule> {
-    let after = Duration::from_secs(args.idle_after.into());
-    args.usage.then_some(IdleRule { after, grace: IDLE_GRACE })
 }
 
 /// Xids, separated by commas.

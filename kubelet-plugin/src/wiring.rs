@@ -1,13 +1,13 @@
 //! Makes the tasks of the plugin and the channels between them. ARCHITECTURE.md has a table of what each reads and writes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use divvy_controller::{PublishStatus, PublisherConfig, with_deadline};
 use divvy_executor::Executor;
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
 use divvy_offer::{Pool, Settings, World, pool_name};
-use divvy_usage::IdleRule;
 use kube::Client;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
@@ -189,8 +189,8 @@ impl Shared {
         self.add_api_sources(tasks, node);
         self.add_brain(tasks, outlets, facts);
         self.add_sinks(tasks, pool, status, ready.slices.clone());
-        if let Some(rule) = self.config.usage {
-            self.add_usage(tasks, used, rule);
+        if let Some(idle_after) = self.config.idle_after {
+            self.add_usage(tasks, used, idle_after);
         }
         let lock = PublisherLock::new(&self.config.plugin_dir);
         let poll = self.config.timing.publisher_poll;
@@ -353,11 +353,11 @@ impl Shared {
         tasks.add("the GpuNode", writer.run(tasks.stop.clone()));
     }
 
-    fn add_usage(&self, tasks: &mut Tasks, used: watch::Sender<Arc<Used>>, rule: IdleRule) {
+    fn add_usage(&self, tasks: &mut Tasks, used: watch::Sender<Arc<Used>>, idle_after: Duration) {
         let sink = UsageSink {
             used: used.subscribe(),
             resolved: self.channels.followed.resolved.clone(),
-            rule,
+            idle_after,
             confirm: self.config.timing.usage_confirm,
             metrics: self.metrics.usage.clone(),
             executor: self.executor.clone(),

@@ -69,6 +69,9 @@ pub(crate) struct ClaimReport {
     /// The condition that its node has set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) condition: Option<ClaimLine>,
+    /// What its node reports of the use of its devices.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) reported_use: Vec<ClaimLine>,
     /// What is wrong with the GPUs that it has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) troubles: Vec<NodeTrouble>,
@@ -110,15 +113,38 @@ pub(crate) struct DeviceLine {
 
 /// The refusal of the claim's node, if it refuses it.
 pub(crate) fn refused(claim: &ResourceClaim, driver: &str) -> Option<ClaimLine> {
-    condition(claim, driver)
+    condition(claim, driver, conditions::PREPARED)
         .filter(|condition| condition.status == "False")
         .map(|condition| claim_line(claim, condition))
 }
 
-fn condition<'a>(claim: &'a ResourceClaim, driver: &str) -> Option<&'a Condition> {
-    let devices = claim.status.as_ref()?.devices.as_ref()?.iter().filter(|device| device.driver == driver);
-    let mut all = devices.filter_map(|device| device.conditions.as_ref()).flatten();
-    all.find(|condition| condition.type_ == conditions::PREPARED)
+/// What its node reports of the use of a claim's devices: first that its pods are to be evicted.
+pub(crate) fn reported_use(claim: &ResourceClaim, driver: &str) -> Vec<ClaimLine> {
+    let bad =
+        [(conditions::RECLAIM_DUE, "True"), (conditions::WITHIN_GRANT, "False"), (conditions::IDLE, "True")];
+    let found = bad.into_iter().filter_map(|(kind, status)| {
+        let condition = all_conditions(claim, driver).find(|c| c.type_ == kind && c.status == status)?;
+        let line = claim_line(claim, condition);
+        // Its reasons are those of the others.
+        Some(if kind == conditions::RECLAIM_DUE {
+            ClaimLine { reason: kind.to_owned(), ..line }
+        } else {
+            line
+        })
+    });
+    found.collect()
+}
+
+fn condition<'a>(claim: &'a ResourceClaim, driver: &str, kind: &str) -> Option<&'a Condition> {
+    all_conditions(claim, driver).find(|condition| condition.type_ == kind)
+}
+
+fn all_conditions<'a>(claim: &'a ResourceClaim, driver: &str) -> impl Iterator<Item = &'a Condition> {
+    let devices = claim.status.iter().flat_map(|status| status.devices.iter().flatten());
+    devices
+        .filter(move |device| device.driver == driver)
+        .filter_map(|device| device.conditions.as_ref())
+        .flatten()
 }
 
 fn claim_line(claim: &ResourceClaim, condition: &Condition) -> ClaimLine {
@@ -166,7 +192,7 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         Asker::new(snapshot).ask(&together, pod)
     });
     let scheduler = pod.filter(|_| allocation.is_none()).and_then(unscheduled);
-    let condition = condition(claim, &snapshot.driver);
+    let condition = condition(claim, &snapshot.driver, conditions::PREPARED);
     let refused = condition.is_some_and(|condition| condition.status == "False");
     let phases: Vec<&str> = devices.iter().map(|device| device.phase.as_str()).collect();
     let state = match allocation {
@@ -206,6 +232,7 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         pods,
         devices,
         condition: condition.map(|condition| claim_line(claim, condition)),
+        reported_use: reported_use(claim, &snapshot.driver),
         troubles,
         waiting,
         scheduler,

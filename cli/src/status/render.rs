@@ -27,6 +27,7 @@ pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
             refused(&mut out, snapshot, claim, 2);
         }
     }
+    used(&mut out, snapshot, &fleet.reported_use);
     if !fleet.waiting.is_empty() {
         out.head("waiting:");
         for waiting in &fleet.waiting {
@@ -144,6 +145,7 @@ pub(crate) fn claim(snapshot: &Snapshot, report: &ClaimReport) -> String {
         out.head("refused:");
         refused(&mut out, snapshot, condition, 2);
     }
+    used(&mut out, snapshot, &report.reported_use);
     if let Some(waiting) = &report.waiting {
         out.head(&format!("why: {}", waiting.verdict.sentence()));
         reasons(&mut out, waiting, 2);
@@ -272,6 +274,15 @@ fn refused(out: &mut Out, snapshot: &Snapshot, claim: &ClaimLine, indent: usize)
         if claim.pods.is_empty() { String::new() } else { format!(" (pods {})", claim.pods.join(", ")) };
     out.line(&format!("{pad}{}{pods}: {}, for {}", claim.claim, claim.reason, snapshot.since(&claim.since)));
     out.line(&format!("{pad}  {}", indented(&claim.message, indent + 2)));
+}
+
+fn used(out: &mut Out, snapshot: &Snapshot, claims: &[ClaimLine]) {
+    if !claims.is_empty() {
+        out.head("use too much or nothing:");
+    }
+    for claim in claims {
+        refused(out, snapshot, claim, 2);
+    }
 }
 
 fn waits(out: &mut Out, snapshot: &Snapshot, waiting: &Waiting) {

@@ -9,7 +9,7 @@ use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
-use super::claim::{ClaimLine, refused};
+use super::claim::{ClaimLine, refused, reported_use};
 use super::snapshot::{GPU_NODES_NAME, SLICES_NAME, Snapshot, full_name, name, namespace, time};
 use super::waiting::{Asker, Verdict, Why, open_claims};
 
@@ -28,6 +28,8 @@ pub(crate) struct Fleet {
     pub(crate) troubles: Vec<NodeTrouble>,
     /// Claims that their nodes refuse to prepare.
     pub(crate) refused: Vec<ClaimLine>,
+    /// Claims that use too much or nothing, with the most serious report of each.
+    pub(crate) reported_use: Vec<ClaimLine>,
     /// Pods whose claims are not allocated.
     pub(crate) waiting: Vec<Waiting>,
     /// What could not be read.
@@ -129,7 +131,10 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     troubles.sort_by_key(|entry| entry.trouble.notice);
     let shown = |of: &str| only.is_none_or(|only| only == of);
     let claims = snapshot.claims.iter().filter(|claim| shown(namespace(&claim.metadata)));
-    let refused: Vec<ClaimLine> = claims.filter_map(|claim| refused(claim, &snapshot.driver)).collect();
+    let refused: Vec<ClaimLine> =
+        claims.clone().filter_map(|claim| refused(claim, &snapshot.driver)).collect();
+    let reported_use = claims.filter_map(|claim| reported_use(claim, &snapshot.driver).into_iter().next());
+    let reported_use = reported_use.collect();
     let waiting = waiting(snapshot, &shown);
     // A mistake of one tenant is no alarm for the whole cluster; a blocked pool is.
     let hopeless = |one: &Waiting| {
@@ -138,7 +143,7 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     };
     let claims_need = only.is_some() && !refused.is_empty() || waiting.iter().any(hopeless);
     let needs_person = claims_need || troubles.iter().any(|entry| !entry.trouble.notice);
-    Fleet { needs_person, nodes, troubles, refused, waiting, unread: snapshot.unread.clone() }
+    Fleet { needs_person, nodes, troubles, refused, reported_use, waiting, unread: snapshot.unread.clone() }
 }
 
 pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {

@@ -357,6 +357,54 @@ fn what_the_kubelet_itself_refuses_is_shown_of_a_claim_that_is_not_prepared() {
     assert_eq!(used.kubelet, None);
 }
 
+/// In the world of [`world`], claim `c` is to be evicted because it is idle, and `a` is over its grant.
+fn using() -> Snapshot {
+    let mut world = world();
+    let condition = |kind: &str, status: &str, reason: &str, message: &str| {
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": message,
+            "lastTransitionTime": "2026-11-21T19:50:00Z",
+        })
+    };
+    let of = |name: &str, node: &str, conditions: Vec<Value>| {
+        let mut claim = allocated(name, node, "gpu-0");
+        let pool = format!("{node}/divvy");
+        let device = json!({ "driver": DRIVER, "pool": pool, "device": "gpu-0", "conditions": conditions });
+        claim["status"]["devices"] = json!([device]);
+        claim
+    };
+    let over = condition("WithinGrant", "False", "MemoryOverGrant", "12288 MiB used, 10240 MiB granted");
+    let idle =
+        condition("Idle", "True", "NotUsed", "nothing has used the devices of the claim for 60 minutes");
+    let due =
+        condition("ReclaimDue", "True", "Idle", "the policy of the GPU calls for the eviction of its pods");
+    let within = condition("WithinGrant", "True", "Fine", "not a report");
+    world.claims = typed(json!([
+        of("a", "n1", vec![over]),
+        of("b", "n1", vec![within]),
+        of("c", "n2", vec![idle, due]),
+    ]));
+    world
+}
+
+#[test]
+fn claims_that_use_too_much_or_nothing_are_named_with_the_most_serious_report() {
+    let world = using();
+    let fleet = report::fleet(&world, None);
+    let named: Vec<_> = fleet.reported_use.iter().map(|one| (&*one.claim, &*one.reason)).collect();
+    assert_eq!(named, [("default/a", "MemoryOverGrant"), ("default/c", "ReclaimDue")]);
+    let text = render::fleet(&world, &fleet);
+    let expected = "\nuse too much or nothing:\n  default/a (pods a-pod): MemoryOverGrant, for 10m \
+        (since 2026-11-21T19:50:00Z)\n    12288 MiB used, 10240 MiB granted\n  default/c (pods c-pod): ReclaimDue,";
+    assert!(text.contains(expected), "{text}");
+
+    let claim = claim::claim(&world, "default", "c").unwrap();
+    let reasons: Vec<_> = claim.reported_use.iter().map(|one| &*one.reason).collect();
+    assert_eq!(reasons, ["ReclaimDue", "NotUsed"]);
+    let text = render::claim(&world, &claim);
+    assert!(text.contains("use too much or nothing:") && text.contains("for 60 minutes"), "{text}");
+}
+
 /// Counters are charged for what is allocated, and one below zero blocks all devices of the pool.
 #[test]
 fn a_pool_that_claims_block_for_all_others_is_an_alarm_that_names_them() {

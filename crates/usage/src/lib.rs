@@ -24,7 +24,7 @@ pub use mean::Mean;
 pub use pace::Pace;
 pub use reading::{Figure, GpuReading, Granted, Holding, PartReading, Unknown};
 pub use samples::computed;
-pub use watch::{Change, IdleRule, Verdicts, Watch, margin};
+pub use watch::{Change, Verdicts, Watch, margin};
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId, Placement};
 use divvy_model::{GpuMemory, GpuProcess, GpuUuid, HoldKind, MigDevice};
 
 use crate::{
-    Change, Figure, GpuReading, GpuUsage, Granted, Holding, IdleRule, Measured, PartReading, Source, Unknown,
+    Change, Figure, GpuReading, GpuUsage, Granted, Holding, Measured, PartReading, Source, Unknown,
     UsagePolicy, Watch, attribute, margin, pod_utilization,
 };
 
@@ -221,7 +221,7 @@ fn a_pods_utilisation_is_of_what_it_was_granted() {
     assert_eq!(found[&("ns".to_owned(), "b".to_owned())], Err(Unknown::NotRead), "one is not known: none is");
 }
 
-const RULE: IdleRule = IdleRule { after: Duration::from_hours(1), grace: Duration::from_mins(10) };
+const AFTER: Duration = Duration::from_hours(1);
 
 fn gpus(usage: GpuUsage) -> BTreeMap<GpuUuid, GpuUsage> {
     BTreeMap::from([("GPU-12345678-1234-1234-1234-123456780001".parse().unwrap(), usage)])
@@ -229,7 +229,7 @@ fn gpus(usage: GpuUsage) -> BTreeMap<GpuUuid, GpuUsage> {
 
 /// What of each reading becomes known: GiB used by a share of 10 GiB, or nothing.
 fn overuse(used: &[Option<u64>]) -> Vec<String> {
-    let mut watch = Watch::new(RULE);
+    let mut watch = Watch::new(AFTER);
     let mut said = Vec::new();
     for (at, mib) in used.iter().enumerate() {
         let (mut read, pods) = reading(&[(1, "a", 0, 0)]);
@@ -268,7 +268,7 @@ fn a_share_is_over_its_grant_after_two_readings_above_the_margin() {
 
 #[test]
 fn claims_that_use_a_gpu_together_are_over_their_grants_together() {
-    let mut watch = Watch::new(RULE);
+    let mut watch = Watch::new(AFTER);
     let mut over = 0;
     for number in 1..=2 {
         let (read, pods) = reading(&[(1, "a", 16, 0)]);
@@ -286,8 +286,8 @@ fn claims_that_use_a_gpu_together_are_over_their_grants_together() {
 }
 
 /// Minutes with what is computed (`None`: not known): what is said when.
-fn idle(rule: IdleRule, minutes: &[(u64, Option<u32>)]) -> Vec<(u64, bool)> {
-    let mut watch = Watch::new(rule);
+fn idle(minutes: &[(u64, Option<u32>)]) -> Vec<(u64, bool)> {
+    let mut watch = Watch::new(AFTER);
     let mut said = Vec::new();
     for (minute, percent) in minutes {
         let (mut read, pods) = reading(&[(1, "a", 1, percent.unwrap_or(0))]);
@@ -309,26 +309,24 @@ fn idle(rule: IdleRule, minutes: &[(u64, Option<u32>)]) -> Vec<(u64, bool)> {
 #[test]
 fn a_claim_is_idle_after_a_whole_window_of_known_zero() {
     let zero = |minutes: &[u64]| minutes.iter().map(|m| (*m, Some(0))).collect::<Vec<_>>();
-    assert_eq!(idle(RULE, &zero(&[0, 30, 59, 60, 61])), [(60, true)]);
+    assert_eq!(idle(&zero(&[0, 30, 59, 60, 61])), [(60, true)]);
     assert_eq!(
-        idle(RULE, &[(0, Some(0)), (30, Some(1)), (60, Some(0)), (89, Some(0)), (120, Some(0))]),
+        idle(&[(0, Some(0)), (30, Some(1)), (60, Some(0)), (89, Some(0)), (120, Some(0))]),
         [(120, true)]
     );
     assert_eq!(
-        idle(RULE, &[(0, Some(0)), (30, None), (61, Some(0)), (120, Some(0)), (121, Some(0))]),
+        idle(&[(0, Some(0)), (30, None), (61, Some(0)), (120, Some(0)), (121, Some(0))]),
         [(121, true)]
     );
-    assert_eq!(idle(RULE, &[(0, None), (60, None), (120, None)]), []);
+    assert_eq!(idle(&[(0, None), (60, None), (120, None)]), []);
     // Reported until use is seen.
     let ends = [(0, Some(0)), (60, Some(0)), (61, None), (62, Some(0)), (63, Some(5)), (64, Some(0))];
-    assert_eq!(idle(RULE, &ends), [(60, true), (63, false)]);
-    let soon = IdleRule { after: Duration::from_mins(1), ..RULE };
-    assert_eq!(idle(soon, &zero(&[0, 1, 5, 9, 10])), [(10, true)], "not while it may be starting");
+    assert_eq!(idle(&ends), [(60, true), (63, false)]);
 }
 
 #[test]
 fn a_claim_on_two_gpus_is_idle_only_where_both_are() {
-    let mut watch = Watch::new(RULE);
+    let mut watch = Watch::new(AFTER);
     let usage = |percent, pods: &[&str]| {
         let (read, of) = reading(&[(1, "a", 1, percent)]);
         attribute(&read, &of, &[hold("c", HoldKind::Whole, pods)])
@@ -354,7 +352,7 @@ const EVICTS: UsagePolicy = UsagePolicy { idle_after: None, evict: true, reclaim
 
 /// Seconds with GiB used by shares of 40, 30 and 1 GiB of a GPU with 78 (`None`: not known): whose pods are to go.
 fn harm(policy: UsagePolicy, readings: &[(u64, [Option<u64>; 3])]) -> Vec<String> {
-    let mut watch = Watch::new(RULE);
+    let mut watch = Watch::new(AFTER);
     let mut said = Vec::new();
     for (at, (second, used)) in readings.iter().enumerate() {
         let [a, b, c] = used.map(Option::unwrap_or_default);
@@ -405,7 +403,7 @@ fn a_share_is_to_go_only_if_it_harms_others_for_a_minute_and_the_policy_says_so(
 
 #[test]
 fn one_reading_looked_at_again_and_again_proves_no_harm() {
-    let mut watch = Watch::new(RULE);
+    let mut watch = Watch::new(AFTER);
     let mut step = |number, second| {
         let (read, pods) = reading(&[(1, "a", 60, 0), (2, "b", 0, 0)]);
         let read = GpuReading { number, ..read };
@@ -420,7 +418,7 @@ fn one_reading_looked_at_again_and_again_proves_no_harm() {
 
 /// Minutes with what is computed on two GPUs of one claim: whether it is to go when.
 fn reclaims(policies: [UsagePolicy; 2], kind: HoldKind, minutes: &[(u64, Option<u32>)]) -> Vec<(u64, bool)> {
-    let mut watch = Watch::new(RULE);
+    let mut watch = Watch::new(AFTER);
     let mut said = Vec::new();
     for (minute, percent) in minutes {
         let (mut read, pods) = reading(&[(1, "a", 1, percent.unwrap_or(0))]);

@@ -20,15 +20,6 @@ pub fn margin(granted: u64) -> u64 {
     (granted / 20).max(LEAST)
 }
 
-/// When a claim is called idle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct IdleRule {
-    /// After so long without any use.
-    pub after: Duration,
-    /// Not before it was held so long: models are loaded, data is prepared.
-    pub grace: Duration,
-}
-
 /// What has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
@@ -66,7 +57,8 @@ pub struct Verdicts {
 /// Follows claims.
 #[derive(Debug, Clone)]
 pub struct Watch {
-    rule: IdleRule,
+    /// A claim is idle after so long without any use, where no policy says otherwise.
+    idle_after: Duration,
     shares: BTreeMap<(ClaimUid, DeviceName), Share>,
     claims: BTreeMap<ClaimUid, Claim>,
     harms: BTreeMap<GpuUuid, Harm>,
@@ -106,7 +98,6 @@ struct Share {
 
 #[derive(Debug, Clone, Copy)]
 struct Claim {
-    since: Duration,
     /// Since when nothing of it computes.
     quiet: Option<Duration>,
     known: bool,
@@ -114,9 +105,10 @@ struct Claim {
 }
 
 impl Watch {
-    pub fn new(rule: IdleRule) -> Self {
+    /// A claim is idle after so long without any use, where no policy says otherwise.
+    pub fn new(idle_after: Duration) -> Self {
         Self {
-            rule,
+            idle_after,
             shares: BTreeMap::new(),
             claims: BTreeMap::new(),
             harms: BTreeMap::new(),
@@ -137,10 +129,10 @@ impl Watch {
         let mut changes = self.learn_shares(gpus);
         self.claims.retain(|uid, _| there.contains_key(uid));
         for (uid, held) in &there {
-            let new = Claim { since: now, quiet: None, known: false, idle: false };
+            let new = Claim { quiet: None, known: false, idle: false };
             let state = self.claims.entry(uid.clone()).or_insert(new);
             let before = state.idle;
-            state.learn(IdleRule { after: held.after, ..self.rule }, held.quiet, now);
+            state.learn(held.after, held.quiet, now);
             if state.idle != before {
                 let (claim, idle) = (held.claim.clone(), state.idle);
                 changes.push(Change::Idle { claim, idle, after: held.after, reclaim: held.reclaim });
@@ -165,7 +157,7 @@ impl Watch {
         let mut there = BTreeMap::<ClaimUid, Held>::new();
         for (uuid, device) in gpus.iter().flat_map(|(uuid, gpu)| gpu.devices.iter().map(move |d| (uuid, d))) {
             let policy = policy(uuid);
-            let after = policy.idle_after.unwrap_or(self.rule.after);
+            let after = policy.idle_after.unwrap_or(self.idle_after);
             let held = there.entry(device.claim.uid.clone()).or_insert_with(|| Held {
                 claim: device.claim.clone(),
                 devices: Vec::new(),
@@ -240,7 +232,7 @@ impl Watch {
 
     /// A claim was reported as idle before this began.
     pub fn was_idle(&mut self, claim: &ClaimUid) {
-        let new = Claim { since: Duration::ZERO, quiet: None, known: false, idle: true };
+        let new = Claim { quiet: None, known: false, idle: true };
         self.claims.insert(claim.clone(), new);
     }
 
@@ -290,13 +282,12 @@ impl Share {
 }
 
 impl Claim {
-    fn learn(&mut self, rule: IdleRule, quiet: Figure<bool>, now: Duration) {
+    fn learn(&mut self, after: Duration, quiet: Figure<bool>, now: Duration) {
         self.known = quiet.is_ok();
         match quiet {
             Ok(true) => {
                 let since = *self.quiet.get_or_insert(now);
-                let held = now.saturating_sub(self.since);
-                self.idle |= now.saturating_sub(since) >= rule.after && held >= rule.grace;
+                self.idle |= now.saturating_sub(since) >= after;
             }
             Ok(false) => (self.quiet, self.idle) = (None, false),
             // What was not seen may have been use; what was reported stays until use is seen.

@@ -11,7 +11,7 @@ use divvy_claims::ClaimRef;
 use divvy_executor::{Executor, HeldDevice};
 use divvy_model::{ClaimUid, DeviceName, GpuUuid};
 use divvy_offer::Resolved;
-use divvy_usage::{Change, Due, IdleRule, Mean, UsagePolicy, Watch, pod_utilization};
+use divvy_usage::{Change, Due, Mean, UsagePolicy, Watch, pod_utilization};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use tokio::sync::watch;
@@ -30,7 +30,8 @@ pub(crate) struct UsageSink {
     pub(crate) used: watch::Receiver<Arc<Used>>,
     /// What policies make of the GPUs.
     pub(crate) resolved: watch::Receiver<Arc<Resolved>>,
-    pub(crate) rule: IdleRule,
+    /// After so long without any use a claim is idle, where no policy says otherwise.
+    pub(crate) idle_after: Duration,
     /// How often it is confirmed that pods are to be evicted.
     pub(crate) confirm: Duration,
     pub(crate) metrics: UsageMetrics,
@@ -57,7 +58,7 @@ impl UsageSink {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let epoch = Instant::now();
         let mut memory = Memory {
-            watch: Watch::new(self.rule),
+            watch: Watch::new(self.idle_after),
             means: BTreeMap::new(),
             said: BTreeMap::new(),
             looked: false,

@@ -273,8 +273,7 @@ async fn a_claim_that_is_let_go_keeps_no_condition_of_its_use() {
 
 /// With claims idle after so long.
 pub(crate) fn idle_after(mut config: Config, after: Duration) -> Config {
-    config.usage.as_mut().unwrap().after = after;
-    config.usage.as_mut().unwrap().grace = Duration::ZERO;
+    config.idle_after = Some(after);
     config
 }
 
