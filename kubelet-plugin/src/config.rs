@@ -20,8 +20,6 @@ pub use timing::Timing;
 /// Where the kubelet looks for plugins' folders.
 const PLUGINS: &str = "/var/lib/kubelet/plugins";
 
-/// A claim is not called idle before it was held so long: models are loaded, data is prepared.
-
 /// A flag that cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("--{flag} {value:?} cannot be used: {reason}")]

@@ -339,8 +339,8 @@ pub struct HealthSettings {
 }
 
 /// What happens to claims that use more than they were granted, or nothing. Claims are reported, and marked with the
-/// condition ReclaimDue where the policy calls for eviction; this version of divvy does not evict the pods. Claims with
-/// admin access are never marked.
+/// condition ReclaimDue where the policy calls for eviction; the cluster controller, if it is installed, evicts their pods.
+/// Claims with admin access are never marked.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("minProperties" = 1))]
@@ -354,18 +354,17 @@ pub struct UsageSettings {
 }
 
 /// What happens to a share that uses more memory than it was granted: Report (a condition, Events and metrics; the default)
-/// or Evict (its claim is also marked with the condition ReclaimDue while the other shares of the GPU cannot get what they
-/// were granted).
+/// or Evict (its pods are evicted while the other shares of the GPU cannot get what they were granted).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum OveruseAction {
     /// It is reported.
     Report,
-    /// It is marked for eviction while it harms others.
+    /// Its pods are evicted while it harms others.
     Evict,
 }
 
-/// What happens to idle claims. Of a claim with devices on several GPUs, the longest times count, and it is marked only if
-/// the action is Reclaim on each of them.
+/// What happens to idle claims. Of a claim with devices on several GPUs, the longest times count, and its pods are
+/// evicted only if the action is Reclaim on each of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("minProperties" = 1))]
@@ -377,19 +376,18 @@ pub struct IdleSettings {
     /// What happens to an idle claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<IdleAction>,
-    /// An idle claim is marked with the condition ReclaimDue after so many seconds more without any use. The default is
-    /// 600.
+    /// The pods of an idle claim are evicted after so many seconds more without any use. The default is 600.
     #[schemars(range(max = 604_800))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u32>,
 }
 
-/// What happens to an idle claim: Report (a condition, an Event and metrics; the default) or Reclaim (it is also marked with
-/// the condition ReclaimDue after the grace period).
+/// What happens to an idle claim: Report (a condition, an Event and metrics; the default) or Reclaim (its pods are evicted
+/// after the grace period).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum IdleAction {
     /// It is reported.
     Report,
-    /// It is marked for eviction.
+    /// Its pods are evicted.
     Reclaim,
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 
-/// A condition that nobody has confirmed for so long does not count: its node may be down and cannot take it back.
+/// A condition that was not confirmed for so long does not count: its node may be down and cannot take it back.
 /// The same goes for one that is that far in the future.
 const FRESH: Duration = Duration::from_mins(10);
 

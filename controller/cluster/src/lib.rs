@@ -37,7 +37,7 @@ pub use verdict::{Kept, verdict};
 use crate::metrics::Metrics;
 use crate::reclaim::Reclaimer;
 
-/// What the controller is told.
+/// The settings of one instance.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Driver name in claims.

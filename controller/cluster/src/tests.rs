@@ -89,7 +89,7 @@ fn every_device_must_be_idle_and_one_that_is_used_too_much_is_enough() {
 }
 
 #[test]
-fn shares_of_one_device_are_told_apart_and_admin_access_does_not_count() {
+fn shares_of_one_device_count_each_and_admin_access_does_not_count() {
     let mut two = claim("c", &["gpu-0-ts", "gpu-0-ts"]);
     let allocation = two.status.as_mut().unwrap().allocation.as_mut().unwrap();
     let results = allocation.devices.as_mut().unwrap().results.as_mut().unwrap();

@@ -113,6 +113,7 @@ pub const ALL: &[Case] = &[
     shares("a_shared_gpu_has_the_time_slice_of_its_policy_and_its_own_again", shares::intervals),
     modes("metrics_show_who_uses_what_and_only_what_is_over_its_grant_is_reported", shares::usage),
     modes("prometheus_answers_every_query_of_rules_dashboards_and_autoscalers", shares::prometheus),
+    modes("pods_that_harm_others_or_idle_are_evicted_under_a_policy_and_no_others", shares::reclaimed),
     modes("a_monitor_sees_gpus_that_others_hold", shares::admin),
     alone("a_share_can_be_an_extended_resource", shares::extended),
     modes("instances_of_an_admin_are_given_out_and_never_touched", shares::static_partitions),

@@ -7,6 +7,7 @@ mod lock;
 mod older;
 mod policies;
 mod prometheus;
+mod reclaimed;
 mod slow_write;
 mod usage;
 mod uses;
@@ -23,6 +24,7 @@ pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_sh
 pub(super) use older::{not_twice, one_mode};
 pub(super) use policies::{bad, hot, per_gpu, per_node, two};
 pub(super) use prometheus::prometheus;
+pub(super) use reclaimed::reclaimed;
 pub(super) use slow_write::slow_write;
 pub(super) use usage::usage;
 pub(super) use uses::{admin, deployment, extended, several, static_partitions};

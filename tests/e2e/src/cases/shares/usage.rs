@@ -21,9 +21,19 @@ const PIDS: [(&str, u32); 6] = [
     ("right", 4_100_006),
 ];
 
-/// A process of a pod: its control group on the node, and its context on the GPU.
 fn start(env: &Env, gpu: &str, pod: &str, instance: Option<u32>, uses: (Option<u64>, u32)) -> Result<()> {
-    let (_, pid) = PIDS.into_iter().find(|(name, _)| *name == pod).context("no such pod")?;
+    let known = PIDS.into_iter().find(|(name, _)| *name == pod).context("no such pod")?;
+    process(env, gpu, known, instance, uses)
+}
+
+/// A process of a pod: its control group on the node, and its context on the GPU.
+pub(super) fn process(
+    env: &Env,
+    gpu: &str,
+    (pod, pid): (&str, u32),
+    instance: Option<u32>,
+    uses: (Option<u64>, u32),
+) -> Result<()> {
     let object = env.api().get(&env.path("Pod", pod)?)?.context("the pod is gone")?;
     let folder = env.driver.gpus().root().join(format!("proc/{pid}"));
     fs_err::create_dir_all(&folder)?;
@@ -74,15 +84,21 @@ pub(super) fn with_pods(env: &Env, check: impl FnOnce(&Env, (&str, &str)) -> Res
         instances.push(new.with_context(|| format!("pod {pod} runs without an instance"))?);
     }
     let outcome = play(env, (shared, cut), &instances).and_then(|()| check(env, (shared, cut)));
-    for (_, pid) in PIDS {
+    use_ends(env, PIDS.map(|(_, pid)| pid))?;
+    outcome?;
+    uids.iter().try_for_each(|(pod, uid)| end(env, pod, uid))
+}
+
+/// Ends processes.
+pub(super) fn use_ends(env: &Env, pids: impl IntoIterator<Item = u32>) -> Result<()> {
+    for pid in pids {
         env.driver.gpus().end_process(pid)?;
         let folder = env.driver.gpus().root().join(format!("proc/{pid}"));
         if folder.exists() {
             fs_err::remove_dir_all(folder)?;
         }
     }
-    outcome?;
-    uids.iter().try_for_each(|(pod, uid)| end(env, pod, uid))
+    Ok(())
 }
 
 fn play(env: &Env, (shared, cut): (&str, &str), instances: &[u32]) -> Result<()> {
