@@ -112,6 +112,18 @@ fn holder(api: &FakeApi) -> Option<String> {
     api.get::<Lease>("divvy", "divvy-cluster-controller")?.spec?.holder_identity
 }
 
+/// `docs/metrics.md` has these metrics and no others in its section.
+fn assert_documented(text: &str) {
+    let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let shown =
+        shown.map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() });
+    let page = include_str!("../../../docs/metrics.md");
+    let (_, section) = page.split_once("\n## The cluster controller's metrics\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let documented = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    assert_eq!(shown.collect::<Vec<_>>(), documented.collect::<Vec<_>>());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_are_due_are_evicted_reported_and_counted_and_no_others() {
     let api = fake();
@@ -133,6 +145,7 @@ async fn pods_that_are_due_are_evicted_reported_and_counted_and_no_others() {
         })
     })
     .await;
+    assert_documented(&instance.metrics.encode());
     assert!(there(&api, "used") && there(&api, "kept"));
     assert_eq!(api.count("create", "pods/eviction"), 2);
     instance.stop().await;

@@ -181,8 +181,9 @@ fn on_a_cluster(args: &Args, programs: Programs, dir: &Path, report: &mut Report
     let Programs { plugin, mock } = programs;
     let built = match args.hook.clone() {
         Some(hook) => {
-            let cli = plugin.with_file_name("divvy");
-            divvy_e2e::programs::Programs { plugin, hook, mock, cli }
+            let [cli, controller] =
+                ["divvy", "divvy-cluster-controller"].map(|name| plugin.with_file_name(name));
+            divvy_e2e::programs::Programs { plugin, hook, controller, mock, cli }
         }
         None => divvy_e2e::programs::Programs::build()?,
     };
