@@ -19,7 +19,8 @@ const TAKEN: &[&str] = &[
     "{}",
     r#"{"driverName": "gpu.taken.example", "fullnameOverride": "taken", "nodeSelection": "discovered",
         "networkPolicy": {"enabled": true, "from": [{"namespaceSelector": {}}]}, "service": {"enabled": true},
-        "resourceQuota": {"enabled": true}, "adminAccess": {"namespaces": ["a", "b"]}}"#,
+        "resourceQuota": {"enabled": true}, "adminAccess": {"namespaces": ["a", "b"]},
+        "clusterController": {"enabled": true, "dryRun": false, "replicas": 2, "nodeSelector": {"a": "b"}}}"#,
     r#"{"nvidiaDeviceClasses": {"enabled": true, "bothDrivers": true}, "extraDeviceClasses": [
         {"name": "big", "mode": "gpu", "selectors": ["device.capacity['gpu.divvy.dev'].memory.compareTo(quantity('40Gi')) >= 0"],
          "config": {"timeSlicing": {"interval": "Long"}}, "extendedResourceName": "example.com/big"},
