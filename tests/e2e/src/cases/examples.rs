@@ -2,6 +2,8 @@
 //! of theirs.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -20,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(150);
 const LABEL: &str = "divvy.dev/try";
 /// What the fixture's `nvidia-smi` says: the driver's programs are in the container.
 const SAID: &str = "nvidia-smi of driver";
+
+/// How many examples run beside each other: no three need more GPUs than the node has.
+const AT_ONCE: usize = 3;
 
 /// Its GPUs must be in one mode: where a GPU is in use and offered in several, there is a class of its own for monitors
 /// (ADR 3), which `admin-beside-others` uses.
@@ -82,15 +87,39 @@ fn label(env: &Env, value: &Value) -> Result<()> {
 fn in_all_modes(env: &Env, folder: &Path, examples: &[PathBuf]) -> Result<()> {
     let policy = folder.join("all-modes.yaml").display().to_string();
     env.cluster.kubectl(&["apply", "-f", &policy])?;
-    // Each is tried: one that fails says nothing about the others.
-    let failed: Vec<String> = examples
-        .iter()
-        .filter_map(|example| run(env, example).err())
-        .map(|error| format!("{error:#}"))
-        .collect();
+    // A policy changes what the others are offered. Each is tried: one that fails says nothing about the others.
+    let (of_policies, beside): (Vec<_>, Vec<_>) =
+        examples.iter().partition(|example| changes_the_offer(example).unwrap_or(true));
+    let mut failed: Vec<String> = beside_each_other(env, &beside);
+    failed.extend(
+        of_policies.iter().filter_map(|example| run(env, example).err()).map(|error| format!("{error:#}")),
+    );
     env.cluster.kubectl(&["delete", "-f", &policy])?;
     ensure!(failed.is_empty(), "{} examples failed: {}", failed.len(), failed.join("\n"));
     Ok(())
+}
+
+fn changes_the_offer(example: &Path) -> Result<bool> {
+    Ok(fs_err::read_to_string(example.join("manifests.yaml"))?.contains("kind: GpuPolicy"))
+}
+
+/// Runs examples a few at a time, each in the namespace that it makes; the errors of those that failed.
+fn beside_each_other(env: &Env, examples: &[&PathBuf]) -> Vec<String> {
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(Vec::new());
+    let work = || {
+        while let Some(example) = examples.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = run(env, example) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(work);
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn run(env: &Env, example: &Path) -> Result<()> {
