@@ -162,6 +162,19 @@ fn reserved(claim: &ResourceClaim) -> Vec<String> {
     users.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect()
 }
 
+/// The pods that it is reserved for. The status of a claim of a PodGroup names none of its pods; its node does.
+fn users(snapshot: &Snapshot, claim: &ResourceClaim, uid: &str) -> Vec<String> {
+    let mut pods = reserved(claim);
+    if pods.is_empty() {
+        let gpus = snapshot.reports.values().flat_map(|node| &node.gpus);
+        let own = gpus.flat_map(|gpu| &gpu.holders).filter(|holder| holder.uid == uid);
+        pods.extend(own.flat_map(|holder| &holder.pods).cloned());
+        pods.sort();
+        pods.dedup();
+    }
+    pods
+}
+
 pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Result<ClaimReport> {
     let is = |c: &&ResourceClaim| name(&c.metadata) == wanted && namespace(&c.metadata) == in_namespace;
     let Some(claim) = snapshot.claims.iter().find(is) else {
@@ -214,7 +227,7 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
     nodes.dedup();
     let troubles: Vec<NodeTrouble> =
         nodes.into_iter().flat_map(|node| troubles(snapshot, node)).filter(of_its_gpus).collect();
-    let mut pods = reserved(claim);
+    let mut pods = users(snapshot, claim, &uid);
     pods.extend(pod.map(|pod| name(&pod.metadata).to_owned()).filter(|pod| !pods.contains(pod)));
     let made = claim.metadata.creation_timestamp.as_ref().map(time);
     let hopeless = waiting.as_ref().is_some_and(|why| why.verdict.is_hopeless());

@@ -405,6 +405,16 @@ fn claims_that_use_too_much_or_nothing_are_named_with_the_most_serious_report() 
     assert!(text.contains("use too much or nothing:") && text.contains("for 60 minutes"), "{text}");
 }
 
+#[test]
+fn a_claim_of_a_pod_group_has_the_pods_that_its_node_reports() {
+    let mut world = world();
+    let claim = world.claims.iter_mut().find(|claim| claim.metadata.name.as_deref() == Some("a")).unwrap();
+    let group =
+        json!([{ "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g" }]);
+    claim.status.as_mut().unwrap().reserved_for = Some(typed(group));
+    assert_eq!(claim::claim(&world, "default", "a").unwrap().pods, ["a-pod"]);
+}
+
 /// Counters are charged for what is allocated, and one below zero blocks all devices of the pool.
 #[test]
 fn a_pool_that_claims_block_for_all_others_is_an_alarm_that_names_them() {
