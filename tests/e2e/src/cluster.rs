@@ -5,6 +5,7 @@ mod second;
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -224,6 +225,11 @@ impl Cluster {
     /// Any long-running program of this cluster by name: a component, or a host process that a test has defined.
     pub fn daemon(&self, name: &str) -> Daemon<'_> {
         Daemon::new(&self.namespaces, name)
+    }
+
+    /// A connection to a port of the node's loopback address.
+    pub fn connect_to(&self, port: u16) -> Result<TcpStream> {
+        self.namespaces.connect_to(port)
     }
 
     /// Where a file of the node is for us; `/var/run` must be written `/run`.

@@ -5,13 +5,16 @@
 
 use std::ffi::OsStr;
 use std::io::Write as _;
+use std::net::TcpStream;
+use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use fs_err as fs;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 
 use crate::process::{Signal, output};
@@ -108,6 +111,18 @@ impl Namespaces {
         }
         command.arg("--").arg(program).args(args);
         command
+    }
+
+    /// A connection to a port of their loopback address.
+    pub(crate) fn connect_to(&self, port: u16) -> Result<TcpStream> {
+        let network = fs::File::open(format!("/proc/{}/ns/net", self.init.pid))?;
+        // On a thread of its own, which stays inside until it ends; a socket is of the network in which it was made.
+        let inside = std::thread::spawn(move || {
+            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+            TcpStream::connect(("127.0.0.1", port))
+        });
+        let connected = inside.join().map_err(|_| anyhow!("the thread that connects has panicked"))?;
+        connected.with_context(|| format!("nothing listens on port {port} of the loopback address"))
     }
 
     /// Joins the networks of two: a wire between the bridges of their nodes.

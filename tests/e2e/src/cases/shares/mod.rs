@@ -8,6 +8,7 @@ mod older;
 mod policies;
 mod prometheus;
 mod reclaimed;
+mod shown;
 mod slow_write;
 mod usage;
 mod uses;

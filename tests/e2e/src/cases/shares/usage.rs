@@ -3,6 +3,7 @@
 use divvy_gpu_sim::Engine;
 use divvy_model::{GpuProcess, GpuUuid};
 
+use super::shown::agree;
 use super::{
     Context, Env, Policy, Result, Value, at, end, ensure, h100, partition, poll, run, share, wait_for,
 };
@@ -10,7 +11,7 @@ use crate::api::has_condition;
 use crate::case::PATIENCE;
 use crate::driver::NAMESPACE;
 
-const GIB: u64 = 1 << 30;
+pub(super) const GIB: u64 = 1 << 30;
 /// Processes that only the NVML library knows of, by the pods that they belong to.
 const PIDS: [(&str, u32); 6] = [
     ("over", 4_100_001),
@@ -19,6 +20,16 @@ const PIDS: [(&str, u32); 6] = [
     ("dark", 4_100_004),
     ("left", 4_100_005),
     ("right", 4_100_006),
+];
+
+/// What pods use: memory in GiB, percent, and what that is read from.
+pub(super) const SCRIPTED: [(&str, Option<u32>, u32, &str); 6] = [
+    ("over", Some(12), 60, "process"),
+    ("fine", Some(9), 10, "process"),
+    ("idle", Some(1), 0, "process"),
+    ("dark", None, 5, "process"),
+    ("left", Some(3), 80, "gpm"),
+    ("right", Some(5), 0, "gpm"),
 ];
 
 fn start(env: &Env, gpu: &str, pod: &str, instance: Option<u32>, uses: (Option<u64>, u32)) -> Result<()> {
@@ -102,33 +113,26 @@ pub(super) fn use_ends(env: &Env, pids: impl IntoIterator<Item = u32>) -> Result
 }
 
 fn play(env: &Env, (shared, cut): (&str, &str), instances: &[u32]) -> Result<()> {
-    let &[left, right] = instances else { anyhow::bail!("there are not two instances: {instances:?}") };
-    start(env, shared, "over", None, (Some(12 * GIB), 60))?;
-    start(env, shared, "fine", None, (Some(9 * GIB), 10))?;
-    start(env, shared, "idle", None, (Some(GIB), 0))?;
-    start(env, shared, "dark", None, (None, 5))?;
-    start(env, cut, "left", Some(left), (Some(3 * GIB), 80))?;
-    start(env, cut, "right", Some(right), (Some(5 * GIB), 0))
+    let mut instances = instances.iter().copied();
+    for (pod, gib, percent, source) in SCRIPTED {
+        let is_share = source == "process";
+        let instance = if is_share { None } else { Some(instances.next().context("too few instances")?) };
+        let memory = gib.map(|gib| u64::from(gib) * GIB);
+        start(env, if is_share { shared } else { cut }, pod, instance, (memory, percent))?;
+    }
+    Ok(())
 }
 
 fn scripted(env: &Env, (shared, cut): (&str, &str)) -> Result<()> {
-    // Memory in GiB, percent and source, as scripted.
-    let expected = [
-        ("over", Some(12), 60, "process"),
-        ("fine", Some(9), 10, "process"),
-        ("idle", Some(1), 0, "process"),
-        ("dark", None, 5, "process"),
-        ("left", Some(3), 80, "gpm"),
-        ("right", Some(5), 0, "gpm"),
-    ];
     let mut wrong = Vec::new();
     poll("metrics that agree with what was scripted", PATIENCE, || {
         let shown = metrics(env)?;
-        wrong = expected.iter().filter_map(|row| differs(env, &shown, *row)).collect();
+        wrong = SCRIPTED.iter().filter_map(|row| differs(env, &shown, *row)).collect();
         Ok(wrong.is_empty())
     })
     .with_context(|| format!("{wrong:#?}"))?;
     only_one_is_over(env)?;
+    agree(env, (shared, cut))?;
 
     // Autoscalers read this: half a minute and more of 60 % with 20 % granted.
     let pod = [format!("namespace=\"{}\"", env.namespace), "pod=\"over\"".to_owned()];
