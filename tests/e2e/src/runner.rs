@@ -1,4 +1,4 @@
-//! Runs the cases on one cluster: those that can at once, then those that need it to themselves.
+//! Runs the cases on one cluster, in their order: neighbours that can at once, each of the others by itself.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -33,11 +33,20 @@ pub struct Outcome {
 
 /// Runs all cases and reports each on standard output as it ends.
 pub fn run(cluster: &Cluster, driver: &Driver, plan: &Plan) -> Result<Outcome> {
-    let (alone, together): (Vec<Case>, Vec<Case>) = plan.cases.iter().partition(|case| case.alone);
+    let mut outcome = Outcome::default();
+    for cases in plan.cases.chunk_by(|one, next| !one.alone && !next.alone) {
+        let of_these = at_once(cluster, driver, cases, plan);
+        outcome.passed += of_these.passed;
+        outcome.failed += of_these.failed;
+    }
+    Ok(outcome)
+}
+
+fn at_once(cluster: &Cluster, driver: &Driver, cases: &[Case], plan: &Plan) -> Outcome {
     let outcome = Mutex::new(Outcome::default());
     let next = AtomicUsize::new(0);
     let work = || {
-        while let Some(case) = together.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
             let passed = one(cluster, driver, *case, plan);
             if let Ok(mut outcome) = outcome.lock() {
                 outcome.count(passed);
@@ -45,15 +54,11 @@ pub fn run(cluster: &Cluster, driver: &Driver, plan: &Plan) -> Result<Outcome> {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..plan.jobs.max(1) {
+        for _ in 0..plan.jobs.clamp(1, cases.len()) {
             scope.spawn(work);
         }
     });
-    let mut outcome = outcome.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    for case in alone {
-        outcome.count(one(cluster, driver, case, plan));
-    }
-    Ok(outcome)
+    outcome.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Outcome {

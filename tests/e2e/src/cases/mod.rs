@@ -86,7 +86,6 @@ pub const ALL: &[Case] = &[
     alone("the_first_hold_is_refused_while_strangers_compute", neighbours::first_hold),
     alone("cdi_files_follow_an_upgraded_driver", nvidia_driver::upgraded),
     alone("a_driver_that_comes_after_the_plugin_is_found", nvidia_driver::late),
-    alone("cards_are_exchanged_under_the_plugin", nvidia_driver::exchanged),
     alone("no_claim_fails_in_rolling_updates", life::rolling_updates),
     alone("the_plugin_can_be_a_program_of_the_node", faults::host_process),
     alone("an_unhealthy_gpu_is_tainted_reported_to_its_pod_and_allocated_again_after_recovery", health::xid),
@@ -94,14 +93,16 @@ pub const ALL: &[Case] = &[
     alone("a_policy_lets_pods_leave_a_sick_gpu_and_no_other", health::evicted),
     alone("a_lost_gpu_is_tainted_under_its_pod_and_comes_back", health::lost),
     alone("status_shows_holders_lost_gpus_and_why_a_claim_waits", status::shows),
-    modes("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
-    modes("a_pod_in_a_user_namespace_uses_its_partition", mig::user_namespace),
-    modes("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
-    modes("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),
-    modes("two_containers_get_a_partition_each", mig::two_containers),
-    modes("partitions_are_on_one_gpu_if_the_claim_says_so", mig::same_gpu),
-    modes("a_sick_partition_is_tainted_with_what_overlaps_it_and_its_neighbour_is_not", mig::sick),
     modes("partitions_are_made_again_after_a_reboot", mig::rebooted),
+    // Minutes of waiting for cards; what is beside it has the offer that the case before these installs.
+    together("cards_are_exchanged_under_the_plugin", nvidia_driver::exchanged),
+    beside("pods_get_partitions_of_each_profile_in_turn_without_a_restart", mig::each_profile),
+    beside("a_pod_in_a_user_namespace_uses_its_partition", mig::user_namespace),
+    beside("partitions_fill_a_gpu_and_no_more", mig::full_gpu),
+    beside("a_whole_gpu_waits_for_its_partitions_and_they_for_it", mig::whole_gpu),
+    beside("two_containers_get_a_partition_each", mig::two_containers),
+    beside("partitions_are_on_one_gpu_if_the_claim_says_so", mig::same_gpu),
+    modes("a_sick_partition_is_tainted_with_what_overlaps_it_and_its_neighbour_is_not", mig::sick),
     modes("no_partition_is_lost_or_leaked_by_a_killed_plugin", mig::killed),
     modes("a30_and_a100_are_cut_when_an_admin_has_set_their_mode", mig::ampere),
     modes("shares_fit_until_memory_or_compute_is_given_away", shares::over_capacity),
@@ -147,6 +148,11 @@ const fn alone(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
 /// Partitions and several modes of one GPU.
 const fn modes(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     Case { of_sharing: true, clusters: Clusters::SeveralModes, ..alone(name, run) }
+}
+
+/// As [`modes`], beside others: each takes GPUs of its own.
+const fn beside(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
+    Case { alone: false, ..modes(name, run) }
 }
 
 /// Shares as the only mode of a GPU.

@@ -120,7 +120,9 @@ pub(super) fn exchanged(env: &Env) -> Result<()> {
     let old = gpus.only("NVIDIA L40S")?;
     let name_of = |uuid: &str| -> Result<String> {
         let devices = env.driver.devices()?;
-        let found = devices.iter().find(|device| at(device, "attributes.uuid.string") == uuid);
+        let found = devices.iter().find(|device| {
+            at(device, "attributes.type.string") == "gpu" && at(device, "attributes.uuid.string") == uuid
+        });
         Ok(at(found.with_context(|| format!("{uuid} is not published"))?, "name").to_string())
     };
     let before = name_of(old)?;

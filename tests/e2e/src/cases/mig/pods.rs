@@ -25,7 +25,7 @@ pub(in crate::cases) fn each_profile(env: &Env) -> Result<()> {
 
 pub(in crate::cases) fn user_namespace(env: &Env) -> Result<()> {
     everything(env)?;
-    let gpu = h100(env, 3)?;
+    let gpu = h100(env, 9)?;
     let spec = requests(&[partitions("part", &on(&[gpu], "1g.10gb"), 1)]);
     let uid = Env::uid(&env.create(&claim_for("mapped", &spec))?)?;
     env.create(&Pod::new("mapped").claim("mapped").in_user_namespace().build())?;
