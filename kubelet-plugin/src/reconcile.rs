@@ -53,6 +53,8 @@ pub(crate) struct Keeper {
     pub(crate) changed: Arc<Notify>,
     /// Notifies that a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
+    /// The pods and containers that the kubelet lists for claims.
+    pub(crate) listed: watch::Sender<Arc<PodsOfClaims>>,
     /// Puts what is known of claims into their status.
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
@@ -61,13 +63,13 @@ pub(crate) struct Keeper {
 
 /// Waits until the kubelet lists other pods for a claim than its record has. It prepares a claim once, so this is how
 /// later pods of a claim are noticed. `known`: what it listed last; the same difference is not reported twice.
-async fn other_pods(executor: &Arc<Executor>, config: &Config, known: &mut PodsOfClaims) {
+async fn other_pods(executor: &Arc<Executor>, config: &Config, known: &watch::Sender<Arc<PodsOfClaims>>) {
     loop {
         tokio::time::sleep(config.timing.neighbours).await;
         let Ok(listed) = pod_resources::pods(&config.pod_resources_socket).await else { continue };
         let now = pod_resources::claims(&listed, &config.driver_name);
-        let before = std::mem::replace(known, now);
-        let mut changed = known.clone();
+        let before = known.send_replace(Arc::new(now.clone()));
+        let mut changed = now;
         changed.retain(|claim, pods| before.get(claim) != Some(pods));
         if changed.is_empty() {
             continue;
@@ -77,7 +79,7 @@ async fn other_pods(executor: &Arc<Executor>, config: &Config, known: &mut PodsO
         let differs = |held: &HeldDevice| {
             let on_record: BTreeSet<String> = held.pods.iter().map(|pod| pod.name.clone()).collect();
             let listed = changed.get(&(held.claim.namespace.clone(), held.claim.name.clone()));
-            listed.is_some_and(|listed| *listed != on_record)
+            listed.is_some_and(|listed| !listed.keys().eq(&on_record))
         };
         if held.unwrap_or_default().iter().any(differs) {
             return;
@@ -204,7 +206,6 @@ impl Keeper {
         let mut reported = BTreeSet::new();
         let mut connected_since = None;
         let mut busy = timing.reconcile_busy;
-        let mut pods = PodsOfClaims::new();
         let (executor, config) = (self.executor.clone(), self.config.clone());
         loop {
             let registered = *self.registered.borrow_and_update() == Registered::Yes;
@@ -223,7 +224,7 @@ impl Keeper {
                 () = tokio::time::sleep(wait) => {}
                 Ok(()) = self.publishes.changed() => {}
                 Ok(()) = self.registered.changed() => {}
-                () = other_pods(&executor, &config, &mut pods), if publishes && registered => {}
+                () = other_pods(&executor, &config, &self.listed), if publishes && registered => {}
                 () = stop.cancelled() => return,
             }
         }
@@ -364,7 +365,8 @@ impl Keeper {
         let mut listed = pod_resources::claims(listed, &self.config.driver_name);
         let mut nameless = Vec::new();
         for (claim, _) in found.values_mut() {
-            let mut names = listed.remove(&(claim.namespace.clone(), claim.name.clone())).unwrap_or_default();
+            let pods = listed.remove(&(claim.namespace.clone(), claim.name.clone())).unwrap_or_default();
+            let mut names: BTreeSet<String> = pods.into_keys().collect();
             names.retain(|name| !claim.pods.iter().any(|pod| pod.name == *name));
             if !names.is_empty() {
                 nameless.push((claim, names));

@@ -20,6 +20,7 @@ use crate::drain;
 use crate::edits::HostEdits;
 use crate::error::RunError;
 use crate::events::Notifier;
+use crate::grpc::pod_resources::PodsOfClaims;
 use crate::grpc::registration::Registered;
 use crate::neighbours::Neighbours;
 use crate::node::{Brain, Fact, Facts, Followed, Outlets};
@@ -189,8 +190,9 @@ impl Shared {
         self.add_api_sources(tasks, node);
         self.add_brain(tasks, outlets, facts);
         self.add_sinks(tasks, pool, status, ready.slices.clone());
+        let (listed, of_claims) = watch::channel(Arc::default());
         if let Some(idle_after) = self.config.idle_after {
-            self.add_usage(tasks, used, idle_after);
+            self.add_usage(tasks, used, of_claims, idle_after);
         }
         let lock = PublisherLock::new(&self.config.plugin_dir);
         let poll = self.config.timing.publisher_poll;
@@ -205,7 +207,7 @@ impl Shared {
             publishes: self.channels.in_charge.clone(),
         };
         tasks.add("the readiness watch", readiness.run(tasks.stop.clone()));
-        self.keeper(ready)
+        self.keeper(listed, ready)
     }
 
     fn add_gpu_sources(&self, tasks: &mut Tasks, seen: watch::Sender<GpusSeen>) {
@@ -353,9 +355,16 @@ impl Shared {
         tasks.add("the GpuNode", writer.run(tasks.stop.clone()));
     }
 
-    fn add_usage(&self, tasks: &mut Tasks, used: watch::Sender<Arc<Used>>, idle_after: Duration) {
+    fn add_usage(
+        &self,
+        tasks: &mut Tasks,
+        used: watch::Sender<Arc<Used>>,
+        listed: watch::Receiver<Arc<PodsOfClaims>>,
+        idle_after: Duration,
+    ) {
         let sink = UsageSink {
             used: used.subscribe(),
+            listed,
             resolved: self.channels.followed.resolved.clone(),
             idle_after,
             confirm: self.config.timing.usage_confirm,
@@ -380,7 +389,7 @@ impl Shared {
         tasks.add("the reports of use", sink.run(tasks.stop.clone()));
     }
 
-    fn keeper(&self, ready: &Ready) -> Keeper {
+    fn keeper(&self, listed: watch::Sender<Arc<PodsOfClaims>>, ready: &Ready) -> Keeper {
         let Channels { seen, registered, in_charge, changed, lingers, .. } = self.channels.clone();
         Keeper {
             executor: self.executor.clone(),
@@ -392,6 +401,7 @@ impl Shared {
             publishes: in_charge,
             changed,
             lingers,
+            listed,
             notifier: self.notifier.clone(),
             metrics: self.metrics.clone(),
             records: ready.records.clone(),

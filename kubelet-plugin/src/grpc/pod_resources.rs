@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use divvy_executor::RunningDevice;
 use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesListerClient;
-use divvy_proto::podresources::v1::{ListPodResourcesRequest, PodResources};
+use divvy_proto::podresources::v1::{DynamicResource, ListPodResourcesRequest, PodResources};
 use tonic::transport::Endpoint;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,17 +30,22 @@ pub(crate) enum PodResourcesError {
     },
 }
 
-/// The names of the pods that have each claim for devices of `driver`, by namespace and name of the claim.
-pub(crate) type PodsOfClaims = BTreeMap<(String, String), BTreeSet<String>>;
+/// The names of the pods that have each claim for devices of a driver, with those of their containers that use it; by
+/// namespace and name of the claim.
+pub(crate) type PodsOfClaims = BTreeMap<(String, String), BTreeMap<String, BTreeSet<String>>>;
 
 /// Which pods have which claims.
 pub(crate) fn claims(pods: &[PodResources], driver: &str) -> PodsOfClaims {
     let mut claims = PodsOfClaims::new();
     for pod in pods {
-        for dynamic in pod.containers.iter().flat_map(|container| &container.dynamic_resources) {
-            if dynamic.claim_resources.iter().any(|used| used.driver_name == driver) {
+        for container in &pod.containers {
+            let ours = |dynamic: &&DynamicResource| {
+                dynamic.claim_resources.iter().any(|used| used.driver_name == driver)
+            };
+            for dynamic in container.dynamic_resources.iter().filter(ours) {
                 let claim = (dynamic.claim_namespace.clone(), dynamic.claim_name.clone());
-                claims.entry(claim).or_default().insert(pod.name.clone());
+                let containers = claims.entry(claim).or_default().entry(pod.name.clone()).or_default();
+                containers.insert(container.name.clone());
             }
         }
     }

@@ -21,6 +21,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
 use crate::events::{EventSubject, Notifier, UsageCondition, usage_conditions_of};
+use crate::grpc::pod_resources::PodsOfClaims;
 use crate::sources::usage::Used;
 
 pub(crate) use metrics::UsageMetrics;
@@ -30,6 +31,8 @@ pub(crate) struct UsageSink {
     pub(crate) used: watch::Receiver<Arc<Used>>,
     /// What policies make of the GPUs.
     pub(crate) resolved: watch::Receiver<Arc<Resolved>>,
+    /// The pods and containers that the kubelet lists for claims.
+    pub(crate) listed: watch::Receiver<Arc<PodsOfClaims>>,
     /// After so long without any use a claim is idle, where no policy says otherwise.
     pub(crate) idle_after: Duration,
     /// How often it is confirmed that pods are to be evicted.
@@ -82,7 +85,8 @@ impl UsageSink {
         let policies = policies_of(&self.resolved.borrow());
         let news = memory.watch.step(&used.gpus, &policies, now);
         let pods = means(&mut memory.means, used, now);
-        self.metrics.show(used, &memory.watch.verdicts(now), &pods);
+        let listed = self.listed.borrow().clone();
+        self.metrics.show(used, &memory.watch.verdicts(now), &pods, &listed);
         let mut changed = BTreeSet::new();
         for change in &news {
             changed.insert(self.note(&mut memory.said, change, used));

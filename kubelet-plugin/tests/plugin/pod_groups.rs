@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_pod, mk_result, reserved_for_group};
-use k8s_openapi::api::core::v1::PodSchedulingGroup;
+use k8s_openapi::api::core::v1::{Container, PodSchedulingGroup};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::node::{DRIVER, Node, POOL, Plugin, device, wait};
@@ -21,13 +21,19 @@ async fn start(node: &Node) -> Plugin {
     plugin
 }
 
-/// Starts a pod of the group, as a kubelet does, which makes a folder for its logs; with a process of its number.
+/// Starts a pod of the group, as a kubelet does, which makes a folder for its logs; with a process of its number. As many
+/// containers have the claim.
 async fn start_pod(node: &Node, pod: u32, claim: &str) {
     let name = format!("worker-{pod}");
     let mut object = mk_pod("default", &name, Some("n1"), &[claim]);
     object.metadata.uid = Some(pod_uid(pod));
     let group = PodSchedulingGroup { pod_group_name: Some(GROUP.to_owned()) };
-    object.spec.as_mut().unwrap().scheduling_group = Some(group);
+    let spec = object.spec.as_mut().unwrap();
+    spec.scheduling_group = Some(group);
+    for number in 1..pod {
+        let beside = Container { name: format!("beside-{number}"), ..spec.containers[0].clone() };
+        spec.containers.push(beside);
+    }
     assert_eq!(node.api.put(&object).unwrap().metadata.uid, Some(pod_uid(pod)));
     let logs = format!("host/var/log/pods/default_{name}_{}", pod_uid(pod));
     fs_err::create_dir_all(node.dir.path().join(logs)).unwrap();
@@ -60,6 +66,10 @@ async fn use_of_a_claim_of_a_pod_group_is_shown_for_the_pods_that_the_kubelet_li
         shows(&plugin, "divvy_claim_utilization_ratio", &by_process, f64::from(percent) / 100.0).await;
         shows(&plugin, "divvy_gpu_memory_unattributed_bytes", &[gpu.as_str()], 0.0).await;
     }
+    // The one container that has the claim must be it; of two it may be either.
+    let used = |labels: &[&str]| value(&plugin, "divvy_claim_memory_used_bytes", labels);
+    wait("the container", || used(&["worker-1", "container=\"main\""])).await;
+    assert_eq!(used(&["worker-2", "container="]), None);
     wait("the metric for autoscalers", || value(&plugin, "divvy_pod_gpu_utilization_ratio", &["worker-2"]))
         .await;
     shows(&plugin, "divvy_claim_overuse", &["claim=\"c\""], 0.0).await;

@@ -8,6 +8,7 @@ use divvy_model::{DeviceName, GpuUuid};
 use divvy_telemetry::{Counter, Durations, Labels, MetricsRegistry};
 use divvy_usage::{DeviceUsage, Verdicts};
 
+use crate::grpc::pod_resources::PodsOfClaims;
 use crate::sinks::metrics::{ERROR, Info, OK};
 use crate::sources::usage::Used;
 
@@ -70,11 +71,17 @@ impl UsageMetrics {
     }
 
     /// Sets everything.
-    pub(crate) fn show(&self, used: &Used, verdicts: &Verdicts, pods: &BTreeMap<(String, String), f64>) {
+    pub(crate) fn show(
+        &self,
+        used: &Used,
+        verdicts: &Verdicts,
+        pods: &BTreeMap<(String, String), f64>,
+        listed: &PodsOfClaims,
+    ) {
         let mut by_claim = ByClaim::default();
         for (gpu, usage) in &used.gpus {
             for device in &usage.devices {
-                by_claim.add(gpu, device, verdicts);
+                by_claim.add(gpu, device, verdicts, listed);
             }
         }
         self.used.set(by_claim.used);
@@ -113,9 +120,11 @@ struct ByClaim {
 }
 
 impl ByClaim {
-    fn add(&mut self, gpu: &GpuUuid, device: &DeviceUsage, verdicts: &Verdicts) {
+    fn add(&mut self, gpu: &GpuUuid, device: &DeviceUsage, verdicts: &Verdicts, listed: &PodsOfClaims) {
         let key: (_, DeviceName) = (device.claim.uid.clone(), device.device.clone());
         let (over, idle) = (verdicts.over.get(&key), verdicts.idle.get(&device.claim.uid));
+        let claim = (device.claim.namespace.clone(), device.claim.name.clone());
+        let listed = listed.get(&claim);
         for pod in &device.pods {
             let mut labels: Labels = vec![
                 ("namespace", device.claim.namespace.clone()),
@@ -127,6 +136,9 @@ impl ByClaim {
                 labels.push(("GPU_I_ID", part.gpu_instance.0.to_string()));
             }
             labels.push(("pod", pod.name.clone()));
+            // Which of several containers of the pod that have the claim uses the device is not known.
+            let containers = listed.and_then(|pods| pods.get(&pod.name)).filter(|all| all.len() == 1);
+            labels.extend(containers.into_iter().flatten().map(|name| ("container", name.clone())));
             if let Ok(measured) = pod.utilization {
                 let mut labels = labels.clone();
                 labels.push(("source", measured.source.name().to_owned()));
