@@ -8,12 +8,10 @@ use divvy_executor::FileMarks;
 use divvy_host::HostRoot;
 use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuOp};
 use divvy_nvml::{NvmlDriver, Session, SessionConfig};
-use divvy_telemetry::{LogError, MetricsRegistry, Readiness, init_logs};
+use divvy_telemetry::{LogError, MetricsRegistry, Readiness, init_logs, stop_on_signals};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
 use crate::edits::DriverAt;
 use crate::{Args, Config, ConfigError, Deps, RunError, run};
@@ -117,18 +115,4 @@ async fn kube_config(
     // An answer that stops in the middle. A watch may be silent for as long as it lives: just under five minutes.
     config.read_timeout = Some(Duration::from_mins(5));
     Ok(config)
-}
-
-fn stop_on_signals() -> std::io::Result<CancellationToken> {
-    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = CancellationToken::new();
-    let asked = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = term.recv() => tracing::info!("SIGTERM"),
-            _ = interrupt.recv() => tracing::info!("SIGINT"),
-        }
-        asked.cancel();
-    });
-    Ok(stop)
 }

@@ -9,11 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 use divvy_cluster_controller::{Config, run};
-use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, init_logs};
+use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, init_logs, stop_on_signals};
 use kube::Client;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
 
@@ -61,18 +59,4 @@ fn config(args: Args) -> Config {
         look: Duration::from_secs(10),
         renew: Duration::from_secs(2),
     }
-}
-
-fn stop_on_signals() -> std::io::Result<CancellationToken> {
-    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = CancellationToken::new();
-    let asked = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = term.recv() => tracing::info!("SIGTERM"),
-            _ = interrupt.recv() => tracing::info!("SIGINT"),
-        }
-        asked.cancel();
-    });
-    Ok(stop)
 }

@@ -30,9 +30,9 @@ async fn start_pod(node: &Node, pod: u32, claim: &str) {
     let group = PodSchedulingGroup { pod_group_name: Some(GROUP.to_owned()) };
     let spec = object.spec.as_mut().unwrap();
     spec.scheduling_group = Some(group);
+    let main = spec.containers.first().cloned().unwrap();
     for number in 1..pod {
-        let beside = Container { name: format!("beside-{number}"), ..spec.containers[0].clone() };
-        spec.containers.push(beside);
+        spec.containers.push(Container { name: format!("beside-{number}"), ..main.clone() });
     }
     assert_eq!(node.api.put(&object).unwrap().metadata.uid, Some(pod_uid(pod)));
     let logs = format!("host/var/log/pods/default_{name}_{}", pod_uid(pod));
