@@ -64,6 +64,8 @@ pub struct DeviceUsage {
     pub utilization: Figure<Measured>,
     /// Whether nothing of the claim runs, or nothing of it computes.
     pub quiet: Figure<bool>,
+    /// The pods of the claim, as far as they are known.
+    pub holders: Vec<PodRef>,
     /// Each of its pods; one without a name where none is known.
     pub pods: Vec<PodUsage>,
 }
@@ -173,6 +175,7 @@ impl OnGpu<'_> {
             granted: holding.granted,
             limit: self.limit(holding),
             quiet: self.quiet(holding, of_device),
+            holders: holding.pods.clone(),
             utilization: of_device,
             pods,
         }
@@ -249,7 +252,10 @@ impl OnGpu<'_> {
         };
         let pods_known = is_exclusive(holding) || !holding.pods.is_empty();
         match &self.reading.processes {
-            Ok(processes) if pods_known && !processes.iter().any(|p| mine(&p)) => Ok(true),
+            // Those that only do graphics are not listed: what a device of its own computes says more.
+            Ok(processes) if pods_known && !processes.iter().any(|p| mine(&p)) => {
+                Ok(!is_exclusive(holding) || utilization.map_or(true, |used| used.ratio <= 0.0))
+            }
             _ => utilization.map(|used| used.ratio <= 0.0),
         }
     }

@@ -8,6 +8,7 @@ use divvy_model::DeviceName;
 
 use crate::attribute::GpuUsage;
 use crate::groups::Group;
+use crate::watch::margin;
 
 /// A share harms others for so long before its pods are to go.
 const HARM: Duration = Duration::from_mins(1);
@@ -70,8 +71,12 @@ fn harmful(gpu: &GpuUsage, over: impl Fn(&ClaimRef, &DeviceName) -> bool) -> Opt
         Some((group, group.used.ok()?, group.granted.ok()?))
     };
     let known: Vec<_> = gpu.groups.iter().map(known).collect::<Option<_>>()?;
-    let candidates =
-        known.iter().filter(|(group, ..)| group.shares.iter().any(|(claim, device)| over(claim, device)));
+    // What was reported is two readings behind: a share that is within its grant again harms nobody.
+    let is_over = |group: &Group, used: u64, granted: u64| {
+        used > granted.saturating_add(margin(granted))
+            && group.shares.iter().any(|(claim, device)| over(claim, device))
+    };
+    let candidates = known.iter().filter(|(group, used, granted)| is_over(group, *used, *granted));
     let (worst, ..) = candidates.max_by_key(|(_, used, granted)| used.saturating_sub(*granted))?;
     let others = known.iter().filter(|(group, ..)| group != worst);
     let lacking: u64 = others.map(|(_, used, granted)| granted.saturating_sub(*used)).sum();

@@ -341,6 +341,20 @@ fn a_claim_on_two_gpus_is_idle_only_where_both_are() {
 }
 
 #[test]
+fn a_whole_gpu_that_computes_is_not_quiet_though_no_process_is_listed() {
+    let quiet = |percent, busy: Figure<f64>| {
+        let (mut read, pods) = reading(&[]);
+        (read.busy, read.sm) = (busy, percent);
+        attribute(&read, &pods, &[hold("c", HoldKind::Whole, &["a"])]).devices[0].quiet
+    };
+    let none = Err(Unknown::NotSupported);
+    assert_eq!(quiet(none, Ok(0.4)), Ok(false), "graphics: the driver lists such processes elsewhere");
+    assert_eq!(quiet(Ok(0.4), Err(Unknown::NotRead)), Ok(false));
+    assert_eq!(quiet(none, Ok(0.0)), Ok(true));
+    assert_eq!(quiet(none, Err(Unknown::Failed)), Ok(true), "nothing runs");
+}
+
+#[test]
 fn sources_have_stable_names() {
     assert_eq!(
         [Source::Gpm, Source::Device, Source::Process].map(Source::name),
@@ -399,6 +413,25 @@ fn a_share_is_to_go_only_if_it_harms_others_for_a_minute_and_the_policy_says_so(
     let [two, next] = [[Some(44), Some(0), Some(6)], [Some(0), Some(0), Some(6)]];
     assert_eq!(harm(EVICTS, &constant(two, 6)), ["75: e Some(Overuse)"]);
     assert_eq!(harm(EVICTS, &[&constant(two, 5)[..], &[(90, next)]].concat())[1..], ["90: e None"]);
+}
+
+#[test]
+fn a_share_that_is_within_its_grant_again_is_not_to_go_whoever_takes_the_memory() {
+    let mut watch = Watch::new(AFTER);
+    let mut said = Vec::new();
+    // 10 GiB of a process that is in no pod, and a share of 40 GiB beside one of 30.
+    for (at, gib) in [50, 50, 50, 50, 50, 50, 40, 40].into_iter().enumerate() {
+        let (read, pods) = reading(&[(1, "a", gib, 9), (2, "b", 1, 9), (3, "", 10, 9)]);
+        let read = GpuReading { number: at as u64 + 1, ..read };
+        let usage = gpus(attribute(&read, &pods, &[share("c", 40, &["a"]), share("d", 30, &["b"])]));
+        let policies = usage.keys().map(|gpu| (gpu.clone(), EVICTS)).collect();
+        for change in watch.step(&usage, &policies, Duration::from_secs(at as u64 * 15)) {
+            if let Change::Due { due, .. } = change {
+                said.push((at, due.is_some()));
+            }
+        }
+    }
+    assert_eq!(said, [(5, true), (6, false)], "with the first reading that says so");
 }
 
 #[test]
@@ -462,4 +495,31 @@ fn an_idle_claim_is_to_go_after_its_grace_if_the_policies_of_all_its_gpus_say_so
         [(75, true), (76, false), (147, true)],
         "what was not seen may have been use"
     );
+}
+
+#[test]
+fn another_pod_of_an_idle_claim_has_all_of_the_time() {
+    let mut watch = Watch::new(AFTER);
+    let reclaim = UsagePolicy { reclaim: Some(Duration::from_mins(10)), ..UsagePolicy::default() };
+    let mut said = Vec::new();
+    let minutes: [(u64, &[&str]); 7] = [
+        (0, &["a"]),
+        (70, &["a"]),
+        (75, &["a", "b"]),
+        (80, &["b"]),
+        (144, &["b"]),
+        (145, &["b"]),
+        (146, &["c"]),
+    ];
+    for (minute, pods) in minutes {
+        let (read, of) = reading(&[]);
+        let usage = gpus(attribute(&read, &of, &[hold("c", HoldKind::Whole, pods)]));
+        let policies = usage.keys().map(|gpu| (gpu.clone(), reclaim)).collect();
+        for change in watch.step(&usage, &policies, Duration::from_mins(minute)) {
+            if let Change::Due { due, .. } = change {
+                said.push((minute, due.is_some()));
+            }
+        }
+    }
+    assert_eq!(said, [(70, true), (75, false), (145, true), (146, false)]);
 }

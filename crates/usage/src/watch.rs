@@ -1,9 +1,9 @@
 //! Claims that use more memory than they were granted, and claims that are idle: what has become so, and is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use divvy_claims::ClaimRef;
+use divvy_claims::{ClaimRef, PodRef};
 use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind};
 
 use crate::attribute::{DeviceUsage, GpuUsage};
@@ -69,6 +69,7 @@ pub struct Watch {
 struct Held {
     claim: ClaimRef,
     devices: Vec<DeviceName>,
+    pods: BTreeSet<PodRef>,
     quiet: Figure<bool>,
     after: Duration,
     reclaim: Option<Duration>,
@@ -77,6 +78,7 @@ struct Held {
 impl Held {
     fn add(&mut self, device: &DeviceUsage, after: Duration, policy: UsagePolicy) {
         self.devices.push(device.device.clone());
+        self.pods.extend(device.holders.iter().cloned());
         self.quiet = all_quiet(self.quiet, device.quiet);
         self.after = self.after.max(after);
         let reclaim = policy.reclaim.filter(|_| device.kind != HoldKind::Admin);
@@ -96,10 +98,12 @@ struct Share {
     known: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Default)]
 struct Claim {
     /// Since when nothing of it computes.
     quiet: Option<Duration>,
+    /// The pods that had it then.
+    pods: BTreeSet<PodRef>,
     known: bool,
     idle: bool,
 }
@@ -129,9 +133,9 @@ impl Watch {
         let mut changes = self.learn_shares(gpus);
         self.claims.retain(|uid, _| there.contains_key(uid));
         for (uid, held) in &there {
-            let new = Claim { quiet: None, known: false, idle: false };
-            let state = self.claims.entry(uid.clone()).or_insert(new);
+            let state = self.claims.entry(uid.clone()).or_default();
             let before = state.idle;
+            state.come(&held.pods);
             state.learn(held.after, held.quiet, now);
             if state.idle != before {
                 let (claim, idle) = (held.claim.clone(), state.idle);
@@ -161,6 +165,7 @@ impl Watch {
             let held = there.entry(device.claim.uid.clone()).or_insert_with(|| Held {
                 claim: device.claim.clone(),
                 devices: Vec::new(),
+                pods: BTreeSet::new(),
                 quiet: Ok(true),
                 after,
                 reclaim: Some(Duration::ZERO),
@@ -232,7 +237,7 @@ impl Watch {
 
     /// A claim was reported as idle before this began.
     pub fn was_idle(&mut self, claim: &ClaimUid) {
-        let new = Claim { quiet: None, known: false, idle: true };
+        let new = Claim { idle: true, ..Claim::default() };
         self.claims.insert(claim.clone(), new);
     }
 
@@ -282,6 +287,14 @@ impl Share {
 }
 
 impl Claim {
+    /// These pods have it now. A pod that was not there before has all of the time, not what the others left of it.
+    fn come(&mut self, pods: &BTreeSet<PodRef>) {
+        if !pods.is_subset(&self.pods) {
+            self.quiet = None;
+        }
+        self.pods.clone_from(pods);
+    }
+
     fn learn(&mut self, after: Duration, quiet: Figure<bool>, now: Duration) {
         self.known = quiet.is_ok();
         match quiet {
