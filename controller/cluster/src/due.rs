@@ -109,6 +109,16 @@ pub(crate) fn due(claim: &ResourceClaim, driver: &str, now: Timestamp) -> Option
         .then_some(Reason::Idle)
 }
 
+/// When it was last said of the claim: of the device of which it was said first.
+pub(crate) fn confirmed(claim: &ResourceClaim, driver: &str) -> Option<Timestamp> {
+    own(claim, driver).filter_map(|result| Some(condition_of(claim, result)?.last_transition_time.0)).min()
+}
+
+/// Whether the claim is reserved for the pod.
+pub(crate) fn is_for(claim: &ResourceClaim, uid: &str) -> bool {
+    pods(claim).iter().any(|pod| pod.uid == uid)
+}
+
 /// Whether the claim has devices of the driver that are its own: admin access is not.
 pub(crate) fn holds(claim: &ResourceClaim, driver: &str) -> bool {
     own(claim, driver).next().is_some()

@@ -25,6 +25,7 @@ use crate::{Claims, Clock, Config, chain};
 const NOT_FOUND: u16 = 404;
 const CONFLICT: u16 = 409;
 const TOO_MANY_REQUESTS: u16 = 429;
+const GATEWAY_TIMEOUT: u16 = 504;
 
 /// Everything that is needed to act.
 pub(crate) struct Reclaimer {
@@ -144,7 +145,12 @@ impl Reclaimer {
                 self.keep(candidate, &Kept::Gone);
                 return Ok(());
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                if is_uncertain(&error) {
+                    self.limits.evicted(candidate, self.clock.now());
+                }
+                return Err(error);
+            }
         };
         self.done(candidate, &pod, outcome).await;
         Ok(())
@@ -199,6 +205,14 @@ impl Reclaimer {
         if let Err(error) = self.recorder.publish(&event, &pod.object_ref(&())).await {
             tracing::warn!(pod = candidate.pod, namespace, error = chain(&error), "failed to write an Event");
         }
+    }
+}
+
+/// Whether what was asked for may have been done.
+fn is_uncertain(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code == GATEWAY_TIMEOUT,
+        _ => true,
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_pod, mk_result, reserved};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    Namespace, Pod, PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus,
+    Namespace, Pod, PodCondition, PodExtendedResourceClaimStatus, PodResourceClaim, PodResourceClaimStatus,
+    PodStatus,
 };
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -177,6 +178,66 @@ fn a_pod_goes_only_if_it_is_the_same_lives_and_is_none_of_the_systems() {
         read.claims[0] = marked(claim("c", &["gpu-0"]), "gpu-0", condition("False", "NotDue", now()));
     };
     assert_eq!(with(taken_back), Err(Kept::NotDue), "what the watch had not yet");
+}
+
+#[test]
+fn a_pod_that_came_after_its_claim_was_found_due_stays() {
+    // The condition is four minutes old.
+    let with = |change: &dyn Fn(&mut Read)| Read::with(vec![idle("c", "gpu-0")], change);
+    let came = |at: Timestamp| with(&|read| read.pod.metadata.creation_timestamp = Some(Time(at)));
+    assert_eq!(came(ago(5)), Ok(()));
+    assert_eq!(came(ago(3)), Err(Kept::New));
+    assert_eq!(came(ago(4) - Duration::from_secs(29)), Err(Kept::New), "the node learns of it a while later");
+    assert_eq!(came(ago(4) - Duration::from_secs(30)), Ok(()));
+    // It may have waited long for its node.
+    let since = |status: PodStatus| {
+        with(&|read| {
+            read.pod.metadata.creation_timestamp = Some(Time(ago(90)));
+            read.pod.status = Some(status.clone());
+        })
+    };
+    let started = |at| since(PodStatus { start_time: Some(Time(at)), ..PodStatus::default() });
+    assert_eq!((started(ago(80)), started(ago(3))), (Ok(()), Err(Kept::New)));
+    let scheduled = |at| {
+        let condition = PodCondition {
+            type_: "PodScheduled".into(),
+            status: "True".into(),
+            last_transition_time: Some(Time(at)),
+            ..PodCondition::default()
+        };
+        since(PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() })
+    };
+    assert_eq!((scheduled(ago(80)), scheduled(ago(3))), (Ok(()), Err(Kept::New)));
+    assert_eq!(with(&|read| read.pod.spec.as_mut().unwrap().node_name = None), Err(Kept::New));
+    let over = marked(claim("c", &["gpu-0-ts"]), "gpu-0-ts", condition("True", "OverGrant", ago(4)));
+    let newer = Read::with(vec![over], |read| read.pod.metadata.creation_timestamp = Some(Time(ago(3))));
+    assert_eq!(newer, Err(Kept::New), "it has taken nothing");
+}
+
+#[test]
+fn a_pod_stays_whose_claim_is_reserved_for_others_now_or_whose_claims_are_not_all_known() {
+    let mut read = read(vec![idle("c", "gpu-0")]);
+    let reserved_for = &mut read.claims[0].status.as_mut().unwrap().reserved_for;
+    reserved_for.as_mut().unwrap()[0].uid = "other".into();
+    assert_eq!(read.verdict(), Err(Kept::NotDue));
+
+    let with = |known: &dyn Fn(&mut Pod)| Read::with(vec![idle("c", "gpu-0")], |read| known(&mut read.pod));
+    let template = |pod: &mut Pod| {
+        let template = PodResourceClaim {
+            name: "t".into(),
+            resource_claim_template_name: Some("t".into()),
+            ..PodResourceClaim::default()
+        };
+        pod.spec.as_mut().unwrap().resource_claims.get_or_insert_default().push(template);
+    };
+    assert_eq!(with(&template), Err(Kept::Unknown("t".into())));
+    let named = |pod: &mut Pod| {
+        template(pod);
+        let made = PodResourceClaimStatus { name: "t".into(), resource_claim_name: None };
+        let status = PodStatus { resource_claim_statuses: Some(vec![made]), ..PodStatus::default() };
+        pod.status = Some(status);
+    };
+    assert_eq!(with(&named), Ok(()), "none was needed");
 }
 
 #[test]

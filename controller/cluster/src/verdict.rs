@@ -1,13 +1,18 @@
 //! Whether a pod may be evicted, with everything that was just read about it.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use crate::due::{Candidate, Reason, due, holds, opts_out};
+use crate::due::{Candidate, Reason, confirmed, due, holds, is_for, opts_out};
 
 /// Pods of this priority and above are the system's.
 const SYSTEM_PRIORITY: i32 = 2_000_000_000;
+
+/// A node learns of a pod of a claim that it holds already after so long: what it says before is not about that pod.
+const LEARNS: Duration = Duration::from_secs(30);
 
 /// Why a pod is not evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +27,10 @@ pub enum Kept {
     OptedOut(&'static str),
     /// The condition of the claim was taken back, or the pod does not use the claim.
     NotDue,
+    /// It came after the claim was found to be due: nothing was seen of it.
+    New,
+    /// Which claim was made for the pod from a template is not known (yet).
+    Unknown(String),
     /// Another claim of the pod is in use.
     InUse(String),
 }
@@ -35,6 +44,8 @@ impl Kept {
             Self::System => "its priority is one of the system's".to_owned(),
             Self::OptedOut(what) => format!("{what} has the annotation that keeps idle claims"),
             Self::NotDue => "its claim is not to be reclaimed any more".to_owned(),
+            Self::New => "it came after its claim was found to be due".to_owned(),
+            Self::Unknown(name) => format!("its claim for {name} is not known"),
             Self::InUse(claim) => format!("its claim {claim} is in use"),
         }
     }
@@ -61,8 +72,11 @@ pub fn verdict(
     }
     let name_of = |claim: &ResourceClaim| claim.metadata.name.clone().unwrap_or_default();
     let claim = claims.iter().find(|claim| name_of(claim) == candidate.claim).ok_or(Kept::NotDue)?;
-    if due(claim, driver, now) != Some(candidate.reason) {
+    if due(claim, driver, now) != Some(candidate.reason) || !is_for(claim, &candidate.uid) {
         return Err(Kept::NotDue);
+    }
+    if !was_seen(pod, confirmed(claim, driver)) {
+        return Err(Kept::New);
     }
     // A share that harms others cannot opt out of that.
     if candidate.reason == Reason::OverGrant {
@@ -74,6 +88,9 @@ pub fn verdict(
     if opts_out(&namespace.metadata) {
         return Err(Kept::OptedOut("the namespace"));
     }
+    if let Some(name) = unknown_claim(pod) {
+        return Err(Kept::Unknown(name.to_owned()));
+    }
     for claim in claims.iter().filter(|claim| holds(claim, driver)) {
         if opts_out(&claim.metadata) {
             return Err(Kept::OptedOut("one of its claims"));
@@ -83,6 +100,29 @@ pub fn verdict(
         }
     }
     Ok(())
+}
+
+/// Whether the pod was on its node for a while when that was said of its claim.
+fn was_seen(pod: &Pod, said: Option<Timestamp>) -> bool {
+    let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
+    let scheduled = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+    let scheduled = scheduled
+        .filter(|condition| condition.type_ == "PodScheduled")
+        .filter_map(|condition| condition.last_transition_time.as_ref());
+    let started = status.and_then(|status| status.start_time.as_ref());
+    // A pod may have waited long for its node.
+    let came = pod.metadata.creation_timestamp.iter().chain(started).chain(scheduled).max();
+    spec.is_some_and(|spec| spec.node_name.is_some())
+        && said.is_some_and(|said| came.is_none_or(|came| came.0 + LEARNS <= said))
+}
+
+/// A claim from a template whose name the pod does not say.
+fn unknown_claim(pod: &Pod) -> Option<&str> {
+    let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
+    let is_said = |name: &str| statuses.into_iter().flatten().any(|status| status.name == name);
+    let mut claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let unknown = claims.find(|claim| claim.resource_claim_name.is_none() && !is_said(&claim.name));
+    unknown.map(|claim| claim.name.as_str())
 }
 
 /// The names of all claims of a pod.

@@ -85,7 +85,8 @@ fn put(api: &FakeApi, name: &str, device: &str, reason: &str) -> ResourceClaim {
         status: "True".into(),
         reason: reason.into(),
         message: "as the policy says".into(),
-        last_transition_time: Time(Timestamp::now()),
+        // Confirmed a while after the pod came.
+        last_transition_time: Time(Timestamp::now() + Duration::from_mins(1)),
         observed_generation: None,
     };
     claim.status.as_mut().unwrap().devices = Some(vec![AllocatedDeviceStatus {
@@ -185,6 +186,25 @@ async fn a_disruption_budget_and_a_failing_server_keep_a_pod_and_stop_nothing_el
     wait("an eviction", || !there(&api, "d")).await;
     assert!(there(&api, "a") && there(&api, "b") && there(&api, "c"), "each is left alone for a minute");
     instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_eviction_without_an_answer_counts_as_one() {
+    for (fault, is_gone) in [(Fault::DropAfter, true), (Fault::Status(504), false)] {
+        let api = fake();
+        api.fail_next(1, "create", "pods/eviction", fault);
+        put(&api, "a", "gpu-0", "Idle");
+        let instance = Instance::start(&api, Config { per_minute: 1, ..config("a") });
+        let failed = r#"divvy_reclaims_total{reason="idle",result="failed"} 1"#;
+        wait("the failure", || instance.shows(failed)).await;
+        put(&api, "b", "gpu-1", "Idle");
+        let both = r#"divvy_reclaim_candidates{reason="idle"} 2"#;
+        wait("it to be seen", || instance.shows(both)).await;
+        let renewed = api.count("get", "leases");
+        wait("a while", || api.count("get", "leases") > renewed + 10).await;
+        assert_eq!((there(&api, "a"), there(&api, "b")), (!is_gone, true));
+        instance.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
