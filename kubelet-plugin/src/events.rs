@@ -236,12 +236,12 @@ impl Notifier {
     }
 
     /// Applies everything that is said of the use of a claim's devices. The conditions of prepare have another manager:
-    /// neither takes those of the other away.
+    /// neither takes those of the other away. Returns whether there is nothing left to do.
     pub(crate) async fn usage_conditions(
         &self,
         claim: &ClaimRef,
         devices: Vec<(&AllocatedDevice, Vec<UsageCondition>)>,
-    ) {
+    ) -> bool {
         let devices = devices.into_iter().map(|(device, conditions)| {
             let conditions = conditions.into_iter().map(|c| {
                 json!({
@@ -272,12 +272,15 @@ impl Notifier {
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(names::FIELD_MANAGER_USAGE).force();
         match api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
-            Ok(_) => {}
+            Ok(_) => true,
             // It is gone, or another of its name came.
-            Err(kube::Error::Api(status)) if [NOT_FOUND, ALREADY_EXISTS].contains(&status.code) => {}
+            Err(kube::Error::Api(status)) if [NOT_FOUND, ALREADY_EXISTS].contains(&status.code) => true,
             Err(error) => {
+                // What the server refuses it refuses again.
+                let refused = matches!(&error, kube::Error::Api(status) if (400..429).contains(&status.code));
                 let error = crate::chain(&error);
                 tracing::warn!(%claim, error, "failed to write the claim's conditions about its use");
+                refused
             }
         }
     }

@@ -12,9 +12,11 @@ use divvy_executor::{Executor, HeldDevice};
 use divvy_model::{ClaimUid, DeviceName, GpuUuid};
 use divvy_offer::Resolved;
 use divvy_usage::{Change, Due, Mean, UsagePolicy, Watch, pod_utilization};
+use futures::FutureExt;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -52,8 +54,29 @@ struct Memory {
     watch: Watch,
     means: BTreeMap<(String, String), Mean>,
     said: BTreeMap<ClaimUid, (ClaimRef, Said)>,
-    /// Whether the conditions that an earlier instance wrote were looked at.
-    looked: bool,
+    writes: Writes,
+    /// Claims whose conditions of an earlier instance are yet to be read; `None` before the first reading.
+    unread: Option<BTreeSet<ClaimRef>>,
+}
+
+/// Writes of conditions: of a claim one at a time, or an older one might come last; and again until the server has it, or a
+/// pod would be evicted of which the condition was taken back.
+#[derive(Default)]
+struct Writes {
+    wanted: BTreeSet<ClaimUid>,
+    running: BTreeMap<ClaimUid, JoinHandle<bool>>,
+}
+
+impl Writes {
+    /// What is to be written now.
+    fn next(&mut self) -> Vec<ClaimUid> {
+        for (uid, ended) in self.running.extract_if(.., |_, write| write.is_finished()) {
+            if !matches!(ended.now_or_never(), Some(Ok(true))) {
+                self.wanted.insert(uid);
+            }
+        }
+        self.wanted.extract_if(.., |uid| !self.running.contains_key(uid)).collect()
+    }
 }
 
 impl UsageSink {
@@ -64,7 +87,8 @@ impl UsageSink {
             watch: Watch::new(self.idle_after),
             means: BTreeMap::new(),
             said: BTreeMap::new(),
-            looked: false,
+            writes: Writes::default(),
+            unread: None,
         };
         loop {
             tokio::select! {
@@ -73,10 +97,12 @@ impl UsageSink {
                 else => return,
             }
             let used = self.used.borrow_and_update().clone();
-            if !memory.looked && !used.gpus.is_empty() {
-                self.remember(&mut memory, &used).await;
-                memory.looked = true;
+            let devices = used.gpus.values().flat_map(|gpu| &gpu.devices);
+            let there: BTreeSet<ClaimRef> = devices.map(|device| device.claim.clone()).collect();
+            if memory.unread.is_none() && !there.is_empty() {
+                memory.unread = Some(there.clone());
             }
+            self.remember(&mut memory, &there).await;
             self.show(&mut memory, &used, epoch.elapsed());
         }
     }
@@ -87,9 +113,8 @@ impl UsageSink {
         let pods = means(&mut memory.means, used, now);
         let listed = self.listed.borrow().clone();
         self.metrics.show(used, &memory.watch.verdicts(now), &pods, &listed);
-        let mut changed = BTreeSet::new();
         for change in &news {
-            changed.insert(self.note(&mut memory.said, change, used));
+            memory.writes.wanted.insert(self.note(&mut memory.said, change, used));
         }
         // A claim that was let go while something was said of it: its next pods begin with nothing.
         let devices = used.gpus.values().flat_map(|gpu| &gpu.devices);
@@ -97,10 +122,10 @@ impl UsageSink {
         for (claim, _) in memory.said.extract_if(.., |uid, _| !there.contains(uid)).map(|(_, said)| said) {
             self.forget(claim);
         }
-        changed.extend(confirmed(&mut memory.said, self.confirm));
-        for uid in changed {
+        memory.writes.wanted.extend(confirmed(&mut memory.said, self.confirm));
+        for uid in memory.writes.next() {
             if let Some((claim, said)) = memory.said.get(&uid) {
-                self.write(claim.clone(), said.clone());
+                memory.writes.running.insert(uid, self.write(claim.clone(), said.clone()));
             }
         }
     }
@@ -186,8 +211,8 @@ impl UsageSink {
         });
     }
 
-    /// Puts everything that was said of the claim into its status.
-    fn write(&self, claim: ClaimRef, said: Said) {
+    /// Puts everything that was said of the claim into its status; whether there is nothing left to do.
+    fn write(&self, claim: ClaimRef, said: Said) -> JoinHandle<bool> {
         let (notifier, executor) = (self.notifier.clone(), self.executor.clone());
         self.reports.spawn(async move {
             let held = held_of(executor, &claim).await;
@@ -195,8 +220,8 @@ impl UsageSink {
                 let of_device = said.iter().filter(|((device, _), _)| *device == held.hold.device);
                 (&held.allocated, of_device.map(|(_, condition)| condition.clone()).collect())
             });
-            notifier.usage_conditions(&claim, entries.collect()).await;
-        });
+            notifier.usage_conditions(&claim, entries.collect()).await
+        })
     }
 
     /// Takes everything back that was said of a claim, unless it is only this instance that does not measure any more.
@@ -217,21 +242,27 @@ impl UsageSink {
     }
 
     /// What an earlier instance of the plugin has said of the claims: it is over when readings say so.
-    async fn remember(&self, memory: &mut Memory, used: &Used) {
-        let devices = used.gpus.values().flat_map(|gpu| &gpu.devices);
-        let claims: BTreeSet<&ClaimRef> = devices.map(|device| &device.claim).collect();
+    async fn remember(&self, memory: &mut Memory, there: &BTreeSet<ClaimRef>) {
+        let Some(unread) = &mut memory.unread else { return };
+        let claims: Vec<ClaimRef> =
+            std::mem::take(unread).into_iter().filter(|c| there.contains(c)).collect();
         for claim in claims {
-            let found = match self.found(claim).await {
+            let found = match self.found(&claim).await {
                 Ok(found) => found,
                 Err(error) => {
                     let error = crate::chain(&error);
                     tracing::debug!(%claim, error, "failed to read the conditions of a claim");
+                    memory.unread.get_or_insert_default().insert(claim);
                     continue;
                 }
             };
             for (device, kind) in found {
                 let (_, said) =
                     memory.said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
+                if said.contains_key(&(device.clone(), kind)) {
+                    // This instance knows better.
+                    continue;
+                }
                 let condition = if kind == conditions::RECLAIM_DUE {
                     // Not before this instance has seen it: the other may have ended long ago.
                     let message = "the node plugin has restarted".to_owned();
@@ -251,10 +282,10 @@ impl UsageSink {
                 };
                 said.insert((device, kind), condition);
             }
-            if let Some((claim, said)) = memory.said.get(&claim.uid)
+            if let Some((_, said)) = memory.said.get(&claim.uid)
                 && said.keys().any(|(_, kind)| *kind == conditions::RECLAIM_DUE)
             {
-                self.write(claim.clone(), said.clone());
+                memory.writes.wanted.insert(claim.uid);
             }
         }
     }

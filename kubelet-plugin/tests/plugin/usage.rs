@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
-use divvy_fake_cluster::{ClaimRef, GpuPolicy};
+use divvy_fake_cluster::{ClaimRef, Fault as ApiFault, GpuPolicy};
 use divvy_gpu_sim::Fault;
 use divvy_kubelet_plugin::Config;
 use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
@@ -348,6 +348,31 @@ async fn what_a_policy_says_to_reclaim_is_marked_confirmed_and_taken_back() {
     // What an earlier instance has said is not true before this one has seen it.
     let plugin = start(Duration::from_hours(1)).await;
     wait("its end", || due("False", "NotDue")).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_back_is_written_until_the_server_has_it() {
+    let node = Node::new("h100x1");
+    let rule = json!({ "usage": { "idle": { "action": "Reclaim", "graceSeconds": 0 } } });
+    node.api.put(&GpuPolicy::new("p", json!({ "rules": [rule] }))).unwrap();
+    let plugin = node.start_with(idle_after(node.config(&[]), Duration::from_millis(300)));
+    plugin.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let due = |status: &str| condition(&node, &claim, "ReclaimDue").filter(|c| c.status == status);
+    wait("the condition", || due("True")).await;
+    let writes = node.api.count("patch", "resourceclaims/status");
+    node.api.fail_next(2, "patch", "resourceclaims/status", ApiFault::Status(500));
+    let gpu = node.sim.uuids().remove(0);
+    node.sim.start_process(&gpu, 7);
+    node.sim.set_usage(&gpu, 7, Some(GIB), 30);
+    wait("its end", || due("False")).await;
+    let needed = node.api.count("patch", "resourceclaims/status");
+    assert!(needed >= writes + 3, "two failed");
+    let rounds = node.sim.calls(GpuOp::SmUtilization);
+    wait("readings", || (node.sim.calls(GpuOp::SmUtilization) > rounds + 5).then_some(())).await;
+    assert_eq!(node.api.count("patch", "resourceclaims/status"), needed, "and no more");
     plugin.stop().await;
 }
 
