@@ -189,6 +189,19 @@ async fn a_disruption_budget_and_a_failing_server_keep_a_pod_and_stop_nothing_el
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_pods_that_are_due_one_goes_where_the_limit_is_one() {
+    let api = fake();
+    put(&api, "a", "gpu-0", "Idle");
+    put(&api, "b", "gpu-1", "Idle");
+    let instance = Instance::start(&api, Config { per_minute: 1, ..config("a") });
+    wait("the eviction", || !there(&api, "a")).await;
+    let renewed = api.count("get", "leases");
+    wait("a while", || api.count("get", "leases") > renewed + 10).await;
+    assert!(there(&api, "b"));
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_eviction_without_an_answer_counts_as_one() {
     for (fault, is_gone) in [(Fault::DropAfter, true), (Fault::Status(504), false)] {
         let api = fake();
@@ -256,6 +269,39 @@ async fn one_that_has_lost_the_lease_evicts_nothing_any_more() {
     let before = api.count("get", "leases");
     wait("a while", || api.count("get", "leases") > before + 20).await;
     assert_eq!(api.count("create", "pods/eviction"), 0);
+    assert_eq!(api.count("get", "pods"), 0, "it does not even look");
     instance.stop().await;
     assert_eq!(holder(&api).as_deref(), Some("other"), "only what is its own is given back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_loses_the_lease_while_it_reads_evicts_nothing() {
+    let api = fake();
+    let held = api.hold("get", "pods");
+    put(&api, "p", "gpu-0", "Idle");
+    let instance = Instance::start(&api, config("a"));
+    wait("it to read", || api.count("get", "pods") == 1).await;
+    api.modify::<Lease>("divvy", "divvy-cluster-controller", |lease| {
+        lease.spec.as_mut().unwrap().holder_identity = Some("other".into());
+    })
+    .unwrap();
+    wait("the loss", || instance.shows("divvy_leader 0")).await;
+    drop(held);
+    wait("the rest of its reads", || instance.shows("divvy_reclaim_candidates{reason=\"idle\"} 0")).await;
+    assert!(there(&api, "p"));
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_cannot_renew_the_lease_stops_by_itself() {
+    let api = fake();
+    let instance = Instance::start(&api, config("a"));
+    wait("it", || instance.shows("divvy_leader 1")).await;
+    api.fail_next(usize::MAX, "*", "leases", Fault::Status(500));
+    wait("its time to be over", || instance.shows("divvy_leader 0")).await;
+    put(&api, "p", "gpu-0", "Idle");
+    let before = api.count("get", "leases");
+    wait("a while", || api.count("get", "leases") > before + 20).await;
+    assert_eq!(api.count("get", "pods"), 0);
+    instance.stop().await;
 }

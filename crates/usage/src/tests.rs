@@ -413,6 +413,25 @@ fn a_share_is_to_go_only_if_it_harms_others_for_a_minute_and_the_policy_says_so(
     let [two, next] = [[Some(44), Some(0), Some(6)], [Some(0), Some(0), Some(6)]];
     assert_eq!(harm(EVICTS, &constant(two, 6)), ["75: e Some(Overuse)"]);
     assert_eq!(harm(EVICTS, &[&constant(two, 5)[..], &[(90, next)]].concat())[1..], ["90: e None"]);
+    let other = [Some(50), Some(0), Some(6)];
+    let changes = [&constant(two, 5)[..], &[(90, other), (149, other), (150, other)]].concat();
+    let expected = ["75: e Some(Overuse)", "90: e None", "150: c Some(Overuse)"];
+    assert_eq!(harm(EVICTS, &changes), expected, "a minute of its own");
+}
+
+#[test]
+fn nothing_is_to_go_while_a_pod_with_admin_access_has_an_unknown_amount() {
+    let mut watch = Watch::new(AFTER);
+    for number in 1..=8 {
+        let (mut read, pods) = reading(&[(1, "a", 60, 9), (2, "b", 0, 9), (3, "mon", 1, 9)]);
+        read.number = number;
+        read.processes.as_mut().unwrap()[2].memory_bytes = None;
+        let monitor = hold("m", HoldKind::Admin, &["mon"]);
+        let usage = gpus(attribute(&read, &pods, &[share("c", 10, &["a"]), share("d", 30, &["b"]), monitor]));
+        let policies = usage.keys().map(|gpu| (gpu.clone(), EVICTS)).collect();
+        let changes = watch.step(&usage, &policies, Duration::from_secs(number * 15));
+        assert!(!changes.iter().any(|change| matches!(change, Change::Due { .. })), "{changes:?}");
+    }
 }
 
 #[test]
