@@ -14,6 +14,8 @@ pub struct Limits {
     evicted: Vec<(Duration, Vec<DeviceId>)>,
     /// Pods that may not be evicted now, by UID, with the time until which they are not asked for again.
     later: BTreeMap<String, Duration>,
+    /// Pods that are ending, or are gone, by UID, with their devices and when that was seen last.
+    ending: BTreeMap<String, (Duration, Vec<DeviceId>)>,
 }
 
 /// What the limits say of a pod.
@@ -30,7 +32,7 @@ pub enum Allowance {
 impl Limits {
     /// So many pods in any minute.
     pub fn new(per_minute: usize) -> Self {
-        Self { per_minute, evicted: Vec::new(), later: BTreeMap::new() }
+        Self { per_minute, evicted: Vec::new(), later: BTreeMap::new(), ending: BTreeMap::new() }
     }
 
     /// Whether a pod may be evicted now. Of pods that use too much, one for each GPU in a minute: the next reading shows
@@ -38,13 +40,15 @@ impl Limits {
     pub fn allows(&mut self, candidate: &Candidate, now: Duration) -> Allowance {
         self.evicted.retain(|(at, _)| now.saturating_sub(*at) < MINUTE);
         self.later.retain(|_, until| now < *until);
+        self.ending.retain(|_, (at, _)| now.saturating_sub(*at) < MINUTE);
         if self.evicted.len() >= self.per_minute {
             return Allowance::None;
         }
         let is_same = |(_, devices): &(Duration, Vec<DeviceId>)| {
             devices.iter().any(|device| candidate.devices.contains(device))
         };
-        let waits = candidate.reason == Reason::OverGrant && self.evicted.iter().any(is_same);
+        let others = self.ending.iter().filter(|(uid, _)| **uid != candidate.uid).map(|(_, ending)| ending);
+        let waits = candidate.reason == Reason::OverGrant && self.evicted.iter().chain(others).any(is_same);
         if waits || self.later.contains_key(&candidate.uid) { Allowance::NotThis } else { Allowance::Yes }
     }
 
@@ -52,6 +56,11 @@ impl Limits {
     pub fn evicted(&mut self, candidate: &Candidate, now: Duration) {
         self.evicted.push((now, candidate.devices.clone()));
         self.not_again(candidate, now);
+    }
+
+    /// A pod is on its way out: no other goes in its place before a reading without it.
+    pub fn ending(&mut self, candidate: &Candidate, now: Duration) {
+        self.ending.insert(candidate.uid.clone(), (now, candidate.devices.clone()));
     }
 
     /// A pod is left alone for a minute: what keeps it changes rarely, and asking costs reads.
@@ -105,6 +114,19 @@ mod tests {
         assert_eq!(allows(&mut limits, Reason::OverGrant, "gpu-1-ts", 59), Allowance::Yes);
         assert_eq!(allows(&mut limits, Reason::Idle, "gpu-0-ts", 59), Allowance::Yes);
         assert_eq!(allows(&mut limits, Reason::OverGrant, "gpu-0-ts", 60), Allowance::Yes);
+    }
+
+    #[test]
+    fn in_the_place_of_a_pod_that_is_ending_none_goes_before_a_minute_is_over() {
+        let mut limits = Limits::new(9);
+        let over = |pod, device| candidate(Reason::OverGrant, pod, device);
+        limits.ending(&over("a", "gpu-0-ts"), at(0));
+        assert_eq!(limits.allows(&over("b", "gpu-0-ts"), at(59)), Allowance::NotThis);
+        assert_eq!(limits.allows(&over("b", "gpu-1-ts"), at(59)), Allowance::Yes);
+        assert_eq!(limits.allows(&over("a", "gpu-0-ts"), at(59)), Allowance::Yes, "it is looked at again");
+        limits.ending(&over("a", "gpu-0-ts"), at(59));
+        assert_eq!(limits.allows(&over("b", "gpu-0-ts"), at(118)), Allowance::NotThis);
+        assert_eq!(limits.allows(&over("b", "gpu-0-ts"), at(119)), Allowance::Yes);
     }
 
     #[test]

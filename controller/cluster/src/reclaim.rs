@@ -169,7 +169,14 @@ impl Reclaimer {
     fn keep(&mut self, candidate: &Candidate, kept: &Kept) {
         let Candidate { pod, namespace, claim, .. } = candidate;
         tracing::debug!(pod, namespace, claim, why = kept.why(), "a pod is not evicted");
-        self.limits.not_again(candidate, self.clock.now());
+        let now = self.clock.now();
+        match kept {
+            // How long it takes to end is seen by looking again.
+            Kept::Gone | Kept::Ending if candidate.reason == Reason::OverGrant => {
+                self.limits.ending(candidate, now);
+            }
+            _ => self.limits.not_again(candidate, now),
+        }
     }
 
     async fn done(&self, candidate: &Candidate, pod: &Pod, outcome: Outcome) {

@@ -202,6 +202,28 @@ async fn of_two_pods_that_are_due_one_goes_where_the_limit_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_pod_that_came_last_has_ended_the_next_waits_for_another_reading() {
+    let api = fake();
+    put(&api, "p", "gpu-0-ts", "OverGrant");
+    let mut last = mk_pod("n", "last", Some("node"), &["p"]);
+    last.metadata.finalizers = Some(vec!["example.invalid/ends-late".into()]);
+    let uid = api.put(&last).unwrap().metadata.uid.unwrap();
+    let claim = api.get::<ResourceClaim>("n", "p").unwrap();
+    let before = claim.clone();
+    api.put(&reserved(claim, "last", &uid)).unwrap();
+    api.delete::<Pod>("n", "last").unwrap();
+    assert!(api.get::<Pod>("n", "last").unwrap().metadata.deletion_timestamp.is_some());
+    let instance = Instance::start(&api, config("a"));
+    wait("it to be seen", || api.count("get", "pods") > 0).await;
+    api.modify::<Pod>("n", "last", |pod| pod.metadata.finalizers = None).unwrap();
+    api.modify::<ResourceClaim>("n", "p", |claim| claim.status.clone_from(&before.status)).unwrap();
+    let renewed = api.count("get", "leases");
+    wait("a while", || api.count("get", "leases") > renewed + 20).await;
+    assert!(there(&api, "p") && !there(&api, "last"));
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_eviction_without_an_answer_counts_as_one() {
     for (fault, is_gone) in [(Fault::DropAfter, true), (Fault::Status(504), false)] {
         let api = fake();
