@@ -71,7 +71,7 @@ fn harmful(gpu: &GpuUsage, over: impl Fn(&ClaimRef, &DeviceName) -> bool) -> Opt
         Some((group, group.used.ok()?, group.granted.ok()?))
     };
     let known: Vec<_> = gpu.groups.iter().map(known).collect::<Option<_>>()?;
-    // What was reported is two readings behind: a share that is within its grant again harms nobody.
+    // What was reported is two readings behind: a share that is within its grant again does no harm.
     let is_over = |group: &Group, used: u64, granted: u64| {
         used > granted.saturating_add(margin(granted))
             && group.shares.iter().any(|(claim, device)| over(claim, device))

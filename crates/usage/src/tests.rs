@@ -435,7 +435,7 @@ fn nothing_is_to_go_while_a_pod_with_admin_access_has_an_unknown_amount() {
 }
 
 #[test]
-fn a_share_that_is_within_its_grant_again_is_not_to_go_whoever_takes_the_memory() {
+fn a_share_that_is_within_its_grant_again_is_not_to_go_while_others_take_the_memory() {
     let mut watch = Watch::new(AFTER);
     let mut said = Vec::new();
     // 10 GiB of a process that is in no pod, and a share of 40 GiB beside one of 30.
