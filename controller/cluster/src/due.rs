@@ -16,7 +16,7 @@ const FRESH: Duration = Duration::from_mins(10);
 
 /// Why the pods of a claim are to be evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// A share uses so much more memory than it was granted that others cannot get theirs.
     OverGrant,
     /// Nothing has used the devices of the claim for a long time.
@@ -24,10 +24,10 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 2] = [Self::OverGrant, Self::Idle];
+    pub(crate) const ALL: [Self; 2] = [Self::OverGrant, Self::Idle];
 
     /// As metrics name it.
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::OverGrant => "overuse",
             Self::Idle => "idle",
@@ -45,27 +45,27 @@ impl Reason {
 
 /// A device, as allocations name it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DeviceId {
-    pub pool: String,
-    pub device: String,
+pub(crate) struct DeviceId {
+    pub(crate) pool: String,
+    pub(crate) device: String,
 }
 
 /// A pod that is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Candidate {
-    pub reason: Reason,
-    pub namespace: String,
-    pub pod: String,
+pub(crate) struct Candidate {
+    pub(crate) reason: Reason,
+    pub(crate) namespace: String,
+    pub(crate) pod: String,
     /// UID of the pod.
-    pub uid: String,
-    pub claim: String,
+    pub(crate) uid: String,
+    pub(crate) claim: String,
     /// The devices of the claim.
-    pub devices: Vec<DeviceId>,
+    pub(crate) devices: Vec<DeviceId>,
 }
 
 /// The pods that are to be evicted: those that harm others first, in a fixed order. Of a claim that is over its grant the pod
 /// that came last: when it is gone, the next reading shows whether that was enough. Idle claims that opt out are left out.
-pub fn candidates<'a>(
+pub(crate) fn candidates<'a>(
     claims: impl IntoIterator<Item = &'a ResourceClaim>,
     driver: &str,
     now: Timestamp,

@@ -15,7 +15,7 @@ pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What an instance knows of the Lease. Times are since any fixed moment.
 #[derive(Debug)]
-pub struct Election {
+pub(crate) struct Election {
     pub(crate) name: String,
     identity: String,
     /// The version of the Lease that was seen last, since when.
@@ -25,12 +25,12 @@ pub struct Election {
 }
 
 impl Election {
-    pub fn new(name: &str, identity: &str) -> Self {
+    pub(crate) fn new(name: &str, identity: &str) -> Self {
         Self { name: name.to_owned(), identity: identity.to_owned(), seen: None, renewed: None }
     }
 
     /// What to write, after the Lease was read: nothing while another instance has it.
-    pub fn next(&mut self, found: Option<&Lease>, now: Duration, clock: Timestamp) -> Option<Lease> {
+    pub(crate) fn next(&mut self, found: Option<&Lease>, now: Duration, clock: Timestamp) -> Option<Lease> {
         let Some(found) = found else { return Some(self.lease(None, clock)) };
         let spec = found.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
@@ -49,17 +49,17 @@ impl Election {
     }
 
     /// What was to be written is written, by a request that began at `began`.
-    pub fn wrote(&mut self, began: Duration) {
+    pub(crate) fn wrote(&mut self, began: Duration) {
         self.renewed = Some(began);
     }
 
     /// Until when this instance acts.
-    pub fn leads_until(&self) -> Option<Duration> {
+    pub(crate) fn leads_until(&self) -> Option<Duration> {
         self.renewed.map(|at| at + RENEW_DEADLINE)
     }
 
     /// The Lease without a holder, so that another instance does not have to wait; nothing if this one does not hold it.
-    pub fn release(&mut self, found: &Lease) -> Option<Lease> {
+    pub(crate) fn release(&mut self, found: &Lease) -> Option<Lease> {
         let spec = found.spec.as_ref()?;
         if spec.holder_identity.as_deref() != Some(&self.identity) {
             return None;

@@ -3,8 +3,8 @@
 //! it such claims are only reported.
 //!
 //! Node plugins decide what is due and say so in conditions of claims (`ReclaimDue`). Here it is decided, by pure functions,
-//! which pods that concerns ([`due`]), whether each may go ([`verdict()`]) and when ([`Limits`]); [`reclaim`] reads and evicts.
-//! Of several instances one acts ([`Election`]).
+//! which pods that concerns (`due`), whether each may go (`verdict`) and when (`limits`); `reclaim` reads and evicts.
+//! Of several instances one acts (`lease` decides, `election` reads and writes).
 
 mod due;
 mod election;
@@ -29,11 +29,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use due::{Candidate, DeviceId, Reason, candidates};
-pub use lease::Election;
-pub use limits::{Allowance, Limits};
-pub use verdict::{Kept, verdict};
-
+use crate::lease::Election;
 use crate::metrics::Metrics;
 use crate::reclaim::Reclaimer;
 

@@ -9,7 +9,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 
 /// Remembers the last minute. Times are since any fixed moment.
 #[derive(Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     per_minute: usize,
     evicted: Vec<(Duration, Vec<DeviceId>)>,
     /// Pods that may not be evicted now, by UID, with the time until which they are not asked for again.
@@ -20,7 +20,7 @@ pub struct Limits {
 
 /// What the limits say of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Allowance {
+pub(crate) enum Allowance {
     /// It may be evicted.
     Yes,
     /// Not now; others may.
@@ -31,13 +31,13 @@ pub enum Allowance {
 
 impl Limits {
     /// So many pods in any minute.
-    pub fn new(per_minute: usize) -> Self {
+    pub(crate) fn new(per_minute: usize) -> Self {
         Self { per_minute, evicted: Vec::new(), later: BTreeMap::new(), ending: BTreeMap::new() }
     }
 
     /// Whether a pod may be evicted now. Of pods that use too much, one for each GPU in a minute: the next reading shows
     /// whether that was enough.
-    pub fn allows(&mut self, candidate: &Candidate, now: Duration) -> Allowance {
+    pub(crate) fn allows(&mut self, candidate: &Candidate, now: Duration) -> Allowance {
         self.evicted.retain(|(at, _)| now.saturating_sub(*at) < MINUTE);
         self.later.retain(|_, until| now < *until);
         self.ending.retain(|_, (at, _)| now.saturating_sub(*at) < MINUTE);
@@ -53,18 +53,18 @@ impl Limits {
     }
 
     /// A pod was evicted.
-    pub fn evicted(&mut self, candidate: &Candidate, now: Duration) {
+    pub(crate) fn evicted(&mut self, candidate: &Candidate, now: Duration) {
         self.evicted.push((now, candidate.devices.clone()));
         self.not_again(candidate, now);
     }
 
     /// A pod is on its way out: no other goes in its place before a reading without it.
-    pub fn ending(&mut self, candidate: &Candidate, now: Duration) {
+    pub(crate) fn ending(&mut self, candidate: &Candidate, now: Duration) {
         self.ending.insert(candidate.uid.clone(), (now, candidate.devices.clone()));
     }
 
     /// A pod is left alone for a minute: what keeps it changes rarely, and asking costs reads.
-    pub fn not_again(&mut self, candidate: &Candidate, now: Duration) {
+    pub(crate) fn not_again(&mut self, candidate: &Candidate, now: Duration) {
         self.later.insert(candidate.uid.clone(), now + MINUTE);
     }
 }

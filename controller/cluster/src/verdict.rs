@@ -16,7 +16,7 @@ const LEARNS: Duration = Duration::from_secs(30);
 
 /// Why a pod is not evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kept {
+pub(crate) enum Kept {
     /// Another pod has its name now.
     Gone,
     /// It is being deleted, or has ended.
@@ -37,7 +37,7 @@ pub enum Kept {
 
 impl Kept {
     /// For logs.
-    pub fn why(&self) -> String {
+    pub(crate) fn why(&self) -> String {
         match self {
             Self::Gone => "it is gone".to_owned(),
             Self::Ending => "it is ending".to_owned(),
@@ -52,7 +52,7 @@ impl Kept {
 }
 
 /// Whether a pod may be evicted. `claims` are all of its claims.
-pub fn verdict(
+pub(crate) fn verdict(
     candidate: &Candidate,
     pod: &Pod,
     namespace: &Namespace,
