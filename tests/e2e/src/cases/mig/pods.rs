@@ -37,11 +37,13 @@ pub(in crate::cases) fn full_gpu(env: &Env) -> Result<()> {
     everything(env)?;
     let gpu = h100(env, 1)?;
 
-    // A pod each: 4 + 2 + 1 is all.
+    // A pod each: 4 + 2 + 1 is all. The 4g has one placement, which the scheduler would give to the 2g if it came to that pod
+    // first; it takes a pod later than others if it sees the pod before its claim.
     let mix = [("four", "4g.40gb"), ("two", "2g.20gb"), ("one", "1g.10gb")];
     let mut uids = Vec::new();
     for (name, profile) in mix {
         uids.push((name, create_pod(env, name, gpu, profile)?));
+        allocated(env, name, "")?;
     }
     for (name, _) in mix {
         check(env, name, "main", &[(name, "")])?;
