@@ -33,6 +33,9 @@ pub(super) fn rows(shapes: &[(Shape, Times)], empty: &Samples, hand_overs: &Samp
                     p50.budget(Budget::Times(1.5)).theirs("3.65 ms = 3.8 ×; 199 ms at its default limit"),
                 );
                 rows.push(p99.budget(Budget::Times(3.0)));
+                let floor = times.reference.p50() + empty.p50();
+                let row = Row::new(format!("prepare, {name}, p50"), times.prepare.p50());
+                rows.push(row.beside("GET + write + bare gRPC call: no prepare can be faster", floor));
                 if real {
                     rows.extend(unprepare_rows(*shape, times));
                     continue;
