@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_api::names;
-use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, HookName, Mount};
+use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, Mount};
 use divvy_claims::{Attributes, RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
 use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
@@ -63,7 +63,7 @@ const LIST_AGAIN: Duration = Duration::from_secs(1);
 struct Common {
     driver: Driver,
     control: ControlNodes,
-    edits: CommonEdits,
+    edits: Arc<CommonEdits>,
 }
 
 impl HostEdits {
@@ -89,6 +89,7 @@ impl HostEdits {
         }
         let edits = CommonEdits::new(self.list(&driver, &control)?)
             .map_err(|e| edits_error("the NVIDIA driver's files cannot be expressed in CDI", e))?;
+        let edits = Arc::new(edits);
         let before = self.lock().replace(Common { driver, control, edits: edits.clone() });
         Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
     }
@@ -185,7 +186,7 @@ impl HostEdits {
 }
 
 impl DeviceEdits for HostEdits {
-    fn common(&self) -> Result<CommonEdits, EditsError> {
+    fn common(&self) -> Result<Arc<CommonEdits>, EditsError> {
         if let Some(common) = self.lock().as_ref() {
             return Ok(common.edits.clone());
         }
@@ -283,36 +284,23 @@ fn edits_error(what: &str, source: impl std::error::Error + Send + Sync + 'stati
 
 fn cdi(edits: Edits) -> ContainerEdits {
     let Edits { env, device_nodes, mounts, hooks, additional_gids } = edits;
-    let nodes = device_nodes.into_iter().map(|node| DeviceNode {
-        path: node.path,
-        node_type: Some("c".to_owned()),
-        major: Some(node.info.major.into()),
-        minor: Some(node.info.minor.into()),
-        file_mode: Some(node.info.mode),
-        permissions: Some("rwm".to_owned()),
-        gid: (node.info.gid != 0).then_some(node.info.gid),
-        ..DeviceNode::default()
+    let nodes = device_nodes.into_iter().map(|node| {
+        let info = node.info;
+        DeviceNode::character(node.path, info.major, info.minor, info.mode, info.gid)
     });
     let mounts = mounts.into_iter().map(|mount| Mount {
         host_path: mount.host,
         container_path: mount.container,
         options: mount.options,
-        mount_type: None,
     });
-    let hooks = hooks.into_iter().map(|hook| Hook {
-        hook_name: HookName::CreateContainer,
-        path: hook.path,
-        args: hook.args,
-        env: hook.env,
-        timeout: Some(HOOK_SECONDS),
-    });
+    let hooks =
+        hooks.into_iter().map(|hook| Hook::create_container(hook.path, hook.args, hook.env, HOOK_SECONDS));
     ContainerEdits {
         env,
         device_nodes: nodes.collect(),
         hooks: hooks.collect(),
         mounts: mounts.collect(),
         additional_gids,
-        ..ContainerEdits::default()
     }
 }
 

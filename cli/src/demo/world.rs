@@ -115,7 +115,11 @@ impl World {
 
     /// The CDI document of a claim.
     pub(crate) fn cdi(&self, uid: &str) -> Option<serde_json::Value> {
-        let file = self.folder.path().join("cdi").join(divvy_cdi::claim_file_name(names::DRIVER, uid));
+        let file = self
+            .folder
+            .path()
+            .join("cdi")
+            .join(divvy_claims::cdi_file_name(names::DRIVER, &uid.parse().ok()?));
         let text = fs_err::read_to_string(file).ok()?;
         // On a node the folders are at the root.
         serde_json::from_str(&text.replace(self.folder.path().to_str()?, "")).ok()

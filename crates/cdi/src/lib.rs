@@ -1,58 +1,78 @@
 //! CDI documents as values: what a container runtime must add to a container that got our devices.
 //!
-//! The crate builds, checks, writes (as bytes) and reads back the JSON documents of the Container Device Interface. It does
-//! no IO: the executor decides where a document goes and writes it atomically; the kubelet plugin answers the kubelet with
-//! the names made here. [`ClaimSpec`] is the usual way in; [`Spec`] is the plain document.
+//! The crate builds, checks and writes (as bytes) the JSON documents of the Container Device Interface, as far as divvy
+//! uses the format. It does no IO: the executor decides where a document goes and writes it atomically.
 //!
 //! Two rules of the format shape the code. A runtime refuses a whole file for one bad field, and refuses a file whose
 //! `cdiVersion` is newer than itself: so a document is validated before it is turned into bytes, and carries the lowest
-//! version its content needs ([`Spec::minimum_version`]).
+//! version its content needs.
 
-mod claim;
-mod names;
 mod types;
 mod validate;
-mod version;
 
-pub use claim::{ClaimSpec, CommonEdits, claim_device_name, claim_file_name, claim_kind};
-pub use names::{Kind, NameError, check_device_name};
-pub use types::{ContainerEdits, Device, DeviceNode, Hook, HookName, IntelRdt, Mount, NetDevice, Spec};
+pub use types::{ContainerEdits, Device, DeviceNode, Hook, Mount, Spec};
 pub use validate::SpecError;
-pub use version::CdiVersion;
 
-/// Reading a document failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ParseError {
-    /// The bytes are not a CDI document at all: cut off, empty, or something else.
-    #[error("the CDI document cannot be read; remove the file, and it is rebuilt from the claim's record")]
-    Json(#[source] serde_json::Error),
+/// What every container with any of a driver's devices gets. It is by far the largest part of each document and the same
+/// in all of them: checked and turned into JSON once, then shared.
+#[derive(Debug)]
+pub struct CommonEdits {
+    edits: ContainerEdits,
+    json: Vec<u8>,
+}
+
+impl CommonEdits {
+    pub fn new(edits: ContainerEdits) -> Result<Self, SpecError> {
+        edits.check("containerEdits")?;
+        let json = serde_json::to_vec(&edits).map_err(SpecError::Json)?;
+        Ok(Self { edits, json })
+    }
+
+    pub fn edits(&self) -> &ContainerEdits {
+        &self.edits
+    }
 }
 
 impl Spec {
-    /// The document as the bytes of a `.json` file: checked, with the lowest fitting `cdiVersion`, and the same bytes for
-    /// the same content.
+    /// The document as the bytes of a `.json` file, with the common edits in the place of its own: checked, with the lowest
+    /// fitting `cdiVersion`, and the same bytes for the same content.
     ///
     /// ```
-    /// use divvy_cdi::{ClaimSpec, CommonEdits, ContainerEdits, Spec};
+    /// use divvy_cdi::{CommonEdits, ContainerEdits, Device, Spec};
     /// let common = CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap();
-    /// let mut claim = ClaimSpec::new("gpu.divvy.dev", "0f3c", common);
-    /// claim.add("gpu-0", None, ContainerEdits::env(["A=b"]));
-    /// let bytes = claim.clone().into_json_bytes().unwrap();
-    /// assert_eq!(bytes, claim.into_spec().to_json_bytes().unwrap());
-    /// assert_eq!(Spec::from_json_bytes(&bytes).unwrap().devices[0].name, "0f3c-gpu-0");
+    /// let device = Device { name: "0f3c-gpu-0".to_owned(), container_edits: ContainerEdits::env(["A=b"]) };
+    /// let spec = Spec { kind: "gpu.divvy.dev/claim".to_owned(), devices: vec![device], ..Spec::default() };
+    /// let bytes = spec.clone().into_json_bytes(&common).unwrap();
+    /// assert!(bytes.starts_with(br#"{"cdiVersion":"0.5.0","kind":"gpu.divvy.dev/claim","devices":["#));
+    /// let whole = Spec { cdi_version: "0.5.0".to_owned(), container_edits: common.edits().clone(), ..spec };
+    /// assert_eq!(serde_json::from_slice::<Spec>(&bytes).unwrap(), whole);
     /// ```
-    pub fn to_json_bytes(&self) -> Result<Vec<u8>, SpecError> {
+    pub fn into_json_bytes(mut self, common: &CommonEdits) -> Result<Vec<u8>, SpecError> {
         self.validate()?;
-        let versioned = Spec { cdi_version: self.minimum_version().to_string(), ..self.clone() };
-        let mut bytes = serde_json::to_vec(&versioned).map_err(SpecError::Json)?;
+        self.minimum_version(&common.edits).clone_into(&mut self.cdi_version);
+        self.container_edits = ContainerEdits::default();
+        let mut bytes = serde_json::to_vec(&self).map_err(SpecError::Json)?;
+        // The common part is the last field, and left out where it is empty.
+        if !common.edits.is_empty() && bytes.pop() == Some(b'}') {
+            bytes.extend_from_slice(br#","containerEdits":"#);
+            bytes.extend_from_slice(&common.json);
+            bytes.push(b'}');
+        }
         bytes.push(b'\n');
         Ok(bytes)
     }
 
-    /// Reads a document back. Unknown fields are ignored and nothing is validated: this is for our own files, perhaps
-    /// written by a newer divvy, and the caller compares the outcome with what it would write today.
-    pub fn from_json_bytes(bytes: &[u8]) -> Result<Spec, ParseError> {
-        serde_json::from_slice(bytes).map_err(ParseError::Json)
+    /// The lowest version whose readers accept this document. Older runtimes refuse newer versions, so nothing higher than
+    /// needed is ever written.
+    fn minimum_version(&self, common: &ContainerEdits) -> &'static str {
+        let mut edits = self.devices.iter().map(|device| &device.container_edits).chain([common]);
+        if edits.any(|edits| !edits.additional_gids.is_empty()) {
+            "0.7.0"
+        } else if self.devices.iter().any(|device| device.name.starts_with(|c: char| c.is_ascii_digit())) {
+            "0.5.0"
+        } else {
+            "0.3.0"
+        }
     }
 }
 

@@ -1,7 +1,5 @@
-//! The document's types, field for field, in the order in which they are written.
-
-use std::collections::BTreeMap;
-use std::fmt;
+//! The document's types, field for field, in the order in which they are written. Fields of the format that divvy never
+//! writes are left out.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,13 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Spec {
-    /// Version of the format. [`Spec::to_json_bytes`] replaces it by the lowest version that the content needs.
+    /// Version of the format; [`Spec::into_json_bytes`] finds the lowest that the content needs.
     pub cdi_version: String,
-    /// `vendor/class`; see [`crate::Kind`].
+    /// `vendor/class`.
     pub kind: String,
-    /// Free-form notes; runtimes ignore them.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
     /// The devices, by unique name.
     pub devices: Vec<Device>,
     /// Applied once to a container that asks for any of the devices.
@@ -25,13 +20,10 @@ pub struct Spec {
 
 /// One device that a container may ask for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase")]
 pub struct Device {
     /// Unique within the kind, over all files of the folder.
     pub name: String,
-    /// Free-form notes; runtimes ignore them.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
     /// What a container that asks for this device gets; must not be empty.
     pub container_edits: ContainerEdits,
 }
@@ -46,18 +38,12 @@ pub struct ContainerEdits {
     /// Device nodes to make, with the cgroup rule that allows their use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
-    /// Network devices to move in (1.1.0).
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub net_devices: Vec<NetDevice>,
     /// Programs that the runtime calls on the host while it makes the container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
     /// Bind mounts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
-    /// Cache allocation (0.7.0).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub intel_rdt: Option<IntelRdt>,
     /// Extra groups of the container's process (0.7.0).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub additional_gids: Vec<u32>,
@@ -73,47 +59,24 @@ impl ContainerEdits {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-
-    /// Adds all of `more` behind what is here; a group is listed once.
-    pub fn append(&mut self, more: ContainerEdits) {
-        self.env.extend(more.env);
-        self.device_nodes.extend(more.device_nodes);
-        self.net_devices.extend(more.net_devices);
-        self.hooks.extend(more.hooks);
-        self.mounts.extend(more.mounts);
-        self.intel_rdt = more.intel_rdt.or(self.intel_rdt.take());
-        self.additional_gids.extend(more.additional_gids);
-        self.additional_gids.sort_unstable();
-        self.additional_gids.dedup();
-    }
 }
 
 /// A device node in the container.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
     /// Path in the container.
     pub path: String,
-    /// Path on the host, where it differs (0.5.0). Only looked at by a runtime if type and numbers are missing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_path: Option<String>,
-    /// `c`, `b`, `u` or `p`. With the numbers given, the host's node need not exist.
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub node_type: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub major: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub minor: Option<i64>,
+    #[serde(rename = "type")]
+    node_type: String,
+    pub major: u32,
+    pub minor: u32,
     /// Permission bits of the node.
+    file_mode: u32,
+    /// What the device cgroup allows.
+    permissions: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub file_mode: Option<u32>,
-    /// What the device cgroup allows: a part of `rwm`, or `none`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub permissions: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub uid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<u32>,
+    gid: Option<u32>,
 }
 
 impl DeviceNode {
@@ -121,55 +84,35 @@ impl DeviceNode {
     pub fn character(path: impl Into<String>, major: u32, minor: u32, mode: u32, gid: u32) -> Self {
         Self {
             path: path.into(),
-            node_type: Some("c".to_owned()),
-            major: Some(i64::from(major)),
-            minor: Some(i64::from(minor)),
-            file_mode: Some(mode),
-            permissions: Some("rwm".to_owned()),
-            gid: Some(gid).filter(|gid| *gid != 0),
-            ..Self::default()
+            node_type: "c".to_owned(),
+            major,
+            minor,
+            file_mode: mode,
+            permissions: "rwm".to_owned(),
+            gid: (gid != 0).then_some(gid),
         }
     }
 }
 
-/// A network device to move into the container.
+/// A bind mount; that it is one is said by the options (`bind` or `rbind`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NetDevice {
-    /// Name on the host.
-    pub host_interface_name: String,
-    /// Name in the container.
-    pub name: String,
-}
-
-/// A bind mount.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase")]
 pub struct Mount {
     /// Path on the host.
     pub host_path: String,
     /// Path in the container.
     pub container_path: String,
     /// Mount options.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-    /// Filesystem type (0.4.0).
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub mount_type: Option<String>,
-}
-
-impl Mount {
-    /// A bind mount; that it is one is said by the options (`bind` or `rbind`).
-    pub fn new(host: impl Into<String>, container: impl Into<String>, options: Vec<String>) -> Self {
-        Self { host_path: host.into(), container_path: container.into(), options, mount_type: None }
-    }
 }
 
 /// A program that the runtime calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
-    pub hook_name: HookName,
+    #[serde(rename = "hookName")]
+    moment: String,
     /// Absolute path on the host.
     pub path: String,
     /// All arguments, the program's name first.
@@ -179,66 +122,13 @@ pub struct Hook {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Seconds until the runtime gives up on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<u32>,
+    pub timeout: u32,
 }
 
 impl Hook {
-    /// A program called in the container's namespaces before its root is changed.
-    pub fn create_container(path: impl Into<String>, args: Vec<String>, env: Vec<String>) -> Self {
-        Self { hook_name: HookName::CreateContainer, path: path.into(), args, env, timeout: None }
+    /// A program called in the container's namespaces before its root is changed: where driver libraries are made
+    /// findable.
+    pub fn create_container(path: String, args: Vec<String>, env: Vec<String>, timeout: u32) -> Self {
+        Self { moment: "createContainer".to_owned(), path, args, env, timeout }
     }
-}
-
-/// The moments at which a runtime calls hooks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum HookName {
-    /// Old name for the moment before the container's process starts.
-    Prestart,
-    /// Namespaces exist, in the runtime's namespace.
-    CreateRuntime,
-    /// In the container's namespaces, before the root is changed: where driver libraries are made findable.
-    CreateContainer,
-    /// In the container's namespaces, after the root is changed.
-    StartContainer,
-    /// After the container's process has started.
-    Poststart,
-    /// After the container is gone.
-    Poststop,
-    /// A name that this crate does not know; [`Spec::validate`] refuses it.
-    #[serde(untagged)]
-    Unknown(String),
-}
-
-impl fmt::Display for HookName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Prestart => "prestart",
-            Self::CreateRuntime => "createRuntime",
-            Self::CreateContainer => "createContainer",
-            Self::StartContainer => "startContainer",
-            Self::Poststart => "poststart",
-            Self::Poststop => "poststop",
-            Self::Unknown(raw) => raw,
-        })
-    }
-}
-
-/// Cache allocation settings, carried through unchanged; divvy never makes them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct IntelRdt {
-    /// Class of service.
-    #[serde(rename = "closID", skip_serializing_if = "Option::is_none")]
-    pub clos_id: Option<String>,
-    /// L3 cache schema.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub l3_cache_schema: Option<String>,
-    /// Memory bandwidth schema.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mem_bw_schema: Option<String>,
-    /// Complete schemata lines (1.1.0).
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub schemata: Vec<String>,
 }

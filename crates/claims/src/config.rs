@@ -1,49 +1,10 @@
 //! Which config entry a device gets: the last applicable entry of the device's kind wins whole, claim over class.
 
-use divvy_api::DeviceConfig;
+use divvy_api::{DeviceConfig, GpuConfig, MigConfig, ShareConfig};
 use divvy_model::DeviceKind;
 
 use crate::refusal::EntryAt;
 use crate::{Claim, ConfigEntry, ConfigSource, Why, base_request};
-
-/// What a config is for. Devices have the same kinds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ConfigKind {
-    /// Whole GPUs: `GpuConfig`.
-    Gpu,
-    /// Partitions: `MigConfig`.
-    Mig,
-    /// Shares: `ShareConfig`.
-    Share,
-}
-
-impl ConfigKind {
-    /// The kind a device takes.
-    pub fn of_device(device: &DeviceKind) -> Self {
-        match device {
-            DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => Self::Gpu,
-            DeviceKind::Partition(_) => Self::Mig,
-            DeviceKind::Share { .. } => Self::Share,
-        }
-    }
-
-    fn of_config(config: &DeviceConfig) -> Self {
-        match config {
-            DeviceConfig::Gpu(_) => Self::Gpu,
-            DeviceConfig::Mig(_) => Self::Mig,
-            DeviceConfig::Share(_) => Self::Share,
-        }
-    }
-
-    /// The kind as users write it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Gpu => "GpuConfig",
-            Self::Mig => "MigConfig",
-            Self::Share => "ShareConfig",
-        }
-    }
-}
 
 /// Which devices of a request an entry is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,52 +40,34 @@ fn in_order(configs: &[ConfigEntry]) -> Vec<(EntryAt, &ConfigEntry)> {
 /// not looked at, and entries of ours that name none of this request are not decoded: a subrequest that was not
 /// chosen may have a config this version cannot read.
 pub fn resolve(claim: &Claim, driver: &str, request: &str, device: &DeviceKind) -> Result<DeviceConfig, Why> {
-    let wanted = ConfigKind::of_device(device);
+    let default = match device {
+        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => DeviceConfig::Gpu(GpuConfig::default()),
+        DeviceKind::Partition(_) => DeviceConfig::Mig(MigConfig::default()),
+        DeviceKind::Share { .. } => DeviceConfig::Share(ShareConfig::default()),
+    };
     let mut candidates = Vec::new();
-    for (at, entry) in in_order(&claim.configs) {
-        if entry.driver != driver {
-            continue;
-        }
+    for (at, entry) in in_order(&claim.configs).into_iter().filter(|(_, entry)| entry.driver == driver) {
         if let Some(how) = applies(entry, request) {
             let config =
                 divvy_api::decode(&entry.parameters).map_err(|source| Why::BadConfig { at, source })?;
-            candidates.push((at, how, ConfigKind::of_config(&config), config));
+            candidates.push((at, how, config));
         }
     }
-    let kinds: Vec<_> = candidates.iter().map(|(at, how, kind, _)| (*at, *how, *kind)).collect();
-    let chosen = choose(&kinds, wanted).map_err(|(at, found)| Why::WrongConfigKind {
-        at,
-        request: request.to_owned(),
-        found: found.name(),
-        wanted: wanted.name(),
-    })?;
-    Ok(match chosen.and_then(|i| candidates.into_iter().nth(i)) {
-        Some((_, _, _, config)) => config,
-        None => match wanted {
-            ConfigKind::Gpu => DeviceConfig::Gpu(divvy_api::GpuConfig::default()),
-            ConfigKind::Mig => DeviceConfig::Mig(divvy_api::MigConfig::default()),
-            ConfigKind::Share => DeviceConfig::Share(divvy_api::ShareConfig::default()),
-        },
-    })
-}
-
-/// The index of the entry that wins, or the entry that names the request with a wrong kind.
-fn choose(
-    entries: &[(EntryAt, Applies, ConfigKind)],
-    wanted: ConfigKind,
-) -> Result<Option<usize>, (EntryAt, ConfigKind)> {
-    if let Some((at, _, kind)) =
-        entries.iter().find(|(_, how, kind)| *how == Applies::ByName && *kind != wanted)
-    {
-        return Err((*at, *kind));
+    let is_wanted = |config: &DeviceConfig| config.kind() == default.kind();
+    let wrong = candidates.iter().find(|(_, how, config)| *how == Applies::ByName && !is_wanted(config));
+    if let Some((at, _, config)) = wrong {
+        let (found, wanted) = (config.kind(), default.kind());
+        return Err(Why::WrongConfigKind { at: *at, request: request.to_owned(), found, wanted });
     }
-    Ok(entries.iter().rposition(|(_, _, kind)| *kind == wanted))
+    let chosen = candidates.into_iter().map(|(_, _, config)| config).rfind(is_wanted);
+    Ok(chosen.unwrap_or(default))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Allocation;
+    use divvy_model::TimeSlice;
     use serde_json::json;
 
     const GPU_0: DeviceKind = DeviceKind::Whole { ordinal: 0 };
@@ -157,20 +100,27 @@ mod tests {
 
     #[test]
     fn the_last_applicable_entry_of_the_kind_wins_and_the_claim_stands_over_the_class() {
-        use Applies::{ByName, ToItsKind};
-        use ConfigKind::{Gpu, Mig};
-        let at = |index| EntryAt { source: ConfigSource::Claim, index };
-        assert_eq!(
-            choose(&[(at(0), ToItsKind, Gpu), (at(1), ByName, Gpu), (at(2), ToItsKind, Gpu)], Gpu),
-            Ok(Some(2))
-        );
-        assert_eq!(
-            choose(&[(at(0), ToItsKind, Gpu), (at(1), ToItsKind, Mig)], Gpu),
-            Ok(Some(0)),
-            "a whole kind is skipped"
-        );
-        assert_eq!(choose(&[(at(0), ToItsKind, Mig)], Gpu), Ok(None));
-        assert_eq!(choose(&[(at(0), ByName, Mig), (at(1), ToItsKind, Gpu)], Gpu), Err((at(0), Mig)));
+        let gpu = |interval: &str| {
+            let mut config = gpu_config();
+            config["timeSlicing"] = json!({ "interval": interval });
+            config
+        };
+        let mig = || json!({"apiVersion": "divvy.dev/v1beta1", "kind": "MigConfig"});
+        let slice = |entries: &[(&[&str], serde_json::Value)]| {
+            let entries = entries.iter().map(|(for_, is)| entry(ConfigSource::Claim, for_, "d", is.clone()));
+            resolve(&claim(entries.collect()), "d", "main", &GPU_0).map(|config| config.time_slice())
+        };
+        let (all, main): (&[&str], &[&str]) = (&[], &["main"]);
+        let last = slice(&[(all, gpu("Short")), (main, gpu("Medium")), (all, gpu("Long"))]);
+        assert_eq!(last.unwrap(), Some(TimeSlice::Long));
+        let other_kind = slice(&[(all, gpu("Short")), (all, mig())]);
+        assert_eq!(other_kind.unwrap(), Some(TimeSlice::Short), "a whole kind is skipped");
+        assert_eq!(slice(&[(all, mig())]).unwrap(), None);
+        let named = slice(&[(main, mig()), (all, gpu("Short"))]).unwrap_err();
+        assert!(matches!(
+            named,
+            Why::WrongConfigKind { at: EntryAt { index: 0, .. }, found: "MigConfig", .. }
+        ));
         let class_last = [
             entry(ConfigSource::Claim, &[], "d", json!(1)),
             entry(ConfigSource::Class, &[], "d", json!(2)),

@@ -28,26 +28,26 @@ use self::foreign_processes::foreign_processes;
 use crate::rebuild::steps_on;
 
 /// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Snapshot<'a> {
     /// Our driver's name.
     pub driver: &'a str,
     /// The node's GPUs; `None` while the NVIDIA driver has not answered yet.
-    pub inventory: Option<&'a Inventory>,
+    pub inventory: Option<Arc<Inventory>>,
     /// Which number is which GPU.
     pub ordinals: &'a Ordinals,
     /// All records, by claim. A file that is not there has no entry.
-    pub records: &'a BTreeMap<ClaimUid, Arc<Stored<Record>>>,
+    pub records: BTreeMap<ClaimUid, Arc<Stored<Record>>>,
     /// States of GPUs. A file that is not there has no entry.
-    pub gpus: &'a BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
+    pub gpus: BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
     pub boot: &'a BootId,
     /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
-    pub modes: &'a BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
+    pub modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
     /// Processes on the claim's GPUs, as far as these can be asked.
-    pub processes: &'a BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
+    pub processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
     /// What exists at the placements of the claim's partitions, by device, created by divvy or not; an error where that
     /// cannot be read. A device without an entry is no partition, or one that its GPU does not support.
-    pub living: &'a Living,
+    pub living: Living,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: &'a [String],
 }
@@ -208,7 +208,7 @@ fn was_made_outside(result: &AllocatedDevice, gpu: &GpuUuid, hold: HoldKind, see
         return false;
     };
     let ours = Step::create_partition(gpu.clone(), profile, placement);
-    let mut own = steps_on(seen.records, seen.gpus, gpu).filter(|state| state.step == ours);
+    let mut own = steps_on(&seen.records, &seen.gpus, gpu).filter(|state| state.step == ours);
     own.all(|state| {
         matches!(&state.progress, Progress::Done { outcome: Outcome::Partition { uuid: made, .. } } if made != uuid)
     })
@@ -295,8 +295,8 @@ fn is_in_force(claim: &Claim, gpu: &GpuUuid, to: TimeSlice, seen: &Snapshot<'_>)
     set == Some(to) && others.any(|(_, stored)| stored.fine().is_some_and(asks))
 }
 
-fn find<'a>(uuid: &GpuUuid, seen: &Snapshot<'a>) -> Result<&'a Gpu, Why> {
-    let inventory = seen.inventory.ok_or(Why::NoInventory)?;
+fn find<'a>(uuid: &GpuUuid, seen: &'a Snapshot<'_>) -> Result<&'a Gpu, Why> {
+    let inventory = seen.inventory.as_deref().ok_or(Why::NoInventory)?;
     if let Some(gpu) = inventory.gpus.get(uuid).filter(|gpu| gpu.facts.uuid == *uuid) {
         return Ok(gpu);
     }

@@ -4,7 +4,7 @@ use divvy_model::{BootId, ClaimUid, ComputeMode, Grant, Hold, HoldKind, TimeSlic
 use serde::{Deserialize, Serialize};
 
 use crate::StepState;
-use crate::stored::{self, Stored, Versions};
+use crate::stored::{self, Head, Stored};
 
 /// A setting of a GPU that we may change and give back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,22 +48,28 @@ pub struct OwnedInstance {
 }
 
 /// What is kept about a GPU (`gpus/<uuid>.json`). No file means the default: never touched, not fenced.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct GpuState {
     /// Settings as they were before we changed them. One of each kind at most, MIG mode first.
     pub baseline: Vec<Setting>,
     /// Settings we changed, in the same order. Only these are ever reset, to the baseline.
     pub applied: Vec<Setting>,
     /// Steps whose outcome is not known: one fence for each claim at most.
+    #[serde(flatten, with = "fences")]
     pub fences: Vec<Fence>,
     /// Whether a prepare may change the MIG mode, where that needs no reset: the node's policies say so. What we have
     /// turned on is turned off again for another use whatever this says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_change_mode: bool,
     /// The time slice of the GPU while claims have shares of it, as the node's policies say; `None`: none is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_time_slice: Option<TimeSlice>,
     /// GPU instances that we have made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<OwnedInstance>,
     /// The compute mode that was found before we set another, and comes back when no share needs ours any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode_found: Option<FoundComputeMode>,
 }
 
@@ -76,91 +82,48 @@ pub struct FoundComputeMode {
     pub boot: BootId,
 }
 
-/// What a GPU should be, derived from its live holds and from nothing else. Letting go is recomputing this without
-/// the hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Goal {
-    /// No claim holds it: what we applied may be reset.
-    Idle,
-    /// One claim holds all of it, for all its containers.
-    Whole(Option<TimeSlice>),
-    /// Claims hold partitions of it: MIG mode must be on.
-    Partitioned,
-    /// Claims hold time-sliced shares of it, with this time slice.
-    TimeSliced(Option<TimeSlice>),
-}
-
-impl Goal {
-    /// The time slice that it should have.
-    pub fn time_slice(self) -> Option<TimeSlice> {
-        match self {
-            Self::Whole(slice) | Self::TimeSliced(slice) => slice,
-            Self::Idle | Self::Partitioned => None,
-        }
-    }
-}
-
-/// The goal for a GPU's live holds, with the time slice that its policy has for shares. Admin access does not count.
-pub fn goal<'a>(holds: impl IntoIterator<Item = &'a Hold>, shares: Option<TimeSlice>) -> Goal {
-    holds.into_iter().fold(Goal::Idle, |so_far, hold| match hold.kind {
-        HoldKind::Whole => Goal::Whole(so_far.time_slice().or(hold.time_slice)),
-        HoldKind::Partition { .. } => Goal::Partitioned,
-        HoldKind::Share => Goal::TimeSliced(shares),
+/// The time slice that a GPU should have: derived from its live holds, with the one that its policy has for shares, and
+/// from nothing else. Letting go is working it out without the hold. Admin access does not count.
+pub fn wanted_time_slice<'a>(
+    holds: impl IntoIterator<Item = &'a Hold>,
+    shares: Option<TimeSlice>,
+) -> Option<TimeSlice> {
+    holds.into_iter().fold(None, |so_far, hold| match hold.kind {
+        HoldKind::Whole => so_far.or(hold.time_slice),
+        HoldKind::Share => shares,
+        HoldKind::Partition { .. } => None,
         HoldKind::Admin => so_far,
     })
 }
 
-/// Version 2 of the file, and version 1, which has the same fields and no time slices. The fields after `fence` came later
-/// without a new version: an older divvy that does not know them still understands the settings and one fence, which is
-/// what it acts on. It drops them when it writes the file; they are restored from the claims' records.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct GpuStateV2 {
-    baseline: Vec<Setting>,
-    applied: Vec<Setting>,
-    fence: Option<Fence>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    more_fences: Vec<Fence>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    may_change_mode: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    share_time_slice: Option<TimeSlice>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    instances: Vec<OwnedInstance>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    compute_mode_found: Option<FoundComputeMode>,
-}
+/// Version 1 has the same fields and no time slices. Fields that can be missing came later without a new version: an older
+/// divvy that does not know them still understands the settings and one fence, which is what it acts on. It drops them when
+/// it writes the file; they are restored from the claims' records.
+const VERSION: u32 = 2;
 
-/// Newest first; adding a version breaks the fixture test until there is a fixture for it.
-const VERSIONS: Versions<GpuState> = Versions {
-    current: 2,
-    encode: |s| {
-        let mut fences = s.fences.iter().cloned();
-        serde_json::to_value(GpuStateV2 {
-            baseline: s.baseline.clone(),
-            applied: s.applied.clone(),
-            fence: fences.next(),
-            more_fences: fences.collect(),
-            may_change_mode: s.may_change_mode,
-            share_time_slice: s.share_time_slice,
-            instances: s.instances.clone(),
-            compute_mode_found: s.compute_mode_found.clone(),
-        })
-    },
-    decode: &[(2, decode_v2), (1, decode_v2)],
-};
+/// In the file the first fence has a field of its own.
+mod fences {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-fn decode_v2(text: &str) -> Result<GpuState, serde_json::Error> {
-    let v: GpuStateV2 = serde_json::from_str(text)?;
-    Ok(GpuState {
-        baseline: v.baseline,
-        applied: v.applied,
-        fences: v.fence.into_iter().chain(v.more_fences).collect(),
-        may_change_mode: v.may_change_mode,
-        share_time_slice: v.share_time_slice,
-        instances: v.instances,
-        compute_mode_found: v.compute_mode_found,
-    })
+    use super::Fence;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Fences {
+        fence: Option<Fence>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        more_fences: Vec<Fence>,
+    }
+
+    pub(super) fn serialize<S: Serializer>(fences: &[Fence], to: S) -> Result<S::Ok, S::Error> {
+        let mut fences = fences.iter().cloned();
+        Fences { fence: fences.next(), more_fences: fences.collect() }.serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<Fence>, D::Error> {
+        let Fences { fence, more_fences } = Fences::deserialize(from)?;
+        Ok(fence.into_iter().chain(more_fences).collect())
+    }
 }
 
 fn mig_mode(settings: &[Setting]) -> Option<bool> {
@@ -269,12 +232,12 @@ impl GpuState {
 
     /// The bytes of the file.
     pub fn encode(&self) -> Vec<u8> {
-        stored::encode(&VERSIONS, None, self)
+        stored::encode(VERSION, &Head::default(), self)
     }
 
     /// Reads the bytes of a file.
     pub fn decode(bytes: &[u8]) -> Stored<Self> {
-        stored::decode(&VERSIONS, bytes)
+        stored::decode(VERSION, bytes)
     }
 }
 

@@ -30,9 +30,9 @@ pub use claim::{
 };
 pub use divvy_model::TimeSlice;
 
-pub use config::{ConfigKind, resolve};
+pub use config::resolve;
 pub use decide::{Clash, Decision, Holder, Holders, Living, ProcessOnGpu, Snapshot, decide, resolve_devices};
-pub use gpu_state::{Fence, FoundComputeMode, Goal, GpuState, OwnedInstance, Setting, goal};
+pub use gpu_state::{Fence, FoundComputeMode, GpuState, OwnedInstance, Setting, wanted_time_slice};
 pub use granted::share_env;
 pub use metadata::{Attributes, Metadata, MetadataFile, is_label, metadata_files};
 pub use numbers::{decode_ordinals, encode_ordinals};
@@ -40,5 +40,5 @@ pub use plan::{Plan, Prepared, PreparedDevice, cdi_device_name, cdi_file_name, c
 pub use rebuild::{accounts_for, rebuild};
 pub use record::{Leaving, MadePartition, Phase, Record, RecordedDevice, StepState};
 pub use refusal::{EntryAt, Refusal, Retry, Why};
-pub use step::{Cause, InstanceId, Observed, Outcome, Progress, Step, StepError};
+pub use step::{Cause, Observed, Outcome, Progress, Step, StepError};
 pub use stored::{Head, Stored};

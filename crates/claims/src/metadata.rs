@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::{attributes, capacity, metadata as only_here};
-use divvy_model::{AttributeValue, DeviceName, HoldKind};
+use divvy_model::{AttributeValue, ClaimUid, DeviceName, HoldKind};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use crate::{Record, RecordedDevice, base_request, cdi_device_name};
 
@@ -74,31 +73,70 @@ pub fn metadata_files(driver: &str, record: &Record) -> Vec<MetadataFile> {
     requests.into_iter().filter_map(file).collect()
 }
 
+/// A file's object: fields in alphabetical order, as they have been written since the first version.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Object<'a> {
+    api_version: String,
+    kind: &'static str,
+    metadata: ObjectMeta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod_claim_name: Option<&'a str>,
+    requests: [Request<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct ObjectMeta<'a> {
+    generation: u32,
+    name: &'a str,
+    namespace: &'a str,
+    uid: &'a ClaimUid,
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    devices: &'a [Device<'a>],
+    name: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    attributes: Attributes,
+    driver: &'a str,
+    name: &'a DeviceName,
+    pool: &'a str,
+}
+
 fn content(driver: &str, record: &Record, metadata: &Metadata, devices: &[&RecordedDevice]) -> Vec<u8> {
-    let described = devices.iter().map(|device| {
-        let of = &device.allocated;
-        json!({
-            "driver": driver, "pool": of.pool, "name": of.device,
-            "attributes": attributes_of(device, record, metadata),
+    let described: Vec<Device<'_>> = devices
+        .iter()
+        .map(|device| Device {
+            attributes: attributes_of(device, record, metadata),
+            driver,
+            name: &device.allocated.device,
+            pool: &device.allocated.pool,
         })
-    });
-    let request = devices.first().map(|device| &device.allocated.request);
-    let requests = json!([{ "name": request, "devices": described.collect::<Vec<_>>() }]);
-    let object = |version: &&str| {
-        let mut object = json!({
-            "kind": "DeviceMetadata",
-            "apiVersion": format!("metadata.resource.k8s.io/{version}"),
-            "metadata": {
-                "name": record.name, "namespace": record.namespace, "uid": record.uid, "generation": 1,
+        .collect();
+    let name = devices.first().map(|device| device.allocated.request.as_str());
+    let mut bytes = Vec::new();
+    for version in VERSIONS {
+        let object = Object {
+            api_version: format!("metadata.resource.k8s.io/{version}"),
+            kind: "DeviceMetadata",
+            metadata: ObjectMeta {
+                generation: 1,
+                name: &record.name,
+                namespace: &record.namespace,
+                uid: &record.uid,
             },
-            "requests": requests,
-        });
-        if let (Some(name), Some(fields)) = (&metadata.pod_claim_name, object.as_object_mut()) {
-            fields.insert("podClaimName".to_owned(), json!(name));
-        }
-        format!("{object}\n")
-    };
-    VERSIONS.iter().map(object).collect::<String>().into_bytes()
+            pod_claim_name: metadata.pod_claim_name.as_deref(),
+            requests: [Request { devices: &described, name }],
+        };
+        // Strings, numbers and lists of them: serialising has no way to fail.
+        bytes.extend(serde_json::to_vec(&object).unwrap_or_default());
+        bytes.push(b'\n');
+    }
+    bytes
 }
 
 /// What is published of the device, and what is only known of one that a claim has.

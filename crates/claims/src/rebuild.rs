@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_model::mig::{GpuInstance, GpuInstanceId};
+use divvy_model::mig::GpuInstance;
 use divvy_model::{ClaimUid, GpuUuid};
 
 use crate::decide::conflicts;
@@ -39,11 +39,12 @@ pub fn accounts_for(records: &Records, gpus: &Gpus, gpu: &GpuUuid, instance: &Gp
     let ours = Step::create_partition(gpu.clone(), instance.profile, instance.placement);
     newer
         || steps_on(records, gpus, gpu).filter(|state| state.step == ours).any(|state| {
-            let id = match &state.progress {
-                Progress::Begun { made, .. } | Progress::Done { outcome: made } => made.gpu_instance(),
-                Progress::Intended { .. } | Progress::Undone => None,
-            };
-            id.is_none_or(|id| GpuInstanceId(id.0) == instance.id)
+            match &state.progress {
+                Progress::Begun { made, .. } | Progress::Done { outcome: made } => {
+                    made.gpu_instance() == instance.id
+                }
+                Progress::Intended { .. } | Progress::Undone => true,
+            }
         })
 }
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
+use divvy_model::mig::{ComputeInstanceId, GpuInstanceId, Partition};
 use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind, MigUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
-use crate::stored::{self, Head, Stored, Versions};
+use crate::stored::{self, Head, Stored};
 use crate::{AllocatedDevice, Allocation, Claim, ClaimRef, Metadata, Outcome, PodRef, Progress, Step};
 
 /// An allocated device, resolved to the GPU that serves it.
@@ -45,15 +45,9 @@ pub struct MadePartition {
 impl RecordedDevice {
     /// The step that makes or finds the device, if there is more to it than a GPU.
     pub fn step(&self) -> Option<Step> {
-        match self.kind {
-            HoldKind::Partition { profile, placement } if self.is_static => {
-                Some(Step::use_partition(self.gpu.clone(), profile, placement))
-            }
-            HoldKind::Partition { profile, placement } => {
-                Some(Step::create_partition(self.gpu.clone(), profile, placement))
-            }
-            HoldKind::Whole | HoldKind::Share | HoldKind::Admin => None,
-        }
+        let HoldKind::Partition { profile, placement } = self.kind else { return None };
+        let partition = Partition { gpu: self.gpu.clone(), profile, placement };
+        Some(if self.is_static { Step::UsePartition(partition) } else { Step::CreatePartition(partition) })
     }
 
     /// What the claim's steps have made or found for this device.
@@ -61,11 +55,9 @@ impl RecordedDevice {
         let own = self.step()?;
         let made = steps.iter().find(|state| state.step == own)?;
         match &made.progress {
-            Progress::Done { outcome: Outcome::Partition { gi, ci, uuid } } => Some(MadePartition {
-                gpu_instance: GpuInstanceId(gi.0),
-                compute_instance: ComputeInstanceId(ci.0),
-                uuid: uuid.clone(),
-            }),
+            Progress::Done { outcome: Outcome::Partition { gi, ci, uuid } } => {
+                Some(MadePartition { gpu_instance: *gi, compute_instance: *ci, uuid: uuid.clone() })
+            }
             _ => None,
         }
     }
@@ -189,12 +181,12 @@ impl Record {
     /// The bytes of the file.
     pub fn encode(&self) -> Vec<u8> {
         let head = Head { claim: Some(self.reference()), gpus: self.gpus().into_iter().collect() };
-        stored::encode(&VERSIONS, Some(&head), self)
+        stored::encode(VERSION, &head, self)
     }
 
     /// Reads the bytes of a file.
     pub fn decode(bytes: &[u8]) -> Stored<Self> {
-        stored::decode(&VERSIONS, bytes)
+        stored::decode(VERSION, bytes)
     }
 }
 
@@ -202,15 +194,7 @@ impl Record {
 /// devices' kinds and steps that have begun, since version 3 shares, time slices and partitions of others; an older reader
 /// would call such a record corrupt rather than newer. A field that an older reader may ignore needs no new version. Any other
 /// change makes a version 4, with a frozen copy of [`Record`] for these.
-const VERSIONS: Versions<Record> = Versions {
-    current: 3,
-    encode: |record| serde_json::to_value(record),
-    decode: &[(3, decode), (2, decode), (1, decode)],
-};
-
-fn decode(text: &str) -> Result<Record, serde_json::Error> {
-    serde_json::from_str(text)
-}
+const VERSION: u32 = 3;
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use divvy_model::mig::{GpuInstanceProfileId, Placement};
+use divvy_model::mig::{ComputeInstanceId, GpuInstanceId, GpuInstanceProfileId, Partition, Placement};
 use divvy_model::{ComputeMode, GpuError, GpuUuid, MigUuid, TimeSlice};
 use serde::{Deserialize, Serialize};
 
@@ -36,43 +36,20 @@ pub enum Step {
         to: ComputeMode,
     },
     /// Find the partition that lives at an exact place and that others have made. Never undone: it stays theirs.
-    UsePartition {
-        /// On which GPU.
-        gpu: GpuUuid,
-        /// GPU instance profile, NVML's number.
-        profile: u32,
-        /// First memory slice.
-        start: u32,
-        /// Number of memory slices.
-        size: u32,
-    },
+    UsePartition(Partition),
     /// Make a partition at an exact place: a GPU instance, and in it a compute instance that takes it whole.
-    CreatePartition {
-        /// On which GPU.
-        gpu: GpuUuid,
-        /// GPU instance profile, NVML's number.
-        profile: u32,
-        /// First memory slice.
-        start: u32,
-        /// Number of memory slices.
-        size: u32,
-    },
+    CreatePartition(Partition),
 }
 
 impl Step {
     /// The step that makes a partition.
-    pub fn create_partition(gpu: GpuUuid, profile: GpuInstanceProfileId, at: Placement) -> Self {
-        Self::CreatePartition { gpu, profile: profile.0, start: at.start, size: at.size }
-    }
-
-    /// The step that finds a partition.
-    pub fn use_partition(gpu: GpuUuid, profile: GpuInstanceProfileId, at: Placement) -> Self {
-        Self::UsePartition { gpu, profile: profile.0, start: at.start, size: at.size }
+    pub fn create_partition(gpu: GpuUuid, profile: GpuInstanceProfileId, placement: Placement) -> Self {
+        Self::CreatePartition(Partition { gpu, profile, placement })
     }
 
     /// Whether what it makes is the claim's: recorded with its intent, and undone with the claim.
     pub fn is_owned(&self) -> bool {
-        matches!(self, Self::CreatePartition { .. })
+        matches!(self, Self::CreatePartition(_))
     }
 
     /// The GPU that the step is about.
@@ -80,9 +57,8 @@ impl Step {
         match self {
             Self::SetMigMode { gpu, .. }
             | Self::SetTimeSlice { gpu, .. }
-            | Self::SetComputeMode { gpu, .. }
-            | Self::UsePartition { gpu, .. }
-            | Self::CreatePartition { gpu, .. } => gpu,
+            | Self::SetComputeMode { gpu, .. } => gpu,
+            Self::UsePartition(partition) | Self::CreatePartition(partition) => &partition.gpu,
         }
     }
 }
@@ -95,38 +71,31 @@ impl fmt::Display for Step {
             }
             Self::SetTimeSlice { gpu, to } => write!(f, "set the time slice of {gpu} to {to}"),
             Self::SetComputeMode { gpu, to } => write!(f, "set compute mode of {gpu} to {to}"),
-            Self::UsePartition { gpu, profile, start, size } => {
+            Self::UsePartition(Partition { gpu, profile, placement: Placement { start, size } }) => {
                 write!(f, "find the partition of profile {profile} at {start}+{size} on {gpu}")
             }
-            Self::CreatePartition { gpu, profile, start, size } => {
+            Self::CreatePartition(Partition { gpu, profile, placement: Placement { start, size } }) => {
                 write!(f, "create a partition of profile {profile} at {start}+{size} on {gpu}")
             }
         }
     }
 }
 
-/// An instance on a GPU, by NVML's id: what was there before a step began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct InstanceId(pub u32);
-
 /// What a finished step made: all that its undo needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "made", rename_all = "camelCase")]
 pub enum Outcome {
-    /// Nothing that has a name of its own.
-    Nothing,
     /// A GPU instance: half a partition.
     GpuInstance {
         /// GPU instance id.
-        gi: InstanceId,
+        gi: GpuInstanceId,
     },
     /// A partition. The UUID is new at every creation, so ids that NVML reuses cannot be confused.
     Partition {
         /// GPU instance id.
-        gi: InstanceId,
+        gi: GpuInstanceId,
         /// Compute instance id.
-        ci: InstanceId,
+        ci: ComputeInstanceId,
         /// UUID of the MIG device.
         uuid: MigUuid,
     },
@@ -134,10 +103,9 @@ pub enum Outcome {
 
 impl Outcome {
     /// The GPU instance that was made.
-    pub fn gpu_instance(&self) -> Option<InstanceId> {
+    pub fn gpu_instance(&self) -> GpuInstanceId {
         match self {
-            Self::Nothing => None,
-            Self::GpuInstance { gi } | Self::Partition { gi, .. } => Some(*gi),
+            Self::GpuInstance { gi } | Self::Partition { gi, .. } => *gi,
         }
     }
 }
@@ -149,12 +117,12 @@ pub enum Progress {
     /// It may have begun.
     Intended {
         /// Instances that were on the GPU before: one that was not, at our exact place, is ours.
-        before: Vec<InstanceId>,
+        before: Vec<GpuInstanceId>,
     },
     /// It has begun, and this has come of it so far.
     Begun {
         /// As when it was intended.
-        before: Vec<InstanceId>,
+        before: Vec<GpuInstanceId>,
         /// What it made so far.
         made: Outcome,
     },

@@ -2,11 +2,12 @@
 //! of `body` as they stand in the file, never a re-serialisation.
 //!
 //! **Compatibility.** The envelope and the head (`version`, and in records `uid`, `namespace`, `name`, `gpus`) never
-//! change, so that an older divvy knows whose file it cannot read and which GPUs to avoid. A newer version
-//! of the body is added to the chain of its type with a fixture and an upgrade; older ones stay readable. A version that
-//! we do not know is [`Stored::Newer`]: the file is left untouched.
+//! change, so that an older divvy knows whose file it cannot read and which GPUs to avoid. So far a newer version of a body
+//! has more fields, and its type reads all versions; each has a fixture. A version that we do not know is
+//! [`Stored::Newer`]: the file is left untouched.
 
 use divvy_model::GpuUuid;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -51,23 +52,20 @@ pub struct Head {
     pub gpus: Vec<GpuUuid>,
 }
 
-type Decode<T> = fn(&str) -> Result<T, serde_json::Error>;
-
-/// The typed chain of a value's versions.
-pub(crate) struct Versions<T: 'static> {
-    /// The version written.
-    pub(crate) current: u32,
-    /// The body of the version written.
-    pub(crate) encode: fn(&T) -> Result<serde_json::Value, serde_json::Error>,
-    /// Readers of all versions, each upgrading to the live type.
-    pub(crate) decode: &'static [(u32, Decode<T>)],
-}
-
 #[derive(Deserialize)]
 struct Envelope<'a> {
     checksum: String,
     #[serde(borrow)]
     body: &'a RawValue,
+}
+
+#[derive(Serialize)]
+struct Body<'a, T> {
+    #[serde(flatten)]
+    head: &'a Head,
+    #[serde(flatten)]
+    value: &'a T,
+    version: u32,
 }
 
 #[derive(Deserialize)]
@@ -82,26 +80,15 @@ pub(crate) fn checksum(body: &str) -> String {
     Sha256::digest(body.as_bytes()).iter().flat_map(|b| [hex(b >> 4), hex(b & 0xf)]).collect()
 }
 
-pub(crate) fn encode<T>(versions: &Versions<T>, head: Option<&Head>, value: &T) -> Vec<u8> {
-    let parts = || -> Result<String, serde_json::Error> {
-        let mut body = match (versions.encode)(value)? {
-            serde_json::Value::Object(map) => map,
-            other => serde_json::Map::from_iter([("value".to_owned(), other)]),
-        };
-        if let Some(head) = head
-            && let serde_json::Value::Object(fields) = serde_json::to_value(head)?
-        {
-            body.extend(fields);
-        }
-        body.insert("version".to_owned(), versions.current.into());
-        serde_json::to_string(&body)
-    };
+pub(crate) fn encode(version: u32, head: &Head, value: &impl Serialize) -> Vec<u8> {
+    let body = serde_json::to_value(Body { head, value, version });
     // Strings, numbers and lists of them: serialising has no way to fail; a reader would answer `Corrupt`.
-    let body = parts().unwrap_or_default();
+    let body = body.map(|body| body.to_string()).unwrap_or_default();
     format!("{{\"checksum\":\"{}\",\"body\":{body}}}\n", checksum(&body)).into_bytes()
 }
 
-pub(crate) fn decode<T>(versions: &Versions<T>, bytes: &[u8]) -> Stored<T> {
+/// Reads a file of any version up to `newest`.
+pub(crate) fn decode<T: DeserializeOwned>(newest: u32, bytes: &[u8]) -> Stored<T> {
     let corrupt = |reason: String| Stored::Corrupt { reason };
     if bytes.is_empty() {
         return corrupt("the file is empty".to_owned());
@@ -121,11 +108,11 @@ pub(crate) fn decode<T>(versions: &Versions<T>, bytes: &[u8]) -> Stored<T> {
         Ok(head) => head,
         Err(error) => return corrupt(format!("the head cannot be read: {error}")),
     };
-    match versions.decode.iter().find(|(version, _)| *version == head.version) {
-        Some((_, read)) => read(body).map_or_else(
-            |error| corrupt(format!("version {} cannot be read: {error}", head.version)),
-            Stored::Fine,
-        ),
-        None => Stored::Newer { version: head.version, head: head.head },
+    if !(1..=newest).contains(&head.version) {
+        return Stored::Newer { version: head.version, head: head.head };
     }
+    serde_json::from_str(body).map_or_else(
+        |error| corrupt(format!("version {} cannot be read: {error}", head.version)),
+        Stored::Fine,
+    )
 }

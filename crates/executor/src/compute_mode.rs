@@ -1,9 +1,7 @@
 //! The compute mode of a GPU: `DEFAULT` while shares of it are held, since more than one process computes there then. What
 //! was found is in the GPU's state, and comes back when the last share is gone.
 
-use std::time::Duration;
-
-use divvy_claims::{Cause, Record, Step, StepError};
+use divvy_claims::{Cause, GpuState, StepError};
 use divvy_model::{ComputeMode, GpuUuid, HoldKind};
 
 use crate::run::StepFailed;
@@ -11,12 +9,7 @@ use crate::{Executor, StoreError, chain};
 
 impl Executor {
     /// Sets the compute mode; what it was is in the GPU's state before it changes. Under the GPU's lock.
-    pub(crate) fn set_compute_mode(
-        &self,
-        gpu: &GpuUuid,
-        to: ComputeMode,
-        until: Duration,
-    ) -> Result<(), StepFailed> {
+    pub(crate) fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), StepFailed> {
         let not_done = |what: &str| StepError::NotDone(Cause::new(format!("compute mode of {gpu} {what}")));
         // What was decided on may be a minute old.
         self.parts.inventory.changed(gpu);
@@ -27,39 +20,18 @@ impl Executor {
         if found == ComputeMode::Prohibited {
             return Err(not_done("is PROHIBITED, which an administrator has set").into());
         }
-        let before = self.gpu_state(gpu)?.compute_mode_found;
-        self.change_gpu(gpu, |state| state.note_compute_mode(found, &self.config.boot))?;
-        match self.apply_compute_mode(gpu, to, until) {
-            Err(error @ StepError::NotDone(_)) => {
-                self.change_gpu(gpu, |state| state.compute_mode_found = before)?;
-                Err(error.into())
-            }
-            done => Ok(done?),
-        }
-    }
-
-    fn apply_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode, until: Duration) -> Result<(), StepError> {
-        let step = Step::SetComputeMode { gpu: gpu.clone(), to };
-        self.parts.steps.apply(&step, until, &mut |_| {})?;
+        let note = |state: &mut GpuState| state.note_compute_mode(found, &self.config.boot);
+        self.change_setting(gpu, note, || self.parts.steps.set_compute_mode(gpu, to))?;
         self.parts.inventory.changed(gpu);
         Ok(())
     }
 
-    fn compute_mode(&self, gpu: &GpuUuid) -> Option<ComputeMode> {
+    pub(crate) fn compute_mode(&self, gpu: &GpuUuid) -> Option<ComputeMode> {
         self.parts.inventory.inventory()?.gpus.get(gpu)?.facts.compute_mode
     }
 
-    /// Compute modes that a record's shares need, before its steps are carried out in another boot.
-    pub(crate) fn compute_modes_of(&self, record: &Record) -> Vec<Step> {
-        let shared = record.devices.iter().filter(|device| device.kind == HoldKind::Share);
-        let gpus: std::collections::BTreeSet<_> = shared.map(|device| &device.gpu).collect();
-        let exclusive = |gpu: &&GpuUuid| self.compute_mode(gpu) == Some(ComputeMode::ExclusiveProcess);
-        let to = ComputeMode::Default;
-        gpus.into_iter().filter(exclusive).map(|gpu| Step::SetComputeMode { gpu: gpu.clone(), to }).collect()
-    }
-
     /// Gives the compute mode back that was found, once no share of the GPU is held; whether it did. Under the GPU's lock.
-    pub(crate) fn settle_compute_mode(&self, gpu: &GpuUuid, until: Duration) -> Result<bool, String> {
+    pub(crate) fn settle_compute_mode(&self, gpu: &GpuUuid) -> Result<bool, String> {
         let said = |error: StoreError| chain(&error);
         let Some(found) = self.gpu_state(gpu).map_err(said)?.compute_mode_found else { return Ok(false) };
         if found.boot == self.config.boot {
@@ -70,9 +42,10 @@ impl Executor {
             self.parts.inventory.changed(gpu);
             // Any other was set by others since.
             if self.compute_mode(gpu) == Some(ComputeMode::Default) {
-                self.apply_compute_mode(gpu, found.mode, until).map_err(|error| {
+                self.parts.steps.set_compute_mode(gpu, found.mode).map_err(|error| {
                     format!("failed to restore compute mode {} of {gpu}: {}", found.mode, chain(&error))
                 })?;
+                self.parts.inventory.changed(gpu);
             }
         }
         self.change_gpu(gpu, |state| state.compute_mode_found = None).map_err(said)?;

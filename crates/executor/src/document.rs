@@ -1,35 +1,29 @@
 //! A claim's CDI file: worked out from its record, so that the same record always gives the same file.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use divvy_cdi::ClaimSpec;
-use divvy_claims::{Record, cdi_device_name, cdi_file_name, metadata_files, share_env};
+use divvy_cdi::{Device, Spec};
+use divvy_claims::{MetadataFile, Record, cdi_device_name, cdi_file_name, cdi_kind, share_env};
 use divvy_model::ClaimUid;
 
 use crate::{CdiError, Executor};
 
 impl Executor {
-    /// The content of a claim's CDI file.
-    pub(crate) fn document(&self, record: &Record) -> Result<Vec<u8>, CdiError> {
+    /// The content of a claim's CDI file, which mounts these files.
+    pub(crate) fn document(&self, record: &Record, files: &[MetadataFile]) -> Result<Vec<u8>, CdiError> {
         let edits = &self.parts.edits;
         let failed = |device: &str| {
             let device = device.to_owned();
             move |source| CdiError::Edits { device, source }
         };
         let inventory = self.parts.inventory.inventory();
-        let mut spec = ClaimSpec::new(
-            &self.config.driver,
-            record.uid.as_str(),
-            edits.common().map_err(failed("(all)"))?,
-        );
-        let files = metadata_files(&self.config.driver, record);
-        let mut named = BTreeSet::new();
+        let common = edits.common().map_err(failed("(all)"))?;
+        let mut named = BTreeMap::new();
         for device in &record.devices {
             let (name, share) = (&device.allocated.device, device.allocated.share_id.as_deref());
             // One device for two requests (one of them admin access) is one CDI device.
             let cdi_device = cdi_device_name(&record.uid, name, share);
-            let mounts = self.metadata_mounts(&record.uid, &cdi_device, &files);
-            if !named.insert(cdi_device) {
+            if named.contains_key(&cdi_device) {
                 continue;
             }
             let gpu = inventory
@@ -38,10 +32,13 @@ impl Executor {
                 .ok_or_else(|| CdiError::NoGpu { device: name.to_string(), gpu: device.gpu.clone() })?;
             let mut content = edits.device(gpu, device, &record.steps).map_err(failed(name.as_str()))?;
             content.env.extend(share_env(&record.devices, device));
-            content.mounts.extend(mounts);
-            spec.add(name.as_str(), share, content);
+            content.mounts.extend(self.metadata_mounts(&record.uid, &cdi_device, files));
+            named.insert(cdi_device, content);
         }
-        spec.into_json_bytes().map_err(|error| CdiError::Document(Box::new(error)))
+        let devices =
+            named.into_iter().map(|(name, container_edits)| Device { name, container_edits }).collect();
+        let spec = Spec { kind: cdi_kind(&self.config.driver), devices, ..Spec::default() };
+        spec.into_json_bytes(&common).map_err(|error| CdiError::Document(Box::new(error)))
     }
 
     pub(crate) fn cdi_name(&self, claim: &ClaimUid) -> String {
@@ -57,6 +54,11 @@ impl Executor {
         self.parts.cdi.write(&self.cdi_name(claim), bytes).map_err(self.cdi_failed(claim, "written"))
     }
 
+    /// Whether there is a file.
+    pub(crate) fn has_cdi(&self, claim: &ClaimUid) -> Result<bool, CdiError> {
+        self.parts.cdi.exists(&self.cdi_name(claim)).map_err(self.cdi_failed(claim, "read"))
+    }
+
     /// Removes the file, and then those that it mounts.
     pub(crate) fn remove_cdi(&self, claim: &ClaimUid) -> Result<(), CdiError> {
         let removed = self.parts.cdi.remove(&self.cdi_name(claim));
@@ -66,12 +68,12 @@ impl Executor {
 
     /// Writes the file if there is none, and those that it mounts.
     pub(crate) fn ensure_cdi(&self, record: &Record) -> Result<bool, CdiError> {
-        let metadata = self.ensure_metadata(record)?;
-        let there = self.parts.cdi.exists(&self.cdi_name(&record.uid));
-        if record.devices.is_empty() || there.map_err(self.cdi_failed(&record.uid, "read"))? {
+        let files = self.metadata_files(record);
+        let metadata = self.ensure_metadata(&record.uid, &files)?;
+        if record.devices.is_empty() || self.has_cdi(&record.uid)? {
             return Ok(metadata);
         }
-        self.write_cdi(&record.uid, &self.document(record)?)?;
+        self.write_cdi(&record.uid, &self.document(record, &files)?)?;
         Ok(true)
     }
 
@@ -80,8 +82,9 @@ impl Executor {
         if record.devices.is_empty() {
             return Ok(false);
         }
-        let metadata = self.ensure_metadata(record)?;
-        let wanted = self.document(record)?;
+        let files = self.metadata_files(record);
+        let metadata = self.ensure_metadata(&record.uid, &files)?;
+        let wanted = self.document(record, &files)?;
         let read = self.parts.cdi.read(&self.cdi_name(&record.uid));
         if read.map_err(self.cdi_failed(&record.uid, "read"))?.is_some_and(|bytes| bytes == wanted) {
             return Ok(metadata);

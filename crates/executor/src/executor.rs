@@ -210,7 +210,7 @@ impl Executor {
 
     /// The numbers in device names.
     pub fn ordinals(&self) -> Result<Ordinals, StoreError> {
-        self.state.ordinals().map(|ordinals| ordinals.as_ref().clone())
+        self.state.ordinals()
     }
 
     /// Everything kept, for `/debug/state`. Without opaque configs: those are users'.

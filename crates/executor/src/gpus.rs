@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use divvy_claims::{Fence, GpuState, OwnedInstance, Phase, Progress, Record, Setting, StepState, Stored};
+use divvy_claims::{Fence, GpuState, OwnedInstance, Phase, Progress, Record, StepError, StepState, Stored};
 use divvy_model::{ClaimUid, GpuUuid, Grant};
 
+use crate::run::StepFailed;
 use crate::unprepare::BRIEFLY;
 use crate::{Event, Executor, Report, StoreError, chain};
 
@@ -31,13 +32,6 @@ impl Executor {
             self.change_gpu(gpu, |state| state.take(grant))?;
         }
         Ok(())
-    }
-
-    /// GPUs whose MIG mode a prepare may change, as last granted.
-    pub fn granted(&self) -> Result<BTreeSet<GpuUuid>, StoreError> {
-        let states = self.state.gpus()?.into_iter();
-        let may = |state: &Stored<GpuState>| state.fine().is_some_and(|state| state.may_change_mode);
-        Ok(states.filter(|(_, state)| may(state)).map(|(gpu, _)| gpu).collect())
     }
 
     /// GPUs that are fenced in this boot, and why.
@@ -84,27 +78,27 @@ impl Executor {
         Ok(self.state.gpu(gpu)?.fine().cloned().unwrap_or_default())
     }
 
-    /// Notes a change of the GPU's settings before it is made; what was noted before, for [`Executor::put_settings_back`].
-    pub(crate) fn note_settings(
+    /// Changes a setting of a GPU, which is noted in its state before. A change that was not made leaves the settings that
+    /// were noted then. Under the GPU's lock.
+    pub(crate) fn change_setting(
         &self,
         gpu: &GpuUuid,
         note: impl FnOnce(&mut GpuState),
-    ) -> Result<[Vec<Setting>; 2], StoreError> {
-        let mut before = [Vec::new(), Vec::new()];
+        change: impl FnOnce() -> Result<(), StepError>,
+    ) -> Result<(), StepFailed> {
+        let mut before = GpuState::default();
         self.change_gpu(gpu, |state| {
-            before = [state.baseline.clone(), state.applied.clone()];
+            before = state.clone();
             note(state);
         })?;
-        Ok(before)
-    }
-
-    /// The change was not made.
-    pub(crate) fn put_settings_back(
-        &self,
-        gpu: &GpuUuid,
-        before: [Vec<Setting>; 2],
-    ) -> Result<(), StoreError> {
-        self.change_gpu(gpu, |state| [state.baseline, state.applied] = before)
+        let done = change();
+        if let Err(StepError::NotDone(_)) = done {
+            self.change_gpu(gpu, |state| {
+                let GpuState { baseline, applied, compute_mode_found, .. } = before;
+                *state = GpuState { baseline, applied, compute_mode_found, ..std::mem::take(state) };
+            })?;
+        }
+        Ok(done?)
     }
 
     /// What is known of a GPU that has no file, or whose file cannot be read: what was granted.
@@ -153,19 +147,21 @@ impl Executor {
         Ok(())
     }
 
-    /// The steps that made instances for a claim in this boot, as the GPUs' files have them.
-    pub(crate) fn instances_of(&self, uid: &ClaimUid) -> Result<Vec<StepState>, StoreError> {
-        let states = self.state.gpus()?;
-        let all = states.values().filter_map(|stored| stored.fine()).flat_map(|state| &state.instances);
-        let own = all.filter(|instance| instance.claim == *uid && instance.boot == self.config.boot);
-        Ok(own.map(|instance| instance.state.clone()).collect())
+    /// The steps that made instances in this boot, by claim, as the GPUs' files have them.
+    pub(crate) fn instances(&self) -> Result<BTreeMap<ClaimUid, Vec<StepState>>, StoreError> {
+        let mut by_claim = BTreeMap::<_, Vec<_>>::new();
+        for stored in self.state.gpus()?.values() {
+            let all = stored.fine().into_iter().flat_map(|state| &state.instances);
+            for made in all.filter(|made| made.boot == self.config.boot) {
+                by_claim.entry(made.claim.clone()).or_default().push(made.state.clone());
+            }
+        }
+        Ok(by_claim)
     }
 
-    /// The claims for which instances were made in this boot, as the GPUs' files have them.
-    pub(crate) fn claims_with_instances(&self) -> Result<BTreeSet<ClaimUid>, StoreError> {
-        let states = self.state.gpus()?;
-        let all = states.values().filter_map(|stored| stored.fine()).flat_map(|state| &state.instances);
-        Ok(all.filter(|i| i.boot == self.config.boot).map(|i| i.claim.clone()).collect())
+    /// Those that were made for one claim.
+    pub(crate) fn instances_of(&self, uid: &ClaimUid) -> Result<Vec<StepState>, StoreError> {
+        Ok(self.instances()?.remove(uid).unwrap_or_default())
     }
 
     pub(crate) fn fence(&self, record: &Record, gpu: &GpuUuid, reason: &str) -> Result<(), StoreError> {
@@ -194,7 +190,7 @@ impl Executor {
     pub(crate) fn check_gpus(&self, report: &mut Report) {
         let states = match self.state.gpus() {
             Ok(states) => states,
-            Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
+            Err(error) => return report.events.push(Event::Failed { claim: None, error: chain(&error) }),
         };
         for (gpu, stored) in states {
             let settled = match stored.as_ref() {
@@ -208,9 +204,9 @@ impl Executor {
             let until = self.parts.clock.now() + BRIEFLY;
             let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), until) else { continue };
             match self.check_gpu(&gpu) {
-                Ok(true) => report.push(Event::FenceCleared { gpu }),
+                Ok(true) => report.events.push(Event::FenceCleared { gpu }),
                 Ok(false) => {}
-                Err(error) => report.push(Event::Failed { claim: None, error: chain(&error) }),
+                Err(error) => report.events.push(Event::Failed { claim: None, error: chain(&error) }),
             }
         }
     }

@@ -114,7 +114,6 @@ impl Executor {
             host_path: self.parts.metadata.path(claim, &file.request).display().to_string(),
             container_path: file.container_path.clone(),
             options: vec!["ro".to_owned(), "bind".to_owned()],
-            mount_type: None,
         };
         files.iter().filter(|file| file.cdi_device == device).map(mount).collect()
     }
@@ -129,11 +128,16 @@ impl Executor {
         move |source| CdiError::Metadata { file, action, source }
     }
 
-    /// Writes the claim's files unless they are as they should be: running containers have the very files that are there.
-    pub(crate) fn ensure_metadata(&self, record: &Record) -> Result<bool, CdiError> {
-        let (dir, uid) = (&self.parts.metadata, &record.uid);
+    /// The files of a claim, as its record has them.
+    pub(crate) fn metadata_files(&self, record: &Record) -> Vec<MetadataFile> {
+        metadata_files(&self.config.driver, record)
+    }
+
+    /// Writes a claim's files unless they are as they should be: running containers have the very files that are there.
+    pub(crate) fn ensure_metadata(&self, uid: &ClaimUid, files: &[MetadataFile]) -> Result<bool, CdiError> {
+        let dir = &self.parts.metadata;
         let mut changed = false;
-        for file in metadata_files(&self.config.driver, record) {
+        for file in files {
             let there = dir.read(uid, &file.request);
             let there = there.map_err(self.metadata_failed(uid, &file.request, "read"))?;
             if there.is_none_or(|bytes| bytes != file.bytes) {

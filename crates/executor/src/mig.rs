@@ -1,22 +1,18 @@
 //! [`MigSteps`]: MIG mode and partitions, as [`Steps`] over a [`GpuDriver`].
 //!
 //! Nothing here is remembered: the result of a step is read from the GPU. [`GpuError::is_transient`] classifies error codes;
-//! the caller retries what can pass within seconds ([`Cause::soon`]).
+//! the caller retries what can pass within seconds ([`Cause::is_passing`]).
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
 
-use divvy_claims::{Cause, InstanceId, Observed, Outcome, Retry, Step, StepError};
-use divvy_model::mig::{
-    ComputeInstance, ComputeInstanceId, GpuInstance, GpuInstanceId, GpuInstanceProfileId, Partition,
-    Placement,
-};
-use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, MigActivation, MigMode};
+use divvy_claims::{Cause, Observed, Outcome, Retry, StepError};
+use divvy_model::mig::{ComputeInstance, GpuInstance, GpuInstanceId, Partition};
+use divvy_model::{ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuUuid, MigActivation, MigMode};
 
 use crate::Steps;
 
-/// Carries out [`Step::SetMigMode`], [`Step::SetComputeMode`] and [`Step::CreatePartition`]. Give it a driver whose calls have deadlines.
+/// Give it a driver whose calls have deadlines.
 pub struct MigSteps {
     gpus: Arc<dyn GpuDriver>,
 }
@@ -37,11 +33,11 @@ impl MigSteps {
         }
     }
 
-    fn set_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Outcome, StepError> {
+    fn set_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepError> {
         let to = if on { "on" } else { "off" };
         let read = |source| not_done(Cause::from_gpu("MIG mode cannot be read", source));
         if self.gpus.mig_mode(gpu).map_err(read)?.is_on() == on {
-            return Ok(Outcome::Nothing);
+            return Ok(());
         }
         if !on {
             self.no_instance_lives(gpu)?;
@@ -50,7 +46,7 @@ impl MigSteps {
         // The answer proves nothing: success can hide that the mode is only pending.
         let now = self.gpus.mig_mode(gpu);
         if now.as_ref().is_ok_and(|mode| mode.is_on() == on) {
-            return Ok(Outcome::Nothing);
+            return Ok(());
         }
         let error = match set {
             Ok(MigActivation::Pending(GpuErrorCode::RESET_REQUIRED)) => not_done(Cause::new(format!(
@@ -107,20 +103,16 @@ impl MigSteps {
         Cause { what, source, retry: Retry::Soon }
     }
 
-    fn create(&self, wanted: &Partition, so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError> {
+    fn make(&self, wanted: &Partition, so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError> {
         let gpu = &wanted.gpu;
         let made = self
             .gpus
             .create_gpu_instance(gpu, wanted.profile, wanted.placement)
             .map_err(|error| self.not_created(wanted, error))?;
-        let gi = InstanceId(made.id.0);
+        let gi = made.id;
         so_far(Outcome::GpuInstance { gi });
         let failed = |what: &'static str| {
-            move |error: GpuError| {
-                let certain = nothing_happened(error.code);
-                let cause = Cause::from_gpu(format!("{what} in GPU instance {}", gi.0), error);
-                if certain { not_done(cause) } else { StepError::Unknown(cause) }
-            }
+            move |error: GpuError| failed(format!("{what} in GPU instance {}", gi.0), error)
         };
         let capabilities = self.gpus.mig_capabilities(gpu).map_err(failed("profiles cannot be read"))?;
         let offered = self.gpus.compute_profiles(gpu, made.id).map_err(failed("profiles cannot be read"))?;
@@ -134,7 +126,7 @@ impl MigSteps {
             .gpus
             .create_compute_instance(gpu, made.id, whole.id)
             .map_err(failed("failed to create a compute instance"))?;
-        Ok(Outcome::Partition { gi, ci: InstanceId(compute.id.0), uuid: compute.uuid })
+        Ok(Outcome::Partition { gi, ci: compute.id, uuid: compute.uuid })
     }
 
     fn not_created(&self, wanted: &Partition, error: GpuError) -> StepError {
@@ -163,11 +155,7 @@ impl MigSteps {
                 let cause = self.in_use(gpu, "into partitions", Some(error));
                 StepError::Unknown(cause)
             }
-            code => {
-                let cause =
-                    Cause::from_gpu(format!("failed to create a GPU instance at {at} on {gpu}"), error);
-                if nothing_happened(code) { not_done(cause) } else { StepError::Unknown(cause) }
-            }
+            _ => failed(format!("failed to create a GPU instance at {at} on {gpu}"), error),
         }
     }
 
@@ -185,13 +173,12 @@ impl MigSteps {
     fn remove(&self, wanted: &Partition, outcome: &Outcome) -> Result<(), StepError> {
         let gpu = &wanted.gpu;
         let (gi, own) = match outcome {
-            Outcome::Nothing => return Ok(()),
             Outcome::GpuInstance { gi } => (gi, None),
-            Outcome::Partition { gi, ci, uuid } => (gi, Some((ComputeInstanceId(ci.0), uuid))),
+            Outcome::Partition { gi, ci, uuid } => (gi, Some((*ci, uuid))),
         };
         let read = |source| not_done(Cause::from_gpu("its state cannot be read", source));
         let Some((instance, inside)) = self.filling(wanted).map_err(read)? else { return Ok(()) };
-        if instance.id != GpuInstanceId(gi.0) {
+        if instance.id != *gi {
             return Ok(());
         }
         let doomed: Vec<_> = match own {
@@ -218,16 +205,18 @@ fn gone(result: Result<(), GpuError>, what: &str) -> Result<(), StepError> {
         Err(error) if error.code == GpuErrorCode::IN_USE => {
             Err(not_done(Cause::from_gpu(format!("its {what} is still in use"), error)))
         }
-        Err(error) => {
-            let certain = nothing_happened(error.code);
-            let cause = Cause::from_gpu(format!("its {what} could not be removed"), error);
-            Err(if certain { not_done(cause) } else { StepError::Unknown(cause) })
-        }
+        Err(error) => Err(failed(format!("its {what} could not be removed"), error)),
     }
 }
 
 fn not_done(cause: Cause) -> StepError {
     StepError::NotDone(cause)
+}
+
+fn failed(what: impl Into<String>, error: GpuError) -> StepError {
+    let certain = nothing_happened(error.code);
+    let cause = Cause::from_gpu(what, error);
+    if certain { not_done(cause) } else { StepError::Unknown(cause) }
 }
 
 /// Codes with which a call certainly has changed nothing.
@@ -270,65 +259,44 @@ fn removal(gpu: &GpuUuid, instance: &GpuInstance) -> String {
 }
 
 fn outcome_of(instance: &GpuInstance, inside: &[ComputeInstance]) -> Outcome {
-    let gi = InstanceId(instance.id.0);
+    let gi = instance.id;
     match inside {
-        [one] => Outcome::Partition { gi, ci: InstanceId(one.id.0), uuid: one.uuid.clone() },
+        [one] => Outcome::Partition { gi, ci: one.id, uuid: one.uuid.clone() },
         _ => Outcome::GpuInstance { gi },
     }
 }
 
-fn wanted(step: &Step) -> Option<Partition> {
-    match step {
-        Step::CreatePartition { gpu, profile, start, size }
-        | Step::UsePartition { gpu, profile, start, size } => Some(Partition {
-            gpu: gpu.clone(),
-            profile: GpuInstanceProfileId(*profile),
-            placement: Placement { start: *start, size: *size },
-        }),
-        Step::SetMigMode { .. } | Step::SetTimeSlice { .. } | Step::SetComputeMode { .. } => None,
-    }
-}
-
 impl Steps for MigSteps {
-    fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError> {
-        let Some(wanted) = wanted(step) else { return Ok(Vec::new()) };
+    fn before(&self, wanted: &Partition) -> Result<Vec<GpuInstanceId>, StepError> {
         self.in_flight(&wanted.gpu)?;
         let read = |source| not_done(Cause::from_gpu("its state cannot be read", source));
         let living = self.instances(&wanted.gpu).map_err(read)?;
-        Ok(living.iter().map(|instance| InstanceId(instance.id.0)).collect())
+        Ok(living.iter().map(|instance| instance.id).collect())
     }
 
-    fn apply(
-        &self,
-        step: &Step,
-        _until: Duration,
-        so_far: &mut dyn FnMut(Outcome),
-    ) -> Result<Outcome, StepError> {
-        self.in_flight(step.gpu())?;
-        match (step, wanted(step).filter(|_| step.is_owned())) {
-            (Step::SetMigMode { gpu, on }, _) => self.set_mode(gpu, *on),
-            (Step::SetComputeMode { gpu, to }, _) => {
-                let set = self.gpus.set_compute_mode(gpu, *to).map(|()| Outcome::Nothing);
-                set.map_err(|error| {
-                    let certain = nothing_happened(error.code);
-                    let cause = Cause::from_gpu("the driver refused", error);
-                    if certain { not_done(cause) } else { StepError::Unknown(cause) }
-                })
-            }
-            (_, Some(wanted)) => self.create(&wanted, so_far),
-            (_, None) => Ok(Outcome::Nothing),
-        }
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepError> {
+        self.in_flight(gpu)?;
+        self.set_mode(gpu, on)
+    }
+
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), StepError> {
+        self.in_flight(gpu)?;
+        self.gpus.set_compute_mode(gpu, to).map_err(|error| failed("the driver refused", error))
+    }
+
+    fn create(&self, wanted: &Partition, so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError> {
+        self.in_flight(&wanted.gpu)?;
+        self.make(wanted, so_far)
     }
 
     /// An instance at our exact place whose id was not there before is ours. One that was there before is not: with it
     /// in the way ours cannot have been made.
-    fn probe(&self, step: &Step, before: &[InstanceId]) -> Observed {
-        let Some(wanted) = wanted(step) else { return Observed::Absent };
+    fn probe(&self, wanted: &Partition, before: &[GpuInstanceId]) -> Observed {
         if self.in_flight(&wanted.gpu).is_err() {
             return Observed::InFlight;
         }
-        match self.filling(&wanted) {
-            Ok(Some((instance, inside))) if !before.contains(&InstanceId(instance.id.0)) => {
+        match self.filling(wanted) {
+            Ok(Some((instance, inside))) if !before.contains(&instance.id) => {
                 Observed::Ours(outcome_of(&instance, &inside))
             }
             Ok(_) => Observed::Absent,
@@ -336,10 +304,9 @@ impl Steps for MigSteps {
         }
     }
 
-    fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError> {
-        let Some(wanted) = wanted(step).filter(|_| step.is_owned()) else { return Ok(()) };
+    fn undo(&self, wanted: &Partition, outcome: &Outcome) -> Result<(), StepError> {
         self.in_flight(&wanted.gpu)?;
-        self.remove(&wanted, outcome)
+        self.remove(wanted, outcome)
     }
 
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
@@ -353,8 +320,7 @@ impl Steps for MigSteps {
         }
     }
 
-    fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
-        let Some(wanted) = wanted(step) else { return Ok(None) };
-        Ok(self.filling(&wanted)?.map(|(instance, inside)| outcome_of(&instance, &inside)))
+    fn living(&self, wanted: &Partition) -> Result<Option<Outcome>, GpuError> {
+        Ok(self.filling(wanted)?.map(|(instance, inside)| outcome_of(&instance, &inside)))
     }
 }

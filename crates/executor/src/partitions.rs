@@ -2,22 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
-use std::time::Duration;
 
-use divvy_claims::{Cause, Claim, Living, Outcome, Progress, Record, Step, StepError, accounts_for};
-use divvy_model::mig::{GpuInstance, PartitionName};
-use divvy_model::{DeviceName, GpuUuid, HoldKind, Inventory, MigMode, Ordinals};
+use divvy_claims::{Cause, Claim, Living, Progress, Record, Step, StepError, accounts_for};
+use divvy_model::mig::{GpuInstance, Partition, PartitionName};
+use divvy_model::{DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
 
+use crate::Executor;
 use crate::run::StepFailed;
 use crate::unprepare::BRIEFLY;
-use crate::{Executor, StoreError};
 
 /// GPU instances by GPU.
 pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
 
 impl Executor {
     /// Brings MIG mode of a GPU to `on`. What it was is in the GPU's state before it changes. Under the GPU's lock.
-    pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool, until: Duration) -> Result<(), StepFailed> {
+    pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepFailed> {
         let steps = &self.parts.steps;
         let mode = steps
             .mig_mode(gpu)
@@ -30,36 +29,12 @@ impl Executor {
                 return Err(StepError::NotDone(cause).into());
             }
         };
-        let earlier = self.note_settings(gpu, |state| state.note_mig_mode(current, on))?;
-        if current == on {
-            return Ok(());
+        let set = || if current == on { Ok(()) } else { steps.set_mig_mode(gpu, on) };
+        self.change_setting(gpu, |state| state.note_mig_mode(current, on), set)?;
+        if current != on {
+            self.parts.inventory.changed(gpu);
         }
-        if let Err(error) = steps.apply(&Step::SetMigMode { gpu: gpu.clone(), on }, until, &mut |_| {}) {
-            if matches!(error, StepError::NotDone(_)) {
-                self.put_settings_back(gpu, earlier)?;
-            }
-            return Err(error.into());
-        }
-        self.parts.inventory.changed(gpu);
         Ok(())
-    }
-
-    /// MIG mode that a record's devices need, before its steps are carried out in another boot. Who makes the instances
-    /// sets the mode.
-    pub(crate) fn modes_of(&self, record: &Record) -> Result<Vec<Step>, StoreError> {
-        let mut modes = BTreeMap::new();
-        for device in record.devices.iter().filter(|device| !device.is_static) {
-            match device.kind {
-                HoldKind::Partition { .. } => {
-                    modes.insert(&device.gpu, true);
-                }
-                HoldKind::Whole | HoldKind::Share if self.gpu_state(&device.gpu)?.turned_mig_on() => {
-                    modes.insert(&device.gpu, false);
-                }
-                HoldKind::Whole | HoldKind::Share | HoldKind::Admin => {}
-            }
-        }
-        Ok(modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on }).collect())
     }
 
     /// GPU instances that no record accounts for: they were created outside of divvy and are never changed. For taints. A
@@ -85,13 +60,6 @@ impl Executor {
         last.clone()
     }
 
-    /// The partition that others have made at the place of a step, whole.
-    pub(crate) fn find_static(&self, step: &Step) -> Result<Option<Outcome>, StepError> {
-        let read = |source| StepError::NotDone(Cause::from_gpu("its state cannot be read", source));
-        let living = self.parts.steps.living(step).map_err(read)?;
-        Ok(living.filter(|outcome| matches!(outcome, Outcome::Partition { .. })))
-    }
-
     /// What lives at the places of a claim's partitions. Under the GPUs' locks.
     pub(crate) fn living(&self, claim: &Claim, ordinals: &Ordinals, inventory: Option<&Inventory>) -> Living {
         let at = |device: &DeviceName| {
@@ -99,8 +67,8 @@ impl Executor {
             let gpu = ordinals.gpu(name.ordinal)?;
             let mig = inventory?.gpus.get(gpu)?.mig.as_ref()?;
             let placement = mig.capabilities.placement(name.profile, name.start)?;
-            let step = Step::create_partition(gpu.clone(), name.profile, placement);
-            Some((device.clone(), self.parts.steps.living(&step)))
+            let wanted = Partition { gpu: gpu.clone(), profile: name.profile, placement };
+            Some((device.clone(), self.parts.steps.living(&wanted)))
         };
         claim.allocation.results.iter().filter_map(|result| at(&result.device)).collect()
     }
@@ -108,9 +76,9 @@ impl Executor {
     /// Whether the partitions of a record still exist: a reload of the driver or an administrator may have removed them.
     /// Uncertainty counts as existing.
     pub(crate) fn partitions_live(&self, record: &Record) -> bool {
-        record.steps.iter().all(|state| match &state.progress {
-            Progress::Done { outcome } => {
-                self.parts.steps.living(&state.step).map_or(true, |now| now.as_ref() == Some(outcome))
+        record.steps.iter().all(|state| match (&state.step, &state.progress) {
+            (Step::UsePartition(made) | Step::CreatePartition(made), Progress::Done { outcome }) => {
+                self.parts.steps.living(made).map_or(true, |now| now.as_ref() == Some(outcome))
             }
             _ => true,
         })

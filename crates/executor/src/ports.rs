@@ -6,51 +6,40 @@ use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    Attributes, Claim, ClaimRef, InstanceId, Observed, Outcome, ProcessOnGpu, RecordedDevice, Step,
-    StepError, StepState,
+    Attributes, Claim, ClaimRef, Observed, Outcome, ProcessOnGpu, RecordedDevice, StepError, StepState,
 };
-use divvy_model::mig::GpuInstance;
-use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory, MigMode};
+use divvy_model::mig::{GpuInstance, GpuInstanceId, Partition};
+use divvy_model::{ClaimUid, ComputeMode, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory, MigMode};
 
 use crate::EditsError;
 
 /// Changes to hardware. Called under the GPU's lock. All blocking; none retries.
 pub trait Steps: Send + Sync {
-    /// Instances on the GPU the step is about, recorded with its intent.
-    fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError>;
-    /// Does it, until `until` (time since boot) at most: after that the outcome is [`StepError::Unknown`]. A step that
-    /// makes several things reports each as soon as it exists, for the record.
-    fn apply(
-        &self,
-        step: &Step,
-        until: Duration,
-        so_far: &mut dyn FnMut(Outcome),
-    ) -> Result<Outcome, StepError>;
-    /// What became of a step whose outcome is not recorded. `before` is what was there when it began.
-    fn probe(&self, step: &Step, before: &[InstanceId]) -> Observed;
-    /// Takes back what a step made. Something that is already gone is a success: a crash may have cut an undo short.
-    fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError>;
+    /// Instances on a partition's GPU, recorded with the intent to make it.
+    fn before(&self, wanted: &Partition) -> Result<Vec<GpuInstanceId>, StepError>;
+    /// Turns MIG mode of a GPU on or off.
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepError>;
+    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), StepError>;
+    /// Makes a partition, which consists of several things: each is reported as soon as it exists, for the record. The
+    /// outcome of a call past its deadline is [`StepError::Unknown`].
+    fn create(&self, wanted: &Partition, so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError>;
+    /// What became of making a partition, if that is not recorded. `before` is what was there when it began.
+    fn probe(&self, wanted: &Partition, before: &[GpuInstanceId]) -> Observed;
+    /// Removes what was made of a partition. Something that is already gone is a success: a crash may have cut an undo
+    /// short.
+    fn undo(&self, wanted: &Partition, made: &Outcome) -> Result<(), StepError>;
     /// MIG mode of a GPU now.
-    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
-        let _ = gpu;
-        Ok(MigMode::Unsupported)
-    }
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError>;
     /// GPU instances that live on a GPU now; none while MIG mode is off.
-    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
-        let _ = gpu;
-        Ok(Vec::new())
-    }
-    /// What exists at the exact placement of a step, created by divvy or not.
-    fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
-        let _ = step;
-        Ok(None)
-    }
+    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError>;
+    /// What exists at the exact placement of a partition, created by divvy or not.
+    fn living(&self, wanted: &Partition) -> Result<Option<Outcome>, GpuError>;
 }
 
 /// What a container needs for a device.
 pub trait DeviceEdits: Send + Sync {
     /// What every container of a claim gets: driver files, control nodes, environment.
-    fn common(&self) -> Result<CommonEdits, EditsError>;
+    fn common(&self) -> Result<Arc<CommonEdits>, EditsError>;
     /// What a container with this device gets. `steps` has what the claim's hardware steps made.
     fn device(
         &self,

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Decision, Holder, Holders, Leaving, Living, OtherClaim, Phase, Plan, Prepared, ProcessOnGpu,
-    Record, Refusal, Retry, Snapshot, Stored, Why,
+    Claim, Decision, Holder, Holders, Leaving, OtherClaim, Phase, Plan, Prepared, ProcessOnGpu, Record,
+    Refusal, Retry, Snapshot, Stored, Why,
 };
 use divvy_model::{ClaimUid, DeviceKind, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
 use crate::run::Before;
 use crate::state::{Gpus, Records};
-use crate::unprepare::{BRIEFLY, Release};
+use crate::unprepare::BRIEFLY;
 use crate::unwind::LeftBehind;
 use crate::{
-    Call, Event, Executor, LockError, LockGuard, LockName, Lookup, PrepareCause, PrepareError, StoreError,
+    Call, Event, Executor, ExecutorConfig, LockError, LockGuard, LockName, Lookup, PrepareCause,
+    PrepareError, StoreError,
 };
 
 /// How often a holder is asked for at the API while it is waited for.
@@ -39,34 +40,6 @@ enum Attempt {
 enum Blocker {
     Claim(ClaimUid),
     Gpu(GpuUuid),
-}
-
-/// What [`Snapshot`] is made of, read under the locks.
-pub(crate) struct Observations {
-    inventory: Option<Arc<Inventory>>,
-    ordinals: Arc<Ordinals>,
-    pub(crate) records: Records,
-    gpus: Gpus,
-    modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
-    processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
-    living: Living,
-}
-
-impl Observations {
-    pub(crate) fn snapshot<'a>(&'a self, executor: &'a Executor) -> Snapshot<'a> {
-        Snapshot {
-            driver: &executor.config.driver,
-            inventory: self.inventory.as_deref(),
-            ordinals: &self.ordinals,
-            records: &self.records,
-            gpus: &self.gpus,
-            boot: &executor.config.boot,
-            modes: &self.modes,
-            processes: &self.processes,
-            living: &self.living,
-            extra_nodes: &executor.config.extra_nodes,
-        }
-    }
 }
 
 impl Executor {
@@ -119,20 +92,33 @@ impl Executor {
     }
 
     /// What a claim's prepare depends on. Under the locks of the GPUs concerned.
-    pub(crate) fn look(
-        &self,
+    pub(crate) fn look<'a>(
+        &'a self,
         claim: &Claim,
+        ordinals: &'a Ordinals,
         concerned: &BTreeSet<GpuUuid>,
-    ) -> Result<Observations, StoreError> {
-        let (ordinals, inventory) = (self.state.ordinals()?, self.parts.inventory.inventory());
+    ) -> Result<Snapshot<'a>, StoreError> {
+        let inventory = self.parts.inventory.inventory();
         let modes = self.modes(concerned, inventory.as_deref());
-        let living = self.living(claim, &ordinals, inventory.as_deref());
+        let living = self.living(claim, ordinals, inventory.as_deref());
         let (records, mut gpus) = (self.state.records()?, self.state.gpus()?);
         for gpu in concerned {
             gpus.entry(gpu.clone()).or_insert_with(|| Arc::new(Stored::Fine(self.without_file(gpu))));
         }
         let processes = self.processes(&claim.uid, concerned, &records);
-        Ok(Observations { inventory, ordinals, records, gpus, modes, processes, living })
+        let ExecutorConfig { driver, boot, extra_nodes, .. } = &self.config;
+        Ok(Snapshot {
+            driver,
+            inventory,
+            ordinals,
+            records,
+            gpus,
+            boot,
+            modes,
+            processes,
+            living,
+            extra_nodes,
+        })
     }
 
     /// Processes on GPUs that no other claim holds; of a claim that is prepared already none is asked for.
@@ -167,21 +153,22 @@ impl Executor {
         let mut concerned = gpus_of(claim, &ordinals);
         concerned.extend(own.fine().map(Record::gpus).unwrap_or_default());
         let gpu_locks = self.lock_gpus(&concerned, call.until)?;
-        let seen = self.look(claim, &concerned)?;
-        match (self.config.decide)(claim, &seen.snapshot(self)) {
+        let seen = self.look(claim, &ordinals, &concerned)?;
+        match (self.config.decide)(claim, &seen) {
             Decision::Rebuild => {
                 drop(gpu_locks);
                 Ok(self.make_again(claim))
             }
-            Decision::Ready(_) if own.fine().is_some_and(|record| !self.partitions_live(record)) => {
-                self.undo_what_is_gone(own.fine())
-            }
-            Decision::Ready(prepared) => match own.fine().map(|record| self.ensure_cdi(record)).transpose() {
-                Ok(_) => {
-                    self.note_again(claim, own.fine(), call);
-                    Ok(Attempt::Done(prepared))
-                }
-                Err(error) => again_if_transient(error.into()),
+            Decision::Ready(prepared) => match own.fine() {
+                Some(record) if !self.partitions_live(record) => self.undo_what_is_gone(record),
+                Some(record) => match self.ensure_cdi(record) {
+                    Ok(_) => {
+                        self.note_again(claim, record, call);
+                        Ok(Attempt::Done(prepared))
+                    }
+                    Err(error) => again_if_transient(error.into()),
+                },
+                None => Ok(Attempt::Done(prepared)),
             },
             Decision::Wait(holders) => Ok(Attempt::Wait(holders)),
             Decision::Refuse(refusal) if refusal.retry() == Retry::Soon => {
@@ -219,7 +206,7 @@ impl Executor {
                 }
                 Before::Nothing
             }
-            Some(record) if !self.partitions_live(record) => return self.undo_what_is_gone(own),
+            Some(record) if !self.partitions_live(record) => return self.undo_what_is_gone(record),
             Some(record) => Before::Lingering(record.clone()),
             None => Before::Nothing,
         };
@@ -239,12 +226,10 @@ impl Executor {
 
     /// The same answer would name what is gone: undone first (a partition that is gone is no error), then made anew under
     /// the same names.
-    fn undo_what_is_gone(&self, own: Option<&Record>) -> Result<Attempt, PrepareCause> {
+    fn undo_what_is_gone(&self, record: &Record) -> Result<Attempt, PrepareCause> {
         let reason = "its partitions no longer exist although it was prepared".to_owned();
         let phase = Phase::Leaving(Leaving { reason, undoing: true });
-        if let Some(record) = own {
-            self.state.write_record(&Record { phase, ..record.clone() })?;
-        }
+        self.state.write_record(&Record { phase, ..record.clone() })?;
         Ok(Attempt::Again(PrepareCause::Gone, None))
     }
 
@@ -259,8 +244,7 @@ impl Executor {
 
     /// A claim that is prepared already was asked for again: its record says when, which keeps unprepares that arrived
     /// before from undoing it, and for which pods. A full disk must not keep a claim from its next pod.
-    fn note_again(&self, claim: &Claim, record: Option<&Record>, call: &Call) {
-        let Some(record) = record else { return };
+    fn note_again(&self, claim: &Claim, record: &Record, call: &Call) {
         let mut again = Record { received: record.received.max(Some(call.received)), ..record.clone() };
         if !claim.pods.is_empty() {
             again.pods.clone_from(&claim.pods);
@@ -292,8 +276,8 @@ impl Executor {
     /// Undoes the claim's earlier allocation, or a prepare that a crash cut short. `Some` if that is not possible yet.
     fn undo_first(&self, claim: &Claim, record: &Record) -> Result<Option<Refusal>, PrepareCause> {
         let why = match self.release(record) {
-            Ok(Release::Released) => return Ok(None),
-            Ok(Release::Blocked { why, .. }) => {
+            Ok(()) => return Ok(None),
+            Err(LeftBehind::InUse(why)) => {
                 let holder = OtherClaim::seen_from(&claim.namespace, &record.reference());
                 Why::StillHeld { holder, why }
             }

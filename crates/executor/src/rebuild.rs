@@ -8,24 +8,12 @@ use divvy_claims::{
     AllocatedDevice, Allocation, Claim, Leaving, Observed, Outcome, Phase, Progress, Record, RecordedDevice,
     Retry, Step, StepState, Stored, rebuild,
 };
-use divvy_model::mig::{GpuInstanceProfileId, PartitionName, Placement};
+use divvy_model::mig::{Partition, PartitionName};
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, HoldKind, Ordinals};
 
 use crate::prepare::gpus_of;
 use crate::unprepare::{BRIEFLY, nothing_is_known_to_run};
-use crate::{Event, Executor, LockError, StoreError, chain};
-
-/// What stands in the place of a record that was lost or cannot be read.
-enum Remade {
-    /// There is a record that can be read, or nothing to make one of.
-    Nothing,
-    /// The claim as it was prepared.
-    AsPrepared,
-    /// Something that is to be let go before the claim can be prepared anew.
-    ToLetGo(String),
-    /// Nothing is left of the claim.
-    Removed(String),
-}
+use crate::{Event, Executor, StoreError, UnprepareCause, chain};
 
 impl Executor {
     /// Replaces a record that cannot be read, or was lost, by what the API and the GPUs' files say; without `claim` the API
@@ -34,8 +22,7 @@ impl Executor {
         let until = self.parts.clock.now() + BRIEFLY;
         let _claim_lock = match self.lock_claim(uid, until) {
             Ok(lock) => lock,
-            Err(LockError::TimedOut { .. }) => return None,
-            Err(error) => return Some(Event::Failed { claim: Some(uid.clone()), error: chain(&error) }),
+            Err(error) => return Event::of(uid, Err(error.into())),
         };
         self.rebuild_locked(uid, claim, until)
     }
@@ -48,95 +35,89 @@ impl Executor {
         until: Duration,
     ) -> Option<Event> {
         let claim = claim.filter(|claim| !claim.allocation.results.is_empty());
-        let uid = uid.clone();
-        match self.remake(&uid, claim, until) {
-            Ok(Remade::Nothing) => None,
-            Ok(Remade::AsPrepared) => Some(Event::Rebuilt { claim: uid }),
-            Ok(Remade::ToLetGo(why)) => Some(Event::Kept { claim: uid, why }),
-            Ok(Remade::Removed(reason)) => Some(Event::SetAside { claim: uid, reason }),
-            Err(error) => Some(Event::Failed { claim: Some(uid), error }),
-        }
+        self.remake(uid, claim, until).unwrap_or_else(|error| Some(Event::failed(Some(uid), &error)))
     }
 
-    fn remake(&self, uid: &ClaimUid, claim: Option<&Claim>, until: Duration) -> Result<Remade, String> {
-        let unreadable = match self.state.record(uid).map_err(|e| chain(&e))? {
+    fn remake(
+        &self,
+        uid: &ClaimUid,
+        claim: Option<&Claim>,
+        until: Duration,
+    ) -> Result<Option<Event>, UnprepareCause> {
+        let unreadable = match self.state.record(uid)? {
             Stored::Corrupt { reason } => Some(reason),
             Stored::Absent => None,
-            Stored::Newer { .. } | Stored::Fine(_) => return Ok(Remade::Nothing),
+            Stored::Newer { .. } | Stored::Fine(_) => return Ok(None),
         };
-        let ordinals = self.state.ordinals().map_err(|e| chain(&e))?;
+        let ordinals = self.state.ordinals()?;
         // What is noted of a claim changes only under its lock.
-        let noted = self.instances_of(uid).map_err(|e| chain(&e))?;
+        let noted = self.instances_of(uid)?;
         if unreadable.is_none() && noted.is_empty() && !(claim.is_some() && self.was_lost(uid)?) {
-            return Ok(Remade::Nothing);
+            return Ok(None);
         }
         let on: BTreeSet<_> = noted.iter().map(|state| state.step.gpu().clone()).collect();
         let mut gpus = on.clone();
         gpus.extend(claim.map(|claim| gpus_of(claim, &ordinals)).unwrap_or_default());
-        let gpu_locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
+        let gpu_locks = self.lock_gpus(&gpus, until)?;
         let owned: Vec<_> = noted.into_iter().filter_map(|state| self.still_there(state)).collect();
         // A note alone says no more than that an instance was about to be made.
         let was_prepared = unreadable.is_some() || !owned.is_empty() || self.was_lost(uid)?;
         let rebuilt = match claim.filter(|_| was_prepared) {
-            Some(claim) => {
-                let seen = self.look(claim, &gpus).map_err(|e| chain(&e))?;
-                match rebuild(claim, &seen.snapshot(self), &owned) {
-                    Ok(record) => record,
-                    // It cannot be said yet.
-                    Err(refusal) if refusal.retry() != Retry::Never => return Err(chain(&refusal)),
-                    Err(_) => None,
+            Some(claim) => match rebuild(claim, &self.look(claim, &ordinals, &gpus)?, &owned) {
+                Ok(record) => record.map(|record| (record, claim)),
+                // It cannot be said yet.
+                Err(refusal) if refusal.retry() != Retry::Never => {
+                    return Ok(Some(Event::failed(Some(uid), &refusal)));
                 }
-            }
+                Err(_) => None,
+            },
             None => None,
         };
-        if let Err(error) =
-            unreadable.as_ref().map_or(Ok(()), |_| self.state.copy_aside(uid, self.parts.clock.now()))
+        if unreadable.is_some()
+            && let Err(error) = self.state.copy_record_aside(uid, self.parts.clock.now())
         {
             // Letting go must work on a full disk too.
             tracing::warn!(claim.uid = %uid, error = chain(&error), "failed to keep a copy of an unreadable record");
         }
-        if let (Some(mut record), Some(claim)) = (rebuilt, claim) {
+        if let Some((mut record, claim)) = rebuilt {
             record.metadata = self.metadata_of(claim, &record.devices);
-            self.state.write_record(&record).map_err(|e| chain(&e))?;
-            self.refresh_cdi(&record).map_err(|e| chain(&e))?;
-            return Ok(Remade::AsPrepared);
+            self.state.write_record(&record)?;
+            self.refresh_cdi(&record)?;
+            return Ok(Some(Event::Rebuilt { claim: uid.clone() }));
         }
         let whole = match &unreadable {
-            Some(_) => self.unaccounted_processes(uid).map_err(|e| chain(&e))?,
+            Some(_) => self.unaccounted_processes(uid)?,
             None => BTreeMap::new(),
         };
         if owned.is_empty() && whole.is_empty() {
-            self.remove_cdi(uid).map_err(|e| chain(&e))?;
-            self.forget_on(&on, uid).map_err(|e| chain(&e))?;
-            self.state.remove_record(uid).map_err(|e| chain(&e))?;
-            return Ok(Remade::Removed(unreadable.unwrap_or_default()));
+            self.remove_cdi(uid)?;
+            self.forget_on(&on, uid)?;
+            self.state.remove_record(uid)?;
+            let reason = unreadable.unwrap_or_default();
+            return Ok(Some(Event::SetAside { claim: uid.clone(), reason }));
         }
         drop(gpu_locks);
         gpus.extend(whole.keys().cloned());
-        let _gpu_locks = self.lock_gpus(&gpus, until).map_err(|e| chain(&e))?;
-        let record = self.stand_in(uid, claim, owned, &whole, &ordinals);
-        self.remove_cdi(uid).map_err(|e| chain(&e))?;
-        self.state.write_record(&record).map_err(|e| chain(&e))?;
-        let Phase::Leaving(leaving) = record.phase else { return Ok(Remade::Nothing) };
-        Ok(Remade::ToLetGo(leaving.reason))
+        let _gpu_locks = self.lock_gpus(&gpus, until)?;
+        let (record, why) = self.stand_in(uid, claim, owned, &whole, &ordinals);
+        self.remove_cdi(uid)?;
+        self.state.write_record(&record)?;
+        Ok(Some(Event::Kept { claim: uid.clone(), why }))
     }
 
     /// What is left of an instance that a GPU's file names; `None` if nothing is. What cannot be read counts as there.
     fn still_there(&self, noted: StepState) -> Option<StepState> {
-        let StepState { step, progress } = noted;
-        let progress = match progress {
+        let (steps, Step::CreatePartition(wanted)) = (&self.parts.steps, &noted.step) else { return None };
+        let progress = match noted.progress {
             Progress::Undone => return None,
-            Progress::Intended { before } => match self.parts.steps.probe(&step, &before) {
-                Observed::Absent => return None,
-                Observed::Ours(outcome) => Progress::Done { outcome },
-                Observed::InFlight | Observed::Uncertain(_) => Progress::Intended { before },
-            },
-            Progress::Begun { before, made } => match self.parts.steps.probe(&step, &before) {
-                Observed::Absent => return None,
-                Observed::Ours(outcome) => Progress::Done { outcome },
-                Observed::InFlight | Observed::Uncertain(_) => Progress::Begun { before, made },
-            },
-            Progress::Done { outcome } => match self.parts.steps.living(&step) {
+            Progress::Intended { ref before } | Progress::Begun { ref before, .. } => {
+                match steps.probe(wanted, before) {
+                    Observed::Absent => return None,
+                    Observed::Ours(outcome) => Progress::Done { outcome },
+                    Observed::InFlight | Observed::Uncertain(_) => noted.progress,
+                }
+            }
+            Progress::Done { outcome } => match steps.living(wanted) {
                 Ok(None) => return None,
                 // Another one has its place.
                 Ok(Some(Outcome::Partition { uuid, .. })) if matches!(&outcome, Outcome::Partition { uuid: ours, .. } if *ours != uuid) =>
@@ -147,18 +128,12 @@ impl Executor {
                 Ok(Some(_)) | Err(_) => Progress::Done { outcome },
             },
         };
-        Some(StepState { step, progress })
+        Some(StepState { step: noted.step, progress })
     }
 
     /// Whether a claim without a record was not simply unprepared: its CDI file is there and no unprepare left a trace.
-    fn was_lost(&self, uid: &ClaimUid) -> Result<bool, String> {
-        if self.unprepared_in_this_boot(uid).map_err(|e| chain(&e))? {
-            return Ok(false);
-        }
-        self.parts
-            .cdi
-            .exists(&self.cdi_name(uid))
-            .map_err(|error| format!("the CDI folder {} cannot be read: {error}", self.parts.cdi.place()))
+    fn was_lost(&self, uid: &ClaimUid) -> Result<bool, UnprepareCause> {
+        Ok(!self.unprepared_in_this_boot(uid)? && self.has_cdi(uid)?)
     }
 
     pub(crate) fn unprepared_in_this_boot(&self, uid: &ClaimUid) -> Result<bool, StoreError> {
@@ -203,7 +178,7 @@ impl Executor {
         owned: Vec<StepState>,
         whole: &BTreeMap<GpuUuid, String>,
         ordinals: &Ordinals,
-    ) -> Record {
+    ) -> (Record, String) {
         let made = owned.iter().filter_map(|state| device_of(&state.step, ordinals));
         let whole_gpu = |gpu: &GpuUuid| {
             let name = DeviceKind::Whole { ordinal: ordinals.of(gpu)? }.device_name();
@@ -228,17 +203,16 @@ impl Executor {
             configs: Vec::new(),
             pods: Vec::new(),
         };
-        let phase = Phase::Leaving(Leaving { reason, undoing: false });
-        Record { steps: owned, ..Record::new(&stood_for, &self.config.boot, devices, phase) }
+        let phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: false });
+        (Record { steps: owned, ..Record::new(&stood_for, &self.config.boot, devices, phase) }, reason)
     }
 }
 
 /// The device that an instance was made for.
 fn device_of(step: &Step, ordinals: &Ordinals) -> Option<RecordedDevice> {
-    let Step::CreatePartition { gpu, profile, start, size } = step else { return None };
-    let (profile, placement) = (GpuInstanceProfileId(*profile), Placement { start: *start, size: *size });
-    let name = PartitionName::new(ordinals.of(gpu)?, "unknown", profile, *start).device_name();
-    Some(device(name, gpu, HoldKind::Partition { profile, placement }))
+    let Step::CreatePartition(Partition { gpu, profile, placement }) = step else { return None };
+    let name = PartitionName::new(ordinals.of(gpu)?, "unknown", *profile, placement.start).device_name();
+    Some(device(name, gpu, HoldKind::Partition { profile: *profile, placement: *placement }))
 }
 
 fn device(name: DeviceName, gpu: &GpuUuid, kind: HoldKind) -> RecordedDevice {

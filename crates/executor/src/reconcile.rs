@@ -9,8 +9,9 @@ use divvy_claims::{Claim, Phase, Record, Stored, claim_of_cdi_file};
 use divvy_model::{ClaimUid, DeviceName};
 
 use crate::state::Records;
-use crate::unprepare::{BRIEFLY, Release, gpus_of_record};
-use crate::{Event, Executor, LockName, Refresh, Report, chain};
+use crate::unprepare::{BRIEFLY, gpus_of_record};
+use crate::unwind::LeftBehind;
+use crate::{Event, Executor, LockName, Refresh, Report, UnprepareCause, chain};
 
 /// A device of a running container, as listed by the kubelet's PodResources.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,9 +37,9 @@ pub struct ClusterView {
 /// Since when claims have looked orphaned, in one reconcile after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    pass: u64,
-    /// Since when, and in which reconcile it was last so.
-    since: BTreeMap<ClaimUid, (Duration, u64)>,
+    /// As the reconcile before has left it.
+    last: BTreeMap<ClaimUid, Duration>,
+    now: BTreeMap<ClaimUid, Duration>,
 }
 
 /// So many files that could not be read are kept for people.
@@ -51,7 +52,7 @@ impl Executor {
         let records = match self.state.records() {
             Ok(records) => records,
             Err(error) => {
-                report.push(Event::Failed { claim: None, error: chain(&error) });
+                report.events.push(Event::failed(None, &error));
                 return report;
             }
         };
@@ -66,17 +67,15 @@ impl Executor {
                         report.events.extend(rebuilt);
                     }
                     Stored::Fine(record) if record.phase == Phase::Prepared => {
-                        report.events.extend(self.follow_pods(record, claims));
-                        report.events.extend(self.check_orphan(record, claims, view));
+                        report.events.extend(Event::of(uid, self.follow_pods(record, claims)));
+                        report.events.extend(Event::of(uid, self.check_orphan(record, claims, view)));
                     }
                     Stored::Fine(_) | Stored::Newer { .. } | Stored::Absent => {}
                 }
             }
             report.events.extend(self.check_lost(claims, view));
             let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-            let pass = orphans.pass;
-            orphans.since.retain(|_, (_, last)| *last == pass);
-            orphans.pass += 1;
+            orphans.last = std::mem::take(&mut orphans.now);
         }
         self.check_gpus(&mut report);
         report.foreign = self.foreign();
@@ -85,7 +84,7 @@ impl Executor {
         let lock = |uid: &ClaimUid| self.parts.locks.acquire(&LockName::Claim(uid.clone()), now).ok();
         let pruned = self.state.prune_tombstones(&self.config.boot, old, lock);
         if let Err(error) = pruned.and_then(|()| self.state.prune_corrupt(CORRUPT_KEPT)) {
-            report.push(Event::Failed { claim: None, error: chain(&error) });
+            report.events.push(Event::failed(None, &error));
         }
         report
     }
@@ -97,48 +96,41 @@ impl Executor {
         record: &Record,
         claims: &BTreeMap<ClaimUid, Claim>,
         view: &ClusterView,
-    ) -> Option<Event> {
+    ) -> Result<Option<Event>, UnprepareCause> {
         let uid = &record.uid;
         // Allocated anew with some of the same devices: what is on record still has to go, and waits for its prepare.
         if claims.get(uid).is_some_and(|claim| record.is_of(&claim.allocation)) {
-            return None;
+            return Ok(None);
         }
-        let kept = |why: &str| Some(Event::Kept { claim: uid.clone(), why: why.to_owned() });
-        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
+        let kept = |why: &str| Ok(Some(Event::Kept { claim: uid.clone(), why: why.to_owned() }));
         // What the view says may be older than the prepare.
         let since = record.received.filter(|_| record.boot == self.config.boot).unwrap_or_default();
         if !self.grace_is_over(uid, view, since) {
             return kept("its claim no longer exists; waiting for an unprepare");
         }
-        // By its devices too: a later claim may have its name.
-        let runs = |running: &BTreeSet<RunningDevice>| {
-            let has = |device| record.devices.iter().any(|d| d.allocated.device == device);
-            let mut named =
-                running.iter().filter(|r| r.namespace == record.namespace && r.claim == record.name);
-            named.any(|r| has(r.device.clone()))
+        let Some(running) = &view.running else {
+            return kept(
+                "its claim no longer exists, but the kubelet did not report whether a pod still runs",
+            );
         };
-        match &view.running {
-            None => {
-                return kept(
-                    "its claim no longer exists, but the kubelet did not report whether a pod still runs",
-                );
-            }
-            Some(running) if runs(running) => {
-                return kept("its claim no longer exists, but a running pod still has its devices");
-            }
-            Some(_) => {}
+        // By its devices too: a later claim may have its name.
+        let has = |device: &DeviceName| record.devices.iter().any(|d| d.allocated.device == *device);
+        let is_its =
+            |r: &RunningDevice| r.namespace == record.namespace && r.claim == record.name && has(&r.device);
+        if running.iter().any(is_its) {
+            return kept("its claim no longer exists, but a running pod still has its devices");
         }
         let until = self.parts.clock.now() + BRIEFLY;
-        let _claim_lock = self.lock_claim(uid, until).ok()?;
+        let _claim_lock = self.lock_claim(uid, until)?;
         // Prepared anew since the view was taken?
-        if !self.state.record(uid).is_ok_and(|now| now.fine() == Some(record)) {
-            return None;
+        if self.state.record(uid)?.fine() != Some(record) {
+            return Ok(None);
         }
-        let _gpu_locks = self.lock_gpus(&gpus_of_record(record), until).ok()?;
+        let _gpu_locks = self.lock_gpus(&gpus_of_record(record), until)?;
         match self.release(record) {
-            Ok(Release::Released) => Some(Event::OrphanUndone { claim: uid.clone() }),
-            Ok(Release::Blocked { why, .. }) => kept(&format!("its claim no longer exists, but {why}")),
-            Err(left) => failed(left.to_string()),
+            Ok(()) => Ok(Some(Event::OrphanUndone { claim: uid.clone() })),
+            Err(LeftBehind::InUse(why)) => kept(&format!("its claim no longer exists, but {why}")),
+            Err(left) => Ok(Some(Event::failed(Some(uid), &left))),
         }
     }
 
@@ -178,31 +170,32 @@ impl Executor {
     fn grace_is_over(&self, uid: &ClaimUid, view: &ClusterView, begin: Duration) -> bool {
         let now = self.parts.clock.now();
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        let pass = orphans.pass;
-        let entry = orphans.since.entry(uid.clone()).or_insert((now, pass));
-        entry.1 = pass;
-        let since = entry.0;
+        let since = orphans.last.get(uid).copied().unwrap_or(now);
+        orphans.now.insert(uid.clone(), since);
         view.kubelet_connected_since.is_some_and(|connected| {
             now.saturating_sub(since.max(connected).max(begin)) >= self.config.timing.orphan_grace
         })
     }
 
     /// A claim is prepared once, and later pods are read from the API: to know its processes.
-    fn follow_pods(&self, record: &Record, claims: &BTreeMap<ClaimUid, Claim>) -> Option<Event> {
-        let claim = claims.get(&record.uid).filter(|claim| record.is_of(&claim.allocation))?;
-        if claim.pods.is_empty() || claim.pods == record.pods {
-            return None;
-        }
-        let _claim_lock = self.lock_claim(&record.uid, self.parts.clock.now() + BRIEFLY).ok()?;
+    fn follow_pods(
+        &self,
+        record: &Record,
+        claims: &BTreeMap<ClaimUid, Claim>,
+    ) -> Result<Option<Event>, UnprepareCause> {
+        let claim = claims.get(&record.uid).filter(|claim| record.is_of(&claim.allocation));
+        let Some(pods) =
+            claim.map(|claim| &claim.pods).filter(|pods| !pods.is_empty() && **pods != record.pods)
+        else {
+            return Ok(None);
+        };
+        let _claim_lock = self.lock_claim(&record.uid, self.parts.clock.now() + BRIEFLY)?;
         // Prepared anew since the view was taken?
-        if self.state.record(&record.uid).ok()?.fine() != Some(record) {
-            return None;
+        if self.state.record(&record.uid)?.fine() != Some(record) {
+            return Ok(None);
         }
-        let uid = record.uid.clone();
-        Some(match self.state.write_record(&Record { pods: claim.pods.clone(), ..record.clone() }) {
-            Ok(()) => Event::PodsChanged { claim: uid },
-            Err(error) => Event::Failed { claim: Some(uid), error: chain(&error) },
-        })
+        self.state.write_record(&Record { pods: pods.clone(), ..record.clone() })?;
+        Ok(Some(Event::PodsChanged { claim: record.uid.clone() }))
     }
 
     /// Makes a record again, and lets go at once what cannot stay.
@@ -223,8 +216,8 @@ impl Executor {
                 return failed(format!("the CDI folder {} cannot be read: {error}", self.parts.cdi.place()));
             }
         };
-        let mut lost = match self.claims_with_instances() {
-            Ok(uids) => uids,
+        let mut lost: BTreeSet<ClaimUid> = match self.instances() {
+            Ok(by_claim) => by_claim.into_keys().collect(),
             Err(error) => return failed(chain(&error)),
         };
         lost.extend(files.iter().filter_map(|file| claim_of_cdi_file(&self.config.driver, file)));
@@ -240,19 +233,18 @@ impl Executor {
             if !self.grace_is_over(uid, view, Duration::ZERO) {
                 return None;
             }
-            self.rebuild_and_finish(uid, None).or_else(|| self.remove_stray_cdi(uid))
+            let rebuilt = self.rebuild_and_finish(uid, None);
+            rebuilt.or_else(|| Event::of(uid, self.remove_stray_cdi(uid)))
         };
         lost.iter().filter_map(one).collect()
     }
 
-    fn remove_stray_cdi(&self, uid: &ClaimUid) -> Option<Event> {
-        let _claim_lock = self.lock_claim(uid, self.parts.clock.now() + BRIEFLY).ok()?;
-        if self.state.record(uid).ok()? != Stored::Absent || !self.instances_of(uid).ok()?.is_empty() {
-            return None;
+    fn remove_stray_cdi(&self, uid: &ClaimUid) -> Result<Option<Event>, UnprepareCause> {
+        let _claim_lock = self.lock_claim(uid, self.parts.clock.now() + BRIEFLY)?;
+        if self.state.record(uid)? != Stored::Absent || !self.instances_of(uid)?.is_empty() {
+            return Ok(None);
         }
-        Some(match self.remove_cdi(uid) {
-            Ok(()) => Event::CdiRemoved { file: self.cdi_name(uid) },
-            Err(error) => Event::Failed { claim: Some(uid.clone()), error: chain(&error) },
-        })
+        self.remove_cdi(uid)?;
+        Ok(Some(Event::CdiRemoved { file: self.cdi_name(uid) }))
     }
 }

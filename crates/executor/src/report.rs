@@ -1,9 +1,11 @@
 //! What reconcile and restore did, for logs, Events and metrics.
 
+use std::error::Error;
+
 use divvy_model::{ClaimUid, GpuUuid};
 use serde::Serialize;
 
-use crate::Instances;
+use crate::{Instances, LockError, UnprepareCause, chain};
 
 /// One thing that was done, or could not be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -46,6 +48,21 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Something about a claim, or about none, failed.
+    pub(crate) fn failed(claim: Option<&ClaimUid>, error: &dyn Error) -> Self {
+        Self::Failed { claim: claim.cloned(), error: chain(error) }
+    }
+
+    /// What came of a look at a claim. One that another call is working on is left for the next time.
+    pub(crate) fn of(claim: &ClaimUid, done: Result<Option<Self>, UnprepareCause>) -> Option<Self> {
+        match done {
+            Err(UnprepareCause::Lock(LockError::TimedOut { .. })) => None,
+            done => done.unwrap_or_else(|error| Some(Self::failed(Some(claim), &error))),
+        }
+    }
+}
+
 /// What was done, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -53,10 +70,4 @@ pub struct Report {
     pub events: Vec<Event>,
     /// GPU instances created outside of divvy ([`crate::Executor::foreign`]), for taints; set by reconcile only.
     pub foreign: Instances,
-}
-
-impl Report {
-    pub(crate) fn push(&mut self, event: Event) {
-        self.events.push(event);
-    }
 }

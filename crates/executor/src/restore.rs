@@ -1,15 +1,16 @@
 //! What must be right before the kubelet may call: CDI files, records of an earlier boot, prepares that a crash cut
 //! short.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Stored, Why};
-use divvy_model::ClaimUid;
+use divvy_claims::{Phase, Record, RecordedDevice, Refusal, Step, Stored, Why};
+use divvy_model::{ClaimUid, ComputeMode, HoldKind};
 
 use crate::run::Before;
 use crate::state::Records;
 use crate::unprepare::{BRIEFLY, gpus_of_record};
-use crate::{Event, Executor, LockError, Lookup, PrepareCause, PrepareError, Report, chain};
+use crate::{Event, Executor, Lookup, PrepareCause, PrepareError, Report, StoreError, UnprepareCause};
 
 /// Which CDI files are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,7 @@ impl Executor {
         let records = match self.state.records() {
             Ok(records) => records,
             Err(error) => {
-                report.push(Event::Failed { claim: None, error: chain(&error) });
+                report.events.push(Event::failed(None, &error));
                 return report;
             }
         };
@@ -51,13 +52,13 @@ impl Executor {
             match stored.as_ref() {
                 Stored::Fine(record) if record.phase == Phase::Prepared => {
                     let is_gone = self.is_gone(record, &mut ask);
-                    report.events.extend(self.restore(uid, refresh, is_gone));
+                    report.events.extend(Event::of(uid, self.restore(uid, refresh, is_gone)));
                 }
-                Stored::Newer { version, .. } => report.push(Event::Kept {
+                Stored::Newer { version, .. } => report.events.push(Event::Kept {
                     claim: uid.clone(),
                     why: format!("its record was written by a later version of divvy (format {version})"),
                 }),
-                Stored::Corrupt { reason } => report.push(Event::Kept {
+                Stored::Corrupt { reason } => report.events.push(Event::Kept {
                     claim: uid.clone(),
                     why: format!("its record cannot be read and is rebuilt from the API: {reason}"),
                 }),
@@ -83,7 +84,7 @@ impl Executor {
             if claims.is_empty() { Ok(claims) } else { self.state.records().map(lingering) }
         });
         let left = left.unwrap_or_else(|error| {
-            report.push(Event::Failed { claim: None, error: chain(&error) });
+            report.events.push(Event::failed(None, &error));
             Vec::new()
         });
         (report, !left.is_empty())
@@ -106,49 +107,40 @@ impl Executor {
         }
     }
 
-    fn restore(&self, uid: &ClaimUid, refresh: Refresh, is_gone: bool) -> Option<Event> {
-        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
+    fn restore(
+        &self,
+        uid: &ClaimUid,
+        refresh: Refresh,
+        is_gone: bool,
+    ) -> Result<Option<Event>, UnprepareCause> {
         let now = self.parts.clock.now();
-        let _claim_lock = match self.lock_claim(uid, now + Duration::from_millis(100)) {
-            Ok(lock) => lock,
-            // A call prepares or unprepares it right now.
-            Err(LockError::TimedOut { .. }) => return None,
-            Err(error) => return failed(chain(&error)),
+        let _claim_lock = self.lock_claim(uid, now + BRIEFLY)?;
+        let record = match self.state.record(uid)? {
+            Stored::Fine(record) if record.phase == Phase::Prepared => record,
+            _ => return Ok(None),
         };
-        let record = match self.state.record(uid) {
-            Ok(Stored::Fine(record)) if record.phase == Phase::Prepared => record,
-            Ok(_) => return None,
-            Err(error) => return failed(chain(&error)),
-        };
+        let claim = uid.clone();
         if record.boot != self.config.boot {
             if is_gone {
                 // Nothing of it is left but files.
-                let Ok(_gpu_locks) = self.lock_gpus(&gpus_of_record(&record), now + BRIEFLY) else {
-                    return None;
-                };
-                return match self.unwind(record) {
-                    Ok(()) => Some(Event::Released { claim: uid.clone() }),
-                    Err(left) => failed(left.to_string()),
-                };
+                let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), now + BRIEFLY)?;
+                return Ok(Some(match self.unwind(record) {
+                    Ok(()) => Event::Released { claim },
+                    Err(left) => Event::failed(Some(uid), &left),
+                }));
             }
             let reference = record.reference();
-            return match self.execute_again(record, now + EXECUTE_AGAIN) {
-                Ok(()) => Some(Event::ExecutedAgain { claim: uid.clone() }),
-                Err(cause) => failed(chain(&PrepareError { claim: reference, cause })),
-            };
+            return Ok(Some(match self.execute_again(record, now + EXECUTE_AGAIN) {
+                Ok(()) => Event::ExecutedAgain { claim },
+                Err(cause) => Event::failed(Some(uid), &PrepareError { claim: reference, cause }),
+            }));
         }
-        if let Err(error) = self.own_instances(&record) {
-            return failed(chain(&error));
-        }
+        self.own_instances(&record)?;
         let written = match refresh {
-            Refresh::Missing => self.ensure_cdi(&record),
-            Refresh::All => self.refresh_cdi(&record),
+            Refresh::Missing => self.ensure_cdi(&record)?,
+            Refresh::All => self.refresh_cdi(&record)?,
         };
-        match written {
-            Ok(true) => Some(Event::CdiRestored { claim: uid.clone() }),
-            Ok(false) => None,
-            Err(error) => failed(chain(&error)),
-        }
+        Ok(written.then_some(Event::CdiRestored { claim }))
     }
 
     /// Hardware state does not outlast a reboot; the same steps are done again for the same devices.
@@ -160,11 +152,7 @@ impl Executor {
         }
         let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), until)?;
         let earlier = Before::OtherBoot(record.clone());
-        let mut steps = self.modes_of(&record)?;
-        // The devices say what is needed; the steps of a prepare that was never finished may say less.
-        steps.extend(self.compute_modes_of(&record));
-        steps.extend(Self::time_slices_of(&record));
-        steps.extend(record.devices.iter().filter_map(RecordedDevice::step));
+        let mut steps = self.steps_of(&record)?;
         let others = std::mem::take(&mut record.steps).into_iter().map(|s| s.step);
         steps.extend(others.filter(|step| !steps.contains(step)).collect::<Vec<_>>());
         record.boot = self.config.boot.clone();
@@ -176,5 +164,28 @@ impl Executor {
         // A failure leaves the record of the earlier boot: it goes on holding its GPUs and is carried out later.
         let record = self.run_steps(record, steps, until, &earlier)?;
         self.complete(record, &earlier).map(drop)
+    }
+
+    /// What a record's devices need, in the order of a prepare. They say it all; the steps of a prepare that was never
+    /// finished may say less. Who makes the instances sets the MIG mode.
+    fn steps_of(&self, record: &Record) -> Result<Vec<Step>, StoreError> {
+        let (mut modes, mut computes, mut slices) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for device in &record.devices {
+            let gpu = &device.gpu;
+            let on = matches!(device.kind, HoldKind::Partition { .. });
+            let is_set = on || (device.kind.needs().is_some() && self.gpu_state(gpu)?.turned_mig_on());
+            if is_set && !device.is_static {
+                modes.insert(gpu, Step::SetMigMode { gpu: gpu.clone(), on });
+            }
+            let exclusive = self.compute_mode(gpu) == Some(ComputeMode::ExclusiveProcess);
+            if device.kind == HoldKind::Share && exclusive {
+                let to = ComputeMode::Default;
+                computes.insert(gpu, Step::SetComputeMode { gpu: gpu.clone(), to });
+            }
+            slices.extend(device.time_slice.map(|to| (gpu, Step::SetTimeSlice { gpu: gpu.clone(), to })));
+        }
+        let partitions = record.devices.iter().filter_map(RecordedDevice::step);
+        let settings = modes.into_values().chain(computes.into_values()).chain(slices.into_values());
+        Ok(settings.chain(partitions).collect())
     }
 }

@@ -8,9 +8,9 @@
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Claim, InstanceId, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Step, StepError,
-    StepState,
+    Cause, Claim, Observed, Outcome, Phase, Plan, Prepared, Progress, Record, Step, StepError, StepState,
 };
+use divvy_model::mig::{GpuInstanceId, Partition};
 
 use crate::{Call, Executor, PrepareCause, StoreError, chain};
 
@@ -79,7 +79,8 @@ impl Executor {
     /// of its own, and then a claim without steps of this call has written nothing.
     pub(crate) fn complete(&self, mut record: Record, before: &Before) -> Result<Prepared, PrepareCause> {
         record.phase = Phase::Prepared;
-        let bytes = match self.document(&record) {
+        let files = self.metadata_files(&record);
+        let bytes = match self.document(&record, &files) {
             Ok(bytes) => bytes,
             Err(error) if record.steps.is_empty() || matches!(before, Before::Lingering(_)) => {
                 return Err(error.into());
@@ -89,8 +90,8 @@ impl Executor {
         if let Err(error) = self.state.write_record(&record) {
             return Err(self.take_back(record, error.into(), before));
         }
-        let files = self.ensure_metadata(&record).and_then(|_| self.write_cdi(&record.uid, &bytes));
-        if let Err(error) = files {
+        let written = self.ensure_metadata(&record.uid, &files);
+        if let Err(error) = written.and_then(|_| self.write_cdi(&record.uid, &bytes)) {
             return Err(self.take_back(record, error.into(), before));
         }
         Ok(Prepared::of(&self.config.driver, &record))
@@ -107,11 +108,11 @@ impl Executor {
         for step in steps {
             let done = match &step {
                 // Steps of the GPU's and not of the claim's: the GPU's state says what was done.
-                Step::SetMigMode { gpu, on } => self.set_mig_mode(gpu, *on, until),
+                Step::SetMigMode { gpu, on } => self.set_mig_mode(gpu, *on),
                 Step::SetTimeSlice { gpu, to } => self.set_time_slice(gpu, *to, until),
-                Step::SetComputeMode { gpu, to } => self.set_compute_mode(gpu, *to, until),
-                Step::UsePartition { .. } => self.use_partition(&mut record, &step),
-                Step::CreatePartition { .. } => self.create_partition(&mut record, &step, until),
+                Step::SetComputeMode { gpu, to } => self.set_compute_mode(gpu, *to),
+                Step::UsePartition(there) => self.use_partition(&mut record, &step, there),
+                Step::CreatePartition(wanted) => self.create_partition(&mut record, wanted),
             };
             if let Err(error) = done {
                 return Err(self.take_back(record, error.cause(&step), before));
@@ -120,30 +121,33 @@ impl Executor {
         Ok(record)
     }
 
-    fn use_partition(&self, record: &mut Record, step: &Step) -> Result<(), StepFailed> {
+    fn use_partition(&self, record: &mut Record, step: &Step, there: &Partition) -> Result<(), StepFailed> {
         record.phase = Phase::Preparing;
-        let outcome = self.find_static(step)?.ok_or_else(|| {
-            StepError::NotDone(Cause::new(
+        let not_done = |cause| StepFailed::Step(StepError::NotDone(cause));
+        let living = self.parts.steps.living(there);
+        let living = living.map_err(|e| not_done(Cause::from_gpu("its state cannot be read", e)))?;
+        let Some(outcome @ Outcome::Partition { .. }) = living else {
+            return Err(not_done(Cause::new(
                 "the static instance no longer exists, and this driver does not create it",
-            ))
-        })?;
+            )));
+        };
         record.steps.push(StepState { step: step.clone(), progress: Progress::Done { outcome } });
         Ok(())
     }
 
     /// Makes a partition. That it is about to be made stands in the GPU's file and in the record before it begins.
-    fn create_partition(&self, record: &mut Record, step: &Step, until: Duration) -> Result<(), StepFailed> {
+    fn create_partition(&self, record: &mut Record, wanted: &Partition) -> Result<(), StepFailed> {
         record.phase = Phase::Preparing;
-        let before = self.parts.steps.before(step)?;
-        let intended =
-            StepState { step: step.clone(), progress: Progress::Intended { before: before.clone() } };
+        let before = self.parts.steps.before(wanted)?;
+        let step = Step::CreatePartition(wanted.clone());
+        let intended = StepState { step, progress: Progress::Intended { before: before.clone() } };
         self.own_instance(record, &intended)?;
         record.steps.push(intended);
         if let Err(error) = self.state.write_record(record) {
             progress(record, Progress::Undone);
             return Err(error.into());
         }
-        let made = self.apply(record, step, &before, until)?;
+        let made = self.create_or_find(record, wanted, &before)?;
         // On record with the next write: the intent of the next step, or completion. If this one fails, the intent that is
         // on disk says enough to find the instance again.
         progress(record, Progress::Done { outcome: made });
@@ -155,12 +159,11 @@ impl Executor {
         Ok(())
     }
 
-    fn apply(
+    fn create_or_find(
         &self,
         record: &mut Record,
-        step: &Step,
-        before: &[InstanceId],
-        until: Duration,
+        wanted: &Partition,
+        before: &[GpuInstanceId],
     ) -> Result<Outcome, StepError> {
         let mut half_made = false;
         let mut so_far = |made| {
@@ -171,7 +174,7 @@ impl Executor {
                 tracing::warn!(claim.uid = %record.uid, error = chain(&error), "failed to record progress");
             }
         };
-        let error = match self.parts.steps.apply(step, until, &mut so_far) {
+        let error = match self.parts.steps.create(wanted, &mut so_far) {
             Err(error) => error,
             done => return done,
         };
@@ -179,7 +182,7 @@ impl Executor {
             StepError::NotDone(_) if half_made => return Err(error),
             StepError::NotDone(_) => Observed::Absent,
             // A call past its deadline may have succeeded after all.
-            StepError::Unknown(_) => self.parts.steps.probe(step, before),
+            StepError::Unknown(_) => self.parts.steps.probe(wanted, before),
         };
         match found {
             Observed::Ours(outcome @ Outcome::Partition { .. }) => return Ok(outcome),

@@ -12,7 +12,7 @@ use divvy_claims::{GpuState, Record, Stored, decode_ordinals, encode_ordinals};
 use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals};
 use serde::{Deserialize, Serialize};
 
-use crate::{Durability, Folder, LockGuard, Stamp, Store, StoreError};
+use crate::{Durability, Entry, Folder, LockGuard, Stamp, Store, StoreError};
 
 /// All records by claim, shared with the cache.
 pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
@@ -22,9 +22,6 @@ pub(crate) type Gpus = BTreeMap<GpuUuid, Arc<Stored<GpuState>>>;
 
 /// Files of a folder as they were read, each with its stamp.
 type Parsed<K, T> = Mutex<BTreeMap<K, (Stamp, Arc<Stored<T>>)>>;
-
-const ORDINALS: &str = "ordinals.json";
-const NUMBERS: &str = "the file of GPU numbers";
 
 /// When the newest unprepare of a claim arrived: a prepare that arrived before, at the other plugin instance, must not
 /// bring the claim back. Not synced: after a loss of power there is no call left that could come late.
@@ -39,11 +36,38 @@ pub(crate) struct StateFiles {
     store: Arc<dyn Store>,
     parsed_records: Parsed<ClaimUid, Record>,
     parsed_gpus: Parsed<GpuUuid, GpuState>,
-    numbers: Mutex<Option<(Stamp, Arc<Ordinals>)>>,
 }
 
-fn file_of(name: &impl std::fmt::Display) -> String {
-    format!("{name}.json")
+/// A file of the store.
+struct File {
+    folder: Folder,
+    name: String,
+    /// What it is, for people.
+    what: String,
+}
+
+impl File {
+    fn record(uid: &ClaimUid) -> Self {
+        Self {
+            folder: Folder::Claims,
+            name: format!("{uid}.json"),
+            what: format!("the record of claim UID {uid}"),
+        }
+    }
+
+    fn gpu(gpu: &GpuUuid) -> Self {
+        Self { folder: Folder::Gpus, name: format!("{gpu}.json"), what: format!("the state of {gpu}") }
+    }
+
+    fn tombstone(uid: &ClaimUid) -> Self {
+        let what = format!("the tombstone of claim UID {uid}");
+        Self { folder: Folder::Tombstones, name: format!("{uid}.json"), what }
+    }
+
+    fn ordinals() -> Self {
+        let what = "the file of GPU numbers".to_owned();
+        Self { folder: Folder::Node, name: "ordinals.json".to_owned(), what }
+    }
 }
 
 fn cannot(action: &'static str, what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StoreError {
@@ -51,26 +75,36 @@ fn cannot(action: &'static str, what: impl Into<String>) -> impl FnOnce(std::io:
     move |source| StoreError { what, action, source }
 }
 
-fn record_of(uid: &ClaimUid) -> String {
-    format!("the record of claim UID {uid}")
-}
-
-fn tombstone_of(uid: &ClaimUid) -> String {
-    format!("the tombstone of claim UID {uid}")
-}
-
-fn state_of(gpu: &GpuUuid) -> String {
-    format!("the state of {gpu}")
-}
-
 impl StateFiles {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self {
-            store,
-            parsed_records: Mutex::default(),
-            parsed_gpus: Mutex::default(),
-            numbers: Mutex::default(),
-        }
+        Self { store, parsed_records: Mutex::default(), parsed_gpus: Mutex::default() }
+    }
+
+    fn list(&self, folder: Folder, what: &str) -> Result<Vec<Entry>, StoreError> {
+        self.store.list(folder).map_err(cannot("read", what))
+    }
+
+    fn read(&self, file: File) -> Result<Option<Vec<u8>>, StoreError> {
+        self.store.read(file.folder, &file.name).map_err(cannot("read", file.what))
+    }
+
+    fn write(&self, file: File, bytes: &[u8], durability: Durability) -> Result<(), StoreError> {
+        let written = self.store.write(file.folder, &file.name, bytes, durability);
+        written.map_err(cannot("written", file.what))
+    }
+
+    fn remove(&self, file: File, durability: Durability) -> Result<(), StoreError> {
+        let removed = self.store.remove(file.folder, &file.name, durability);
+        removed.map(drop).map_err(cannot("removed", file.what))
+    }
+
+    /// Keeps the bytes of a file that cannot be read, for people. The file itself stays until it is replaced or removed: a
+    /// crash in between must not look like "nothing there".
+    fn copy_aside(&self, file: File, name: &str, now: Duration) -> Result<(), StoreError> {
+        let what = format!("a copy of {}", file.what);
+        let Some(bytes) = self.read(file)? else { return Ok(()) };
+        let copy = File { folder: Folder::Corrupt, name: format!("{name}-{}", now.as_millis()), what };
+        self.write(copy, &bytes, Durability::Lazy)
     }
 
     /// Changes when a record comes or goes, mostly (see [`Store::stamp`]).
@@ -79,8 +113,7 @@ impl StateFiles {
     }
 
     pub(crate) fn record(&self, uid: &ClaimUid) -> Result<Stored<Record>, StoreError> {
-        let bytes = self.store.read(Folder::Claims, &file_of(uid)).map_err(cannot("read", record_of(uid)))?;
-        Ok(bytes.map_or(Stored::Absent, |bytes| decode_record(uid, &bytes)))
+        Ok(self.read(File::record(uid))?.map_or(Stored::Absent, |bytes| decode_record(uid, &bytes)))
     }
 
     pub(crate) fn records(&self) -> Result<Records, StoreError> {
@@ -95,8 +128,8 @@ impl StateFiles {
         parsed: &Parsed<K, T>,
         read: impl Fn(&K) -> Result<Stored<T>, StoreError>,
     ) -> Result<BTreeMap<K, Arc<Stored<T>>>, StoreError> {
-        let entries = self.store.list(folder).map_err(cannot("read", what))?;
-        let listed: Vec<(K, Stamp)> = entries
+        let listed: Vec<(K, Stamp)> = self
+            .list(folder, what)?
             .into_iter()
             .filter_map(|e| Some((e.name.strip_suffix(".json")?.parse().ok()?, e.stamp)))
             .collect();
@@ -128,10 +161,7 @@ impl StateFiles {
     }
 
     pub(crate) fn write_record(&self, record: &Record) -> Result<(), StoreError> {
-        let name = file_of(&record.uid);
-        self.store
-            .write(Folder::Claims, &name, &record.encode(), Durability::Synced)
-            .map_err(cannot("written", record_of(&record.uid)))
+        self.write(File::record(&record.uid), &record.encode(), Durability::Synced)
     }
 
     /// Writes a record as it was before; unless it still is so.
@@ -140,41 +170,28 @@ impl StateFiles {
     }
 
     pub(crate) fn remove_record(&self, uid: &ClaimUid) -> Result<(), StoreError> {
-        self.store
-            .remove(Folder::Claims, &file_of(uid), Durability::Synced)
-            .map(drop)
-            .map_err(cannot("removed", record_of(uid)))
+        self.remove(File::record(uid), Durability::Synced)
     }
 
-    /// Keeps the bytes of a record that cannot be read, for people. The record itself stays until it is replaced or
-    /// removed: a crash in between must not look like "no claim".
-    pub(crate) fn copy_aside(&self, uid: &ClaimUid, now: Duration) -> Result<(), StoreError> {
-        let read = self.store.read(Folder::Claims, &file_of(uid)).map_err(cannot("read", record_of(uid)))?;
-        let Some(bytes) = read else { return Ok(()) };
-        let name = format!("claim-{uid}-{}", now.as_millis());
-        self.store
-            .write(Folder::Corrupt, &name, &bytes, Durability::Lazy)
-            .map_err(cannot("written", format!("a copy of {}", record_of(uid))))
+    pub(crate) fn copy_record_aside(&self, uid: &ClaimUid, now: Duration) -> Result<(), StoreError> {
+        self.copy_aside(File::record(uid), &format!("claim-{uid}"), now)
     }
 
     /// Removes all but the newest files that were set aside.
     pub(crate) fn prune_corrupt(&self, keep: usize) -> Result<(), StoreError> {
-        let mut files =
-            self.store.list(Folder::Corrupt).map_err(cannot("read", "the folder of unreadable files"))?;
+        let mut files = self.list(Folder::Corrupt, "the folder of unreadable files")?;
         // Newest last: by time of change, or, where that is the same, by inode.
         files.sort_by_key(|file| (file.stamp.1, file.stamp.0));
         let surplus = files.len().saturating_sub(keep);
-        for file in files.into_iter().take(surplus) {
-            self.store
-                .remove(Folder::Corrupt, &file.name, Durability::Lazy)
-                .map_err(cannot("removed", format!("the unreadable file {}", file.name)))?;
+        for Entry { name, .. } in files.into_iter().take(surplus) {
+            let what = format!("the unreadable file {name}");
+            self.remove(File { folder: Folder::Corrupt, name, what }, Durability::Lazy)?;
         }
         Ok(())
     }
 
     pub(crate) fn gpu(&self, gpu: &GpuUuid) -> Result<Stored<GpuState>, StoreError> {
-        let bytes = self.store.read(Folder::Gpus, &file_of(gpu)).map_err(cannot("read", state_of(gpu)))?;
-        Ok(bytes.map_or(Stored::Absent, |bytes| GpuState::decode(&bytes)))
+        Ok(self.read(File::gpu(gpu))?.map_or(Stored::Absent, |bytes| GpuState::decode(&bytes)))
     }
 
     pub(crate) fn gpus(&self) -> Result<Gpus, StoreError> {
@@ -183,36 +200,25 @@ impl StateFiles {
 
     /// Writes a GPU's state; the default needs no file.
     pub(crate) fn write_gpu(&self, gpu: &GpuUuid, state: &GpuState) -> Result<(), StoreError> {
-        let name = file_of(gpu);
         if state.is_default() {
-            let removed = self.store.remove(Folder::Gpus, &name, Durability::Synced);
-            return removed.map(drop).map_err(cannot("removed", state_of(gpu)));
+            self.remove(File::gpu(gpu), Durability::Synced)
+        } else {
+            self.write(File::gpu(gpu), &state.encode(), Durability::Synced)
         }
-        let written = self.store.write(Folder::Gpus, &name, &state.encode(), Durability::Synced);
-        written.map_err(cannot("written", state_of(gpu)))
     }
 
-    /// Keeps the bytes of a GPU's state that cannot be read, for people.
     pub(crate) fn copy_gpu_aside(&self, gpu: &GpuUuid, now: Duration) -> Result<(), StoreError> {
-        let read = self.store.read(Folder::Gpus, &file_of(gpu)).map_err(cannot("read", state_of(gpu)))?;
-        let Some(bytes) = read else { return Ok(()) };
-        let name = format!("{gpu}-{}", now.as_millis());
-        let written = self.store.write(Folder::Corrupt, &name, &bytes, Durability::Lazy);
-        written.map_err(cannot("written", format!("a copy of {}", state_of(gpu))))
+        self.copy_aside(File::gpu(gpu), gpu.as_str(), now)
     }
 
     /// A tombstone that cannot be read was of another time: none lasts.
     pub(crate) fn tombstone(&self, uid: &ClaimUid) -> Result<Option<Tombstone>, StoreError> {
-        let read = self.store.read(Folder::Tombstones, &file_of(uid));
-        let bytes = read.map_err(cannot("read", tombstone_of(uid)))?;
-        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+        Ok(self.read(File::tombstone(uid))?.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
     pub(crate) fn write_tombstone(&self, uid: &ClaimUid, tombstone: &Tombstone) -> Result<(), StoreError> {
         let bytes = serde_json::to_vec(tombstone).unwrap_or_default();
-        self.store
-            .write(Folder::Tombstones, &file_of(uid), &bytes, Durability::Lazy)
-            .map_err(cannot("written", tombstone_of(uid)))
+        self.write(File::tombstone(uid), &bytes, Durability::Lazy)
     }
 
     /// Removes tombstones of another boot, and those made before `before`. `lock` takes a claim's lock if it is free; that
@@ -223,9 +229,7 @@ impl StateFiles {
         before: Duration,
         lock: impl Fn(&ClaimUid) -> Option<LockGuard>,
     ) -> Result<(), StoreError> {
-        let listed =
-            self.store.list(Folder::Tombstones).map_err(cannot("read", "the folder of tombstones"))?;
-        for entry in listed {
+        for entry in self.list(Folder::Tombstones, "the folder of tombstones")? {
             let Some(Ok(uid)) = entry.name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
                 continue;
             };
@@ -238,55 +242,35 @@ impl StateFiles {
                 && let Some(_lock) = lock(&uid)
                 && is_old()?
             {
-                self.store
-                    .remove(Folder::Tombstones, &entry.name, Durability::Lazy)
-                    .map_err(cannot("removed", tombstone_of(&uid)))?;
+                self.remove(File::tombstone(&uid), Durability::Lazy)?;
             }
         }
         Ok(())
     }
 
     /// The numbers; none while there is no file. Without them no device name means anything: they are not guessed.
-    pub(crate) fn ordinals(&self) -> Result<Arc<Ordinals>, StoreError> {
-        let stamp = self.store.file_stamp(Folder::Node, ORDINALS).map_err(cannot("read", NUMBERS))?;
-        let stamp = stamp.unwrap_or_default();
-        if let Some((known, numbers)) = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
-            && *known == stamp
-        {
-            return Ok(numbers.clone());
-        }
-        let numbers = match self.stored_ordinals()? {
-            Stored::Fine(numbers) => Arc::new(numbers),
-            Stored::Absent | Stored::Newer { .. } => Arc::default(),
+    pub(crate) fn ordinals(&self) -> Result<Ordinals, StoreError> {
+        match self.stored_ordinals()? {
+            Stored::Fine(numbers) => Ok(numbers),
+            Stored::Absent | Stored::Newer { .. } => Ok(Ordinals::default()),
             Stored::Corrupt { reason } => {
-                let what =
-                    format!("{NUMBERS} node/{ORDINALS} (rebuilt when the GPUs and the API server answer)");
-                return Err(cannot("read", what)(std::io::Error::other(reason)));
+                let File { name, what, .. } = File::ordinals();
+                let what = format!("{what} node/{name} (rebuilt when the GPUs and the API server answer)");
+                Err(cannot("read", what)(std::io::Error::other(reason)))
             }
-        };
-        *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = Some((stamp, numbers.clone()));
-        Ok(numbers)
+        }
     }
 
     pub(crate) fn stored_ordinals(&self) -> Result<Stored<Ordinals>, StoreError> {
-        let read = self.store.read(Folder::Node, ORDINALS).map_err(cannot("read", NUMBERS))?;
-        Ok(read.map_or(Stored::Absent, |bytes| decode_ordinals(&bytes)))
+        Ok(self.read(File::ordinals())?.map_or(Stored::Absent, |bytes| decode_ordinals(&bytes)))
     }
 
-    /// Keeps the bytes of numbers that cannot be read, for people; they stay until they are replaced.
     pub(crate) fn copy_ordinals_aside(&self, now: Duration) -> Result<(), StoreError> {
-        let read = self.store.read(Folder::Node, ORDINALS).map_err(cannot("read", NUMBERS))?;
-        let name = format!("ordinals-{}", now.as_millis());
-        self.store
-            .write(Folder::Corrupt, &name, &read.unwrap_or_default(), Durability::Lazy)
-            .map_err(cannot("written", format!("a copy of {NUMBERS}")))
+        self.copy_aside(File::ordinals(), "ordinals", now)
     }
 
     pub(crate) fn write_ordinals(&self, ordinals: &Ordinals) -> Result<(), StoreError> {
-        let written =
-            self.store.write(Folder::Node, ORDINALS, &encode_ordinals(ordinals), Durability::Synced);
-        *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        written.map_err(cannot("written", NUMBERS))
+        self.write(File::ordinals(), &encode_ordinals(ordinals), Durability::Synced)
     }
 }
 

@@ -66,8 +66,6 @@ pub trait Store: Send + Sync {
     fn list(&self, folder: Folder) -> io::Result<Vec<Entry>>;
     /// Changes when a file of the folder comes or goes; perhaps not for two changes within a few milliseconds.
     fn stamp(&self, folder: Folder) -> io::Result<Stamp>;
-    /// One file's stamp; `None` if there is no such file.
-    fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>>;
     /// A file's content; `None` if there is none.
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>>;
     /// Writes a file.

@@ -5,10 +5,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_claims::{Cause, GpuState, Record, Step, StepError, Stored, goal};
+use divvy_claims::{Cause, GpuState, Record, StepError, Stored, wanted_time_slice};
 use divvy_model::{GpuUuid, Hold, TimeSlice};
 
 use crate::run::StepFailed;
+use crate::unprepare::BRIEFLY;
 use crate::{Event, Executor, Report, StoreError, chain};
 
 /// Why a time slice could not be read or set.
@@ -45,8 +46,6 @@ pub trait TimeSlices: Send + Sync {
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError>;
 }
 
-const BRIEFLY: Duration = Duration::from_millis(100);
-
 /// How long setting a time slice may take where no call's deadline is shorter.
 const SET_WITHIN: Duration = Duration::from_secs(10);
 
@@ -73,22 +72,16 @@ impl Executor {
             },
         };
         let was = was.unwrap_or(TimeSlice::Default);
-        let before = self.note_settings(gpu, |state| state.note_time_slice(was, to, boot))?;
-        match slices.set(gpu, to, until) {
-            Ok(()) => Ok(()),
-            Err(TimeSliceError::Failed(error @ StepError::Unknown(_))) => Err(error.into()),
-            Err(error) => {
-                self.put_settings_back(gpu, before)?;
-                if is_ignored(&error) { Ok(()) } else { Err(StepError::from(error).into()) }
-            }
+        let mut ignored = false;
+        let set = || {
+            let set = slices.set(gpu, to, until);
+            ignored = set.as_ref().is_err_and(is_ignored);
+            Ok(set?)
+        };
+        match self.change_setting(gpu, |state| state.note_time_slice(was, to, boot), set) {
+            Err(StepFailed::Step(_)) if ignored => Ok(()),
+            done => done,
         }
-    }
-
-    /// Time slices that a record's devices ask for, before its steps are carried out in another boot.
-    pub(crate) fn time_slices_of(record: &Record) -> Vec<Step> {
-        let asked: std::collections::BTreeMap<_, _> =
-            record.devices.iter().filter_map(|d| Some((&d.gpu, d.time_slice?))).collect();
-        asked.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to }).collect()
     }
 
     /// Restores the time slices that no claim requests any more, of GPUs that a record has just released. A failure holds
@@ -107,7 +100,7 @@ impl Executor {
     pub(crate) fn settle_all_settings(&self, again: bool, report: &mut Report) {
         let states = match self.state.gpus() {
             Ok(states) => states,
-            Err(error) => return report.push(Event::Failed { claim: None, error: chain(&error) }),
+            Err(error) => return report.events.push(Event::Failed { claim: None, error: chain(&error) }),
         };
         for (gpu, stored) in states {
             let is_set = |state: &GpuState| {
@@ -121,8 +114,8 @@ impl Executor {
             let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), now + BRIEFLY) else { continue };
             match self.settle_settings(&gpu, now + SET_WITHIN, again) {
                 Ok(false) => {}
-                Ok(true) => report.push(Event::SettingsGivenBack { gpu }),
-                Err(error) => report.push(Event::Failed { claim: None, error }),
+                Ok(true) => report.events.push(Event::SettingsGivenBack { gpu }),
+                Err(error) => report.events.push(Event::Failed { claim: None, error }),
             }
         }
     }
@@ -130,7 +123,7 @@ impl Executor {
     /// Whether something was given back.
     fn settle_settings(&self, gpu: &GpuUuid, until: Duration, again: bool) -> Result<bool, String> {
         let slice = self.settle_time_slice(gpu, until, again)?;
-        Ok(self.settle_compute_mode(gpu, until)? || slice)
+        Ok(self.settle_compute_mode(gpu)? || slice)
     }
 
     /// What is held of a GPU, and whether a record that cannot be read may hold it too.
@@ -155,7 +148,7 @@ impl Executor {
         }
         let (holds, unknown) = self.holds_on(gpu).map_err(said)?;
         let applied = state.time_slice(boot);
-        if let Some(wanted) = goal(&holds, state.share_time_slice).time_slice() {
+        if let Some(wanted) = wanted_time_slice(&holds, state.share_time_slice) {
             if again || applied != Some(wanted) {
                 self.set_time_slice(gpu, wanted, until).map_err(|e| cannot(gpu, &e))?;
             }

@@ -8,7 +8,7 @@ use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, HoldKind};
 
 use crate::state::Tombstone;
 use crate::unwind::LeftBehind;
-use crate::{Call, Event, Executor, LockError, Lookup, StoreError, UnprepareCause, UnprepareError};
+use crate::{Call, Event, Executor, Lookup, StoreError, UnprepareCause, UnprepareError};
 
 /// How an unprepare ended. All of these are a success towards the kubelet: an error would leave the pod terminating.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,16 +25,15 @@ pub enum Unprepared {
     PreparedAgain,
 }
 
-/// How letting go went, unless it failed.
-pub(crate) enum Release {
-    Released,
-    /// The devices are still held.
-    Blocked {
-        /// What is in the way.
-        why: String,
-        /// Whether that can pass within seconds: a GPU that is lost does not.
-        soon: bool,
-    },
+/// Why a claim still holds its devices.
+struct Blocked {
+    /// What is in the way.
+    why: String,
+    /// Whether that can pass within seconds: a GPU that is lost does not.
+    soon: bool,
+    /// Its record could not be made to say so. The caller must then not report success, since no later call would look at a
+    /// claim whose record says that it is prepared.
+    unwritten: Option<StoreError>,
 }
 
 /// How long reconcile and waiting prepares wait for a lock before they leave a claim to the call that holds it.
@@ -70,8 +69,8 @@ impl Executor {
                 match record {
                     Stored::Absent if !self.instances_of(uid)?.is_empty() => {
                         match self.rebuild_locked(uid, None, call.until) {
-                            Some(Event::Failed { error, .. }) => {
-                                Ok(Release::Blocked { why: error, soon: true })
+                            Some(Event::Failed { error: why, .. }) => {
+                                Ok(Some(Blocked { why, soon: true, unwritten: None }))
                             }
                             // Known again, or gone.
                             _ => continue,
@@ -85,16 +84,17 @@ impl Executor {
                     Stored::Corrupt { reason } => Err(reason),
                     Stored::Fine(record) => {
                         let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), call.until)?;
-                        let (release, problem) = self.release_or_linger(record)?;
-                        unwritten = problem;
-                        Ok(release)
+                        Ok(self.release_or_linger(record)?)
                     }
                 }
             };
             // No lock is held from here on.
             let (reason, soon) = match outcome {
-                Ok(Release::Released) => return Ok(Unprepared::Done),
-                Ok(Release::Blocked { why, soon }) => (why, soon),
+                Ok(None) => return Ok(Unprepared::Done),
+                Ok(Some(blocked)) => {
+                    unwritten = blocked.unwritten;
+                    (blocked.why, blocked.soon)
+                }
                 Err(corrupt) => match self.read_again_from_api(uid, wait_until) {
                     Some(Event::SetAside { .. }) => return Ok(Unprepared::Done),
                     Some(Event::Rebuilt { .. } | Event::Kept { .. }) => {
@@ -147,33 +147,31 @@ impl Executor {
         }
     }
 
-    /// Releases the claim if nothing is in the way; else records that the claim lingers, and why. If that cannot be
-    /// written, the error is returned beside: the caller must then not report success, since no later call would look at a
-    /// claim whose record says that it is prepared.
-    fn release_or_linger(&self, record: Record) -> Result<(Release, Option<StoreError>), UnprepareCause> {
+    /// Releases the claim if nothing is in the way; else records that the claim lingers, and why.
+    fn release_or_linger(&self, record: Record) -> Result<Option<Blocked>, UnprepareCause> {
         match self.release(&record) {
-            Ok(Release::Blocked { why, soon }) => {
+            Ok(()) => Ok(None),
+            Err(LeftBehind::InUse(why)) => {
                 self.remove_cdi(&record.uid)?;
                 let undoing = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
                 let phase = Phase::Leaving(Leaving { reason: why.clone(), undoing });
-                let mut problem = None;
+                let mut unwritten = None;
                 if record.phase != phase {
-                    problem = self.state.write_record(&Record { phase, ..record }).err();
+                    unwritten = self.state.write_record(&Record { phase, ..record }).err();
                 }
-                Ok((Release::Blocked { why, soon }, problem))
+                Ok(Some(Blocked { why, soon: true, unwritten }))
             }
-            Ok(Release::Released) => Ok((Release::Released, None)),
-            Err(LeftBehind::Steps { reason: why, soon }) => Ok((Release::Blocked { why, soon }, None)),
+            Err(LeftBehind::Steps { reason: why, soon }) => Ok(Some(Blocked { why, soon, unwritten: None })),
             Err(LeftBehind::Store(error)) => Err(error.into()),
             Err(LeftBehind::Cdi(error)) => Err(error.into()),
         }
     }
 
     /// Lets go if no process is in the way. Under the locks of the claim and its GPUs.
-    pub(crate) fn release(&self, record: &Record) -> Result<Release, LeftBehind> {
+    pub(crate) fn release(&self, record: &Record) -> Result<(), LeftBehind> {
         match self.in_the_way(record)? {
-            Some(why) => Ok(Release::Blocked { why, soon: true }),
-            None => self.unwind(record.clone()).map(|()| Release::Released),
+            Some(why) => Err(LeftBehind::InUse(why)),
+            None => self.unwind(record.clone()),
         }
     }
 
@@ -239,30 +237,23 @@ impl Executor {
     /// Finishes a claim that lingers, or whose prepare a crash interrupted. A claim that a call is working on, or that is
     /// simply prepared, is left alone. Locks are waited for until `until`.
     pub(crate) fn finish(&self, uid: &ClaimUid, until: Duration) -> Option<Event> {
-        let failed = |error: String| Some(Event::Failed { claim: Some(uid.clone()), error });
-        let _claim_lock = match self.lock_claim(uid, until) {
-            Ok(lock) => lock,
-            Err(LockError::TimedOut { .. }) => return None,
-            Err(error) => return failed(crate::chain(&error)),
+        Event::of(uid, self.try_finish(uid, until))
+    }
+
+    fn try_finish(&self, uid: &ClaimUid, until: Duration) -> Result<Option<Event>, UnprepareCause> {
+        let _claim_lock = self.lock_claim(uid, until)?;
+        let record = match self.state.record(uid)? {
+            Stored::Fine(record) if record.phase != Phase::Prepared => record,
+            _ => return Ok(None),
         };
-        let record = match self.state.record(uid) {
-            Ok(Stored::Fine(record)) if record.phase != Phase::Prepared => record,
-            Ok(_) => return None,
-            Err(error) => return failed(crate::chain(&error)),
-        };
-        let _gpu_locks = match self.lock_gpus(&gpus_of_record(&record), until) {
-            Ok(locks) => locks,
-            Err(LockError::TimedOut { .. }) => return None,
-            Err(error) => return failed(crate::chain(&error)),
-        };
-        let cut_short = record.phase == Phase::Preparing;
-        match self.release_or_linger(record) {
-            Ok((Release::Released, _)) if cut_short => Some(Event::TakenBack { claim: uid.clone() }),
-            Ok((Release::Released, _)) => Some(Event::Released { claim: uid.clone() }),
+        let _gpu_locks = self.lock_gpus(&gpus_of_record(&record), until)?;
+        let (claim, cut_short) = (uid.clone(), record.phase == Phase::Preparing);
+        Ok(Some(match self.release_or_linger(record)? {
+            None if cut_short => Event::TakenBack { claim },
+            None => Event::Released { claim },
             // Here the record says already that it is not prepared; only the reason may be an old one.
-            Ok((Release::Blocked { why, .. }, _)) => Some(Event::Kept { claim: uid.clone(), why }),
-            Err(error) => failed(crate::chain(&error)),
-        }
+            Some(blocked) => Event::Kept { claim, why: blocked.why },
+        }))
     }
 }
 

@@ -1,46 +1,30 @@
 //! Taking back what a prepare did, and what is left where that cannot be done now. Called under the locks of the claim
 //! and its GPUs.
 
-use divvy_claims::{Leaving, Observed, Phase, Progress, Record, StepError, StepState};
+use divvy_claims::{Leaving, Observed, Phase, Progress, Record, Step, StepError, StepState};
 
 use crate::run::Before;
 use crate::unprepare::gpus_of_record;
 use crate::{CdiError, Executor, PrepareCause, StoreError, chain};
 
 /// Why something could not be taken back as a whole. What is left is on record.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum LeftBehind {
-    Store(StoreError),
-    Cdi(CdiError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
+    /// Processes are in the way, and nothing was begun.
+    #[error("{0}")]
+    InUse(String),
     /// A step's outcome is not known, or its undo failed: the claim lingers.
+    #[error("{reason}")]
     Steps {
         /// What is in the way.
         reason: String,
         /// Whether that can pass within seconds.
         soon: bool,
     },
-}
-
-impl From<StoreError> for LeftBehind {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-impl From<CdiError> for LeftBehind {
-    fn from(error: CdiError) -> Self {
-        Self::Cdi(error)
-    }
-}
-
-impl std::fmt::Display for LeftBehind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Store(error) => f.write_str(&chain(error)),
-            Self::Cdi(error) => f.write_str(&chain(error)),
-            Self::Steps { reason, .. } => f.write_str(reason),
-        }
-    }
 }
 
 /// Why a step could not be taken back.
@@ -58,7 +42,11 @@ impl Executor {
     pub(crate) fn take_back(&self, record: Record, first: PrepareCause, before: &Before) -> PrepareCause {
         let done = match before {
             Before::Nothing => self.unwind(record),
-            Before::OtherBoot(earlier) if !record.steps.is_empty() => self.unwind_to(record, earlier),
+            // That also says what its file is: the file can wait.
+            Before::OtherBoot(earlier) if !record.steps.is_empty() => {
+                let no_cdi = self.remove_cdi(&record.uid);
+                self.unwind_steps(record, Some(earlier)).and_then(|()| Ok(no_cdi?))
+            }
             // Nothing was made but files. If the earlier record cannot be written, what is on disk now holds the same.
             Before::Lingering(earlier) | Before::OtherBoot(earlier) => {
                 let back = self.state.put_back(earlier).map_err(LeftBehind::from);
@@ -67,7 +55,7 @@ impl Executor {
         };
         match done {
             Ok(()) => first,
-            Err(left) => PrepareCause::Undo { first: Box::new(first), undo: left.to_string() },
+            Err(left) => PrepareCause::Undo { first: Box::new(first), undo: chain(&left) },
         }
     }
 
@@ -77,13 +65,7 @@ impl Executor {
         self.unwind_steps(record, None)
     }
 
-    /// Takes back all that a record says, and leaves an earlier record. That also says what its file is: the file can wait.
-    fn unwind_to(&self, record: Record, earlier: &Record) -> Result<(), LeftBehind> {
-        let no_cdi = self.remove_cdi(&record.uid);
-        self.unwind_steps(record, Some(earlier))?;
-        Ok(no_cdi?)
-    }
-
+    /// Takes the steps of a record back, and leaves an earlier record or none.
     fn unwind_steps(&self, mut record: Record, earlier: Option<&Record>) -> Result<(), LeftBehind> {
         let on_disk = record.clone();
         // Of another boot: the hardware has forgotten.
@@ -141,9 +123,13 @@ impl Executor {
     fn undo_step(&self, state: &mut StepState) -> Result<(), Stuck> {
         let steps = &self.parts.steps;
         let step = &state.step;
+        let Step::CreatePartition(wanted) = step else {
+            state.progress = Progress::Undone;
+            return Ok(());
+        };
         let unknown = |reason| Stuck { reason, certain: false, soon: true };
         if let Progress::Intended { before } | Progress::Begun { before, .. } = &state.progress {
-            state.progress = match steps.probe(step, before) {
+            state.progress = match steps.probe(wanted, before) {
                 Observed::Absent => Progress::Undone,
                 Observed::Ours(outcome) => Progress::Done { outcome },
                 Observed::InFlight => return Err(unknown(format!("the call to {step} has not returned"))),
@@ -155,11 +141,7 @@ impl Executor {
             };
         }
         if let Progress::Done { outcome } = &state.progress {
-            if !step.is_owned() {
-                state.progress = Progress::Undone;
-                return Ok(());
-            }
-            steps.undo(step, outcome).map_err(|error| Stuck {
+            steps.undo(wanted, outcome).map_err(|error| Stuck {
                 reason: format!("undoing the step to {step} failed: {}", chain(&error)),
                 certain: matches!(error, StepError::NotDone(_)),
                 soon: matches!(error, StepError::Unknown(_)) || error.cause().is_passing(),

@@ -76,7 +76,7 @@ fn a_hook_that_hangs_does_not_hang_the_container() {
     let edits = HostEdits::new(made.host, DriverAt::default(), made.nodes, delivery);
     let common = edits.common().unwrap();
     let timeouts: Vec<_> = common.edits().hooks.iter().map(|hook| hook.timeout).collect();
-    assert_eq!(timeouts, [Some(HOOK_SECONDS); 5]);
+    assert_eq!(timeouts, [HOOK_SECONDS; 5]);
 }
 
 #[test]
@@ -95,12 +95,12 @@ fn a_module_that_was_loaded_again_with_another_major_is_noticed() {
         let common = edits.common().unwrap();
         common.edits().device_nodes.iter().find(|n| n.path == "/dev/nvidia-uvm").unwrap().major
     };
-    assert_eq!(major(), Some(511));
+    assert_eq!(major(), 511);
     let devices = dir.path().join("proc/devices");
     let later = fs_err::read_to_string(&devices).unwrap().replace("511 nvidia-uvm", "508 nvidia-uvm");
     fs_err::write(devices, later).unwrap();
     assert!(edits.refresh(false).unwrap(), "live CDI files are to be written again");
-    assert_eq!(major(), Some(508));
+    assert_eq!(major(), 508);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
     let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
     let common = edits.common().unwrap();
     assert!(common.edits().env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
-    assert!(common.edits().device_nodes.iter().any(|n| n.path == "/dev/nvidiactl" && n.major == Some(195)));
+    assert!(common.edits().device_nodes.iter().any(|n| n.path == "/dev/nvidiactl" && n.major == 195));
     assert!(!edits.refresh(false).unwrap() && !edits.refresh(true).unwrap(), "nothing has changed");
 
     let root = dir.path().join("run/nvidia/driver");

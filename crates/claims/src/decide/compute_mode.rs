@@ -12,7 +12,7 @@ pub(super) fn compute_mode_to_set(
     wanted: &RecordedDevice,
     seen: &Snapshot<'_>,
 ) -> Result<Option<ComputeMode>, Why> {
-    let mode = seen.inventory.and_then(|i| i.gpus.get(&wanted.gpu)?.facts.compute_mode);
+    let mode = seen.inventory.as_ref().and_then(|i| i.gpus.get(&wanted.gpu)?.facts.compute_mode);
     match mode {
         None | Some(ComputeMode::Default) => Ok(None),
         Some(ComputeMode::ExclusiveProcess) => {

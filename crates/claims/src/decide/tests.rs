@@ -71,7 +71,11 @@ fn another_allocation_another_boot_or_a_prepare_cut_short_is_undone_first_and_a_
     assert!(!undo_first(&|r| r.phase = leaving(false)));
     assert!(undo_first(&|r| {
         r.phase = leaving(false);
-        let step = Step::CreatePartition { gpu: gpu(0), profile: 0, start: 0, size: 8 };
+        let step = Step::create_partition(
+            gpu(0),
+            divvy_model::mig::GpuInstanceProfileId(0),
+            divvy_model::mig::Placement { start: 0, size: 8 },
+        );
         r.steps = vec![StepState { step, progress: Progress::Intended { before: Vec::new() } }];
     }));
 }
@@ -206,7 +210,11 @@ fn a_claim_without_a_record_for_which_an_instance_was_made_in_this_boot_is_made_
     let mut world = World::new();
     let c = claim("a", vec![result("main", "gpu-0")]);
     let mut note = |claim: &str, boot: &str| {
-        let step = Step::CreatePartition { gpu: gpu(0), profile: 19, start: 0, size: 1 };
+        let step = Step::create_partition(
+            gpu(0),
+            divvy_model::mig::GpuInstanceProfileId(19),
+            divvy_model::mig::Placement { start: 0, size: 1 },
+        );
         let state = StepState { step, progress: Progress::Intended { before: Vec::new() } };
         let (claim, boot) = (claim.parse().unwrap(), boot.parse().unwrap());
         let instances = vec![crate::OwnedInstance { claim, boot, state }];

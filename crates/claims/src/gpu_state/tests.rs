@@ -6,25 +6,23 @@ fn hold(kind: HoldKind) -> Hold {
 }
 
 #[test]
-fn the_goal_follows_from_the_live_holds_and_admin_access_is_not_one() {
-    assert_eq!(goal([], None), Goal::Idle);
-    assert_eq!(goal([&hold(HoldKind::Admin)], Some(TimeSlice::Long)), Goal::Idle);
+fn the_wanted_time_slice_follows_from_the_live_holds_and_admin_access_is_not_one() {
+    assert_eq!(wanted_time_slice([], None), None);
+    assert_eq!(wanted_time_slice([&hold(HoldKind::Admin)], Some(TimeSlice::Long)), None);
     let asks = |kind, slice| Hold { time_slice: Some(slice), ..hold(kind) };
     // Shares have what the policy says now, whatever it said when they were prepared.
     let shares = [&asks(HoldKind::Share, TimeSlice::Long), &hold(HoldKind::Admin), &hold(HoldKind::Share)];
     for policy in [None, Some(TimeSlice::Short)] {
-        assert_eq!(goal(shares, policy), Goal::TimeSliced(policy));
+        assert_eq!(wanted_time_slice(shares, policy), policy);
     }
     let whole = [&hold(HoldKind::Whole), &hold(HoldKind::Admin)];
-    assert_eq!(goal(whole, Some(TimeSlice::Long)), Goal::Whole(None));
+    assert_eq!(wanted_time_slice(whole, Some(TimeSlice::Long)), None);
     let whole = asks(HoldKind::Whole, TimeSlice::Short);
-    assert_eq!(goal([&whole], None).time_slice(), Some(TimeSlice::Short));
+    assert_eq!(wanted_time_slice([&whole, &hold(HoldKind::Admin)], None), Some(TimeSlice::Short));
     let profile = divvy_model::mig::GpuInstanceProfileId(19);
     let placement = divvy_model::mig::Placement { start: 0, size: 1 };
-    assert_eq!(
-        goal([&hold(HoldKind::Admin), &hold(HoldKind::Partition { profile, placement })], None),
-        Goal::Partitioned
-    );
+    let partition = hold(HoldKind::Partition { profile, placement });
+    assert_eq!(wanted_time_slice([&hold(HoldKind::Admin), &partition], Some(TimeSlice::Long)), None);
 }
 
 #[test]
@@ -86,7 +84,7 @@ fn every_version_of_a_gpu_state_has_a_captured_file_that_still_reads() {
         (include_bytes!("../../fixtures/gpu-state-v1.json").as_slice(), expected),
         (include_bytes!("../../fixtures/gpu-state-v2.json").as_slice(), expected_v2),
     ];
-    assert_eq!(fixtures.len(), usize::try_from(VERSIONS.current).unwrap(), "one fixture per version");
+    assert_eq!(fixtures.len(), usize::try_from(VERSION).unwrap(), "one fixture per version");
     let (newest, live) = fixtures.last().unwrap().clone();
     for (bytes, expected) in fixtures {
         assert_eq!(GpuState::decode(bytes), Stored::Fine(expected));
@@ -107,13 +105,19 @@ fn with_everything() -> GpuState {
         reason: "the call did not come back".to_owned(),
         boot: boot.clone(),
     };
-    let step = |start| crate::Step::CreatePartition { gpu: gpu(), profile: 19, start, size: 1 };
+    let step = |start| {
+        crate::Step::create_partition(
+            gpu(),
+            divvy_model::mig::GpuInstanceProfileId(19),
+            divvy_model::mig::Placement { start, size: 1 },
+        )
+    };
     let own = |claim: &str, start, progress| OwnedInstance {
         claim: claim.parse().unwrap(),
         boot: boot.clone(),
         state: StepState { step: step(start), progress },
     };
-    let (gi, ci) = (crate::InstanceId(7), crate::InstanceId(0));
+    let (gi, ci) = (divvy_model::mig::GpuInstanceId(7), divvy_model::mig::ComputeInstanceId(0));
     let made = crate::Outcome::Partition { gi, ci, uuid: "MIG-1".parse().unwrap() };
     let mut state = GpuState {
         fences: vec![fence("a"), fence("b")],

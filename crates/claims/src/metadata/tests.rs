@@ -5,7 +5,7 @@ use divvy_model::{ClaimUid, GpuUuid};
 use serde_json::Value;
 
 use super::*;
-use crate::{AllocatedDevice, InstanceId, Outcome, Phase, Progress, StepState};
+use crate::{AllocatedDevice, Outcome, Phase, Progress, StepState};
 
 const DRIVER: &str = "gpu.divvy.dev";
 
@@ -42,7 +42,11 @@ fn partition(request: &str, name: &str, start: u32) -> RecordedDevice {
 fn record(pod_claim_name: Option<&str>, devices: Vec<RecordedDevice>) -> Record {
     let made = devices.iter().enumerate().filter_map(|(n, device)| {
         let uuid = format!("MIG-{n:04}").parse().unwrap();
-        let outcome = Outcome::Partition { gi: InstanceId(7), ci: InstanceId(0), uuid };
+        let outcome = Outcome::Partition {
+            gi: divvy_model::mig::GpuInstanceId(7),
+            ci: divvy_model::mig::ComputeInstanceId(0),
+            uuid,
+        };
         Some(StepState { step: device.step()?, progress: Progress::Done { outcome } })
     });
     let attributes: Attributes = [

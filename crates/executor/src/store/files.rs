@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use fs_err as fs;
 
 use super::{Durability, Entry, Folder, Stamp, Store};
+use crate::cdi_dir::unless_missing;
 
 /// Suffix of files that are being written; a crash may leave some.
 const TEMP: &str = ".tmp";
@@ -37,7 +38,7 @@ impl FileStore {
             for entry in fs::read_dir(&dir)? {
                 let path = entry?.path();
                 if is_abandoned(&path) {
-                    remove_if_there(&path)?;
+                    unless_missing(fs::remove_file(&path), ())?;
                 }
             }
             // An earlier process may have died between its rename and its fsync: what we are about to trust must last.
@@ -87,14 +88,6 @@ fn is_abandoned(path: &Path) -> bool {
     temporary && age().is_some_and(|age| age > Duration::from_mins(10))
 }
 
-fn remove_if_there(path: &Path) -> io::Result<bool> {
-    match fs::remove_file(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 fn stamp_of(meta: &std::fs::Metadata) -> Stamp {
     Stamp(meta.ino(), i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()), meta.size())
 }
@@ -124,20 +117,8 @@ impl Store for FileStore {
         fs::metadata(self.dir(folder)).map(|meta| stamp_of(&meta))
     }
 
-    fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>> {
-        match fs::metadata(self.dir(folder).join(name)) {
-            Ok(meta) => Ok(Some(stamp_of(&meta))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
-        match fs::read(self.dir(folder).join(name)) {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        unless_missing(fs::read(self.dir(folder).join(name)).map(Some), None)
     }
 
     fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
@@ -149,7 +130,7 @@ impl Store for FileStore {
 
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let dir = self.dir(folder);
-        let was_there = remove_if_there(&dir.join(name))?;
+        let was_there = unless_missing(fs::remove_file(dir.join(name)).map(|()| true), false)?;
         if was_there && durability == Durability::Synced {
             self.sync_dir(&dir)?;
         }

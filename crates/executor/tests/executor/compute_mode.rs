@@ -1,7 +1,7 @@
 //! The compute mode of GPUs whose shares are given out.
 
 use divvy_claims::Claim;
-use divvy_executor::{Executor, InventorySource};
+use divvy_executor::{Event, Executor, InventorySource, Refresh};
 use divvy_gpu_sim::Fault;
 use divvy_model::{ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuUuid};
 
@@ -94,4 +94,19 @@ fn what_others_set_meanwhile_is_left_alone() {
     world.unprepare(&executor, &uid("a")).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::Prohibited);
     assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+}
+
+#[test]
+fn after_a_reboot_the_mode_is_set_again_before_a_containers_share_is_ready() {
+    let (world, executor, gpu) = left_exclusive();
+    let a = share("a");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.reboot();
+    // Whoever set it at the boot before did so again.
+    sim(&world).set_compute_mode(&gpu, ComputeMode::ExclusiveProcess).unwrap();
+    world.changed(&gpu);
+    let events = world.start().restore_cdi(Refresh::Missing).events;
+    assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
+    assert_eq!(mode(&world, &gpu), ComputeMode::Default);
 }

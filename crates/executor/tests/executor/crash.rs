@@ -116,7 +116,7 @@ impl Story {
             other => panic!("{other:?}"),
         }
         let file = m.cdi.get(&format!("gpu.divvy.dev-claim_{}.json", wanted.uid)).expect("a CDI file");
-        let spec = divvy_cdi::Spec::from_json_bytes(file).unwrap();
+        let spec: divvy_cdi::Spec = serde_json::from_slice(file).unwrap();
         let ids: Vec<_> = spec.devices.iter().map(|d| format!("{}={}", spec.kind, d.name)).collect();
         let answered: Vec<_> = prepared.devices.iter().flat_map(|d| d.cdi_ids.clone()).collect();
         assert_eq!(ids, answered, "the CDI file has other devices than the answer");

@@ -184,23 +184,6 @@ fn the_cdi_folder_is_made_but_not_the_one_above_it() {
 }
 
 #[test]
-fn names_in_answers_are_those_of_the_cdi_documents() {
-    let uid: divvy_model::ClaimUid = "uid-a".parse().unwrap();
-    assert_eq!(divvy_claims::cdi_kind(DRIVER), divvy_cdi::claim_kind(DRIVER));
-    assert_eq!(divvy_claims::cdi_file_name(DRIVER, &uid), divvy_cdi::claim_file_name(DRIVER, "uid-a"));
-    assert_eq!(
-        divvy_claims::claim_of_cdi_file(DRIVER, &divvy_cdi::claim_file_name(DRIVER, "uid-a")),
-        Some(uid.clone())
-    );
-    for share in [None, Some("s1")] {
-        assert_eq!(
-            divvy_claims::cdi_device_name(&uid, &"gpu-0".parse().unwrap(), share),
-            divvy_cdi::claim_device_name("uid-a", "gpu-0", share)
-        );
-    }
-}
-
-#[test]
 fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::new("h100x2", 1);

@@ -30,7 +30,7 @@ fn every_request_has_a_file_that_its_first_device_mounts_read_only() {
     let names: Vec<_> = files(&world).into_keys().map(|(_, request)| request).collect();
     assert_eq!(names, ["main", "other"]);
     let cdi = final_state(&world).cdi.remove("gpu.divvy.dev-claim_uid-a.json").unwrap();
-    let spec = divvy_cdi::Spec::from_json_bytes(cdi.as_bytes()).unwrap();
+    let spec: divvy_cdi::Spec = serde_json::from_str(&cdi).unwrap();
     let mounts = spec.devices.iter().map(|device| {
         let mounts = device.container_edits.mounts.iter();
         mounts.map(|m| (m.host_path.as_str(), m.container_path.as_str(), m.options.join(","))).collect()

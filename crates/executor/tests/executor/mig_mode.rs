@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::{GpuState, InstanceId, Observed, Outcome, Step, StepError};
+use divvy_claims::{GpuState, Observed, Outcome, StepError};
 use divvy_executor::{Folder, MigSteps, Steps, chain};
 use divvy_gpu_sim::{Fault, SimNode};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode};
@@ -40,7 +40,7 @@ fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
 #[test]
 fn what_a_prepare_may_change_is_kept_for_a_restart_and_asked_for_under_the_lock() {
     let (world, executor, a, gpu) = setup();
-    assert_eq!(executor.granted().unwrap().len(), 2);
+    assert!(world.lock().gpu_state(&gpu).may_change_mode);
     world.grant(&executor, false);
     assert_eq!(world.lock().file(Folder::Gpus, &format!("{gpu}.json")), None);
     let error = world.prepare(&world.start(), &a).unwrap_err();
@@ -147,15 +147,21 @@ fn nothing_is_begun_on_a_gpu_while_an_earlier_call_has_not_come_back() {
     let at = world.lock().now + Duration::from_secs(9);
     let op = GpuOp::CreateGpuInstance;
     world.lock().mig_late.push(MigLate { at, succeeds: true, gpu: gpu.clone(), op, what: late });
-    let until = world.lock().now;
-    let mode = Step::SetMigMode { gpu: gpu.clone(), on: true };
-    let make = Step::CreatePartition { gpu: gpu.clone(), profile: 9, start: 4, size: 4 };
-    for step in [&mode, &make] {
-        let error = steps.apply(step, until, &mut |_| {}).unwrap_err();
+    let wanted = &divvy_model::mig::Partition {
+        gpu: gpu.clone(),
+        profile: divvy_model::mig::GpuInstanceProfileId(9),
+        placement: divvy_model::mig::Placement { start: 4, size: 4 },
+    };
+    for begun in [
+        steps.set_mig_mode(&gpu, true),
+        steps.set_compute_mode(&gpu, divvy_model::ComputeMode::Prohibited),
+        steps.create(wanted, &mut |_| {}).map(drop),
+    ] {
+        let error = begun.unwrap_err();
         assert!(matches!(error, StepError::NotDone(_)) && error.cause().is_passing(), "{error:?}");
     }
-    assert!(steps.before(&make).is_err());
-    assert_eq!(steps.probe(&make, &[]), Observed::InFlight);
-    assert!(steps.undo(&make, &Outcome::GpuInstance { gi: InstanceId(1) }).is_err());
+    assert!(steps.before(wanted).is_err());
+    assert_eq!(steps.probe(wanted, &[]), Observed::InFlight);
+    assert!(steps.undo(wanted, &Outcome::GpuInstance { gi: divvy_model::mig::GpuInstanceId(1) }).is_err());
     assert!(!crate::mig_world::mode(&world, &gpu));
 }

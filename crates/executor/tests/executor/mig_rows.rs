@@ -1,6 +1,7 @@
 //! Partitions, one sentence at a time: the moments at which a driver can be stopped or hang, and what is left then. Every
 //! one ends clean.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use divvy_claims::{Claim, Progress, Stored};
@@ -9,7 +10,7 @@ use divvy_model::{GpuDriver, GpuErrorCode};
 
 use crate::mig_world::{SMALL, claim_of, is_clean, living, mode, setup, shape, sim};
 use crate::story::uid;
-use crate::world::{HardwareFault, Moment, World};
+use crate::world::{HardwareFault, Moment, Place, World};
 
 /// Dies there while preparing; the next process restores, and the claim is prepared as if nothing had been.
 fn dies_while_preparing(at: &'static str, moment: Moment, left: &[(u32, u32, usize)]) {
@@ -18,6 +19,14 @@ fn dies_while_preparing(at: &'static str, moment: Moment, left: &[(u32, u32, usi
     world.prepare(&executor, &a).unwrap_err();
     assert!(world.lock().dead, "nothing is called {at}");
     assert_eq!(shape(&world), left, "at the time of the crash");
+    let intended = || {
+        let (world, executor, a, _) = setup();
+        world.lock().crash_at = Some((at, moment));
+        drop(world.prepare(&executor, &a));
+        world.kill();
+        world.start().foreign()
+    };
+    assert_eq!(intended().values().flatten().count(), 0, "what we may be making is not of others");
     // The kubelet may let it go instead.
     let world_of_another_end = || {
         let (world, executor, a, _) = setup();
@@ -93,6 +102,14 @@ fn row_7_an_orphan_is_undone_by_reconcile_and_its_slices_are_available_again() {
     let report = executor.reconcile(&world.view());
     assert!(matches!(&report.events[..], [Event::Kept { .. }]), "a grace period: {:?}", report.events);
     world.pass(Duration::from_mins(5));
+    world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
+    let report = executor.reconcile(&world.view());
+    let [Event::Failed { error, .. }] = &report.events[..] else { panic!("{:?}", report.events) };
+    assert_eq!(
+        error,
+        "CDI file gpu.divvy.dev-claim_uid-a.json in /var/run/cdi cannot be removed (it is mounted read-only: the plugin's hostPath mounts must be writable): read-only filesystem or storage medium"
+    );
+    world.lock().write_error = None;
     let report = executor.reconcile(&world.view());
     assert_eq!(report.events, [Event::OrphanUndone { claim: a.uid.clone() }]);
     assert!(is_clean(&world));

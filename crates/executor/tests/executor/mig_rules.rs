@@ -1,8 +1,8 @@
 //! Partitions that were given out under other rules than those in force when they are prepared: what the hardware can
 //! still serve is served.
 
-use divvy_executor::{Executor, Folder, Refresh};
-use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
+use divvy_executor::{Event, Executor, Folder, Refresh};
+use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId, Placement};
 use divvy_model::{GpuDriver, GpuUuid};
 
 use crate::mig_world::{HALF, claim_of, living, mig_world, sim};
@@ -86,4 +86,27 @@ fn a_lingering_claim_that_is_taken_up_again_has_the_partition_that_was_made_for_
     sim(&world).end_process(4711);
     world.unprepare(&executor, &a.uid).unwrap();
     assert!(living(&world, &gpu).is_empty());
+}
+
+#[test]
+fn after_a_reboot_a_static_partition_is_not_made_by_us_and_mig_mode_stays_as_it_is() {
+    let (world, executor, gpu, _) = with_theirs();
+    let a = claim_of("a", &["gpu-0-mig-static-3g40gb-9-4"], "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.reboot();
+    let executor = world.start();
+    let events = executor.restore_cdi(Refresh::Missing).events;
+    assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
+    assert!(!crate::mig_world::mode(&world, &gpu));
+    // Whoever made it makes it again, at first without what is inside.
+    sim(&world).set_mig_mode(&gpu, true).unwrap();
+    let place = Placement { start: 4, size: 4 };
+    let half = sim(&world).create_gpu_instance(&gpu, GpuInstanceProfileId(9), place).unwrap();
+    let events = executor.restore_cdi(Refresh::Missing).events;
+    assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
+    sim(&world).destroy_gpu_instance(&gpu, half.id).unwrap();
+    sim(&world).make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
+    let events = executor.restore_cdi(Refresh::Missing).events;
+    assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
 }

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use divvy_claims::{
-    AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored, goal,
+    AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored, wanted_time_slice,
 };
 use divvy_executor::{Event, Folder, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
@@ -230,7 +230,7 @@ impl Story {
         for gpu in (0..GPUS).map(|n| self.world.gpu(n)) {
             let holds = records.iter().flat_map(Record::holds).filter(|hold| hold.gpu == gpu);
             let holds: Vec<_> = holds.collect();
-            let wanted = goal(&holds, self.world.lock().gpu_state(&gpu).share_time_slice).time_slice();
+            let wanted = wanted_time_slice(&holds, self.world.lock().gpu_state(&gpu).share_time_slice);
             let wanted = wanted.filter(|slice| *slice != TimeSlice::Default);
             assert_eq!(set.get(&gpu).copied(), wanted, "{gpu} is held by {holds:?}");
         }
@@ -389,4 +389,18 @@ fn a_gpu_is_never_in_two_modes_whatever_the_scheduler_gives_out_and_whenever_the
         world.lock().calls
     });
     println!("refused: {refused:?}");
+}
+
+#[test]
+fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_containers_start() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &["gpu-0".to_owned()], Some(TimeSlice::Long), "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.reboot();
+    assert_eq!(world.lock().slices, Some(BTreeMap::new()), "the driver has forgotten it");
+    let events = world.start().restore_cdi(Refresh::Missing).events;
+    assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
+    assert_eq!(world.lock().slices, Some(BTreeMap::from([(world.gpu(0), TimeSlice::Long)])));
 }

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    AllocatedDevice, Allocation, Attributes, Cause, Claim, ClaimRef, Decision, GpuState, InstanceId,
-    Observed, Outcome, Phase, PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState,
-    Stored,
+    AllocatedDevice, Allocation, Attributes, Cause, Claim, ClaimRef, Decision, GpuState, Observed, Outcome,
+    Phase, PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
@@ -304,8 +303,13 @@ fn with_partitions(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     if claim.name.starts_with("hw")
         && let Decision::Run(plan) = &mut decision
     {
-        let half =
-            |gpu: &GpuUuid, start| Step::CreatePartition { gpu: gpu.clone(), profile: 9, start, size: 4 };
+        let half = |gpu: &GpuUuid, start| {
+            Step::create_partition(
+                gpu.clone(),
+                divvy_model::mig::GpuInstanceProfileId(9),
+                divvy_model::mig::Placement { start, size: 4 },
+            )
+        };
         let exclusive = plan.devices.iter().filter(|d| d.kind.needs().is_some());
         let hardware: Vec<_> = exclusive.flat_map(|d| [half(&d.gpu, 0), half(&d.gpu, 4)]).collect();
         plan.steps.splice(0..0, hardware);

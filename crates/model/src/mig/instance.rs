@@ -11,6 +11,7 @@ pub struct Partition {
     pub gpu: GpuUuid,
     pub profile: GpuInstanceProfileId,
     /// The memory slices.
+    #[serde(flatten)]
     pub placement: Placement,
 }
 

@@ -18,7 +18,13 @@ fn partitions_are_made_at_their_exact_place_after_mig_mode_is_on_and_before_the_
     let planned = plan(world.decide(&c));
     let kinds: Vec<_> = planned.devices.iter().map(|d| d.kind).collect();
     assert_eq!(kinds, [partition_hold(9, 4, 4), partition_hold(19, 0, 1)]);
-    let make = |profile, start, size| Step::CreatePartition { gpu: gpu(2), profile, start, size };
+    let make = |profile, start, size| {
+        Step::create_partition(
+            gpu(2),
+            divvy_model::mig::GpuInstanceProfileId(profile),
+            divvy_model::mig::Placement { start, size },
+        )
+    };
     let own = [make(9, 4, 4), make(19, 0, 1)];
     assert_eq!(planned.steps, own, "MIG mode is not ours to change");
     world.grant_all();

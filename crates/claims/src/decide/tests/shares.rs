@@ -106,7 +106,11 @@ fn a_share_that_asks_for_a_time_slice_is_refused() {
 fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_made() {
     let mut world = World::new();
     let part = claim("a", vec![result("main", "gpu-2-mig-static-1g10gb-19-4")]);
-    let found = Step::UsePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
+    let found = Step::UsePartition(divvy_model::mig::Partition {
+        gpu: gpu(2),
+        profile: divvy_model::mig::GpuInstanceProfileId(19),
+        placement: divvy_model::mig::Placement { start: 4, size: 1 },
+    });
     let check = |world: &World, part: &Claim| {
         let planned = plan(world.decide(part));
         assert_eq!(planned.steps, std::slice::from_ref(&found), "its MIG mode stays");
@@ -114,11 +118,11 @@ fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_ma
     };
     assert_eq!(world.refusal(&part).0, "no-static-partition", "this driver makes none");
     let lives = |uuid: &str| {
-        let (gi, ci) = (crate::InstanceId(7), crate::InstanceId(0));
+        let (gi, ci) = (divvy_model::mig::GpuInstanceId(7), divvy_model::mig::ComputeInstanceId(0));
         Outcome::Partition { gi, ci, uuid: uuid.parse().unwrap() }
     };
     let at = || DeviceName::clone(&part.allocation.results[0].device);
-    world.living.insert(at(), Ok(Some(Outcome::GpuInstance { gi: crate::InstanceId(7) })));
+    world.living.insert(at(), Ok(Some(Outcome::GpuInstance { gi: divvy_model::mig::GpuInstanceId(7) })));
     assert_eq!(world.refusal(&part).0, "no-static-partition", "half of one");
     let error =
         GpuError::on_gpu(divvy_model::GpuOp::GpuInstances, divvy_model::GpuErrorCode::TIMEOUT, &gpu(2));
@@ -137,7 +141,11 @@ fn a_partition_that_was_made_outside_is_known_by_its_name_and_found_and_never_ma
     world.living.insert(device.parse().unwrap(), Ok(Some(lives("MIG-1"))));
     check(&world, &plain);
     let mut theirs = GpuState::default();
-    let step = Step::CreatePartition { gpu: gpu(2), profile: 19, start: 4, size: 1 };
+    let step = Step::create_partition(
+        gpu(2),
+        divvy_model::mig::GpuInstanceProfileId(19),
+        divvy_model::mig::Placement { start: 4, size: 1 },
+    );
     let state = crate::StepState { step, progress: Progress::Done { outcome: lives("MIG-1") } };
     theirs.instances.push(crate::OwnedInstance {
         claim: "b".parse().unwrap(),

@@ -101,14 +101,14 @@ impl World {
     pub(super) fn seen(&self) -> Snapshot<'_> {
         Snapshot {
             driver: "gpu.divvy.dev",
-            inventory: Some(&self.inventory),
+            inventory: Some(Arc::new(self.inventory.clone())),
             ordinals: &self.ordinals,
-            records: &self.records,
-            gpus: &self.gpus,
+            records: self.records.clone(),
+            gpus: self.gpus.clone(),
             boot: &self.boot,
-            modes: &self.modes,
-            processes: &self.processes,
-            living: &self.living,
+            modes: self.modes.clone(),
+            processes: self.processes.clone(),
+            living: self.living.clone(),
             extra_nodes: &self.extra_nodes,
         }
     }

@@ -75,14 +75,6 @@ impl Store for World {
     fn stamp(&self, _folder: Folder) -> io::Result<Stamp> {
         Ok(Stamp(self.lock().writes, 0, 0))
     }
-    fn file_stamp(&self, folder: Folder, name: &str) -> io::Result<Option<Stamp>> {
-        let m = self.lock();
-        if m.dead {
-            return Err(Dead.into());
-        }
-        let file = m.disk.get(&(folder, name.to_owned()));
-        Ok(file.and_then(|file| Some(Stamp(file.seen.as_ref()?.1, 0, 0))))
-    }
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut m = self.lock();
         Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| m.file(folder, name))?)
@@ -153,7 +145,7 @@ impl CdiDir for World {
 
 /// The metadata that a CDI file mounts.
 fn mounted(cdi: &[u8]) -> Vec<(ClaimUid, String)> {
-    let spec = divvy_cdi::Spec::from_json_bytes(cdi).unwrap();
+    let spec: divvy_cdi::Spec = serde_json::from_slice(cdi).unwrap();
     let mounts = spec.devices.iter().flat_map(|device| &device.container_edits.mounts);
     let of = |path: &str| {
         let rest = path.strip_prefix("/plugin/metadata/")?.strip_suffix(".json")?;
@@ -238,13 +230,13 @@ impl TimeSlices for World {
 }
 
 impl DeviceEdits for World {
-    fn common(&self) -> Result<CommonEdits, EditsError> {
+    fn common(&self) -> Result<Arc<CommonEdits>, EditsError> {
         if self.lock().edits_missing {
             let what = "libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
                 .to_owned();
             return Err(EditsError { what, source: None });
         }
-        Ok(CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap())
+        Ok(Arc::new(CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap()))
     }
     fn device(
         &self,

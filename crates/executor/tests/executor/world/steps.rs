@@ -1,39 +1,39 @@
 //! Hardware steps of machines whose GPUs are not simulated: instances are entries of a list.
 
 use super::*;
+use divvy_model::mig::{ComputeInstanceId, GpuInstance, GpuInstanceId, Partition};
+use divvy_model::{ComputeMode, MigMode};
 
-fn place_of(step: &Step) -> (GpuUuid, u32, u32, u32) {
-    match step {
-        Step::CreatePartition { gpu, profile, start, size } => (gpu.clone(), *profile, *start, *size),
-        _ => panic!("not a step of these tests"),
-    }
+fn place_of(wanted: &Partition) -> (GpuUuid, u32, u32, u32) {
+    (wanted.gpu.clone(), wanted.profile.0, wanted.placement.start, wanted.placement.size)
 }
 
 fn outcome_of(made: &Instance) -> Outcome {
-    Outcome::Partition { gi: InstanceId(made.id), ci: InstanceId(0), uuid: made.uuid.clone() }
+    Outcome::Partition { gi: GpuInstanceId(made.id), ci: ComputeInstanceId(0), uuid: made.uuid.clone() }
 }
 
 impl Steps for World {
-    fn before(&self, step: &Step) -> Result<Vec<InstanceId>, StepError> {
+    fn before(&self, step: &Partition) -> Result<Vec<GpuInstanceId>, StepError> {
         let (gpu, ..) = place_of(step);
         let mut m = self.lock();
         m.land();
         Ok(m.call("look before the step", |m, _| {
-            m.instances.get(&gpu).into_iter().flatten().map(|i| InstanceId(i.id)).collect()
+            m.instances.get(&gpu).into_iter().flatten().map(|i| GpuInstanceId(i.id)).collect()
         })?)
     }
-    fn apply(
-        &self,
-        step: &Step,
-        until: Duration,
-        _so_far: &mut dyn FnMut(Outcome),
-    ) -> Result<Outcome, StepError> {
+    fn set_mig_mode(&self, _gpu: &GpuUuid, _on: bool) -> Result<(), StepError> {
+        panic!("not a step of these tests")
+    }
+    fn set_compute_mode(&self, _gpu: &GpuUuid, _to: ComputeMode) -> Result<(), StepError> {
+        panic!("not a step of these tests")
+    }
+    fn create(&self, step: &Partition, _so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError> {
         let (gpu, profile, start, size) = place_of(step);
         let mut m = self.lock();
         m.needs(&LockName::Gpu(gpu.clone()), "a partition is made");
         m.land();
         let fault = m.hardware_fault.take();
-        m.call(&step.to_string(), |m, whole| match fault {
+        m.call(&format!("make {step:?}"), |m, whole| match fault {
             // The process dies while the call is in the driver.
             None if !whole && m.chance.one_in(2) => Err(Dead.into()),
             None => match m.create(&gpu, profile, start, size) {
@@ -47,14 +47,14 @@ impl Steps for World {
                 Err(StepError::NotDone(Cause::new("the driver refused")))
             }
             Some(HardwareFault::Late { after, succeeds }) => {
-                m.now = (m.now + Duration::from_secs(10)).min(until);
+                m.now += Duration::from_secs(10);
                 let late = Late::Create { gpu: gpu.clone(), profile, start, size };
                 m.late.push((m.now + after, succeeds, late));
                 Err(StepError::Unknown(Cause::new("no answer within 10 s")))
             }
         })?
     }
-    fn probe(&self, step: &Step, before: &[InstanceId]) -> Observed {
+    fn probe(&self, step: &Partition, before: &[GpuInstanceId]) -> Observed {
         let (gpu, profile, start, size) = place_of(step);
         let mut m = self.lock();
         m.land();
@@ -71,7 +71,7 @@ impl Steps for World {
                 [] => Observed::Absent,
                 [one]
                     if (one.start, one.size, one.profile) == (start, size, profile)
-                        && !before.contains(&InstanceId(one.id)) =>
+                        && !before.contains(&GpuInstanceId(one.id)) =>
                 {
                     Observed::Ours(outcome_of(one))
                 }
@@ -80,17 +80,23 @@ impl Steps for World {
         });
         call.unwrap_or(Observed::InFlight)
     }
-    fn living(&self, step: &Step) -> Result<Option<Outcome>, GpuError> {
+    fn mig_mode(&self, _gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        Ok(MigMode::Unsupported)
+    }
+    fn instances(&self, _gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        Ok(Vec::new())
+    }
+    fn living(&self, step: &Partition) -> Result<Option<Outcome>, GpuError> {
         Ok(self.filling(step))
     }
-    fn undo(&self, step: &Step, outcome: &Outcome) -> Result<(), StepError> {
+    fn undo(&self, step: &Partition, outcome: &Outcome) -> Result<(), StepError> {
         let (gpu, ..) = place_of(step);
         let Outcome::Partition { uuid, .. } = outcome else { return Ok(()) };
         let mut m = self.lock();
         m.needs(&LockName::Gpu(gpu.clone()), "a partition is removed");
         m.land();
         let fault = m.hardware_fault.take();
-        m.call(&format!("undo: {step}"), |m, whole| match fault {
+        m.call(&format!("undo: {step:?}"), |m, whole| match fault {
             None if !whole && m.chance.one_in(2) => Err(Dead.into()),
             None if m
                 .late
@@ -117,7 +123,7 @@ impl Steps for World {
 }
 
 impl World {
-    fn filling(&self, step: &Step) -> Option<Outcome> {
+    fn filling(&self, step: &Partition) -> Option<Outcome> {
         let (gpu, profile, start, size) = place_of(step);
         let m = self.lock();
         let mut on_gpu = m.instances.get(&gpu)?.iter();
