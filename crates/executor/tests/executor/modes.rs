@@ -395,6 +395,7 @@ fn a_gpu_is_never_in_two_modes_whatever_the_scheduler_gives_out_and_whenever_the
 fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_containers_start() {
     let world = mig_world("h100x2", 1);
     let executor = world.start();
+    let gpu = world.gpu(0);
     let a = claim("a", &["gpu-0".to_owned()], Some(TimeSlice::Long), "t1");
     world.prepare(&executor, &a).unwrap();
     world.lock().api.insert(a.uid.clone(), a.clone());
@@ -402,5 +403,5 @@ fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_
     assert_eq!(world.lock().slices, Some(BTreeMap::new()), "the driver has forgotten it");
     let events = world.start().restore_cdi(Refresh::Missing).events;
     assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
-    assert_eq!(world.lock().slices, Some(BTreeMap::from([(world.gpu(0), TimeSlice::Long)])));
+    assert_eq!(world.lock().slices, Some(BTreeMap::from([(gpu, TimeSlice::Long)])));
 }
