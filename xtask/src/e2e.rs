@@ -1,16 +1,16 @@
-//! `cargo xtask e2e`: the end-to-end cases on a cluster of their own.
+//! `cargo xtask e2e`: the end-to-end cases, each set on a cluster of its own, side by side.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use divvy_e2e::case::Case;
-use divvy_e2e::cases::{ALL, GPUS};
+use divvy_e2e::cases::{GPUS, SETS};
 use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::programs::Programs;
-use divvy_e2e::runner::{Plan, run as run_cases};
+use divvy_e2e::runner::{Outcome, Plan, run as run_cases};
 use divvy_e2e::{Cluster, Extent, Gates, Options};
 
 /// Arguments of `cargo xtask e2e`.
@@ -24,13 +24,13 @@ pub(crate) struct Args {
     /// Kubernetes version, as 1.36.4
     #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
     version: String,
-    /// How many cases at once
+    /// How many cases at once on a cluster
     #[arg(long, default_value_t = 4)]
     jobs: usize,
     /// Take the programs from this folder instead of building them
     #[arg(long)]
     bin: Option<PathBuf>,
-    /// Leave the cluster up afterwards, as `e2e` (see `cargo xtask cluster --name e2e`)
+    /// Leave the clusters up afterwards, as `e2e` and `e2e-modes` (see `cargo xtask cluster status`)
     #[arg(long)]
     keep: bool,
     /// Where failed cases leave their folders
@@ -38,19 +38,29 @@ pub(crate) struct Args {
     failures: PathBuf,
 }
 
+impl Args {
+    /// The sets of which cases were asked for, each with those.
+    fn sets(&self) -> Vec<(&'static str, Vec<Case>)> {
+        let named = |name: &str| self.filter.iter().any(|part| name.contains(part.as_str()));
+        let is_wanted = |case: &&Case| {
+            (self.filter.is_empty() || named(case.name)) && case.suits(&self.version, Gates::Default)
+        };
+        let sets =
+            SETS.iter().map(|set| (set.cluster, set.cases.iter().filter(is_wanted).copied().collect()));
+        sets.filter(|(_, cases): &(_, Vec<_>)| !cases.is_empty()).collect()
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut out = std::io::stdout();
-    let wanted =
-        |name: &str| args.filter.is_empty() || args.filter.iter().any(|part| name.contains(part.as_str()));
-    let suits = |case: &Case| case.suits(&args.version, Gates::Default);
-    let cases: Vec<_> = ALL.iter().copied().filter(|case| wanted(case.name) && suits(case)).collect();
+    let sets = args.sets();
     ensure!(
-        !cases.is_empty(),
+        !sets.is_empty(),
         "no case is named like {:?}; see them with: cargo xtask e2e --list",
         args.filter
     );
     if args.list {
-        for case in cases {
+        for case in sets.iter().flat_map(|(_, cases)| cases) {
             writeln!(out, "{}{}", case.name, if case.alone { " (alone)" } else { "" })?;
         }
         return Ok(());
@@ -63,24 +73,51 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 
     let start = Instant::now();
-    Cluster::down("e2e")?;
+    let programs = &programs;
+    let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
+        let start = |(name, cases)| scope.spawn(move || on_cluster(name, cases, programs, args));
+        let running: Vec<_> = sets.into_iter().map(start).collect();
+        running
+            .into_iter()
+            .map(|set| set.join().unwrap_or_else(|_| bail!("a set of cases panicked")))
+            .collect()
+    });
+    let mut all = Outcome::default();
+    for outcome in outcomes {
+        let outcome = outcome?;
+        all.passed += outcome.passed;
+        all.failed += outcome.failed;
+    }
+    writeln!(out, "{:.0} s in all", start.elapsed().as_secs_f32())?;
+    writeln!(out, "{} passed, {} failed", all.passed, all.failed)?;
+    ensure!(all.failed == 0, "{} cases failed; see {}", all.failed, args.failures.display());
+    Ok(())
+}
+
+/// Runs cases on a cluster of their own.
+fn on_cluster(name: &str, cases: Vec<Case>, programs: &Programs, args: &Args) -> Result<Outcome> {
+    let start = Instant::now();
+    Cluster::down(name)?;
     let cluster = Cluster::up(&Options {
-        name: "e2e".to_owned(),
+        name: name.to_owned(),
         version: args.version.clone(),
         owned: !args.keep,
         extent: Extent::Whole,
         gates: Gates::Default,
     })?;
-    writeln!(out, "Kubernetes {} is up after {:.1} s", args.version, start.elapsed().as_secs_f32())?;
-    let driver = Driver::install(&cluster, &programs, GPUS).inspect_err(|_| {
+    let up = start.elapsed().as_secs_f32();
+    let driver = Driver::install(&cluster, programs, GPUS).inspect_err(|_| {
         // The error that counts is the one being returned.
-        let _ = cluster.collect_logs(&args.failures.join("install"));
+        let _ = cluster.collect_logs(&args.failures.join(format!("install-{name}")));
     })?;
-    writeln!(out, "the driver has published its GPUs after {:.1} s", start.elapsed().as_secs_f32())?;
-    let plan = Plan { cases, jobs: args.jobs, failures: args.failures.clone() };
-    let outcome = run_cases(&cluster, &driver, &plan)?;
-    writeln!(out, "{:.0} s in all", start.elapsed().as_secs_f32())?;
-    writeln!(out, "{} passed, {} failed", outcome.passed, outcome.failed)?;
-    ensure!(outcome.failed == 0, "{} cases failed; see {}", outcome.failed, args.failures.display());
-    Ok(())
+    crate::say(&format!(
+        "cluster {name}: Kubernetes {} was up after {up:.1} s and the GPUs published after {:.1} s; {} cases",
+        args.version,
+        start.elapsed().as_secs_f32(),
+        cases.len()
+    ));
+    let failures = args.failures.clone();
+    let outcome = run_cases(&cluster, &driver, &Plan { cases, jobs: args.jobs, failures })?;
+    crate::say(&format!("cluster {name}: {:.0} s", start.elapsed().as_secs_f32()));
+    Ok(outcome)
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Subcommand;
-use divvy_e2e::cases::{ALL, GPUS};
+use divvy_e2e::cases::{GPUS, SETS};
 use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::programs::Programs;
@@ -160,7 +160,13 @@ fn on_version(
 ) -> Result<Outcome> {
     let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
     let suits = |case: &&divvy_e2e::case::Case| case.of_sharing && case.suits(version, gates);
-    let cases: Vec<_> = ALL.iter().filter(suits).filter(|case| wanted(case.name)).copied().collect();
+    let cases: Vec<_> = SETS
+        .iter()
+        .flat_map(|set| set.cases)
+        .filter(suits)
+        .filter(|case| wanted(case.name))
+        .copied()
+        .collect();
     crate::say(&format!("\nKubernetes {version}, {}: {} cases", gates.name(), cases.len()));
     let cluster = up(OLDER_NAME, version, gates)?;
     let failures = failures.join(format!("{version}-{}", gates.name().replace(' ', "-")));

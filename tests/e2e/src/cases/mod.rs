@@ -1,7 +1,8 @@
 //! The cases. Each is a sentence about the driver on a real Kubernetes; the name is what a report shows.
 //!
 //! The node has 11 GPUs of one kind, which cases share as they need them, and one each of five other kinds. A case that
-//! needs a certain GPU takes one of those, which is then its own: the comment at [`GPUS`] says whose.
+//! needs a certain GPU takes one of those, which is then its own: the comment at [`GPUS`] says whose. There are two sets of
+//! cases, each with a cluster of its own, side by side.
 
 mod apply;
 mod chart;
@@ -29,13 +30,24 @@ pub(crate) use life::under_pods;
 use crate::case::{Case, Clusters, Env};
 
 /// The node's GPUs. `a30`: successors::claim_reused; `l40s`: pods::selectors; `l4`: successors::force_deleted; `t4`:
-/// successors::stubborn; `a100-40`: successors::in_use. The cases of `mig` come when these are done.
+/// successors::stubborn; `a100-40`: successors::in_use.
 pub const GPUS: &str = "h100x11,a30x1,l40sx1,l4x1,t4x1,a100-40x1";
 
 /// The product that cases share.
 const SHARED: &str = "NVIDIA H100 80GB HBM3";
 
-pub const ALL: &[Case] = &[
+/// Cases that have a cluster to themselves, in the order in which they run there.
+#[derive(Debug, Clone, Copy)]
+pub struct Set {
+    /// The cluster's name.
+    pub cluster: &'static str,
+    pub cases: &'static [Case],
+}
+
+/// Whole GPUs, as the chart offers them by default; partitions and shares, which take about as long.
+pub const SETS: [Set; 2] = [Set { cluster: "e2e", cases: WHOLE }, Set { cluster: "e2e-modes", cases: MODES }];
+
+const WHOLE: &[Case] = &[
     together("one_pod_gets_one_gpu", pods::one_pod_one_gpu),
     together("two_pods_get_two_gpus", pods::two_pods_two_gpus),
     together("a_pod_in_a_user_namespace_uses_its_gpu", pods::user_namespace),
@@ -93,6 +105,10 @@ pub const ALL: &[Case] = &[
     alone("a_policy_lets_pods_leave_a_sick_gpu_and_no_other", health::evicted),
     alone("a_lost_gpu_is_tainted_under_its_pod_and_comes_back", health::lost),
     alone("status_shows_holders_lost_gpus_and_why_a_claim_waits", status::shows),
+];
+
+/// The first of these that needs it installs the chart with `offer=everything`.
+const MODES: &[Case] = &[
     modes("partitions_are_made_again_after_a_reboot", mig::rebooted),
     // Minutes of waiting for cards; what is beside it has the offer that the case before these installs.
     together("cards_are_exchanged_under_the_plugin", nvidia_driver::exchanged),
