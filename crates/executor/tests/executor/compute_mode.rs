@@ -103,7 +103,7 @@ fn after_a_reboot_the_mode_is_set_again_before_a_containers_share_is_ready() {
     world.prepare(&executor, &a).unwrap();
     world.lock().api.insert(a.uid.clone(), a.clone());
     world.reboot();
-    // Whoever set it at the boot before did so again.
+    // An administrator sets it at each boot.
     sim(&world).set_compute_mode(&gpu, ComputeMode::ExclusiveProcess).unwrap();
     world.changed(&gpu);
     let events = world.start().restore_cdi(Refresh::Missing).events;

@@ -99,7 +99,7 @@ fn after_a_reboot_a_static_partition_is_not_made_by_us_and_mig_mode_stays_as_it_
     let events = executor.restore_cdi(Refresh::Missing).events;
     assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
     assert!(!crate::mig_world::mode(&world, &gpu));
-    // Whoever made it makes it again, at first without what is inside.
+    // Its administrator makes it again, at first without what is inside.
     sim(&world).set_mig_mode(&gpu, true).unwrap();
     let place = Placement { start: 4, size: 4 };
     let half = sim(&world).create_gpu_instance(&gpu, GpuInstanceProfileId(9), place).unwrap();
