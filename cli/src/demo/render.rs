@@ -235,14 +235,15 @@ fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
             State::Pending { .. } => table.cells(vec![name, pods, "pending".to_owned()]),
             State::Failed { .. } => table.cells(vec![name, pods, "failed".to_owned()]),
             State::Prepared { devices, prepare_us } => {
+                let spec = cdi::of(claim);
                 for (number, device) in devices.iter().enumerate() {
                     let once = |text: String| if number == 0 { text } else { String::new() };
                     let mut cells = vec![once(name.clone()), once(pods.clone()), got(device)];
                     if wide {
                         cells.extend([
                             device.requests.join(", "),
-                            cdi::nodes(claim.cdi.as_ref(), &device.cdi_ids),
-                            once(cdi::count(claim.cdi.as_ref(), "mounts").to_string()),
+                            spec.as_ref().map_or("-".to_owned(), |spec| cdi::nodes(spec, &device.cdi_ids)),
+                            once(spec.as_ref().map_or(0, cdi::mounts).to_string()),
                             once(format!("{}.{} ms", prepare_us / 1000, prepare_us % 1000 / 100)),
                         ]);
                     }

@@ -1,3 +1,4 @@
+use divvy_cdi::DeviceNode;
 use serde_json::{Value, json};
 
 use super::*;
@@ -21,10 +22,11 @@ fn report(claims: Vec<ClaimReport>) -> Report {
 }
 
 fn prepared() -> Report {
+    let node = DeviceNode::character("/dev/nvidia0", 195, 0, 0o666, 0);
     let cdi = json!({
         "cdiVersion": "0.5.0", "kind": "gpu.divvy.dev/claim",
-        "containerEdits": {"env": ["A=b"], "mounts": [{"containerPath": "/l"}]},
-        "devices": [{"name": "u-gpu-0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}],
+        "containerEdits": {"env": ["A=b"], "mounts": [{"hostPath": "/h", "containerPath": "/l"}]},
+        "devices": [{"name": "u-gpu-0", "containerEdits": {"deviceNodes": [node]}}],
     });
     let devices = vec![DeviceReport {
         requests: vec!["gpu".to_owned()],
