@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::format::{self, Output};
 use crate::status::read::{Access, Wanted};
-use crate::table::Table;
+use crate::table::{Table, or_dash};
 use crate::usage::Usage;
 use crate::view::{self, GpuView, Hold, NodeView, View};
 
@@ -276,7 +276,7 @@ fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
         let usage = &hold.usage;
         let mut cells = vec![
             format!("{}/{}", hold.namespace, hold.claim),
-            or(hold.pods.join(","), "-"),
+            or_dash(&hold.pods.join(",")),
             (*node).to_owned(),
             hold.device.clone(),
             // Admin access is granted no memory of its own.
@@ -285,7 +285,7 @@ fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
             bytes(hold.wasted),
             usage.utilization.map_or_else(|| UNKNOWN.to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
             usage.idle_seconds.map_or_else(|| UNKNOWN.to_owned(), idle),
-            or(note(hold), "-"),
+            or_dash(&note(hold)),
         ];
         if wide {
             let source = usage.source.clone().unwrap_or_else(|| UNKNOWN.to_owned());
@@ -330,10 +330,10 @@ fn gpus(lines: &[OfGpu<'_>], wide: bool) -> Option<Table> {
             sum.granted_total.to_string(),
             sum.wasted_total.to_string(),
             idle_of(sum),
-            or(gpu.troubles.join("+"), "-"),
+            or_dash(&gpu.troubles.join("+")),
         ];
         if wide {
-            cells.extend([or(gpu.product.clone(), "-"), gpu.uuid.clone()]);
+            cells.extend([or_dash(&gpu.product), gpu.uuid.clone()]);
         }
         table.cells(cells);
     }
@@ -376,8 +376,4 @@ fn idle_of(sum: &Sum) -> String {
 
 fn span(seconds: u64) -> String {
     crate::status::snapshot::span(i64::try_from(seconds).unwrap_or(i64::MAX))
-}
-
-fn or(text: String, otherwise: &str) -> String {
-    if text.is_empty() { otherwise.to_owned() } else { text }
 }

@@ -9,7 +9,8 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde::Serialize;
 
 use super::report::{ClaimReport, DeviceReport, State};
-use crate::slices::Picture;
+use crate::device::{amount, kind};
+use crate::slices::{Picture, boxes, letter};
 
 /// What a GPU is now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -139,10 +140,6 @@ fn picture(
     GpuPicture { gpu, mode, admins }
 }
 
-fn kind(device: &str) -> Option<DeviceKind> {
-    DeviceKind::parse(&device.parse().ok()?).ok()
-}
-
 fn devices(report: &ClaimReport) -> &[DeviceReport] {
     match &report.state {
         State::Prepared { devices, .. } => devices,
@@ -160,12 +157,6 @@ fn total(device: &str, slices: &[ResourceSlice]) -> BTreeMap<String, u64> {
 
 fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
     of.filter_map(|(name, text)| Some((name.clone(), amount(text)?))).collect()
-}
-
-/// A quantity in whole units.
-pub(super) fn amount(text: &str) -> Option<u64> {
-    let quantity: divvy_model::Quantity = text.parse().ok()?;
-    u64::try_from(quantity.rounded_up()).ok()
 }
 
 /// Characters of a bar.
@@ -236,15 +227,9 @@ impl GpuPicture {
     }
 }
 
-fn letter(number: usize) -> char {
-    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    LETTERS.get(number % LETTERS.len()).copied().map_or('?', char::from)
-}
-
 /// One box over the whole width.
 fn boxed(gpu: &str, text: &str) -> Vec<String> {
-    let line = "─".repeat(WIDTH);
-    vec![format!("       ┌{line}┐"), format!("{gpu:<6} │{text:<WIDTH$}│"), format!("       └{line}┘")]
+    boxes(gpu, &[(text.to_owned(), WIDTH)])
 }
 
 #[cfg(test)]

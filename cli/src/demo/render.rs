@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::gpus::GpuPicture;
 use super::report::{self, ClaimReport, DeviceReport, PublishedDevice, Report, Round, Scenario, State};
+use crate::format::shortened;
 use crate::table::Table;
 use divvy_api::names::capacity;
 
@@ -128,7 +129,7 @@ fn in_one_line(scenario: &Scenario, look: Look) -> Vec<String> {
         }
         (None, None) => (paint::GOOD, scenario.title.clone().unwrap_or_default()),
     };
-    let text: String = fit(&format!("{:<22}{text}", format!("{} ", scenario.name)), WIDTH - 2);
+    let text = shortened(&format!("{:<22}{text}", format!("{} ", scenario.name)), WIDTH - 2);
     vec![format!("{} {text}", paint::mark(mark, look.colour))]
 }
 
@@ -203,7 +204,7 @@ fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str,
                 let still = if waited { "still " } else { "" };
                 let colon = if waited { "." } else { ":" };
                 let text = format!("  {name} is {still}pending{as_expected}{colon}");
-                lines.push(paint::pending(&text, look.colour));
+                lines.push(paint::paint(&text, paint::YELLOW, look.colour));
                 if !waited {
                     let reason = reason.replace(namespace, "");
                     let reason = reason.lines().flat_map(|line| wrapped(line, "    ", "      ")).collect();
@@ -211,7 +212,7 @@ fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str,
                 }
             }
             State::Failed { reason } => {
-                lines.push(paint::failed(&format!("  {name} failed:"), look.colour));
+                lines.push(paint::paint(&format!("  {name} failed:"), paint::RED, look.colour));
                 lines.extend(reason.lines().flat_map(|line| wrapped(line, "    ", "      ")));
             }
             State::Prepared { .. } => {}
@@ -284,7 +285,8 @@ fn summary(report: &Report, look: Look) -> Vec<String> {
         let waited = if waited > 0 { format!(" ({waited} waited)") } else { String::new() };
         wrapped(&format!("{counts}: all as expected{waited}, all given back, nothing left behind."), "", "")
     } else {
-        vec![paint::failed(&format!("{counts}, {}.", number(problems.len(), "problem")), look.colour)]
+        let counts = format!("{counts}, {}.", number(problems.len(), "problem"));
+        vec![paint::paint(&counts, paint::RED, look.colour)]
     };
     lines.extend(report.left_behind.iter().map(|what| format!("  left behind: {what}")));
     if !look.all && report.scenarios.len() > 1 {
@@ -327,14 +329,6 @@ fn wrapped(text: &str, first: &str, rest: &str) -> Vec<String> {
         lines.push(line);
     }
     lines
-}
-
-/// The text in at most so many characters.
-fn fit(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width - 1).chain(['…']).collect()
 }
 
 #[cfg(test)]

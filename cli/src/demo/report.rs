@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{attributes, capacity};
+use divvy_api::names::attributes;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::gpus::{self, GpuPicture};
+use super::gpus::GpuPicture;
+use crate::device::{memory, text};
 
 /// The whole demo.
 #[derive(Debug, Default, Serialize)]
@@ -214,15 +215,13 @@ pub(crate) fn published(slices: &[ResourceSlice]) -> Vec<PublishedDevice> {
 }
 
 fn of_device(device: &Device) -> PublishedDevice {
-    let value = |name: &str| device.attributes.as_ref()?.get(name);
-    let text = |name: &str| value(name)?.string.clone();
-    let memory = device.capacity.as_ref().and_then(|capacity| capacity.get(capacity::MEMORY));
+    let numa_node = device.attributes.as_ref().and_then(|all| all.get(attributes::NUMA_NODE)?.int);
     PublishedDevice {
         name: device.name.clone(),
-        product: text(attributes::PRODUCT_NAME),
-        memory_bytes: memory.and_then(|capacity| gpus::amount(&capacity.value.0)),
-        numa_node: value(attributes::NUMA_NODE).and_then(|value| value.int),
-        uuid: text(attributes::UUID),
+        product: text(device, attributes::PRODUCT_NAME).map(str::to_owned),
+        memory_bytes: memory(device),
+        numa_node,
+        uuid: text(device, attributes::UUID).map(str::to_owned),
         taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),
     }
 }

@@ -73,17 +73,16 @@ pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
             findings.config(&At { place: place.clone(), path }, opaque, std::iter::empty());
         }
     }
-    for claim in &manifests.claims {
-        let place = findings.named("ResourceClaim", &claim.metadata);
-        let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
-        let at = At { place, path: "spec.devices".to_owned() };
-        findings.devices(&at, devices, may_see_all(manifests, &claim.metadata), known);
-    }
-    for template in &manifests.templates {
-        let place = findings.named("ResourceClaimTemplate", &template.metadata);
-        let devices = template.spec.as_ref().and_then(|spec| spec.spec.as_ref()?.devices.as_ref());
-        let at = At { place, path: "spec.spec.devices".to_owned() };
-        findings.devices(&at, devices, may_see_all(manifests, &template.metadata), known);
+    let claims =
+        manifests.claims.iter().map(|claim| ("ResourceClaim", "spec", &claim.metadata, claim.spec.as_ref()));
+    let templates = manifests.templates.iter().map(|template| {
+        let spec = template.spec.as_ref().and_then(|spec| spec.spec.as_ref());
+        ("ResourceClaimTemplate", "spec.spec", &template.metadata, spec)
+    });
+    for (kind, path, meta, spec) in claims.chain(templates) {
+        let at = At { place: findings.named(kind, meta), path: format!("{path}.devices") };
+        let devices = spec.and_then(|spec| spec.devices.as_ref());
+        findings.devices(&at, devices, may_see_all(manifests, meta), known);
     }
     for pod in &manifests.pods {
         findings.pod(pod, manifests);

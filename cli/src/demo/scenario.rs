@@ -19,7 +19,7 @@ use super::review::{Known, review};
 use super::schedule::Scheduler;
 use super::ui::Show;
 use super::workload::{Consumer, Workload, expand};
-use super::world::{self, NODE, World};
+use super::world::{self, World};
 use crate::manifests::Manifests;
 
 /// A claim by namespace and name.
@@ -113,7 +113,7 @@ async fn enact(mut stage: Stage<'_>, manifests: &Manifests, workload: &Workload)
 
 impl<'w> Stage<'w> {
     fn new(world: &'w World, sim: &'w SimNode, show: &'w Show) -> Self {
-        let scheduler = Scheduler::new(world.api.clone(), NODE);
+        let scheduler = Scheduler::new(world.api.clone());
         Self { world, sim, show, scheduler, references: BTreeMap::new(), reports: BTreeMap::new() }
     }
 

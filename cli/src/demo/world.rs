@@ -87,7 +87,7 @@ impl World {
         tokio::select! {
             published = published => published.with_context(|| {
                 let names = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
-                let there = names_of(&api.list());
+                let there = names_of(devices(&api.list::<ResourceSlice>()));
                 format!(
                     "the plugin does not publish what the policies ask for: missing {}; too much {}",
                     names(&expected.difference(&there).cloned().collect()),
@@ -219,28 +219,24 @@ fn whole(slices: &[ResourceSlice]) -> Option<Vec<&ResourceSlice>> {
     (usize::try_from(count) == Ok(newest.len())).then_some(newest)
 }
 
-fn devices<'s>(slices: &'s [&ResourceSlice]) -> impl Iterator<Item = &'s Device> {
-    slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten())
+fn devices<'s>(slices: impl IntoIterator<Item = &'s ResourceSlice>) -> impl Iterator<Item = &'s Device> {
+    slices.into_iter().flat_map(|slice| slice.spec.devices.iter().flatten())
 }
 
-fn names_of(slices: &[ResourceSlice]) -> BTreeSet<String> {
-    let all: Vec<&ResourceSlice> = slices.iter().collect();
-    devices(&all).map(|device| device.name.clone()).collect()
+fn names_of<'s>(devices: impl Iterator<Item = &'s Device>) -> BTreeSet<String> {
+    devices.map(|device| device.name.clone()).collect()
 }
 
 /// Whether the pool is whole, with exactly these devices: more may come once the plugin has heard the API server's
 /// version and the policies.
 fn is_published(slices: &[ResourceSlice], expected: &BTreeSet<String>) -> bool {
-    whole(slices).is_some_and(|slices| {
-        devices(&slices).map(|device| device.name.clone()).collect::<BTreeSet<_>>() == *expected
-    })
+    whole(slices).is_some_and(|slices| names_of(devices(slices)) == *expected)
 }
 
 /// The devices with taints.
 fn tainted(slices: &[ResourceSlice]) -> BTreeSet<String> {
-    let all: Vec<&ResourceSlice> = slices.iter().collect();
     let has_taint = |device: &&Device| device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
-    devices(&all).filter(has_taint).map(|device| device.name.clone()).collect()
+    names_of(devices(slices).filter(has_taint))
 }
 
 /// The classes that the chart installs, each with the type of its devices.

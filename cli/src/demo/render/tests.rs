@@ -84,5 +84,5 @@ fn lines_are_wrapped_between_words() {
     let text = format!("{} {}", "a".repeat(50), "b".repeat(40));
     let expected = [format!("  {}", "a".repeat(50)), format!("    {}", "b".repeat(40))];
     assert_eq!(wrapped(&text, "  ", "    "), expected);
-    assert_eq!(fit(&"x".repeat(100), 80).chars().count(), 80);
+    assert_eq!(shortened(&"x".repeat(100), 80).chars().count(), 80);
 }
