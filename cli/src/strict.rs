@@ -29,16 +29,13 @@ pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     })
 }
 
-/// The name among `known` that was probably meant: at most a third of its letters are others.
-fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
-    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
-    let (distance, near) = known.into_iter().map(|other| (distance(other), other)).min()?;
-    (distance * 3 <= name.len().max(near.len())).then_some(near)
-}
-
-/// ` (did you mean "x"?)`, or nothing.
+/// ` (did you mean "x"?)` with the name among `known` that was probably meant, or nothing: at most a third of its letters
+/// are others.
 pub(crate) fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    nearest(name, known).map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default()
+    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
+    let nearest = known.into_iter().map(|other| (distance(other), other)).min();
+    let meant = nearest.filter(|(distance, near)| distance * 3 <= name.len().max(near.len()));
+    meant.map(|(_, near)| format!(" (did you mean {near:?}?)")).unwrap_or_default()
 }
 
 /// A value at its place in the object.

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::process::ExitCode;
 
@@ -236,13 +236,11 @@ fn top<'v>(view: &'v View, by: By, only: Option<&str>) -> Top<'v> {
 }
 
 fn namespaces<'v>(holds: &[(&'v NodeView, &'v GpuView, &'v Hold)]) -> Vec<Of<'v>> {
-    let mut all: BTreeMap<&str, (Vec<&str>, Vec<&Hold>)> = BTreeMap::new();
+    let mut all: BTreeMap<&str, (BTreeSet<&str>, Vec<&Hold>)> = BTreeMap::new();
     for (_, gpu, hold) in holds {
         let (gpus, of_namespace) = all.entry(&hold.namespace).or_default();
         of_namespace.push(*hold);
-        if !gpus.contains(&gpu.uuid.as_str()) {
-            gpus.push(&gpu.uuid);
-        }
+        gpus.insert(&gpu.uuid);
     }
     let mut lines: Vec<Of<'_>> = all
         .into_iter()

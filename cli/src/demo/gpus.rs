@@ -102,23 +102,25 @@ fn picture(
         .iter()
         .flat_map(|report| devices(report).iter().map(move |device| (report, device)))
         .filter_map(|(report, device)| Some((kind(&device.device)?, report, device)))
+        .filter(|(kind, ..)| kind.ordinal() == ordinal)
         .collect();
     let who = |wanted: &dyn Fn(&DeviceKind) -> bool| {
         let holders = held.iter().filter(|(kind, _, device)| wanted(kind) && !device.admin);
         holders.map(|(_, report, device)| (report.claim.clone(), *device)).collect::<Vec<_>>()
     };
-    let admins = held.iter().filter(|(kind, _, device)| {
-        let of_gpu = matches!(kind, DeviceKind::Whole { ordinal: n } | DeviceKind::Admin { ordinal: n } if *n == ordinal);
-        of_gpu && (device.admin || matches!(kind, DeviceKind::Admin { .. }))
+    let admins = held.iter().filter(|(kind, _, device)| match kind {
+        DeviceKind::Whole { .. } => device.admin,
+        DeviceKind::Admin { .. } => true,
+        DeviceKind::Partition(_) | DeviceKind::Share { .. } => false,
     });
     let admins = admins.map(|(_, report, _)| report.claim.clone()).collect();
-    let whole = who(&|kind| matches!(kind, DeviceKind::Whole { ordinal: n } if *n == ordinal));
-    let shares = who(&|kind| matches!(kind, DeviceKind::Share { ordinal: n } if *n == ordinal));
+    let whole = who(&|kind| matches!(kind, DeviceKind::Whole { .. }));
+    let shares = who(&|kind| matches!(kind, DeviceKind::Share { .. }));
     let mode = if let Some((capabilities, instances)) = mig.filter(|(_, instances)| !instances.is_empty()) {
         let holder = |instance: &GpuInstance| {
             let is_it = |kind: &DeviceKind| {
-                matches!(kind, DeviceKind::Partition(name) if (name.ordinal, name.profile, name.start)
-                    == (ordinal, instance.profile, instance.placement.start))
+                matches!(kind, DeviceKind::Partition(name) if (name.profile, name.start)
+                    == (instance.profile, instance.placement.start))
             };
             who(&is_it).into_iter().next().map(|(claim, _)| claim)
         };

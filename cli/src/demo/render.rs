@@ -86,11 +86,10 @@ fn head(report: &Report, look: Look) -> Vec<String> {
 }
 
 fn published(report: &Report, look: Look) -> Table {
-    let mut table = if look.wide {
-        Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS", "NUMA", "UUID"])
-    } else {
-        Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS"])
-    };
+    let mut table = Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS"]);
+    if look.wide {
+        table.widen(&["NUMA", "UUID"]);
+    }
     let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     for (name, device) in report::rows(&report.published) {
         let mut cells = vec![
@@ -224,11 +223,10 @@ fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str,
 
 /// The claims, one row a device.
 fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
-    let mut table = if wide {
-        Table::new(["CLAIM", "USED BY", "GOT", "REQUEST", "NODES", "MOUNTS", "PREPARE"])
-    } else {
-        Table::new(["CLAIM", "USED BY", "GOT"])
-    };
+    let mut table = Table::new(["CLAIM", "USED BY", "GOT"]);
+    if wide {
+        table.widen(&["REQUEST", "NODES", "MOUNTS", "PREPARE"]);
+    }
     for claim in &round.claims {
         let pods = if claim.pods.is_empty() { "(no pod)".to_owned() } else { claim.pods.join(", ") };
         let name = short(&claim.claim);

@@ -181,28 +181,20 @@ pub(crate) struct DeviceReport {
 
 /// Devices by name; those that differ only in where a partition begins are one row: `gpu-0-mig-1g10gb-19-{0,1,2}`.
 pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice)> {
-    let mut rows: Vec<(String, Vec<&str>, &PublishedDevice)> = Vec::new();
+    let mut rows: BTreeMap<&str, (Vec<&str>, &PublishedDevice)> = BTreeMap::new();
     for device in devices {
-        let (stem, start) = match device.name.rsplit_once('-') {
-            Some((stem, start)) if stem.contains("-mig-") => (stem, start),
-            _ => (device.name.as_str(), ""),
-        };
-        let is_it =
-            |row: &&mut (String, Vec<&str>, _)| row.0 == stem && !start.is_empty() && !row.1.is_empty();
-        if let Some((_, starts, _)) = rows.iter_mut().find(is_it) {
-            starts.push(start);
-        } else {
-            let starts = if start.is_empty() { Vec::new() } else { vec![start] };
-            rows.push((stem.to_owned(), starts, device));
-        }
+        let partition = device.name.rsplit_once('-').filter(|(stem, _)| stem.contains("-mig-"));
+        let (stem, start) = partition.unzip();
+        let (starts, _) = rows.entry(stem.unwrap_or(&device.name)).or_insert((Vec::new(), device));
+        starts.extend(start);
     }
-    let name = |stem: String, starts: Vec<&str>| match starts.as_slice() {
-        [] => stem,
+    let name = |stem: &str, starts: &[&str]| match starts {
+        [] => stem.to_owned(),
         [one] => format!("{stem}-{one}"),
         several => format!("{stem}-{{{}}}", several.join(",")),
     };
-    let mut rows: Vec<_> =
-        rows.into_iter().map(|(stem, starts, device)| (name(stem, starts), device)).collect();
+    let rows = rows.into_iter().map(|(stem, (starts, device))| (name(stem, &starts), device));
+    let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|(a, _), (b, _)| a.cmp(b));
     rows
 }
