@@ -112,6 +112,14 @@ pub(crate) fn bytes(amount: u64) -> String {
     }
 }
 
+/// The text in at most so many characters.
+pub(crate) fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::{bytes, harmless};

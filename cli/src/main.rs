@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 mod demo;
+mod device;
 mod format;
 #[cfg(test)]
 mod golden;

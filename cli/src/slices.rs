@@ -3,6 +3,8 @@
 use divvy_model::mig::{GpuInstance, MigCapabilities};
 use serde::Serialize;
 
+use crate::format::shortened;
+
 /// The partitions that live on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Picture {
@@ -58,53 +60,47 @@ impl Picture {
     /// The picture: a row of boxes, the numbers of the slices below, and whose each box is. Lines without an indent.
     pub(crate) fn lines(&self) -> Vec<String> {
         let width = (WIDTH / self.slices.max(1)).max(3) as usize;
-        let (mut top, mut middle, mut bottom) = ("┌".to_owned(), "│".to_owned(), "└".to_owned());
-        let mut legend = Vec::new();
+        let (mut cells, mut legend) = (Vec::new(), Vec::new());
         let mut slice = 0;
         while slice < self.slices {
             let part = self.partitions.iter().find(|part| part.start == slice && part.size > 0);
             let (size, text) = match part {
                 Some(part) => {
-                    let key = char::from(b'A' + u8::try_from(legend.len() % 26).unwrap_or(0));
+                    let key = letter(legend.len());
                     let holder = part.holder.as_deref().unwrap_or("(no claim)");
                     legend.push(format!("{key}  {}  {holder}", part.profile));
                     (part.size, format!("{key} {}", part.profile))
                 }
                 None => (1, "free".to_owned()),
             };
-            let last = slice + size >= self.slices;
-            let inside = width * size as usize - 1;
-            top += &"─".repeat(inside);
-            bottom += &"─".repeat(inside);
-            middle += &fit(&text, inside);
-            top += if last { "┐" } else { "┬" };
-            bottom += if last { "┘" } else { "┴" };
-            middle += "│";
+            cells.push((text, width * size as usize - 1));
             slice += size;
         }
         let numbers: Vec<String> = (0..self.slices).map(|n| format!("{:<width$}", format!(" {n}"))).collect();
-        let numbers = numbers.concat();
-        let name = format!("{:<6}", self.gpu);
-        let blank = " ".repeat(name.chars().count());
-        let mut lines = vec![
-            format!("{blank} {top}"),
-            format!("{name} {middle}"),
-            format!("{blank} {bottom}"),
-            format!("{blank} {numbers}").trim_end().to_owned(),
-        ];
+        let blank = " ".repeat(self.gpu.chars().count().max(6));
+        let mut lines = boxes(&self.gpu, &cells);
+        lines.push(format!("{blank} {}", numbers.concat()).trim_end().to_owned());
         lines.extend(legend.into_iter().map(|line| format!("{blank}  {line}")));
         lines
     }
 }
 
-/// The text in exactly so many characters.
-fn fit(text: &str, width: usize) -> String {
-    let text: String = if text.chars().count() > width {
-        text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
-    } else {
-        text.to_owned()
-    };
-    format!("{text:<width$}")
+/// What stands for a holder in a picture.
+pub(crate) fn letter(number: usize) -> char {
+    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    LETTERS.get(number % LETTERS.len()).copied().map_or('?', char::from)
+}
+
+/// A row of boxes, each with its text and width, behind the name of a GPU.
+pub(crate) fn boxes(gpu: &str, cells: &[(String, usize)]) -> Vec<String> {
+    let lines: Vec<String> = cells.iter().map(|(_, width)| "─".repeat(*width)).collect();
+    let texts: Vec<String> =
+        cells.iter().map(|(text, width)| format!("{:<width$}", shortened(text, *width))).collect();
+    vec![
+        format!("{:<6} ┌{}┐", "", lines.join("┬")),
+        format!("{gpu:<6} │{}│", texts.join("│")),
+        format!("{:<6} └{}┘", "", lines.join("┴")),
+    ]
 }
 
 #[cfg(test)]

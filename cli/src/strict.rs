@@ -2,10 +2,9 @@
 //! every error names its place. The types know their fields, so there is no list of them here.
 
 use std::cell::RefCell;
-use std::fmt;
 
-use anyhow::{Result, bail};
-use serde::de::value::{MapDeserializer, SeqDeserializer};
+use anyhow::{Result, anyhow, bail};
+use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_json::Value;
@@ -13,24 +12,30 @@ use serde_json::Value;
 /// The object as a type. All unknown fields are named at once.
 pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     let unknown = RefCell::default();
-    let decoded = T::deserialize(At { value: object, path: String::new(), unknown: &unknown });
+    let decoded =
+        serde_path_to_error::deserialize(At { value: object, path: String::new(), unknown: &unknown });
     let unknown = unknown.into_inner();
     if !unknown.is_empty() {
         bail!("{}", unknown.join(", "));
     }
-    Ok(decoded?)
+    decoded.map_err(|error| {
+        // Serde's words, less those of Rust.
+        let what =
+            error.inner().to_string().replace("i64", "a whole number").replace("i32", "a whole number");
+        match error.path().to_string().as_str() {
+            "." => anyhow!(what),
+            path => anyhow!("{path}: {what}"),
+        }
+    })
 }
 
-/// The name among `known` that was probably meant: at most a third of its letters are others.
-fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
-    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
-    let (distance, near) = known.into_iter().map(|other| (distance(other), other)).min()?;
-    (distance * 3 <= name.len().max(near.len())).then_some(near)
-}
-
-/// ` (did you mean "x"?)`, or nothing.
+/// ` (did you mean "x"?)` with the name among `known` that was probably meant, or nothing: at most a third of its letters
+/// are others.
 pub(crate) fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    nearest(name, known).map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default()
+    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
+    let nearest = known.into_iter().map(|other| (distance(other), other)).min();
+    let meant = nearest.filter(|(distance, near)| distance * 3 <= name.len().max(near.len()));
+    meant.map(|(_, near)| format!(" (did you mean {near:?}?)")).unwrap_or_default()
 }
 
 /// A value at its place in the object.
@@ -51,7 +56,7 @@ impl<'v> At<'v> {
     }
 }
 
-impl<'de> IntoDeserializer<'de, Problem> for At<'de> {
+impl<'de> IntoDeserializer<'de, Error> for At<'de> {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -60,10 +65,10 @@ impl<'de> IntoDeserializer<'de, Problem> for At<'de> {
 }
 
 impl<'de> Deserializer<'de> for At<'de> {
-    type Error = Problem;
+    type Error = Error;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Problem> {
-        let found = match self.value {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
             Value::Number(number) => number.deserialize_any(visitor).map_err(serde::de::Error::custom),
@@ -76,8 +81,7 @@ impl<'de> Deserializer<'de> for At<'de> {
                 let fields = fields.iter().map(|(name, value)| (name.as_str(), self.field(name, value)));
                 visitor.visit_map(MapDeserializer::new(fields))
             }
-        };
-        found.map_err(|problem: Problem| problem.at(&self.path))
+        }
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -85,7 +89,7 @@ impl<'de> Deserializer<'de> for At<'de> {
         _name: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Problem> {
+    ) -> Result<V::Value, Error> {
         for (name, value) in self.value.as_object().into_iter().flatten() {
             if !fields.contains(&name.as_str()) {
                 let path = self.field(name, value).path;
@@ -96,7 +100,7 @@ impl<'de> Deserializer<'de> for At<'de> {
         self.deserialize_any(visitor)
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Problem> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         if self.value.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
@@ -104,47 +108,13 @@ impl<'de> Deserializer<'de> for At<'de> {
         self,
         _name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Problem> {
+    ) -> Result<V::Value, Error> {
         visitor.visit_newtype_struct(self)
     }
 
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
         tuple_struct map enum identifier ignored_any
-    }
-}
-
-/// What is wrong, and where.
-#[derive(Debug)]
-struct Problem {
-    path: Option<String>,
-    what: String,
-}
-
-impl Problem {
-    /// The innermost place counts: it is set first.
-    fn at(mut self, path: &str) -> Self {
-        self.path.get_or_insert_with(|| path.to_owned());
-        self
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Serde's words, less those of Rust.
-        let what = self.what.replace("i64", "a whole number").replace("i32", "a whole number");
-        match self.path.as_deref() {
-            None | Some("") => f.write_str(&what),
-            Some(path) => write!(f, "{path}: {what}"),
-        }
-    }
-}
-
-impl std::error::Error for Problem {}
-
-impl serde::de::Error for Problem {
-    fn custom<T: fmt::Display>(what: T) -> Self {
-        Self { path: None, what: what.to_string() }
     }
 }
 
@@ -156,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    fn refused<T: DeserializeOwned + fmt::Debug>(object: &Value) -> String {
+    fn refused<T: DeserializeOwned + std::fmt::Debug>(object: &Value) -> String {
         decode::<T>(object).unwrap_err().to_string()
     }
 

@@ -57,6 +57,11 @@ impl Table {
     }
 }
 
+/// A cell; `-` where there is nothing.
+pub(crate) fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Table;

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::format::{self, Output};
 use crate::status::read::{Access, Wanted};
-use crate::table::Table;
+use crate::table::{Table, or_dash};
 use crate::usage::Usage;
 use crate::view::{self, GpuView, Hold, NodeView, View};
 
@@ -236,13 +236,11 @@ fn top<'v>(view: &'v View, by: By, only: Option<&str>) -> Top<'v> {
 }
 
 fn namespaces<'v>(holds: &[(&'v NodeView, &'v GpuView, &'v Hold)]) -> Vec<Of<'v>> {
-    let mut all: BTreeMap<&str, (Vec<&str>, Vec<&Hold>)> = BTreeMap::new();
+    let mut all: BTreeMap<&str, (BTreeSet<&str>, Vec<&Hold>)> = BTreeMap::new();
     for (_, gpu, hold) in holds {
         let (gpus, of_namespace) = all.entry(&hold.namespace).or_default();
         of_namespace.push(*hold);
-        if !gpus.contains(&gpu.uuid.as_str()) {
-            gpus.push(&gpu.uuid);
-        }
+        gpus.insert(&gpu.uuid);
     }
     let mut lines: Vec<Of<'_>> = all
         .into_iter()
@@ -276,7 +274,7 @@ fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
         let usage = &hold.usage;
         let mut cells = vec![
             format!("{}/{}", hold.namespace, hold.claim),
-            or(hold.pods.join(","), "-"),
+            or_dash(&hold.pods.join(",")),
             (*node).to_owned(),
             hold.device.clone(),
             // Admin access is granted no memory of its own.
@@ -285,7 +283,7 @@ fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
             bytes(hold.wasted),
             usage.utilization.map_or_else(|| UNKNOWN.to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
             usage.idle_seconds.map_or_else(|| UNKNOWN.to_owned(), idle),
-            or(note(hold), "-"),
+            or_dash(&note(hold)),
         ];
         if wide {
             let source = usage.source.clone().unwrap_or_else(|| UNKNOWN.to_owned());
@@ -330,10 +328,10 @@ fn gpus(lines: &[OfGpu<'_>], wide: bool) -> Option<Table> {
             sum.granted_total.to_string(),
             sum.wasted_total.to_string(),
             idle_of(sum),
-            or(gpu.troubles.join("+"), "-"),
+            or_dash(&gpu.troubles.join("+")),
         ];
         if wide {
-            cells.extend([or(gpu.product.clone(), "-"), gpu.uuid.clone()]);
+            cells.extend([or_dash(&gpu.product), gpu.uuid.clone()]);
         }
         table.cells(cells);
     }
@@ -376,8 +374,4 @@ fn idle_of(sum: &Sum) -> String {
 
 fn span(seconds: u64) -> String {
     crate::status::snapshot::span(i64::try_from(seconds).unwrap_or(i64::MAX))
-}
-
-fn or(text: String, otherwise: &str) -> String {
-    if text.is_empty() { otherwise.to_owned() } else { text }
 }

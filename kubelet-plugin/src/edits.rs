@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_api::names;
-use divvy_cdi::{CommonEdits, ContainerEdits, DeviceNode, Hook, Mount};
+use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{Attributes, RecordedDevice, StepState};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, Edits, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, GpuNodes, HostRoot, LibraryDelivery};
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{Gpu, HoldKind, Inventory, PciAddress};
 
@@ -55,8 +55,6 @@ pub(crate) struct HostEdits {
     uvm_loaded: AtomicBool,
 }
 
-/// Its work takes milliseconds. What may hold it up is a volume of the pod on a server that does not answer.
-const HOOK_SECONDS: u32 = 30;
 /// Listing a driver's files takes a while, and prepares that wait for them ask several times a second, with locks held.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 
@@ -146,7 +144,7 @@ impl HostEdits {
             return Err(EditsError { what, source: None });
         }
         self.make_nodes(&control.nodes);
-        Ok(cdi(divvy_host::driver_edits(&files, control, &self.delivery)))
+        Ok(divvy_host::driver_edits(&files, control, &self.delivery))
     }
 
     /// Most pods do without the host's nodes, so that failing is no error.
@@ -220,8 +218,8 @@ impl DeviceEdits for HostEdits {
                 self.partition(&nodes, minor, (device, steps), graphics)?
             }
         };
-        edits.device_nodes.extend(self.extra_nodes(&device.extra_nodes)?);
-        Ok(cdi(edits))
+        edits.device_nodes.extend(self.extra_nodes(&device.extra_nodes)?.iter().map(Into::into));
+        Ok(edits)
     }
 
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {
@@ -238,7 +236,7 @@ impl HostEdits {
         minor: u32,
         (device, steps): (&RecordedDevice, &[StepState]),
         graphics: bool,
-    ) -> Result<Edits, EditsError> {
+    ) -> Result<ContainerEdits, EditsError> {
         let name = &device.allocated.device;
         let made = device.partition(steps).ok_or_else(|| EditsError {
             what: format!("the record lacks the MIG instances of {name}"),
@@ -280,28 +278,6 @@ impl HostEdits {
 
 fn edits_error(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> EditsError {
     EditsError { what: what.to_owned(), source: Some(Box::new(source)) }
-}
-
-fn cdi(edits: Edits) -> ContainerEdits {
-    let Edits { env, device_nodes, mounts, hooks, additional_gids } = edits;
-    let nodes = device_nodes.into_iter().map(|node| {
-        let info = node.info;
-        DeviceNode::character(node.path, info.major, info.minor, info.mode, info.gid)
-    });
-    let mounts = mounts.into_iter().map(|mount| Mount {
-        host_path: mount.host,
-        container_path: mount.container,
-        options: mount.options,
-    });
-    let hooks =
-        hooks.into_iter().map(|hook| Hook::create_container(hook.path, hook.args, hook.env, HOOK_SECONDS));
-    ContainerEdits {
-        env,
-        device_nodes: nodes.collect(),
-        hooks: hooks.collect(),
-        mounts: mounts.collect(),
-        additional_gids,
-    }
 }
 
 #[cfg(test)]

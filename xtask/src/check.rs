@@ -53,7 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-usage", &["divvy-claims", "divvy-model"]),
     ("divvy-nvml", &["divvy-model"]),
     ("divvy-gpu-sim", &["divvy-model"]),
-    ("divvy-host", &["divvy-model"]),
+    ("divvy-host", &["divvy-cdi", "divvy-model"]),
     ("divvy-nvml-mock", &["divvy-gpu-sim", "divvy-model"]),
     ("divvy-executor", &["divvy-cdi", "divvy-claims", "divvy-host", "divvy-model"]),
     ("divvy-fake-cluster", &["divvy-model", "divvy-proto"]),

@@ -51,12 +51,11 @@ pub(super) fn requests(spec: &PodSpec, classes: &[DeviceClass]) -> Extended {
             continue;
         };
         let wants = |container: &Container| asked(container).get(resource).copied().unwrap_or(0);
-        let mut going_on: Vec<i64> = vec![0; containers.len()];
-        for (index, container) in containers.iter().enumerate().filter(|(i, c)| goes_on(*i, c)) {
-            if let Some(count) = going_on.get_mut(index) {
-                *count = wants(container);
-            }
-        }
+        let going_on: Vec<i64> = containers
+            .iter()
+            .enumerate()
+            .map(|(index, container)| if goes_on(index, container) { wants(container) } else { 0 })
+            .collect();
         let beyond =
             containers.iter().enumerate().filter(|(i, c)| !goes_on(*i, c)).map(|(index, container)| {
                 let reused: i64 = going_on.iter().skip(index).sum();

@@ -9,7 +9,8 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde::Serialize;
 
 use super::report::{ClaimReport, DeviceReport, State};
-use crate::slices::Picture;
+use crate::device::{amount, kind};
+use crate::slices::{Picture, boxes, letter};
 
 /// What a GPU is now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -101,23 +102,25 @@ fn picture(
         .iter()
         .flat_map(|report| devices(report).iter().map(move |device| (report, device)))
         .filter_map(|(report, device)| Some((kind(&device.device)?, report, device)))
+        .filter(|(kind, ..)| kind.ordinal() == ordinal)
         .collect();
     let who = |wanted: &dyn Fn(&DeviceKind) -> bool| {
         let holders = held.iter().filter(|(kind, _, device)| wanted(kind) && !device.admin);
         holders.map(|(_, report, device)| (report.claim.clone(), *device)).collect::<Vec<_>>()
     };
-    let admins = held.iter().filter(|(kind, _, device)| {
-        let of_gpu = matches!(kind, DeviceKind::Whole { ordinal: n } | DeviceKind::Admin { ordinal: n } if *n == ordinal);
-        of_gpu && (device.admin || matches!(kind, DeviceKind::Admin { .. }))
+    let admins = held.iter().filter(|(kind, _, device)| match kind {
+        DeviceKind::Whole { .. } => device.admin,
+        DeviceKind::Admin { .. } => true,
+        DeviceKind::Partition(_) | DeviceKind::Share { .. } => false,
     });
     let admins = admins.map(|(_, report, _)| report.claim.clone()).collect();
-    let whole = who(&|kind| matches!(kind, DeviceKind::Whole { ordinal: n } if *n == ordinal));
-    let shares = who(&|kind| matches!(kind, DeviceKind::Share { ordinal: n } if *n == ordinal));
+    let whole = who(&|kind| matches!(kind, DeviceKind::Whole { .. }));
+    let shares = who(&|kind| matches!(kind, DeviceKind::Share { .. }));
     let mode = if let Some((capabilities, instances)) = mig.filter(|(_, instances)| !instances.is_empty()) {
         let holder = |instance: &GpuInstance| {
             let is_it = |kind: &DeviceKind| {
-                matches!(kind, DeviceKind::Partition(name) if (name.ordinal, name.profile, name.start)
-                    == (ordinal, instance.profile, instance.placement.start))
+                matches!(kind, DeviceKind::Partition(name) if (name.profile, name.start)
+                    == (instance.profile, instance.placement.start))
             };
             who(&is_it).into_iter().next().map(|(claim, _)| claim)
         };
@@ -139,10 +142,6 @@ fn picture(
     GpuPicture { gpu, mode, admins }
 }
 
-fn kind(device: &str) -> Option<DeviceKind> {
-    DeviceKind::parse(&device.parse().ok()?).ok()
-}
-
 fn devices(report: &ClaimReport) -> &[DeviceReport] {
     match &report.state {
         State::Prepared { devices, .. } => devices,
@@ -160,12 +159,6 @@ fn total(device: &str, slices: &[ResourceSlice]) -> BTreeMap<String, u64> {
 
 fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
     of.filter_map(|(name, text)| Some((name.clone(), amount(text)?))).collect()
-}
-
-/// A quantity in whole units.
-pub(super) fn amount(text: &str) -> Option<u64> {
-    let quantity: divvy_model::Quantity = text.parse().ok()?;
-    u64::try_from(quantity.rounded_up()).ok()
 }
 
 /// Characters of a bar.
@@ -236,15 +229,9 @@ impl GpuPicture {
     }
 }
 
-fn letter(number: usize) -> char {
-    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    LETTERS.get(number % LETTERS.len()).copied().map_or('?', char::from)
-}
-
 /// One box over the whole width.
 fn boxed(gpu: &str, text: &str) -> Vec<String> {
-    let line = "─".repeat(WIDTH);
-    vec![format!("       ┌{line}┐"), format!("{gpu:<6} │{text:<WIDTH$}│"), format!("       └{line}┘")]
+    boxes(gpu, &[(text.to_owned(), WIDTH)])
 }
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 //! are not met is passed over with the reason. Pure.
 
 use anyhow::{Context, Result, bail};
-use divvy_api::names::{attributes, capacity};
+use divvy_api::names::attributes;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 
-use super::gpus;
+use crate::device::{amount, memory, text};
 use crate::manifests::Manifests;
 
 /// Devices: `2 gpu, 1 gpu-share memory 4Gi, 1 mig 1g`.
@@ -61,8 +61,8 @@ fn annotations<'m>(manifests: &'m Manifests, key: &'m str) -> impl Iterator<Item
 fn parse(text: &str) -> Result<Need> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let (words, memory) = match words.as_slice() {
-        [words @ .., "memory", amount] => {
-            (words, Some(gpus::amount(amount).with_context(|| format!("{amount:?} is not an amount"))?))
+        [words @ .., "memory", of] => {
+            (words, Some(amount(of).with_context(|| format!("{of:?} is not an amount"))?))
         }
         words => (words, None),
     };
@@ -80,14 +80,13 @@ fn parse(text: &str) -> Result<Need> {
 
 impl Need {
     fn fits(&self, device: &Device) -> bool {
-        let text = |name: &str| device.attributes.as_ref()?.get(name)?.string.as_deref();
         let profile = |wanted: &String| {
-            let rest = text(attributes::PROFILE).and_then(|profile| profile.strip_prefix(wanted.as_str()));
+            let rest =
+                text(device, attributes::PROFILE).and_then(|profile| profile.strip_prefix(wanted.as_str()));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        let memory = || gpus::amount(&device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0);
-        text(attributes::TYPE) == Some(&self.kind)
-            && self.memory.is_none_or(|wanted| memory().is_some_and(|has| has >= wanted))
+        text(device, attributes::TYPE) == Some(&self.kind)
+            && self.memory.is_none_or(|wanted| memory(device).is_some_and(|has| has >= wanted))
             && device.taints.as_ref().is_none_or(Vec::is_empty)
             && self.profile.as_ref().is_none_or(profile)
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::gpus::GpuPicture;
 use super::report::{self, ClaimReport, DeviceReport, PublishedDevice, Report, Round, Scenario, State};
+use crate::format::shortened;
 use crate::table::Table;
 use divvy_api::names::capacity;
 
@@ -85,11 +86,10 @@ fn head(report: &Report, look: Look) -> Vec<String> {
 }
 
 fn published(report: &Report, look: Look) -> Table {
-    let mut table = if look.wide {
-        Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS", "NUMA", "UUID"])
-    } else {
-        Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS"])
-    };
+    let mut table = Table::new(["DEVICE", "PRODUCT", "MEMORY", "TAINTS"]);
+    if look.wide {
+        table.widen(&["NUMA", "UUID"]);
+    }
     let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     for (name, device) in report::rows(&report.published) {
         let mut cells = vec![
@@ -128,7 +128,7 @@ fn in_one_line(scenario: &Scenario, look: Look) -> Vec<String> {
         }
         (None, None) => (paint::GOOD, scenario.title.clone().unwrap_or_default()),
     };
-    let text: String = fit(&format!("{:<22}{text}", format!("{} ", scenario.name)), WIDTH - 2);
+    let text = shortened(&format!("{:<22}{text}", format!("{} ", scenario.name)), WIDTH - 2);
     vec![format!("{} {text}", paint::mark(mark, look.colour))]
 }
 
@@ -203,7 +203,7 @@ fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str,
                 let still = if waited { "still " } else { "" };
                 let colon = if waited { "." } else { ":" };
                 let text = format!("  {name} is {still}pending{as_expected}{colon}");
-                lines.push(paint::pending(&text, look.colour));
+                lines.push(paint::paint(&text, paint::YELLOW, look.colour));
                 if !waited {
                     let reason = reason.replace(namespace, "");
                     let reason = reason.lines().flat_map(|line| wrapped(line, "    ", "      ")).collect();
@@ -211,7 +211,7 @@ fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str,
                 }
             }
             State::Failed { reason } => {
-                lines.push(paint::failed(&format!("  {name} failed:"), look.colour));
+                lines.push(paint::paint(&format!("  {name} failed:"), paint::RED, look.colour));
                 lines.extend(reason.lines().flat_map(|line| wrapped(line, "    ", "      ")));
             }
             State::Prepared { .. } => {}
@@ -223,11 +223,10 @@ fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str,
 
 /// The claims, one row a device.
 fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
-    let mut table = if wide {
-        Table::new(["CLAIM", "USED BY", "GOT", "REQUEST", "NODES", "MOUNTS", "PREPARE"])
-    } else {
-        Table::new(["CLAIM", "USED BY", "GOT"])
-    };
+    let mut table = Table::new(["CLAIM", "USED BY", "GOT"]);
+    if wide {
+        table.widen(&["REQUEST", "NODES", "MOUNTS", "PREPARE"]);
+    }
     for claim in &round.claims {
         let pods = if claim.pods.is_empty() { "(no pod)".to_owned() } else { claim.pods.join(", ") };
         let name = short(&claim.claim);
@@ -235,14 +234,15 @@ fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
             State::Pending { .. } => table.cells(vec![name, pods, "pending".to_owned()]),
             State::Failed { .. } => table.cells(vec![name, pods, "failed".to_owned()]),
             State::Prepared { devices, prepare_us } => {
+                let spec = cdi::of(claim);
                 for (number, device) in devices.iter().enumerate() {
                     let once = |text: String| if number == 0 { text } else { String::new() };
                     let mut cells = vec![once(name.clone()), once(pods.clone()), got(device)];
                     if wide {
                         cells.extend([
                             device.requests.join(", "),
-                            cdi::nodes(claim.cdi.as_ref(), &device.cdi_ids),
-                            once(cdi::count(claim.cdi.as_ref(), "mounts").to_string()),
+                            spec.as_ref().map_or("-".to_owned(), |spec| cdi::nodes(spec, &device.cdi_ids)),
+                            once(spec.as_ref().map_or(0, cdi::mounts).to_string()),
                             once(format!("{}.{} ms", prepare_us / 1000, prepare_us % 1000 / 100)),
                         ]);
                     }
@@ -283,7 +283,8 @@ fn summary(report: &Report, look: Look) -> Vec<String> {
         let waited = if waited > 0 { format!(" ({waited} waited)") } else { String::new() };
         wrapped(&format!("{counts}: all as expected{waited}, all given back, nothing left behind."), "", "")
     } else {
-        vec![paint::failed(&format!("{counts}, {}.", number(problems.len(), "problem")), look.colour)]
+        let counts = format!("{counts}, {}.", number(problems.len(), "problem"));
+        vec![paint::paint(&counts, paint::RED, look.colour)]
     };
     lines.extend(report.left_behind.iter().map(|what| format!("  left behind: {what}")));
     if !look.all && report.scenarios.len() > 1 {
@@ -326,14 +327,6 @@ fn wrapped(text: &str, first: &str, rest: &str) -> Vec<String> {
         lines.push(line);
     }
     lines
-}
-
-/// The text in at most so many characters.
-fn fit(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width - 1).chain(['…']).collect()
 }
 
 #[cfg(test)]

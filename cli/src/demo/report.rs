@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{attributes, capacity};
+use divvy_api::names::attributes;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::gpus::{self, GpuPicture};
+use super::gpus::GpuPicture;
+use crate::device::{memory, text};
 
 /// The whole demo.
 #[derive(Debug, Default, Serialize)]
@@ -180,28 +181,20 @@ pub(crate) struct DeviceReport {
 
 /// Devices by name; those that differ only in where a partition begins are one row: `gpu-0-mig-1g10gb-19-{0,1,2}`.
 pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice)> {
-    let mut rows: Vec<(String, Vec<&str>, &PublishedDevice)> = Vec::new();
+    let mut rows: BTreeMap<&str, (Vec<&str>, &PublishedDevice)> = BTreeMap::new();
     for device in devices {
-        let (stem, start) = match device.name.rsplit_once('-') {
-            Some((stem, start)) if stem.contains("-mig-") => (stem, start),
-            _ => (device.name.as_str(), ""),
-        };
-        let is_it =
-            |row: &&mut (String, Vec<&str>, _)| row.0 == stem && !start.is_empty() && !row.1.is_empty();
-        if let Some((_, starts, _)) = rows.iter_mut().find(is_it) {
-            starts.push(start);
-        } else {
-            let starts = if start.is_empty() { Vec::new() } else { vec![start] };
-            rows.push((stem.to_owned(), starts, device));
-        }
+        let partition = device.name.rsplit_once('-').filter(|(stem, _)| stem.contains("-mig-"));
+        let (stem, start) = partition.unzip();
+        let (starts, _) = rows.entry(stem.unwrap_or(&device.name)).or_insert((Vec::new(), device));
+        starts.extend(start);
     }
-    let name = |stem: String, starts: Vec<&str>| match starts.as_slice() {
-        [] => stem,
+    let name = |stem: &str, starts: &[&str]| match starts {
+        [] => stem.to_owned(),
         [one] => format!("{stem}-{one}"),
         several => format!("{stem}-{{{}}}", several.join(",")),
     };
-    let mut rows: Vec<_> =
-        rows.into_iter().map(|(stem, starts, device)| (name(stem, starts), device)).collect();
+    let rows = rows.into_iter().map(|(stem, (starts, device))| (name(stem, &starts), device));
+    let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|(a, _), (b, _)| a.cmp(b));
     rows
 }
@@ -214,15 +207,13 @@ pub(crate) fn published(slices: &[ResourceSlice]) -> Vec<PublishedDevice> {
 }
 
 fn of_device(device: &Device) -> PublishedDevice {
-    let value = |name: &str| device.attributes.as_ref()?.get(name);
-    let text = |name: &str| value(name)?.string.clone();
-    let memory = device.capacity.as_ref().and_then(|capacity| capacity.get(capacity::MEMORY));
+    let numa_node = device.attributes.as_ref().and_then(|all| all.get(attributes::NUMA_NODE)?.int);
     PublishedDevice {
         name: device.name.clone(),
-        product: text(attributes::PRODUCT_NAME),
-        memory_bytes: memory.and_then(|capacity| gpus::amount(&capacity.value.0)),
-        numa_node: value(attributes::NUMA_NODE).and_then(|value| value.int),
-        uuid: text(attributes::UUID),
+        product: text(device, attributes::PRODUCT_NAME).map(str::to_owned),
+        memory_bytes: memory(device),
+        numa_node,
+        uuid: text(device, attributes::UUID).map(str::to_owned),
         taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),
     }
 }

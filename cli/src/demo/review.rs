@@ -63,27 +63,25 @@ pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
     let mut findings = Findings::default();
     for class in &manifests.classes {
         let place = findings.named("DeviceClass", &class.metadata);
-        let at = At { place: place.clone(), path: "spec".to_owned() };
+        let at = format!("{place}: spec");
         findings.selectors(&at, class.spec.as_ref().and_then(|spec| spec.selectors.as_deref()), known);
         let configs = class.spec.iter().flat_map(|spec| spec.config.iter().flatten());
         for (number, opaque) in
             configs.enumerate().filter_map(|(n, config)| Some((n, config.opaque.as_ref()?)))
         {
-            let path = format!("spec.config[{number}].opaque.parameters");
-            findings.config(&At { place: place.clone(), path }, opaque, std::iter::empty());
+            findings.config(&format!("{at}.config[{number}].opaque.parameters"), opaque, std::iter::empty());
         }
     }
-    for claim in &manifests.claims {
-        let place = findings.named("ResourceClaim", &claim.metadata);
-        let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
-        let at = At { place, path: "spec.devices".to_owned() };
-        findings.devices(&at, devices, may_see_all(manifests, &claim.metadata), known);
-    }
-    for template in &manifests.templates {
-        let place = findings.named("ResourceClaimTemplate", &template.metadata);
-        let devices = template.spec.as_ref().and_then(|spec| spec.spec.as_ref()?.devices.as_ref());
-        let at = At { place, path: "spec.spec.devices".to_owned() };
-        findings.devices(&at, devices, may_see_all(manifests, &template.metadata), known);
+    let claims =
+        manifests.claims.iter().map(|claim| ("ResourceClaim", "spec", &claim.metadata, claim.spec.as_ref()));
+    let templates = manifests.templates.iter().map(|template| {
+        let spec = template.spec.as_ref().and_then(|spec| spec.spec.as_ref());
+        ("ResourceClaimTemplate", "spec.spec", &template.metadata, spec)
+    });
+    for (kind, path, meta, spec) in claims.chain(templates) {
+        let at = format!("{}: {path}.devices", findings.named(kind, meta));
+        let devices = spec.and_then(|spec| spec.devices.as_ref());
+        findings.devices(&at, devices, may_see_all(manifests, meta), known);
     }
     for pod in &manifests.pods {
         findings.pod(pod, manifests);
@@ -113,30 +111,14 @@ fn may_see_all(manifests: &Manifests, of: &ObjectMeta) -> bool {
 /// What a namespace must say for claims with admin access.
 const ADMIN_LABEL: &str = "resource.kubernetes.io/admin-access";
 
-/// A place in an object.
-struct At {
-    /// Kind, namespace and name.
-    place: String,
-    path: String,
-}
-
-impl At {
-    fn to(&self, step: &str) -> Self {
-        Self { place: self.place.clone(), path: format!("{}{step}", self.path) }
-    }
-
-    fn says(&self, what: &str) -> String {
-        format!("{}: {}: {what}", self.place, self.path)
-    }
-}
-
 impl Findings {
-    fn refuse(&mut self, at: &At, what: &str) {
-        self.refused.push(at.says(what));
+    /// `at` is the object (kind, namespace and name), and the path in it.
+    fn refuse(&mut self, at: &str, what: &str) {
+        self.refused.push(format!("{at}: {what}"));
     }
 
-    fn doubt(&mut self, at: &At, what: &str) {
-        self.doubtful.push(at.says(what));
+    fn doubt(&mut self, at: &str, what: &str) {
+        self.doubtful.push(format!("{at}: {what}"));
     }
 
     /// What the object is called; one without a name is refused.
@@ -149,7 +131,7 @@ impl Findings {
         place
     }
 
-    fn devices(&mut self, at: &At, devices: Option<&DeviceClaim>, may_see_all: bool, known: &Known) {
+    fn devices(&mut self, at: &str, devices: Option<&DeviceClaim>, may_see_all: bool, known: &Known) {
         let Some(devices) = devices else { return };
         let requests = devices.requests.as_deref().unwrap_or_default();
         let configs = devices.config.as_deref().unwrap_or_default();
@@ -159,30 +141,30 @@ impl Findings {
         {
             if count > MOST {
                 let what_is = format!("Too many: {count}: must have at most {MOST} items");
-                self.refuse(&at.to(&format!(".{what}")), &what_is);
+                self.refuse(&format!("{at}.{what}"), &what_is);
             }
         }
         for (number, request) in requests.iter().enumerate() {
-            self.request(&at.to(&format!(".requests[{number}]")), request, may_see_all, known);
+            self.request(&format!("{at}.requests[{number}]"), request, may_see_all, known);
         }
         let there = request_names(devices);
         for (number, config) in configs.iter().enumerate() {
-            let at = at.to(&format!(".config[{number}]"));
+            let at = format!("{at}.config[{number}]");
             let named = config.requests.as_deref().unwrap_or_default();
             self.requests_exist(&at, Some(named), &there);
             match &config.opaque {
-                None => self.refuse(&at.to(".opaque"), "Required value"),
+                None => self.refuse(&format!("{at}.opaque"), "Required value"),
                 Some(opaque) => {
                     let is_named = |request: &&DeviceRequest| named.contains(&request.name);
                     let classes =
                         requests.iter().filter(is_named).filter_map(|request| request.exactly.as_ref());
                     let classes = classes.map(|exactly| exactly.device_class_name.as_str());
-                    self.config(&at.to(".opaque.parameters"), opaque, classes);
+                    self.config(&format!("{at}.opaque.parameters"), opaque, classes);
                 }
             }
         }
         for (number, constraint) in constraints.iter().enumerate() {
-            let at = at.to(&format!(".constraints[{number}]"));
+            let at = format!("{at}.constraints[{number}]");
             self.requests_exist(&at, constraint.requests.as_deref(), &there);
             self.constraint(&at, constraint, known);
         }
@@ -191,7 +173,7 @@ impl Findings {
     /// A config, as the policy of the chart (`claimPolicy`) has it; `classes` are those of the requests that it names.
     fn config<'c>(
         &mut self,
-        at: &At,
+        at: &str,
         of: &OpaqueDeviceConfiguration,
         classes: impl Iterator<Item = &'c str>,
     ) {
@@ -215,7 +197,7 @@ impl Findings {
         }
     }
 
-    fn request(&mut self, at: &At, request: &DeviceRequest, may_see_all: bool, known: &Known) {
+    fn request(&mut self, at: &str, request: &DeviceRequest, may_see_all: bool, known: &Known) {
         let alternatives = request.first_available.as_deref().unwrap_or_default();
         if request.exactly.is_some() != alternatives.is_empty() {
             self.refuse(at, "Required value: exactly one of `exactly` or `firstAvailable` is required");
@@ -234,41 +216,41 @@ impl Findings {
         });
         let all = request.exactly.iter().map(|of| (".exactly".to_owned(), of.clone())).chain(alternatives);
         for (step, of) in all {
-            self.one(&at.to(&step), &of, may_see_all, known);
+            self.one(&format!("{at}{step}"), &of, may_see_all, known);
         }
     }
 
-    fn one(&mut self, at: &At, of: &ExactDeviceRequest, may_see_all: bool, known: &Known) {
+    fn one(&mut self, at: &str, of: &ExactDeviceRequest, may_see_all: bool, known: &Known) {
         self.selectors(at, of.selectors.as_deref(), known);
         let class = of.device_class_name.as_str();
         let admin = of.admin_access == Some(true);
         if class.is_empty() {
-            self.refuse(&at.to(".deviceClassName"), "Required value");
+            self.refuse(&format!("{at}.deviceClassName"), "Required value");
         } else if !known.classes.contains(class) {
             let there: Vec<&str> = known.classes.iter().map(String::as_str).collect();
             let hint = did_you_mean(class, there.iter().copied());
             let what = format!("class {class:?} does not exist{hint}; there are {}", there.join(", "));
-            self.doubt(&at.to(".deviceClassName"), &what);
+            self.doubt(&format!("{at}.deviceClassName"), &what);
         }
         match (of.allocation_mode.as_deref(), of.count) {
             (None | Some("ExactCount"), Some(..=0)) => {
-                self.refuse(&at.to(".count"), "Invalid value: must be greater than zero");
+                self.refuse(&format!("{at}.count"), "Invalid value: must be greater than zero");
             }
             (Some("All"), Some(_)) => {
                 self.refuse(
-                    &at.to(".count"),
+                    &format!("{at}.count"),
                     "Invalid value: must not be specified when allocationMode is All",
                 );
             }
             (None | Some("ExactCount" | "All"), _) => {}
             (Some(other), _) => self.refuse(
-                &at.to(".allocationMode"),
+                &format!("{at}.allocationMode"),
                 &format!("Unsupported value: {other:?}: supported values: \"All\", \"ExactCount\""),
             ),
         }
         if admin && !may_see_all {
             self.refuse(
-                &at.to(".adminAccess"),
+                &format!("{at}.adminAccess"),
                 &format!("Forbidden: admin access to devices requires the label {ADMIN_LABEL}: \"true\" on the namespace"),
             );
         }
@@ -279,34 +261,34 @@ impl Findings {
             self.refuse(at, "adminAccess is for whole GPUs: use class admin.divvy.dev with it");
         }
         for (number, toleration) in of.tolerations.iter().flatten().enumerate() {
-            self.toleration(&at.to(&format!(".tolerations[{number}]")), toleration);
+            self.toleration(&format!("{at}.tolerations[{number}]"), toleration);
         }
         for (name, amount) in of.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten()) {
-            self.capacity(&at.to(&format!(".capacity.requests[{name}]")), name, amount, known);
+            self.capacity(&format!("{at}.capacity.requests[{name}]"), name, amount, known);
         }
     }
 
-    fn toleration(&mut self, at: &At, of: &DeviceToleration) {
+    fn toleration(&mut self, at: &str, of: &DeviceToleration) {
         let named = of.key.as_deref().is_some_and(|key| !key.is_empty());
         match of.operator.as_deref().unwrap_or("Equal") {
             "Exists" if of.value.as_deref().is_some_and(|value| !value.is_empty()) => {
-                self.refuse(&at.to(".value"), "Invalid value: must be empty for operator `Exists`");
+                self.refuse(&format!("{at}.value"), "Invalid value: must be empty for operator `Exists`");
             }
-            "Equal" if !named => self.refuse(&at.to(".operator"), "must be Exists where key is empty"),
+            "Equal" if !named => self.refuse(&format!("{at}.operator"), "must be Exists where key is empty"),
             "Exists" | "Equal" => {}
             other => self.refuse(
-                &at.to(".operator"),
+                &format!("{at}.operator"),
                 &format!("Unsupported value: {other:?}: supported values: \"Equal\", \"Exists\""),
             ),
         }
         if let Some(other) = of.effect.as_deref().filter(|e| !matches!(*e, "" | "NoSchedule" | "NoExecute")) {
             let what =
                 format!("Unsupported value: {other:?}: supported values: \"NoExecute\", \"NoSchedule\"");
-            self.refuse(&at.to(".effect"), &what);
+            self.refuse(&format!("{at}.effect"), &what);
         }
     }
 
-    fn capacity(&mut self, at: &At, name: &str, amount: &Amount, known: &Known) {
+    fn capacity(&mut self, at: &str, name: &str, amount: &Amount, known: &Known) {
         let Ok(wanted) = amount.0.parse::<Quantity>() else {
             return self.refuse(at, &format!("Invalid value: {:?}: not a quantity", amount.0));
         };
@@ -331,7 +313,7 @@ impl Findings {
         }
     }
 
-    fn constraint(&mut self, at: &At, of: &DeviceConstraint, known: &Known) {
+    fn constraint(&mut self, at: &str, of: &DeviceConstraint, known: &Known) {
         let (step, attribute) = match (&of.match_attribute, &of.distinct_attribute) {
             (Some(attribute), None) => (".matchAttribute", attribute),
             (None, Some(attribute)) => (".distinctAttribute", attribute),
@@ -341,7 +323,7 @@ impl Findings {
                 return self.refuse(at, what);
             }
         };
-        let at = at.to(step);
+        let at = format!("{at}{step}");
         let hint = did_you_mean(attribute, known.attributes.iter().map(String::as_str));
         if !attribute.contains('/') {
             let ours = format!("{}/{attribute}", names::DRIVER);
@@ -356,13 +338,13 @@ impl Findings {
         }
     }
 
-    fn requests_exist(&mut self, at: &At, named: Option<&[String]>, there: &BTreeSet<String>) {
+    fn requests_exist(&mut self, at: &str, named: Option<&[String]>, there: &BTreeSet<String>) {
         for (number, name) in named.unwrap_or_default().iter().enumerate() {
             if !there.contains(name) {
                 let hint = did_you_mean(name, there.iter().map(String::as_str));
                 let what = "must be the name of a request in claim or the name of a request and a subrequest separated by '/'";
                 self.refuse(
-                    &at.to(&format!(".requests[{number}]")),
+                    &format!("{at}.requests[{number}]"),
                     &format!("Invalid value: {name:?}: {what}{hint}"),
                 );
             }

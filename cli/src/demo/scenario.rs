@@ -19,7 +19,7 @@ use super::review::{Known, review};
 use super::schedule::Scheduler;
 use super::ui::Show;
 use super::workload::{Consumer, Workload, expand};
-use super::world::{self, NODE, World};
+use super::world::{self, World};
 use crate::manifests::Manifests;
 
 /// A claim by namespace and name.
@@ -58,7 +58,6 @@ struct Stage<'w> {
     sim: &'w SimNode,
     show: &'w Show,
     scheduler: Scheduler,
-    references: BTreeMap<Key, ClaimRef>,
     /// What is known of the claims.
     reports: BTreeMap<Key, ClaimReport>,
 }
@@ -69,10 +68,7 @@ async fn enact(mut stage: Stage<'_>, manifests: &Manifests, workload: &Workload)
         world.api.put(class).context("a DeviceClass of the manifest")?;
     }
     for claim in &workload.claims {
-        let stored: ResourceClaim = world.api.put(claim).context("a ResourceClaim of the manifest")?;
-        let key = key_of(&stored);
-        let uid = stored.metadata.uid.unwrap_or_default();
-        stage.references.insert(key.clone(), ClaimRef::new(&key.0, &key.1, &uid));
+        world.api.put(claim).context("a ResourceClaim of the manifest")?;
     }
     let last = workload.consumers.iter().filter_map(|consumer| consumer.ends).max().unwrap_or(0) + 1;
     let mut staying: Vec<&Consumer> = workload.consumers.iter().collect();
@@ -113,8 +109,8 @@ async fn enact(mut stage: Stage<'_>, manifests: &Manifests, workload: &Workload)
 
 impl<'w> Stage<'w> {
     fn new(world: &'w World, sim: &'w SimNode, show: &'w Show) -> Self {
-        let scheduler = Scheduler::new(world.api.clone(), NODE);
-        Self { world, sim, show, scheduler, references: BTreeMap::new(), reports: BTreeMap::new() }
+        let scheduler = Scheduler::new(world.api.clone());
+        Self { world, sim, show, scheduler, reports: BTreeMap::new() }
     }
 
     fn round(&self, ended: Vec<String>, staying: &[&Consumer]) -> Round {
@@ -171,7 +167,7 @@ impl<'w> Stage<'w> {
                 }
             }
             match &placed {
-                Ok(()) => call.extend(self.references.get(&key).cloned()),
+                Ok(()) => call.extend(self.reference(&key)),
                 Err(reason) => {
                     let state = State::Pending { reason: reason.trim_end().to_owned(), expected };
                     let claim = format!("{}/{}", key.0, key.1);
@@ -209,6 +205,12 @@ impl<'w> Stage<'w> {
         Ok(())
     }
 
+    /// A claim as the kubelet knows it.
+    fn reference(&self, key: &Key) -> Option<ClaimRef> {
+        let claim: ResourceClaim = self.world.api.get(&key.0, &key.1)?;
+        Some(ClaimRef::new(&key.0, &key.1, &claim.metadata.uid?))
+    }
+
     /// What the scheduler allocated to a claim.
     fn results(&self, claim: &ClaimRef) -> Vec<DeviceRequestAllocationResult> {
         let claim = self.world.api.get::<ResourceClaim>(&claim.namespace, &claim.name);
@@ -221,8 +223,7 @@ impl<'w> Stage<'w> {
         let used: Vec<Key> = staying.iter().flat_map(|consumer| keys(consumer)).collect();
         let free: Vec<Key> = ending.iter().flat_map(|consumer| keys(consumer)).collect();
         for key in free.into_iter().filter(|key| !used.contains(key)) {
-            let (Some(reference), Some(report)) = (self.references.remove(&key), self.reports.remove(&key))
-            else {
+            let (Some(reference), Some(report)) = (self.reference(&key), self.reports.remove(&key)) else {
                 continue;
             };
             if !matches!(report.state, State::Pending { .. }) {
@@ -245,7 +246,7 @@ impl<'w> Stage<'w> {
             .reports
             .iter()
             .filter(|(_, report)| !matches!(report.state, State::Pending { .. }))
-            .filter_map(|(key, _)| self.references.get(key).cloned())
+            .filter_map(|(key, _)| self.reference(key))
             .collect();
         let answers = self.world.kubelet.unprepare(names::DRIVER, &tried).await?;
         let failed = answers.into_iter().filter_map(|(uid, answer)| {

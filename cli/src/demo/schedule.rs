@@ -2,25 +2,23 @@
 
 use anyhow::{Context, Result};
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
-use divvy_fake_cluster::FakeApi;
+use divvy_fake_cluster::{FakeApi, build};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{
-    DeviceClass, ResourceClaim, ResourceClaimConsumerReference, ResourceClaimStatus, ResourceSlice,
-};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimStatus, ResourceSlice};
 
 use super::workload::Consumer;
+use super::world::NODE;
 
 /// Allocates and reserves claims for consumers, one after another.
 pub(crate) struct Scheduler {
     api: FakeApi,
-    node: String,
     allocator: Allocator,
 }
 
 impl Scheduler {
-    pub(crate) fn new(api: FakeApi, node: &str) -> Self {
+    pub(crate) fn new(api: FakeApi) -> Self {
         // The embedded API server speaks as 1.37.
-        Self { api, node: node.to_owned(), allocator: Allocator::new(Features::of_kubernetes(37)) }
+        Self { api, allocator: Allocator::new(Features::of_kubernetes(37)) }
     }
 
     /// Allocates what the consumer's claims still need and reserves them for it. `Err` holds the reason for people.
@@ -45,7 +43,7 @@ impl Scheduler {
         if claims.is_empty() {
             return Ok(());
         }
-        let node: Node = self.api.get("", &self.node).ok_or("the node is gone")?;
+        let node: Node = self.api.get("", NODE).ok_or("the node is gone")?;
         let published = self.api.list::<ResourceSlice>();
         let slices = Slices::new(&published);
         let classes = self.api.list::<DeviceClass>();
@@ -71,16 +69,9 @@ impl Scheduler {
 
     fn reserve(&self, consumer: &Consumer, claim: &str) -> Result<()> {
         let Some(pod) = &consumer.pod else { return Ok(()) };
-        let user = ResourceClaimConsumerReference {
-            api_group: None,
-            resource: "pods".to_owned(),
-            name: pod.clone(),
-            uid: format!("uid-of-{pod}"),
-        };
         self.api
             .modify::<ResourceClaim>(&consumer.namespace, claim, |claim| {
-                let status = claim.status.get_or_insert_with(ResourceClaimStatus::default);
-                status.reserved_for.get_or_insert_with(Vec::new).push(user);
+                *claim = build::reserved(std::mem::take(claim), pod, &format!("uid-of-{pod}"));
             })
             .with_context(|| format!("reserving claim {claim} for pod {pod}"))?;
         Ok(())

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::{CommandFactory as _, FromArgMatches as _};
 use divvy_api::names;
 use divvy_api::policy::GpuPolicy;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_kubelet_plugin::{Args, Config, Delivery, Deps, Offer, RunError, UsageArgs};
+use divvy_kubelet_plugin::{Args, Config, Deps, RunError};
 use divvy_offer::{GpuRules, NodeFacts};
-use divvy_telemetry::{LogFormat, MetricsRegistry, Readiness};
+use divvy_telemetry::{MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
     CELDeviceSelector, Device, DeviceClass, DeviceClassSpec, DeviceSelector, ResourceSlice,
@@ -86,7 +87,7 @@ impl World {
         tokio::select! {
             published = published => published.with_context(|| {
                 let names = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
-                let there = names_of(&api.list());
+                let there = names_of(devices(&api.list::<ResourceSlice>()));
                 format!(
                     "the plugin does not publish what the policies ask for: missing {}; too much {}",
                     names(&expected.difference(&there).cloned().collect()),
@@ -183,43 +184,31 @@ fn cluster(labels: BTreeMap<String, String>, policies: &[GpuPolicy]) -> Result<F
     Ok(api)
 }
 
-/// The plugin's arguments: the chart's defaults, with folders of its own.
+/// The plugin's arguments: its defaults, with folders of its own.
 fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result<Args> {
     // The hook is copied and named in CDI files; no container runs here that would call it.
     let hook = folder.join("divvy-cdi-hook");
     fs_err::write(&hook, "")?;
-    Ok(Args {
-        node_name: NODE.to_owned(),
-        driver_name: names::DRIVER.to_owned(),
-        plugin_dir: Some(kubelet.plugin_dir(names::DRIVER)),
-        lock_dir: None,
-        registry_dir: kubelet.registry_dir(),
-        pod_resources_socket: kubelet.pod_resources_socket(),
-        cdi_dir: folder.join("cdi"),
-        driver_root: Some(folder.join("host")),
-        host_driver_root: Some(PathBuf::from("/")),
-        host_root: folder.join("host"),
-        device_nodes: Some(device_nodes),
-        nvml_library: None,
-        offer: Offer::Auto,
-        mode_lock: divvy_offer::ModeLock::Auto,
-        mig_profiles: String::new(),
-        ignored_xids: String::new(),
-        recover_after: 60,
-        usage: UsageArgs { usage: true, idle_after: 3600 },
-        device_metadata: true,
-        extra_nodes: String::new(),
-        library_delivery: Delivery::Hook,
-        hook_path: Some(hook),
-        hook_dir: Some(folder.join("opt/divvy")),
-        http: String::new(),
-        claim_metrics: true,
-        debug_http: String::new(),
-        kubeconfig: None,
-        log_format: LogFormat::Plain,
-        log_level: String::new(),
-        pod_uid: None,
-    })
+    let host = folder.join("host");
+    let flags = [
+        ("node-name", NODE.into()),
+        ("plugin-dir", kubelet.plugin_dir(names::DRIVER)),
+        ("registry-dir", kubelet.registry_dir()),
+        ("pod-resources-socket", kubelet.pod_resources_socket()),
+        ("cdi-dir", folder.join("cdi")),
+        ("driver-root", host.clone()),
+        ("host-driver-root", "/".into()),
+        ("host-root", host),
+        ("device-nodes", device_nodes),
+        ("hook-path", hook),
+        ("hook-dir", folder.join("opt/divvy")),
+        ("http", PathBuf::new()),
+    ];
+    let flags =
+        flags.into_iter().flat_map(|(flag, value)| [format!("--{flag}").into(), value.into_os_string()]);
+    // The variables of a node's plugin have no meaning for the demo's.
+    let command = Args::command().no_binary_name(true).mut_args(|arg| arg.env(None::<&str>));
+    Ok(Args::from_arg_matches(&command.try_get_matches_from(flags)?)?)
 }
 
 /// The slices of the newest generation, if all of them are there.
@@ -230,28 +219,24 @@ fn whole(slices: &[ResourceSlice]) -> Option<Vec<&ResourceSlice>> {
     (usize::try_from(count) == Ok(newest.len())).then_some(newest)
 }
 
-fn devices<'s>(slices: &'s [&ResourceSlice]) -> impl Iterator<Item = &'s Device> {
-    slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten())
+fn devices<'s>(slices: impl IntoIterator<Item = &'s ResourceSlice>) -> impl Iterator<Item = &'s Device> {
+    slices.into_iter().flat_map(|slice| slice.spec.devices.iter().flatten())
 }
 
-fn names_of(slices: &[ResourceSlice]) -> BTreeSet<String> {
-    let all: Vec<&ResourceSlice> = slices.iter().collect();
-    devices(&all).map(|device| device.name.clone()).collect()
+fn names_of<'s>(devices: impl Iterator<Item = &'s Device>) -> BTreeSet<String> {
+    devices.map(|device| device.name.clone()).collect()
 }
 
 /// Whether the pool is whole, with exactly these devices: more may come once the plugin has heard the API server's
 /// version and the policies.
 fn is_published(slices: &[ResourceSlice], expected: &BTreeSet<String>) -> bool {
-    whole(slices).is_some_and(|slices| {
-        devices(&slices).map(|device| device.name.clone()).collect::<BTreeSet<_>>() == *expected
-    })
+    whole(slices).is_some_and(|slices| names_of(devices(slices)) == *expected)
 }
 
 /// The devices with taints.
 fn tainted(slices: &[ResourceSlice]) -> BTreeSet<String> {
-    let all: Vec<&ResourceSlice> = slices.iter().collect();
     let has_taint = |device: &&Device| device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
-    devices(&all).filter(has_taint).map(|device| device.name.clone()).collect()
+    names_of(devices(slices).filter(has_taint))
 }
 
 /// The classes that the chart installs, each with the type of its devices.

@@ -3,7 +3,6 @@
 use anyhow::{Result, bail};
 use divvy_api::names::conditions;
 use divvy_api::node::GpuStatus;
-use divvy_model::DeviceKind;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -157,12 +156,13 @@ fn claim_line(claim: &ResourceClaim, condition: &Condition) -> ClaimLine {
     }
 }
 
-fn reserved(claim: &ResourceClaim) -> Vec<String> {
+/// The pods that it is reserved for.
+pub(crate) fn reserved(claim: &ResourceClaim) -> Vec<String> {
     let users = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
     users.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect()
 }
 
-/// The pods that it is reserved for. The status of a claim of a PodGroup names none of its pods; its node does.
+/// The pods that use it. The status of a claim of a PodGroup names none of its pods; its node does.
 fn users(snapshot: &Snapshot, claim: &ResourceClaim, uid: &str) -> Vec<String> {
     let mut pods = reserved(claim);
     if pods.is_empty() {
@@ -276,7 +276,7 @@ fn kubelet_failure(snapshot: &Snapshot, namespace: &str, pods: &[String]) -> Opt
 fn device(snapshot: &Snapshot, claim: &str, result: &DeviceRequestAllocationResult) -> DeviceLine {
     let ours = result.driver == snapshot.driver;
     let node = snapshot.node_of(&result.pool).filter(|_| ours);
-    let kind = result.device.parse().ok().and_then(|device| DeviceKind::parse(&device).ok());
+    let kind = crate::device::kind(&result.device);
     let gpu: Option<&GpuStatus> = node.and_then(|node| {
         let name = format!("gpu-{}", kind?.ordinal());
         snapshot.reports.get(node)?.gpus.iter().find(|gpu| gpu.name == name)

@@ -14,7 +14,7 @@ use kube::core::DeserializeGuard;
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
-use super::snapshot::{CLAIMS_NAME, CLASSES_NAME, GPU_NODES_NAME, NODES_NAME, SLICES_NAME, Snapshot};
+use super::snapshot::Snapshot;
 
 /// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,8 +46,9 @@ pub(crate) struct Wanted<'a> {
 }
 
 /// A kind of objects that answers are made of.
-struct Kind {
-    name: &'static str,
+pub(crate) struct Kind {
+    /// Entries of `unread` begin with it.
+    pub(crate) name: &'static str,
     /// As rights call it.
     resource: &'static str,
     /// What is not known without it.
@@ -61,20 +62,20 @@ const OUR_ROLE: &str = "a ClusterRoleBinding to divvy-view, a ClusterRole of div
 /// What a user of one namespace usually lacks.
 const VIEW: &str = "a ClusterRoleBinding to view, or choose a namespace that you may read (-n)";
 
-const GPU_NODES: Kind = Kind {
-    name: GPU_NODES_NAME,
+pub(crate) const GPU_NODES: Kind = Kind {
+    name: "GpuNodes",
     resource: "gpunodes.divvy.dev",
     missing: "the state of the nodes' GPUs",
     remedy: OUR_ROLE,
 };
-const NODES: Kind = Kind {
-    name: NODES_NAME,
+pub(crate) const NODES: Kind = Kind {
+    name: "Nodes",
     resource: "nodes",
     missing: "readiness and labels of nodes",
     remedy: "a ClusterRole that grants it (neither view nor divvy-view does)",
 };
-const SLICES: Kind = Kind {
-    name: SLICES_NAME,
+pub(crate) const SLICES: Kind = Kind {
+    name: "ResourceSlices",
     resource: "resourceslices.resource.k8s.io",
     missing: "the published devices",
     remedy: OUR_ROLE,
@@ -85,14 +86,14 @@ const TAINT_RULES: Kind = Kind {
     missing: "which devices administrators keep claims off",
     remedy: OUR_ROLE,
 };
-const CLASSES: Kind = Kind {
-    name: CLASSES_NAME,
+pub(crate) const CLASSES: Kind = Kind {
+    name: "DeviceClasses",
     resource: "deviceclasses.resource.k8s.io",
     missing: "which devices the classes select",
     remedy: OUR_ROLE,
 };
-const CLAIMS: Kind = Kind {
-    name: CLAIMS_NAME,
+pub(crate) const CLAIMS: Kind = Kind {
+    name: "ResourceClaims",
     resource: "resourceclaims.resource.k8s.io",
     missing: "which claims hold devices and which wait",
     remedy: VIEW,
@@ -212,7 +213,7 @@ impl Reader<'_> {
         let Kind { name, resource, missing, remedy } = kind;
         let failed = || format!("{name} cannot be listed");
         match pages(all, params).await {
-            Err(kube::Error::Api(status)) if status.code == 404 && *name == GPU_NODES_NAME => {
+            Err(kube::Error::Api(status)) if status.code == 404 && *name == GPU_NODES.name => {
                 let why = "the cluster does not serve GpuNodes (is divvy's chart installed?)";
                 self.unread.push(format!("{why}; unknown: {missing}"));
                 return Ok(Vec::new());

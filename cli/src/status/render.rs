@@ -3,28 +3,29 @@
 use divvy_api::node::GpuStatus;
 
 use super::claim::{ClaimLine, ClaimReport, State};
-use super::report::{Fleet, GpuReport, NodeLine, NodeReport, NodeTrouble, Waiting};
-use super::snapshot::{GPU_NODES_NAME, Snapshot};
+use super::read::GPU_NODES;
+use super::report::{Fleet, GpuReport, NodeLine, NodeReport, NodeTrouble, Waiting, kinds};
+use super::snapshot::Snapshot;
 use super::waiting::{Why, some};
-use crate::table::Table;
+use crate::table::{Table, or_dash};
 
 /// Nodes with reasons of their own that are written out.
 const REASONS: usize = 8;
 
 pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet) -> String {
     let mut out = Out::default();
-    if fleet.nodes.is_empty() && snapshot.lacks(GPU_NODES_NAME) {
+    if fleet.nodes.is_empty() && snapshot.lacks(&GPU_NODES) {
         out.line("GpuNodes cannot be read: the state of the nodes' GPUs is unknown");
     } else if fleet.nodes.is_empty() {
         out.line("no node reports GPUs");
     } else {
-        out.block(&nodes(snapshot, &fleet.nodes));
+        out.head(&nodes(snapshot, &fleet.nodes));
     }
     troubles(&mut out, snapshot, &fleet.troubles);
     if !fleet.refused.is_empty() {
         out.head("refused by their nodes:");
         for claim in &fleet.refused {
-            refused(&mut out, snapshot, claim, 2);
+            refused(&mut out, snapshot, claim);
         }
     }
     used(&mut out, snapshot, &fleet.reported_use);
@@ -60,11 +61,11 @@ pub(crate) fn node(snapshot: &Snapshot, report: &NodeReport) -> String {
                 or_dash(&gpu.offered.join(", ")),
                 or_dash(&gpu.policy),
                 or_dash(&some(holders(gpu).iter())),
-                or_dash(&kinds(&report.troubles, &gpu.name)),
+                or_dash(&kinds(&report.troubles, &report.node.name, &gpu.name).join("+")),
                 gpu.uuid.clone(),
             ]);
         }
-        out.block(&table.render(0));
+        out.head(&table.render(0));
     }
     troubles(&mut out, snapshot, &report.troubles);
     unread(&mut out, &report.unread);
@@ -90,15 +91,11 @@ pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
                 format!("{}/{}", holder.namespace, holder.name),
                 holder.device.clone(),
                 holder.phase.clone(),
-                holder
-                    .since
-                    .as_deref()
-                    .and_then(|since| snapshot.age(since))
-                    .unwrap_or_else(|| "-".to_owned()),
+                age(snapshot, holder.since.as_deref()),
                 or_dash(&holder.pods.join(", ")),
             ]);
         }
-        out.block(&table.render(0));
+        out.head(&table.render(0));
     }
     troubles(&mut out, snapshot, &report.troubles);
     unread(&mut out, &report.unread);
@@ -136,14 +133,14 @@ pub(crate) fn claim(snapshot: &Snapshot, report: &ClaimReport) -> String {
                 or_dash(&device.uuid),
             ]);
         }
-        out.block(&table.render(0));
+        out.head(&table.render(0));
     }
     for device in report.devices.iter().filter(|device| !device.reason.is_empty()) {
         out.line(&format!("{}: {}", device.device, device.reason));
     }
     if let Some(condition) = report.condition.as_ref().filter(|_| report.state == State::Refused) {
         out.head("refused:");
-        refused(&mut out, snapshot, condition, 2);
+        refused(&mut out, snapshot, condition);
     }
     used(&mut out, snapshot, &report.reported_use);
     if let Some(waiting) = &report.waiting {
@@ -182,10 +179,6 @@ impl Out {
         }
         self.line(line);
     }
-
-    fn block(&mut self, block: &str) {
-        self.head(block);
-    }
 }
 
 fn nodes(snapshot: &Snapshot, nodes: &[NodeLine]) -> String {
@@ -199,7 +192,7 @@ fn nodes(snapshot: &Snapshot, nodes: &[NodeLine]) -> String {
             or_dash(&node.modes),
             or_dash(&node.trouble),
             or_dash(&node.versions.driver),
-            node.changed.as_deref().and_then(|since| snapshot.age(since)).unwrap_or_else(|| "-".to_owned()),
+            age(snapshot, node.changed.as_deref()),
         ]);
     }
     table.render(0)
@@ -222,8 +215,8 @@ fn versions(snapshot: &Snapshot, node: &NodeLine) -> String {
     parts.join(", ")
 }
 
-fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+fn age(snapshot: &Snapshot, since: Option<&str>) -> String {
+    or_dash(&since.and_then(|since| snapshot.age(since)).unwrap_or_default())
 }
 
 /// The claims that hold a GPU, each once.
@@ -231,13 +224,6 @@ fn holders(gpu: &GpuStatus) -> Vec<String> {
     let mut all: Vec<String> = gpu.holders.iter().map(|h| format!("{}/{}", h.namespace, h.name)).collect();
     all.dedup();
     all
-}
-
-fn kinds(troubles: &[NodeTrouble], gpu: &str) -> String {
-    let of_gpu = troubles.iter().filter(|entry| !entry.trouble.notice && entry.trouble.gpu == gpu);
-    let mut kinds: Vec<&str> = of_gpu.map(|entry| entry.trouble.kind.as_str()).collect();
-    kinds.dedup();
-    kinds.join("+")
 }
 
 fn troubles(out: &mut Out, snapshot: &Snapshot, troubles: &[NodeTrouble]) {
@@ -268,12 +254,11 @@ fn troubles(out: &mut Out, snapshot: &Snapshot, troubles: &[NodeTrouble]) {
     }
 }
 
-fn refused(out: &mut Out, snapshot: &Snapshot, claim: &ClaimLine, indent: usize) {
-    let pad = " ".repeat(indent);
+fn refused(out: &mut Out, snapshot: &Snapshot, claim: &ClaimLine) {
     let pods =
         if claim.pods.is_empty() { String::new() } else { format!(" (pods {})", claim.pods.join(", ")) };
-    out.line(&format!("{pad}{}{pods}: {}, for {}", claim.claim, claim.reason, snapshot.since(&claim.since)));
-    out.line(&format!("{pad}  {}", indented(&claim.message, indent + 2)));
+    out.line(&format!("  {}{pods}: {}, for {}", claim.claim, claim.reason, snapshot.since(&claim.since)));
+    out.line(&format!("    {}", indented(&claim.message, 4)));
 }
 
 fn used(out: &mut Out, snapshot: &Snapshot, claims: &[ClaimLine]) {
@@ -281,7 +266,7 @@ fn used(out: &mut Out, snapshot: &Snapshot, claims: &[ClaimLine]) {
         out.head("use too much or nothing:");
     }
     for claim in claims {
-        refused(out, snapshot, claim, 2);
+        refused(out, snapshot, claim);
     }
 }
 

@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
 use super::claim::{ClaimLine, refused, reported_use};
-use super::snapshot::{GPU_NODES_NAME, SLICES_NAME, Snapshot, full_name, name, namespace, time};
+use super::read::{GPU_NODES, SLICES};
+use super::snapshot::{Snapshot, full_name, name, namespace, time};
 use super::waiting::{Asker, Verdict, Why, open_claims};
 
 /// Questions that are answered for the fleet; pods of one Deployment ask the same.
@@ -119,9 +120,7 @@ pub(crate) struct GpuReport {
 pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     let reported = snapshot.reports.iter().map(|(name, status)| line(name, status));
     let silent = snapshot.nodes.iter().filter(|node| {
-        is_ours(node)
-            && !snapshot.lacks(GPU_NODES_NAME)
-            && !snapshot.reports.contains_key(name(&node.metadata))
+        is_ours(node) && !snapshot.lacks(&GPU_NODES) && !snapshot.reports.contains_key(name(&node.metadata))
     });
     let silent = silent.map(|node| line(name(&node.metadata), &GpuNodeStatus::default()));
     let mut nodes: Vec<NodeLine> = reported.chain(silent).collect();
@@ -196,7 +195,7 @@ fn status_of(snapshot: &Snapshot, wanted: &str) -> Result<GpuNodeStatus> {
         return Ok(status.clone());
     }
     match snapshot.nodes.iter().find(|node| name(&node.metadata) == wanted) {
-        Some(_) if snapshot.lacks(GPU_NODES_NAME) => {
+        Some(_) if snapshot.lacks(&GPU_NODES) => {
             bail!("the GpuNode of node {wanted} cannot be read{}", missing(snapshot))
         }
         Some(node) if is_ours(node) => Ok(GpuNodeStatus::default()),
@@ -235,6 +234,16 @@ fn line(name: &str, status: &GpuNodeStatus) -> NodeLine {
     }
 }
 
+/// The kinds of a GPU's problems that need a person.
+pub(crate) fn kinds(troubles: &[NodeTrouble], node: &str, gpu: &str) -> Vec<String> {
+    let of_gpu =
+        |entry: &&NodeTrouble| !entry.trouble.notice && entry.node == node && entry.trouble.gpu == gpu;
+    let mut kinds: Vec<String> =
+        troubles.iter().filter(of_gpu).map(|entry| entry.trouble.kind.clone()).collect();
+    kinds.dedup();
+    kinds
+}
+
 /// Problems that a node's plugin reports, and those visible only in other objects.
 pub(crate) fn troubles(snapshot: &Snapshot, node: &str) -> Vec<NodeTrouble> {
     let status = snapshot.reports.get(node);
@@ -267,7 +276,7 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
             ..Trouble::default()
         });
     }
-    if status.is_none() && snapshot.lacks(GPU_NODES_NAME) {
+    if status.is_none() && snapshot.lacks(&GPU_NODES) {
         return None;
     }
     let Some(status) = status else {
@@ -284,7 +293,7 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
     let published =
         snapshot.slices.iter().any(|s| s.spec.driver == snapshot.driver && s.spec.pool.name == pool);
     let offers = status.gpus.iter().any(|gpu| !gpu.offered.is_empty());
-    let unknown = snapshot.lacks(SLICES_NAME);
+    let unknown = snapshot.lacks(&SLICES);
     (offers && !published && !unknown).then(|| Trouble {
         kind: "not-published".to_owned(),
         why: "the node offers GPUs, but has no ResourceSlice: its plugin is not running or is not registered with the kubelet".to_owned(),

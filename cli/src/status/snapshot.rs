@@ -9,12 +9,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
-/// Kinds whose absence changes the answer; entries of `unread` begin with these names.
-pub(crate) const GPU_NODES_NAME: &str = "GpuNodes";
-pub(crate) const NODES_NAME: &str = "Nodes";
-pub(crate) const SLICES_NAME: &str = "ResourceSlices";
-pub(crate) const CLASSES_NAME: &str = "DeviceClasses";
-pub(crate) const CLAIMS_NAME: &str = "ResourceClaims";
+use super::read::Kind;
 
 /// The cluster at one moment.
 #[derive(Debug, Clone, Default)]
@@ -42,8 +37,8 @@ pub(crate) struct Snapshot {
 
 impl Snapshot {
     /// Whether objects of this kind could not be read, all or some of them.
-    pub(crate) fn lacks(&self, kind: &str) -> bool {
-        self.unread.iter().any(|unread| unread.starts_with(kind))
+    pub(crate) fn lacks(&self, kind: &Kind) -> bool {
+        self.unread.iter().any(|unread| unread.starts_with(kind.name))
     }
 
     /// The node of one of our pools.

@@ -11,7 +11,8 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
-use super::snapshot::{CLAIMS_NAME, CLASSES_NAME, NODES_NAME, SLICES_NAME, Snapshot, full_name, name};
+use super::read::{CLAIMS, CLASSES, NODES, SLICES};
+use super::snapshot::{Snapshot, full_name, name};
 
 /// Names that are written out; the rest is counted.
 const NAMED: usize = 3;
@@ -77,6 +78,12 @@ pub(crate) struct Why {
     pub(crate) hint: Option<String>,
 }
 
+impl Why {
+    fn of(verdict: Verdict) -> Self {
+        Self { verdict, mistake: None, nodes: Vec::new(), hint: None }
+    }
+}
+
 /// Nodes with the same reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -107,6 +114,12 @@ enum NodeAnswer {
     Mistake(String),
     /// The allocator cannot decide, for this reason.
     Unknown(String),
+}
+
+impl NodeAnswer {
+    fn never(reason: String) -> Self {
+        Self::Not(Box::new(Shortage { reasons: vec![reason], ..Shortage::default() }), false)
+    }
 }
 
 /// Reasons of one node, to be merged with those of others.
@@ -153,11 +166,11 @@ impl<'a> Asker<'a> {
     fn find_out(&self, claims: &[&ResourceClaim], pod: Option<&Pod>) -> Why {
         let of_node: BTreeSet<&str> =
             self.snapshot.slices.iter().filter_map(|slice| slice.spec.node_name.as_deref()).collect();
-        if [SLICES_NAME, CLASSES_NAME].iter().any(|kind| self.snapshot.lacks(kind)) {
-            return Why { verdict: Verdict::Unknown, mistake: None, nodes: Vec::new(), hint: None };
+        if [SLICES, CLASSES].iter().any(|kind| self.snapshot.lacks(kind)) {
+            return Why::of(Verdict::Unknown);
         }
         let everywhere = self.snapshot.slices.iter().any(|slice| slice.spec.node_name.is_none());
-        let mut why = Why { verdict: Verdict::NeverFits, mistake: None, nodes: Vec::new(), hint: None };
+        let mut why = Why::of(Verdict::NeverFits);
         let mut unknown = None;
         // Nodes by reasons, with the holders of all of them.
         let mut alike: Vec<(Shortage, Vec<String>)> = Vec::new();
@@ -166,7 +179,7 @@ impl<'a> Asker<'a> {
             metadata: ObjectMeta { name: Some((*name).to_owned()), ..ObjectMeta::default() },
             ..Node::default()
         };
-        let unread = self.snapshot.lacks(NODES_NAME);
+        let unread = self.snapshot.lacks(&NODES);
         let stand_ins: Vec<Node> = of_node.iter().filter(|_| unread).map(named).collect();
         for node in self.snapshot.nodes.iter().chain(&stand_ins) {
             let name = name(&node.metadata);
@@ -175,8 +188,8 @@ impl<'a> Asker<'a> {
             }
             match self.on(node, claims, pod) {
                 // Claims of other namespaces are unknown and may hold the devices.
-                NodeAnswer::Fits if self.snapshot.lacks(CLAIMS_NAME) => {
-                    return Why { verdict: Verdict::Unknown, mistake: None, nodes: Vec::new(), hint: None };
+                NodeAnswer::Fits if self.snapshot.lacks(&CLAIMS) => {
+                    return Why::of(Verdict::Unknown);
                 }
                 NodeAnswer::Fits => {
                     why.verdict = Verdict::Fits;
@@ -226,10 +239,7 @@ impl<'a> Asker<'a> {
 
     fn on(&self, node: &Node, claims: &[&ResourceClaim], pod: Option<&Pod>) -> NodeAnswer {
         if let Some(reason) = pod.and_then(|pod| keeps_away(node, pod)) {
-            return NodeAnswer::Not(
-                Box::new(Shortage { reasons: vec![reason], ..Shortage::default() }),
-                false,
-            );
+            return NodeAnswer::never(reason);
         }
         let inputs =
             |allocated| Inputs { slices: &self.slices, classes: &self.snapshot.classes, allocated, node };
@@ -243,10 +253,7 @@ impl<'a> Asker<'a> {
                 Err(_) => NodeAnswer::Not(Box::new(Shortage::of(&now)), false),
             },
             Err(error) if error.is_unknown() => NodeAnswer::Unknown(chain(error)),
-            Err(error) if error.is_of_node() => {
-                let reasons = vec![error.to_string()];
-                NodeAnswer::Not(Box::new(Shortage { reasons, ..Shortage::default() }), false)
-            }
+            Err(error) if error.is_of_node() => NodeAnswer::never(error.to_string()),
             Err(error) => NodeAnswer::Mistake(chain(error)),
         }
     }
@@ -295,9 +302,8 @@ impl Shortage {
             short.reasons.push(format!("one of its pools {problem}"));
         }
         let reasons = explanation.requests.iter().flat_map(|request| &request.refused).map(|d| &d.reason);
-        short.held_by = reasons.flat_map(holders).map(ToString::to_string).collect();
-        let overdrawn = explanation.requests.iter().flat_map(|request| &request.refused).map(|d| &d.reason);
-        let overdrawn = overdrawn.filter(|reason| matches!(reason, Reason::PoolOverdrawn { .. }));
+        short.held_by = reasons.clone().flat_map(holders).map(ToString::to_string).collect();
+        let overdrawn = reasons.filter(|reason| matches!(reason, Reason::PoolOverdrawn { .. }));
         short.overdrawn_by = overdrawn.flat_map(holders).map(ToString::to_string).collect();
         short.detail = detail;
         short

@@ -89,23 +89,14 @@ impl Usage {
     }
 
     fn add_of_claim(&mut self, name: &str, sample: &Sample) {
-        const NAMES: [&str; 6] = [
-            "device_info",
-            "memory_used_bytes",
-            "memory_granted_bytes",
-            "utilization_ratio",
-            "idle_seconds",
-            "overuse",
-        ];
-        if !NAMES.contains(&name) {
-            return;
-        }
-        let OfPods { usage: of, pods, with_memory, with_ratio } = self.claims.entry(key(sample)).or_default();
+        let key = key(sample);
+        let mut known = self.claims.get(&key).cloned().unwrap_or_default();
+        let of = &mut known.usage;
         let value = sample.value;
         match name {
-            "device_info" => *pods += 1,
+            "device_info" => known.pods += 1,
             "memory_used_bytes" => {
-                *with_memory += 1;
+                known.with_memory += 1;
                 add(&mut of.memory_used, whole(value));
             }
             // The grant is the claim's, whichever pod uses it.
@@ -114,7 +105,7 @@ impl Usage {
                 let source = sample.label("source").to_owned();
                 let before = of.utilization.unwrap_or(0.0);
                 // Processes add up; what is read of the device is the same for all pods.
-                *with_ratio += 1;
+                known.with_ratio += 1;
                 let ratio = if source == OF_PROCESSES { before + value } else { before.max(value) };
                 of.utilization = Some(ratio.clamp(0.0, 1.0));
                 of.source = Some(source).filter(|source| !source.is_empty());
@@ -123,28 +114,24 @@ impl Usage {
                 let (now, before) = (whole(value), of.idle_seconds);
                 of.idle_seconds = before.map_or(now, |before| now.map(|now| now.min(before)));
             }
-            _ => of.over_grant = Some(of.over_grant == Some(true) || value > 0.0),
+            "overuse" => of.over_grant = Some(of.over_grant == Some(true) || value > 0.0),
+            _ => return,
         }
+        self.claims.insert(key, known);
     }
 
     fn add_of_gpu(&mut self, name: &str, sample: &Sample) {
-        const NAMES: [&str; 4] = [
-            "gpu_memory_used_bytes",
-            "gpu_memory_reserved_bytes",
-            "gpu_memory_unattributed_bytes",
-            "usage_age_seconds",
-        ];
-        if !NAMES.contains(&name) {
-            return;
-        }
-        let of = self.gpus.entry(sample.label("UUID").to_owned()).or_default();
+        let uuid = sample.label("UUID");
+        let mut of = self.of_gpu(uuid);
         let value = whole(sample.value);
         match name {
             "gpu_memory_used_bytes" => of.memory_used = value,
             "gpu_memory_reserved_bytes" => of.memory_reserved = value,
             "gpu_memory_unattributed_bytes" => of.memory_unattributed = value,
-            _ => of.age_seconds = of.age_seconds.max(value),
+            "usage_age_seconds" => of.age_seconds = of.age_seconds.max(value),
+            _ => return,
         }
+        self.gpus.insert(uuid.to_owned(), of);
     }
 
     /// What a claim uses of a device.

@@ -9,6 +9,7 @@ use kube::{Api, Client};
 
 use super::Usage;
 use crate::status::snapshot::{name, namespace};
+use crate::status::waiting::some;
 
 /// The pods of the chart's DaemonSet.
 const PLUGINS: &str = "app.kubernetes.io/part-of=divvy,app.kubernetes.io/component=node";
@@ -18,8 +19,6 @@ const UNKNOWN: &str = "unknown: what claims really use";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Plugins that are asked at once.
 const AT_ONCE: usize = 16;
-/// Plugins without an answer that are named one by one.
-const NAMED: usize = 3;
 
 /// Reads all. What is not permitted or does not answer is named in the result, which has the rest.
 pub(crate) async fn read(client: &Client) -> Usage {
@@ -65,10 +64,7 @@ pub(crate) async fn read(client: &Client) -> Usage {
         }
     }
     usage.unread.extend(silent.into_iter().map(|(why, pods)| {
-        let more = pods.len().saturating_sub(NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let named: Vec<&str> = pods.iter().take(NAMED).map(String::as_str).collect();
-        format!("/metrics of {}{more} cannot be read; {UNKNOWN} on their nodes ({why})", named.join(", "))
+        format!("/metrics of {} cannot be read; {UNKNOWN} on their nodes ({why})", some(pods.iter()))
     }));
     usage
 }

@@ -13,8 +13,9 @@ use divvy_offer::pool_name;
 use serde::Serialize;
 
 pub(crate) use self::published::Free;
-use self::published::{Published, kind};
-use crate::status::claim::ClaimLine;
+use self::published::Published;
+use crate::device::kind;
+use crate::status::claim::{ClaimLine, reserved};
 use crate::status::report::{self, NodeTrouble, Waiting};
 use crate::status::snapshot::{Snapshot, name, namespace, time};
 use crate::usage::{ClaimUsage, GpuUsage, Usage};
@@ -119,12 +120,7 @@ pub(crate) fn of(snapshot: &Snapshot, usage: &Usage) -> View {
         let gpus = snapshot.reports.get(&line.name).map(|status| status.gpus.as_slice()).unwrap_or_default();
         let pool = pool_name(&line.name);
         let gpus = gpus.iter().map(|gpu| {
-            let of_gpu = |entry: &&NodeTrouble| {
-                !entry.trouble.notice && entry.node == line.name && entry.trouble.gpu == gpu.name
-            };
-            let mut troubles: Vec<String> =
-                fleet.troubles.iter().filter(of_gpu).map(|entry| entry.trouble.kind.clone()).collect();
-            troubles.dedup();
+            let troubles = report::kinds(&fleet.troubles, &line.name, &gpu.name);
             GpuView { troubles, ..self::gpu(&published, usage, &pool, gpu) }
         });
         let gpus: Vec<GpuView> = gpus.collect();
@@ -193,16 +189,14 @@ fn holders(published: &Published<'_>, pool: &str, gpu: &GpuStatus) -> Vec<Holder
         if all.iter().any(|other| other.uid == uid && other.device.split(' ').next() == Some(device)) {
             continue;
         }
-        let status = given.claim.status.as_ref();
-        let users = status.and_then(|status| status.reserved_for.as_ref()).into_iter().flatten();
-        let allocation = status.and_then(|status| status.allocation.as_ref());
+        let allocation = given.claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         all.push(Holder {
             namespace: namespace(meta).to_owned(),
             name: name(meta).to_owned(),
             uid: uid.to_owned(),
             device: if given.admin { format!("{device} (admin)") } else { device.to_owned() },
             phase: "allocated".to_owned(),
-            pods: users.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect(),
+            pods: reserved(given.claim),
             since: allocation.and_then(|allocation| allocation.allocation_timestamp.as_ref()).map(time),
             ..Holder::default()
         });

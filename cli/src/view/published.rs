@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{capacity, counters};
+use divvy_api::names::{attributes, capacity, counters};
 use divvy_model::DeviceKind;
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
 
-use crate::status::snapshot::{CLAIMS_NAME, SLICES_NAME, Snapshot};
+use crate::device::{amount, kind, memory, text};
+use crate::status::read::{CLAIMS, SLICES};
+use crate::status::snapshot::Snapshot;
 
 /// A device by pool and name.
 type Id<'a> = (&'a str, &'a str);
@@ -78,8 +80,10 @@ impl<'a> Published<'a> {
         let results = allocation.and_then(|devices| devices.results.as_ref()).into_iter().flatten();
         for result in results.filter(|result| result.driver == self.snapshot.driver) {
             let id = (result.pool.as_str(), result.device.as_str());
-            let memory =
-                result.consumed_capacity.as_ref().and_then(|consumed| bytes(consumed.get(capacity::MEMORY)?));
+            let memory = result
+                .consumed_capacity
+                .as_ref()
+                .and_then(|consumed| amount(&consumed.get(capacity::MEMORY)?.0));
             let admin = result.admin_access == Some(true);
             let given = self.given.entry(id).or_default();
             // A share draws on its counters once, whatever the number of its claims.
@@ -125,7 +129,7 @@ impl<'a> Published<'a> {
     /// The MIG profile of a partition.
     pub(super) fn profile(&self, id: Id<'_>) -> Option<&'a str> {
         let device = self.devices.get(&id)?;
-        device.attributes.as_ref()?.get(divvy_api::names::attributes::PROFILE)?.string.as_deref()
+        text(device, attributes::PROFILE)
     }
 
     /// Where on its GPU a partition is, as parts of the GPU's memory slices.
@@ -147,7 +151,7 @@ impl<'a> Published<'a> {
 
     /// What is free; `None` where devices or claims cannot all be read.
     pub(super) fn free(&self) -> Option<Free> {
-        if [SLICES_NAME, CLAIMS_NAME].iter().any(|kind| self.snapshot.lacks(kind)) {
+        if [SLICES, CLAIMS].iter().any(|kind| self.snapshot.lacks(kind)) {
             return None;
         }
         let mut free = Free::default();
@@ -184,11 +188,6 @@ impl<'a> Published<'a> {
     }
 }
 
-/// The kind of a device of ours.
-pub(super) fn kind(device: &str) -> Option<DeviceKind> {
-    DeviceKind::parse(&device.parse().ok()?).ok()
-}
-
 fn consumed<'d>(
     pool: &'d str,
     device: &'d Device,
@@ -199,14 +198,6 @@ fn consumed<'d>(
             ((pool, uses.counter_set.as_str(), name.as_str()), units(&counter.value))
         })
     })
-}
-
-fn memory(device: &Device) -> Option<u64> {
-    bytes(&device.capacity.as_ref()?.get(capacity::MEMORY)?.value)
-}
-
-fn bytes(quantity: &Quantity) -> Option<u64> {
-    u64::try_from(quantity.0.parse::<divvy_model::Quantity>().ok()?.rounded_up()).ok()
 }
 
 /// A counter that cannot be read counts nothing: the scheduler refuses such a slice.

@@ -4,7 +4,8 @@ use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Versions};
 use serde_json::{Value, json};
 
 use super::{Free, View, of};
-use crate::status::snapshot::{CLAIMS_NAME, Snapshot};
+use crate::status::read::CLAIMS;
+use crate::status::snapshot::Snapshot;
 use crate::usage::Usage;
 
 const DRIVER: &str = "gpu.divvy.dev";
@@ -256,6 +257,6 @@ fn what_is_free_is_what_the_scheduler_could_still_give() {
     // An administrator's eye takes nothing away.
     world.claims.retain(|claim| claim.metadata.name.as_deref() == Some("watch"));
     assert_eq!(free(&world).unwrap().whole_gpus, 4);
-    world.unread.push(format!("{CLAIMS_NAME} cannot be listed"));
+    world.unread.push(format!("{} cannot be listed", CLAIMS.name));
     assert_eq!(free(&world), None, "claims that cannot be read may hold everything");
 }

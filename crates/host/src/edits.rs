@@ -1,45 +1,14 @@
-//! What to change in a container so that the driver works in it: plain data in the shape of CDI's containerEdits.
+//! What to change in a container so that the driver works in it, as CDI has it.
+
+use divvy_cdi::{ContainerEdits, Hook, Mount};
 
 use crate::files::{DriverFile, DriverFiles, LIBRARY_DIR};
 use crate::mig::MigNodes;
 use crate::nodes::{ControlNodes, DRM_LINKS, DeviceNode, GpuNodes};
 
-/// Changes to a container, in the shape and order of CDI's `containerEdits`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Edits {
-    /// `NAME=value`.
-    pub env: Vec<String>,
-    /// Character devices; permissions are `rwm`.
-    pub device_nodes: Vec<DeviceNode>,
-    /// Bind mounts.
-    pub mounts: Vec<MountPoint>,
-    /// Programs to call, all at `createContainer`.
-    pub hooks: Vec<HookCall>,
-    /// Groups needed to use the nodes.
-    pub additional_gids: Vec<u32>,
-}
-
-/// A bind mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MountPoint {
-    /// Path on the host.
-    pub host: String,
-    /// Path in the container.
-    pub container: String,
-    /// Mount options.
-    pub options: Vec<String>,
-}
-
-/// A call of the hook program.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HookCall {
-    /// The program on the host.
-    pub path: String,
-    /// All arguments, its name first.
-    pub args: Vec<String>,
-    /// Its whole environment. Never empty: with an empty one some runtimes pass on the container's, which the image wrote.
-    pub env: Vec<String>,
-}
+/// Seconds that a runtime gives the hook. Its work takes milliseconds; what may hold it up is a volume of the pod on a
+/// server that does not answer.
+const HOOK_TIMEOUT: u32 = 30;
 
 /// How libraries become findable in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,11 +26,15 @@ const SOCKET: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64";
 
 /// What every container with any GPU of this driver gets.
-pub fn driver_edits(files: &DriverFiles, control: &ControlNodes, delivery: &LibraryDelivery) -> Edits {
-    let mut edits = Edits {
+pub fn driver_edits(
+    files: &DriverFiles,
+    control: &ControlNodes,
+    delivery: &LibraryDelivery,
+) -> ContainerEdits {
+    let mut edits = ContainerEdits {
         // Keeps NVIDIA's own runtime hook, where a host has it, from adding all GPUs a second time.
         env: vec!["NVIDIA_VISIBLE_DEVICES=void".to_owned()],
-        ..Edits::default()
+        ..ContainerEdits::default()
     };
     add_nodes(&mut edits, &control.nodes);
     edits.mounts.extend(files.libraries.iter().map(|library| mount(&library.file, &READ_ONLY)));
@@ -80,8 +53,8 @@ pub fn driver_edits(files: &DriverFiles, control: &ControlNodes, delivery: &Libr
 }
 
 /// What a container gets for one GPU, on top of [`driver_edits`].
-pub fn gpu_edits(nodes: &GpuNodes) -> Edits {
-    let mut edits = Edits::default();
+pub fn gpu_edits(nodes: &GpuNodes) -> ContainerEdits {
+    let mut edits = ContainerEdits::default();
     add_nodes(&mut edits, std::slice::from_ref(&nodes.main));
     add_drm(&mut edits, nodes);
     edits
@@ -89,8 +62,8 @@ pub fn gpu_edits(nodes: &GpuNodes) -> Edits {
 
 /// What a container gets for one partition, on top of [`driver_edits`]: the GPU's own node, and the capabilities that
 /// say which part of it may be used. The GPU's DRM nodes only if the partition can do graphics.
-pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes, graphics: bool) -> Edits {
-    let mut edits = Edits::default();
+pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes, graphics: bool) -> ContainerEdits {
+    let mut edits = ContainerEdits::default();
     let nodes = [&gpu.main, &partition.gpu_instance, &partition.compute_instance].map(DeviceNode::clone);
     add_nodes(&mut edits, &nodes);
     if graphics {
@@ -101,7 +74,7 @@ pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes, graphics: bool) -> 
 
 /// DRM nodes, and the links to them by PCI address: the folder as a whole, since a mount cannot be a link. Those of other
 /// GPUs lead nowhere in the container.
-fn add_drm(edits: &mut Edits, gpu: &GpuNodes) {
+fn add_drm(edits: &mut ContainerEdits, gpu: &GpuNodes) {
     add_nodes(edits, &gpu.drm);
     if gpu.has_links {
         let links = DriverFile { host: DRM_LINKS.to_owned(), container: DRM_LINKS.to_owned() };
@@ -109,31 +82,30 @@ fn add_drm(edits: &mut Edits, gpu: &GpuNodes) {
     }
 }
 
-fn add_nodes(edits: &mut Edits, nodes: &[DeviceNode]) {
+fn add_nodes(edits: &mut ContainerEdits, nodes: &[DeviceNode]) {
     const OTHERS_READ_WRITE: u32 = 0o006;
     for node in nodes {
         let closed = node.info.mode & OTHERS_READ_WRITE != OTHERS_READ_WRITE;
         if closed && node.info.gid != 0 && !edits.additional_gids.contains(&node.info.gid) {
             edits.additional_gids.push(node.info.gid);
         }
-        edits.device_nodes.push(node.clone());
+        edits.device_nodes.push(node.into());
     }
     edits.additional_gids.sort_unstable();
 }
 
-fn mount(file: &DriverFile, options: &[&str]) -> MountPoint {
-    MountPoint {
-        host: file.host.clone(),
-        container: file.container.clone(),
+fn mount(file: &DriverFile, options: &[&str]) -> Mount {
+    Mount {
+        host_path: file.host.clone(),
+        container_path: file.container.clone(),
         options: options.iter().map(|&option| option.to_owned()).collect(),
     }
 }
 
-fn hooks(files: &DriverFiles, path: &str) -> Vec<HookCall> {
-    let call = |args: Vec<String>| HookCall {
-        path: path.to_owned(),
-        args: std::iter::once("divvy-cdi-hook".to_owned()).chain(args).collect(),
-        env: vec!["DIVVY_CDI_HOOK=1".to_owned()],
+fn hooks(files: &DriverFiles, path: &str) -> Vec<Hook> {
+    let call = |args: Vec<String>| {
+        let args = std::iter::once("divvy-cdi-hook".to_owned()).chain(args).collect();
+        Hook::create_container(path.to_owned(), args, vec!["DIVVY_CDI_HOOK=1".to_owned()], HOOK_TIMEOUT)
     };
     let links =
         files.symlinks.iter().flat_map(|s| ["--link".to_owned(), format!("{}::{}", s.target, s.link)]);
@@ -153,7 +125,7 @@ fn hooks(files: &DriverFiles, path: &str) -> Vec<HookCall> {
 }
 
 /// The links as further mounts of the files they lead to.
-fn names_as_mounts(files: &DriverFiles) -> Vec<MountPoint> {
+fn names_as_mounts(files: &DriverFiles) -> Vec<Mount> {
     let target_of = |link: &crate::Symlink| match link.target.strip_prefix("../") {
         Some(above) => format!("{LIBRARY_DIR}/{above}"),
         None => link

@@ -35,6 +35,13 @@ pub struct DeviceNode {
     pub info: NodeInfo,
 }
 
+impl From<&DeviceNode> for divvy_cdi::DeviceNode {
+    fn from(node: &DeviceNode) -> Self {
+        let NodeInfo { major, minor, mode, gid } = node.info;
+        Self::character(node.path.as_str(), major, minor, mode, gid)
+    }
+}
+
 /// Where numbers come from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceNodes {

@@ -76,7 +76,7 @@ fn a_hook_that_hangs_does_not_hang_the_container() {
     let edits = HostEdits::new(made.host, DriverAt::default(), made.nodes, delivery);
     let common = edits.common().unwrap();
     let timeouts: Vec<_> = common.edits().hooks.iter().map(|hook| hook.timeout).collect();
-    assert_eq!(timeouts, [HOOK_SECONDS; 5]);
+    assert_eq!(timeouts, [30; 5]);
 }
 
 #[test]

@@ -1,45 +1,38 @@
 //! What a claim's CDI document brings into a container.
 
-use serde_json::Value;
+use divvy_cdi::{ContainerEdits, Spec};
 
-use super::Report;
+use super::{ClaimReport, Report};
 use crate::table::Table;
+
+/// The CDI document of a claim, if it has one.
+pub(super) fn of(claim: &ClaimReport) -> Option<Spec> {
+    serde_json::from_value(claim.cdi.clone()?).ok()
+}
 
 /// The first claim that has a document, and what a container of it gets.
 pub(super) fn document(report: &Report) -> Vec<String> {
-    let Some((claim, document)) = first_document(report) else { return Vec::new() };
-    let title = format!("What a container of {claim} gets ({}):", kind(document));
-    let edits = edits(document);
+    let mut claims = report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
+    let Some((claim, spec)) = claims.find_map(|claim| Some((&claim.claim, of(claim)?))) else {
+        return Vec::new();
+    };
+    let kind = format!("CDI {}, kind {}", spec.cdi_version, spec.kind);
+    let title = format!("What a container of {claim} gets ({kind}):");
+    let edits = edits(&spec);
     [String::new(), title].into_iter().chain(edits.lines().map(str::to_owned)).collect()
 }
 
-/// All `containerEdits` of a document that apply to one of these CDI ids, the common ones excepted.
-fn edits_of<'a>(document: &'a Value, ids: &'a [String]) -> impl Iterator<Item = &'a Value> {
-    let devices = document.get("devices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    devices
-        .iter()
-        .filter(|device| {
-            let name = device.get("name").and_then(Value::as_str).unwrap_or_default();
-            ids.iter().any(|id| id.split_once('=').is_some_and(|(_, of)| of == name))
-        })
-        .filter_map(|device| device.get("containerEdits"))
-}
-
-fn array<'a>(edits: &'a Value, key: &str) -> &'a [Value] {
-    edits.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
-}
-
 /// The device nodes that are the device's own: those of GPUs and of MIG capabilities, not the control nodes.
-pub(super) fn nodes(document: Option<&Value>, ids: &[String]) -> String {
-    let Some(document) = document else { return "-".to_owned() };
-    let mut paths: Vec<&str> = edits_of(document, ids)
-        .flat_map(|edits| array(edits, "deviceNodes"))
-        .filter_map(|node| node.get("path").and_then(Value::as_str))
-        .filter_map(|path| {
-            let capability = path.strip_prefix("/dev/nvidia-caps/nvidia-");
+pub(super) fn nodes(spec: &Spec, ids: &[String]) -> String {
+    let named = |name: &str| ids.iter().any(|id| id.split_once('=').is_some_and(|(_, of)| of == name));
+    let devices = spec.devices.iter().filter(|device| named(&device.name));
+    let mut paths: Vec<&str> = devices
+        .flat_map(|device| &device.container_edits.device_nodes)
+        .filter_map(|node| {
+            let capability = node.path.strip_prefix("/dev/nvidia-caps/nvidia-");
             capability.or_else(|| {
-                let number = path.strip_prefix("/dev/nvidia")?;
-                number.bytes().all(|b| b.is_ascii_digit()).then_some(path)
+                let number = node.path.strip_prefix("/dev/nvidia")?;
+                number.bytes().all(|b| b.is_ascii_digit()).then_some(node.path.as_str())
             })
         })
         .collect();
@@ -47,54 +40,28 @@ pub(super) fn nodes(document: Option<&Value>, ids: &[String]) -> String {
     paths.join(", ")
 }
 
-pub(super) fn count(document: Option<&Value>, key: &str) -> usize {
-    let Some(document) = document else { return 0 };
-    let common = document.get("containerEdits").map_or(0, |edits| array(edits, key).len());
-    let devices = document.get("devices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    common
-        + devices
-            .iter()
-            .filter_map(|d| d.get("containerEdits"))
-            .map(|e| array(e, key).len())
-            .max()
-            .unwrap_or(0)
-}
-
-/// The first claim that has a CDI document.
-fn first_document(report: &Report) -> Option<(&str, &Value)> {
-    let mut claims = report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
-    claims.find_map(|claim| Some((claim.claim.as_str(), claim.cdi.as_ref()?)))
-}
-
-fn kind(document: &Value) -> String {
-    let text = |key: &str| document.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
-    format!("CDI {}, kind {}", text("cdiVersion"), text("kind"))
+/// The mounts of a container that gets one of the devices.
+pub(super) fn mounts(spec: &Spec) -> usize {
+    let of_devices = spec.devices.iter().map(|device| device.container_edits.mounts.len());
+    spec.container_edits.mounts.len() + of_devices.max().unwrap_or(0)
 }
 
 /// The edits of a document, common and of its devices, one line a sort; long lists are cut.
-fn edits(document: &Value) -> String {
+fn edits(spec: &Spec) -> String {
     const SHOWN: usize = 2;
-    let devices = document.get("devices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let all: Vec<&Value> = document
-        .get("containerEdits")
-        .into_iter()
-        .chain(devices.iter().filter_map(|device| device.get("containerEdits")))
-        .collect();
+    let of_devices = spec.devices.iter().map(|device| &device.container_edits);
+    let all: Vec<&ContainerEdits> = std::iter::once(&spec.container_edits).chain(of_devices).collect();
+    let env = all.iter().flat_map(|edits| &edits.env).collect();
+    let nodes = all.iter().flat_map(|edits| &edits.device_nodes).map(|node| &node.path).collect();
+    let mounts = all.iter().flat_map(|edits| &edits.mounts).map(|mount| &mount.container_path).collect();
+    let hooks = all.iter().flat_map(|edits| &edits.hooks).map(|hook| &hook.path).collect();
     let mut table = Table::new(["EDIT", "COUNT", "WHAT"]);
-    for (key, field) in [
-        ("env", None),
-        ("deviceNodes", Some("path")),
-        ("mounts", Some("containerPath")),
-        ("hooks", Some("path")),
-    ] {
-        let items: Vec<&str> = all
-            .iter()
-            .flat_map(|edits| array(edits, key))
-            .filter_map(|item| field.map_or(item.as_str(), |field| item.get(field).and_then(Value::as_str)))
-            .collect();
+    let sorts: [(&str, Vec<&String>); 4] =
+        [("env", env), ("deviceNodes", nodes), ("mounts", mounts), ("hooks", hooks)];
+    for (key, items) in sorts {
         // Nodes and variables are few and matter; mounts are many and alike.
         let shown = if key == "mounts" { SHOWN } else { items.len() };
-        let mut what = items.iter().take(shown).copied().collect::<Vec<_>>().join("  ");
+        let mut what = items.iter().take(shown).map(|item| item.as_str()).collect::<Vec<_>>().join("  ");
         if items.len() > shown {
             what += &format!("  … (-o json shows all {})", items.len());
         }

@@ -1,41 +1,27 @@
 //! Colours: a claim's letter and part of a GPU have one, the same in the picture and beside the claim's name.
 
-/// All is as expected.
-pub(super) const GOOD: char = '✓';
-/// Something is not.
-pub(super) const BAD: char = '✗';
-/// It was not run.
-pub(super) const SKIPPED: char = '·';
-
 const GREEN: u8 = 32;
-const YELLOW: u8 = 33;
-const RED: u8 = 31;
-const GREY: u8 = 90;
+pub(super) const YELLOW: u8 = 33;
+pub(super) const RED: u8 = 31;
+
+/// A mark before a line, and its colour.
+pub(super) type Mark = (char, u8);
+/// All is as expected.
+pub(super) const GOOD: Mark = ('✓', GREEN);
+/// Something is not.
+pub(super) const BAD: Mark = ('✗', RED);
+/// It was not run.
+pub(super) const SKIPPED: Mark = ('·', 90);
+
 /// By letter, in turn.
 const HOLDERS: [u8; 6] = [36, 35, 34, 33, 32, 31];
 
-fn paint(text: &str, code: u8, colour: bool) -> String {
+pub(super) fn paint(text: &str, code: u8, colour: bool) -> String {
     if colour { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
 }
 
-/// A mark before a line.
-pub(super) fn mark(mark: char, colour: bool) -> String {
-    let code = match mark {
-        GOOD => GREEN,
-        BAD => RED,
-        _ => GREY,
-    };
+pub(super) fn mark((mark, code): Mark, colour: bool) -> String {
     paint(&mark.to_string(), code, colour)
-}
-
-/// A line about a claim that waits.
-pub(super) fn pending(line: &str, colour: bool) -> String {
-    paint(line, YELLOW, colour)
-}
-
-/// A line about what failed.
-pub(super) fn failed(line: &str, colour: bool) -> String {
-    paint(line, RED, colour)
 }
 
 /// A line of a GPU's picture: what is between bars, and a letter before a claim's name.

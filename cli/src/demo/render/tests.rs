@@ -1,3 +1,4 @@
+use divvy_cdi::DeviceNode;
 use serde_json::{Value, json};
 
 use super::*;
@@ -21,10 +22,11 @@ fn report(claims: Vec<ClaimReport>) -> Report {
 }
 
 fn prepared() -> Report {
+    let node = DeviceNode::character("/dev/nvidia0", 195, 0, 0o666, 0);
     let cdi = json!({
         "cdiVersion": "0.5.0", "kind": "gpu.divvy.dev/claim",
-        "containerEdits": {"env": ["A=b"], "mounts": [{"containerPath": "/l"}]},
-        "devices": [{"name": "u-gpu-0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}],
+        "containerEdits": {"env": ["A=b"], "mounts": [{"hostPath": "/h", "containerPath": "/l"}]},
+        "devices": [{"name": "u-gpu-0", "containerEdits": {"deviceNodes": [node]}}],
     });
     let devices = vec![DeviceReport {
         requests: vec!["gpu".to_owned()],
@@ -82,5 +84,5 @@ fn lines_are_wrapped_between_words() {
     let text = format!("{} {}", "a".repeat(50), "b".repeat(40));
     let expected = [format!("  {}", "a".repeat(50)), format!("    {}", "b".repeat(40))];
     assert_eq!(wrapped(&text, "  ", "    "), expected);
-    assert_eq!(fit(&"x".repeat(100), 80).chars().count(), 80);
+    assert_eq!(shortened(&"x".repeat(100), 80).chars().count(), 80);
 }

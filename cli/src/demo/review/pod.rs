@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::{At, Findings, request_names};
+use super::{Findings, request_names};
 use crate::demo::{extended, workload};
 use crate::manifests::Manifests;
 use crate::strict::did_you_mean;
@@ -14,12 +14,12 @@ impl Findings {
         let place = self.named("Pod", &pod.metadata);
         let Some(spec) = &pod.spec else { return };
         let entries = spec.resource_claims.as_deref().unwrap_or_default();
-        let at = At { place, path: "spec".to_owned() };
+        let at = format!("{place}: spec");
         for (number, entry) in entries.iter().enumerate() {
             if entry.resource_claim_name.is_some() == entry.resource_claim_template_name.is_some() {
                 let what =
                     "Invalid value: must specify one of: `resourceClaimName`, `resourceClaimTemplateName`";
-                self.refuse(&at.to(&format!(".resourceClaims[{number}]")), what);
+                self.refuse(&format!("{at}.resourceClaims[{number}]"), what);
             }
         }
         if spec.node_selector.is_some() || spec.affinity.is_some() || spec.node_name.is_some() {
@@ -32,7 +32,7 @@ impl Findings {
             [("initContainers", spec.init_containers.as_deref()), ("containers", Some(&spec.containers[..]))];
         for (group, containers) in groups {
             for (number, container) in containers.unwrap_or_default().iter().enumerate() {
-                let at = at.to(&format!(".{group}[{number}].resources"));
+                let at = format!("{at}.{group}[{number}].resources");
                 self.container(&at, container, |claim| {
                     let entry = entries.iter().find(|entry| entry.name == claim)?;
                     Some(workload::devices_of(entry, &pod.metadata, manifests).map(request_names))
@@ -44,24 +44,24 @@ impl Findings {
     /// `of_claim`: nothing where the pod has no such claim, else its requests, if they are known.
     fn container(
         &mut self,
-        at: &At,
+        at: &str,
         container: &Container,
         of_claim: impl Fn(&str) -> Option<Option<BTreeSet<String>>>,
     ) {
         let Some(resources) = &container.resources else { return };
         for (number, claim) in resources.claims.iter().flatten().enumerate() {
-            let at = at.to(&format!(".claims[{number}]"));
+            let at = format!("{at}.claims[{number}]");
             match (of_claim(&claim.name), &claim.request) {
                 (None, _) => {
                     let what = format!("Not found: {:?} is not among the pod's resourceClaims", claim.name);
-                    self.refuse(&at.to(".name"), &what);
+                    self.refuse(&format!("{at}.name"), &what);
                 }
                 (Some(Some(there)), Some(request)) if !there.contains(request) => {
                     let hint = did_you_mean(request, there.iter().map(String::as_str));
                     let what = format!(
                         "the claim has no request {request:?}{hint}: the container would start without a device"
                     );
-                    self.refuse(&at.to(".request"), &what);
+                    self.refuse(&format!("{at}.request"), &what);
                 }
                 _ => {}
             }
@@ -75,7 +75,7 @@ impl Findings {
                     "Invalid value: {:?}: must be equal to {name} limit of the container",
                     requested.0
                 );
-                self.refuse(&at.to(&format!(".requests[{name}]")), &what);
+                self.refuse(&format!("{at}.requests[{name}]"), &what);
             }
         }
         for (name, amount) in
@@ -83,7 +83,7 @@ impl Findings {
         {
             if extended::amount(&amount.0).is_none_or(|amount| amount < 0) {
                 let what = format!("Invalid value: {:?}: must be an integer", amount.0);
-                self.refuse(&at.to(&format!(".limits[{name}]")), &what);
+                self.refuse(&format!("{at}.limits[{name}]"), &what);
             }
         }
     }

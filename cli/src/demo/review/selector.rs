@@ -3,15 +3,15 @@
 use divvy_allocator::CelError;
 use k8s_openapi::api::resource::v1::DeviceSelector;
 
-use super::{At, Findings, Known};
+use super::{Findings, Known};
 use crate::strict::did_you_mean;
 
 impl Findings {
     /// Only the scheduler can say what is right about a selector that cannot be evaluated offline.
-    pub(super) fn selectors(&mut self, at: &At, selectors: Option<&[DeviceSelector]>, known: &Known) {
+    pub(super) fn selectors(&mut self, at: &str, selectors: Option<&[DeviceSelector]>, known: &Known) {
         for (number, selector) in selectors.unwrap_or_default().iter().enumerate() {
             let Some(cel) = &selector.cel else { continue };
-            let at = at.to(&format!(".selectors[{number}].cel.expression"));
+            let at = format!("{at}.selectors[{number}].cel.expression");
             match divvy_allocator::check_selector(&cel.expression) {
                 Err(error @ (CelError::Compile(_) | CelError::TooLong { .. })) => {
                     self.refuse(&at, &format!("Invalid value: {error}"));
@@ -23,7 +23,7 @@ impl Findings {
         }
     }
 
-    fn names(&mut self, at: &At, expression: &str, known: &Known) {
+    fn names(&mut self, at: &str, expression: &str, known: &Known) {
         for (what, there) in [("attribute", &known.attributes), ("capacity", &known.capacities)] {
             let map = if what == "attribute" { "device.attributes" } else { "device.capacity" };
             for (domain, name) in looked_up(expression, map) {

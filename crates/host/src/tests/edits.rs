@@ -1,5 +1,7 @@
 //! What is changed in a container.
 
+use divvy_cdi::{ContainerEdits, Hook, Mount};
+
 use super::{host, pci, two_gpus};
 use crate::*;
 
@@ -24,10 +26,10 @@ fn given() -> (DriverFiles, ControlNodes) {
     (files, ControlNodes { nodes: vec![DeviceNode { path: "/dev/nvidiactl".into(), info }], missing: vec![] })
 }
 
-fn mount(host: &str, container: &str, options: &str) -> MountPoint {
-    MountPoint {
-        host: host.into(),
-        container: container.into(),
+fn mount(host: &str, container: &str, options: &str) -> Mount {
+    Mount {
+        host_path: host.into(),
+        container_path: container.into(),
         options: options.split(',').map(str::to_owned).collect(),
     }
 }
@@ -38,14 +40,13 @@ const SOCKET: &str = "nosuid,nodev,rbind,rprivate,noexec";
 #[test]
 fn with_a_hook_the_edits_are_exactly_these() {
     let (files, control) = given();
-    let call = |args: &[&str]| HookCall {
-        path: "/p/hook".into(),
-        args: std::iter::once("divvy-cdi-hook").chain(args.iter().copied()).map(str::to_owned).collect(),
-        env: vec!["DIVVY_CDI_HOOK=1".into()],
+    let call = |args: &[&str]| {
+        let args = std::iter::once("divvy-cdi-hook").chain(args.iter().copied()).map(str::to_owned).collect();
+        Hook::create_container("/p/hook".into(), args, vec!["DIVVY_CDI_HOOK=1".into()], 30)
     };
-    let expected = Edits {
+    let expected = ContainerEdits {
         env: vec!["NVIDIA_VISIBLE_DEVICES=void".into()],
-        device_nodes: control.nodes.clone(),
+        device_nodes: control.nodes.iter().map(Into::into).collect(),
         mounts: vec![
             mount("/d/libcuda.so.1.2", "/usr/local/nvidia/lib64/libcuda.so.1.2", RO),
             mount("/d/nvidia-smi", "/usr/bin/nvidia-smi", RO),
@@ -100,7 +101,7 @@ fn no_two_mounts_of_a_whole_driver_go_to_the_same_place() {
     let control = control_nodes(&made.host, &made.nodes).unwrap();
     for delivery in [LibraryDelivery::MountsOnly, LibraryDelivery::Hook("/h".into())] {
         let mounts = driver_edits(&files, &control, &delivery).mounts;
-        let places: std::collections::BTreeSet<_> = mounts.iter().map(|m| &m.container).collect();
+        let places: std::collections::BTreeSet<_> = mounts.iter().map(|m| &m.container_path).collect();
         assert_eq!(places.len(), mounts.len());
     }
 }
@@ -109,8 +110,8 @@ fn no_two_mounts_of_a_whole_driver_go_to_the_same_place() {
 fn a_gpus_edits_are_its_nodes_alone() {
     let (made, _dir) = host(&two_gpus());
     let nodes = gpu_nodes(&made.host, &made.nodes, 0, pci("0000:07:00.0")).unwrap();
-    let expected =
-        Edits { device_nodes: [vec![nodes.main.clone()], nodes.drm.clone()].concat(), ..Edits::default() };
+    let all = std::iter::once(&nodes.main).chain(&nodes.drm).map(Into::into);
+    let expected = ContainerEdits { device_nodes: all.collect(), ..ContainerEdits::default() };
     assert_eq!(gpu_edits(&nodes), expected);
     assert_eq!(expected.device_nodes.len(), 3);
 }

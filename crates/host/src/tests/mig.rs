@@ -59,8 +59,9 @@ fn a_partition_gets_its_gpus_node_and_its_two_capabilities_and_drm_nodes_only_fo
     let (made, _dir) = host(&two_gpus());
     let gpu = gpu_nodes(&made.host, &made.nodes, 0, pci("0000:07:00.0")).unwrap();
     let partition = mig_nodes(&made.host, &made.nodes, 0, GpuInstanceId(1), CI).unwrap();
-    let expected = Edits { device_nodes: vec![gpu.main.clone(), cap(12), cap(13)], ..Edits::default() };
+    let mut expected = divvy_cdi::ContainerEdits::default();
+    expected.device_nodes.extend([&gpu.main, &cap(12), &cap(13)].map(Into::into));
     assert_eq!(partition_edits(&gpu, &partition, false), expected);
-    let with_drm = Edits { device_nodes: [expected.device_nodes, gpu.drm.clone()].concat(), ..expected };
-    assert_eq!(partition_edits(&gpu, &partition, true), with_drm);
+    expected.device_nodes.extend(gpu.drm.iter().map(Into::into));
+    assert_eq!(partition_edits(&gpu, &partition, true), expected);
 }
