@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use crate::fields::{Fields, near};
 use crate::names::API_VERSION;
-use crate::tree::Tree;
 use crate::{ConfigError, names};
 
 const GPU: &str = "GpuConfig";
@@ -114,18 +113,9 @@ impl DeviceConfig {
 }
 
 /// Decodes the parameters of one config entry, strictly: an unknown field, a wrong type or another version is an
-/// error. The API server has already dropped duplicate fields of a [`Value`]; see [`decode_slice`].
+/// error.
 pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
-    decode_tree(parameters.into())
-}
-
-/// As [`decode`], from JSON text; refuses duplicate fields too.
-pub fn decode_slice(json: &[u8]) -> Result<DeviceConfig, ConfigError> {
-    decode_tree(serde_json::from_slice(json).map_err(ConfigError::Syntax)?)
-}
-
-fn decode_tree(tree: Tree) -> Result<DeviceConfig, ConfigError> {
-    let mut fields = Fields::open("", tree)?;
+    let mut fields = Fields::open("", parameters.clone())?;
     let version = fields.string("apiVersion", &format!("\"apiVersion\": {API_VERSION:?}"))?;
     if version != names::API_VERSION {
         return Err(ConfigError::ApiVersion { found: version });
