@@ -16,7 +16,5 @@ pub mod names;
 pub mod node;
 pub mod policy;
 
-pub use config::{
-    DEVICE_NODE, DeviceConfig, GpuConfig, KINDS, MigConfig, ShareConfig, TimeSlicing, decode, is_device_node,
-};
+pub use config::{ConfigKind, DEVICE_NODE, DeviceConfig, decode, is_device_node};
 pub use error::ConfigError;
