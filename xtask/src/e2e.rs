@@ -1,7 +1,7 @@
 //! `cargo xtask e2e`: the end-to-end cases on a cluster of their own.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -64,18 +64,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let start = Instant::now();
     Cluster::down("e2e")?;
-    let cluster = Cluster::up(&Options {
-        name: "e2e".to_owned(),
-        version: args.version.clone(),
-        owned: !args.keep,
-        extent: Extent::Whole,
-        gates: Gates::Default,
-    })?;
+    let cluster = whole("e2e", &args.version, !args.keep, Gates::Default)?;
     writeln!(out, "Kubernetes {} is up after {:.1} s", args.version, start.elapsed().as_secs_f32())?;
-    let driver = Driver::install(&cluster, &programs, GPUS).inspect_err(|_| {
-        // The error that counts is the one being returned.
-        let _ = cluster.collect_logs(&args.failures.join("install"));
-    })?;
+    let driver = install(&cluster, &programs, &args.failures)?;
     writeln!(out, "the driver has published its GPUs after {:.1} s", start.elapsed().as_secs_f32())?;
     let plan = Plan { cases, jobs: args.jobs, failures: args.failures.clone() };
     let outcome = run_cases(&cluster, &driver, &plan)?;
@@ -83,4 +74,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     writeln!(out, "{} passed, {} failed", outcome.passed, outcome.failed)?;
     ensure!(outcome.failed == 0, "{} cases failed; see {}", outcome.failed, args.failures.display());
     Ok(())
+}
+
+/// A whole cluster of this name and version.
+pub(crate) fn whole(name: &str, version: &str, owned: bool, gates: Gates) -> Result<Cluster> {
+    let (name, version) = (name.to_owned(), version.to_owned());
+    Cluster::up(&Options { name, version, owned, extent: Extent::Whole, gates })
+}
+
+/// The driver with the GPUs of the cases; logs of a failure are in a folder of `failures`.
+pub(crate) fn install(cluster: &Cluster, programs: &Programs, failures: &Path) -> Result<Driver> {
+    Driver::install(cluster, programs, GPUS).inspect_err(|_| {
+        // The error that counts is the one being returned.
+        let _ = cluster.collect_logs(&failures.join("install"));
+    })
 }
