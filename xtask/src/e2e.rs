@@ -83,7 +83,7 @@ pub(crate) fn whole(name: &str, version: &str, owned: bool, gates: Gates) -> Res
 }
 
 /// The driver with the GPUs of the cases; logs of a failure are in a folder of `failures`.
-pub(crate) fn install(cluster: &Cluster, programs: &Programs, failures: &Path) -> Result<Driver> {
+pub(crate) fn install<'c>(cluster: &'c Cluster, programs: &Programs, failures: &Path) -> Result<Driver<'c>> {
     Driver::install(cluster, programs, GPUS).inspect_err(|_| {
         // The error that counts is the one being returned.
         let _ = cluster.collect_logs(&failures.join("install"));
