@@ -1,161 +1,100 @@
 //! The opaque configs (`config[].opaque.parameters` of claims and classes).
 
 use divvy_model::TimeSlice;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::ConfigError;
 use crate::fields::{Fields, near};
 use crate::names::API_VERSION;
-use crate::tree::Tree;
-use crate::{ConfigError, names};
 
-const GPU: &str = "GpuConfig";
-const MIG: &str = "MigConfig";
-const SHARE: &str = "ShareConfig";
+const KINDS: [&str; 3] = [ConfigKind::Gpu.name(), ConfigKind::Mig.name(), ConfigKind::Share.name()];
 
-/// The kinds that [`decode`] reads.
-pub const KINDS: [&str; 3] = [GPU, MIG, SHARE];
-
-/// How the programs on a whole GPU take turns. Shares have the time slice of their GPU's policy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TimeSlicing {
-    /// How long each runs in turn. When the claim is gone, the GPU gets back what it had before.
-    pub interval: TimeSlice,
+/// The kind of device that a config is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfigKind {
+    /// Whole GPUs.
+    Gpu,
+    /// MIG partitions. Which one a claim gets is said by its requests.
+    Mig,
+    /// Shares of a GPU. How much of it a claim gets is said by its requests.
+    Share,
 }
 
-/// A config for whole GPUs. [`GpuConfig::default`], which sets nothing, is what a claim without a config gets.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct GpuConfig {
-    /// For a claim whose containers or pods have the GPU together. Nothing is set unless this is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub time_slicing: Option<TimeSlicing>,
-    /// See [`DeviceConfig::extra_nodes`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+impl ConfigKind {
+    /// As users write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "GpuConfig",
+            Self::Mig => "MigConfig",
+            Self::Share => "ShareConfig",
+        }
+    }
+}
+
+/// A decoded and validated config.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// What it is for.
+    pub kind: ConfigKind,
+    /// Of whole GPUs: how long each program of a claim whose containers or pods have the GPU together runs in turn. When the
+    /// claim is gone, the GPU gets back what it had before. Shares have the time slice of their GPU's policy.
+    pub time_slice: Option<TimeSlice>,
+    /// Device nodes of the host that the containers need besides those of the GPU, such as `/dev/gdrdrv` (GDRCopy),
+    /// `/dev/nvidia-fs*` (GPUDirect Storage) or `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same
+    /// words in the chart's `extraNodes`; a `*` at the end stands for the rest of the name.
     pub extra_nodes: Vec<String>,
-}
-
-/// A config for MIG partitions. Which partition a claim gets is said by its requests. [`MigConfig::default`], which sets
-/// nothing, is what a claim without a config gets.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct MigConfig {
-    /// See [`DeviceConfig::extra_nodes`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub extra_nodes: Vec<String>,
-}
-
-/// A config for shares of a GPU. How much of the GPU a claim gets is said by its requests. [`ShareConfig::default`],
-/// which sets nothing, is what a claim without a config gets.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ShareConfig {
-    /// See [`DeviceConfig::extra_nodes`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub extra_nodes: Vec<String>,
-}
-
-/// A decoded and validated config, by the kind of device it is for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DeviceConfig {
-    /// For whole GPUs.
-    Gpu(GpuConfig),
-    /// For partitions.
-    Mig(MigConfig),
-    /// For shares.
-    Share(ShareConfig),
 }
 
 impl DeviceConfig {
-    /// The kind as users write it.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Gpu(_) => GPU,
-            Self::Mig(_) => MIG,
-            Self::Share(_) => SHARE,
-        }
+    /// A config that sets nothing: what a claim without one gets.
+    pub fn empty(kind: ConfigKind) -> Self {
+        Self { kind, time_slice: None, extra_nodes: Vec::new() }
     }
 
     /// The config as a user would write it, with all defaults filled in.
     pub fn to_value(&self) -> Value {
-        let mut value = json!({ "apiVersion": API_VERSION, "kind": self.kind() });
+        let mut value = json!({ "apiVersion": API_VERSION, "kind": self.kind.name() });
         let Some(fields) = value.as_object_mut() else { return value };
-        if let Some(slice) = self.time_slice() {
+        if let Some(slice) = self.time_slice {
             fields.insert("timeSlicing".to_owned(), json!({ "interval": slice.name() }));
         }
-        if !self.extra_nodes().is_empty() {
-            fields.insert("extraNodes".to_owned(), json!(self.extra_nodes()));
+        if !self.extra_nodes.is_empty() {
+            fields.insert("extraNodes".to_owned(), json!(self.extra_nodes));
         }
         value
-    }
-
-    /// The time slice that is asked for.
-    pub fn time_slice(&self) -> Option<TimeSlice> {
-        match self {
-            Self::Gpu(GpuConfig { time_slicing, .. }) => {
-                time_slicing.as_ref().map(|slicing| slicing.interval)
-            }
-            Self::Mig(_) | Self::Share(_) => None,
-        }
-    }
-
-    /// Device nodes of the host that the containers need besides those of the GPU, such as `/dev/gdrdrv` (GDRCopy),
-    /// `/dev/nvidia-fs*` (GPUDirect Storage) or `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same
-    /// words in the chart's `extraNodes`; a `*` at the end stands for the rest of the name.
-    pub fn extra_nodes(&self) -> &[String] {
-        match self {
-            Self::Gpu(GpuConfig { extra_nodes, .. })
-            | Self::Mig(MigConfig { extra_nodes })
-            | Self::Share(ShareConfig { extra_nodes }) => extra_nodes,
-        }
     }
 }
 
 /// Decodes the parameters of one config entry, strictly: an unknown field, a wrong type or another version is an
-/// error. The API server has already dropped duplicate fields of a [`Value`]; see [`decode_slice`].
+/// error.
 pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
-    decode_tree(parameters.into())
-}
-
-/// As [`decode`], from JSON text; refuses duplicate fields too.
-pub fn decode_slice(json: &[u8]) -> Result<DeviceConfig, ConfigError> {
-    decode_tree(serde_json::from_slice(json).map_err(ConfigError::Syntax)?)
-}
-
-fn decode_tree(tree: Tree) -> Result<DeviceConfig, ConfigError> {
-    let mut fields = Fields::open("", tree)?;
+    let mut fields = Fields::open("", parameters.clone())?;
     let version = fields.string("apiVersion", &format!("\"apiVersion\": {API_VERSION:?}"))?;
-    if version != names::API_VERSION {
+    if version != API_VERSION {
         return Err(ConfigError::ApiVersion { found: version });
     }
-    let kind = fields.string("kind", &format!("\"kind\": {GPU:?}"))?;
-    match kind.as_str() {
-        GPU => {
-            let (time_slicing, extra_nodes) = (time_slicing(&mut fields)?, extra_nodes(&mut fields)?);
-            fields.finish(GPU)?;
-            Ok(DeviceConfig::Gpu(GpuConfig { time_slicing, extra_nodes }))
-        }
-        MIG => {
-            let extra_nodes = extra_nodes(&mut fields)?;
-            fields.finish(MIG)?;
-            Ok(DeviceConfig::Mig(MigConfig { extra_nodes }))
-        }
-        SHARE => {
+    let kind = fields.string("kind", "\"kind\": \"GpuConfig\"")?;
+    let kinds = [ConfigKind::Gpu, ConfigKind::Mig, ConfigKind::Share];
+    let Some(kind) = kinds.into_iter().find(|known| known.name() == kind) else {
+        return Err(ConfigError::Kind { near: near(&kind, &KINDS), found: kind, known: KINDS.to_vec() });
+    };
+    let time_slice = match kind {
+        ConfigKind::Gpu => time_slice(&mut fields)?,
+        ConfigKind::Mig => None,
+        ConfigKind::Share => {
             if fields.object("timeSlicing").is_ok_and(|found| found.is_some()) {
                 return Err(ConfigError::OfThePolicy { path: fields.path("timeSlicing") });
             }
-            let extra_nodes = extra_nodes(&mut fields)?;
-            fields.finish(SHARE)?;
-            Ok(DeviceConfig::Share(ShareConfig { extra_nodes }))
+            None
         }
-        _ => Err(ConfigError::Kind { near: near(&kind, &KINDS), found: kind, known: KINDS.to_vec() }),
-    }
+    };
+    let extra_nodes = extra_nodes(&mut fields)?;
+    fields.finish(kind.name())?;
+    Ok(DeviceConfig { kind, time_slice, extra_nodes })
 }
 
 /// `timeSlicing: { interval: … }`. An empty object is a mistake: it requests nothing, although its author wanted a time slice.
-fn time_slicing(fields: &mut Fields) -> Result<Option<TimeSlicing>, ConfigError> {
+fn time_slice(fields: &mut Fields) -> Result<Option<TimeSlice>, ConfigError> {
     let Some(mut inside) = fields.object("timeSlicing")? else { return Ok(None) };
     let known = TimeSlice::ALL.map(TimeSlice::name);
     let found = inside
@@ -165,7 +104,7 @@ fn time_slicing(fields: &mut Fields) -> Result<Option<TimeSlicing>, ConfigError>
         return Err(ConfigError::Value { path: inside.path("interval"), found, known: known.to_vec(), near });
     };
     inside.finish("timeSlicing")?;
-    Ok(Some(TimeSlicing { interval }))
+    Ok(Some(interval))
 }
 
 /// `extraNodes: [/dev/gdrdrv]`.

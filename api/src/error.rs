@@ -4,9 +4,6 @@
 /// config stands (claim or class, and which entry).
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Not JSON at all.
-    #[error("config is not valid JSON (check quotes, commas and braces)")]
-    Syntax(#[source] serde_json::Error),
     /// A field that must be there is not.
     #[error("{} is missing ({hint})", field(path))]
     Missing {
@@ -79,19 +76,12 @@ pub enum ConfigError {
         /// Path of the field.
         path: String,
     },
-    /// A field that appears twice.
-    #[error("{} appears twice (keep one)", field(path))]
-    Duplicate {
-        /// Path of the field.
-        path: String,
-    },
 }
 
 impl ConfigError {
     /// A short stable name, for metrics and conditions.
     pub fn category(&self) -> &'static str {
         match self {
-            Self::Syntax(_) => "syntax",
             Self::Missing { .. } => "missing-field",
             Self::WrongType { .. } => "wrong-type",
             Self::ApiVersion { .. } => "api-version",
@@ -99,7 +89,6 @@ impl ConfigError {
             Self::UnknownField { .. } => "unknown-field",
             Self::Value { .. } => "value",
             Self::OfThePolicy { .. } => "of-the-policy",
-            Self::Duplicate { .. } => "duplicate-field",
         }
     }
 }

@@ -1,44 +1,36 @@
 //! Reads an object field by field: what is taken is known, what is left over is refused.
 
+use serde_json::{Map, Value};
+
 use crate::ConfigError;
-use crate::tree::Tree;
 
 /// The fields of one object. Take each known field once, then [`Fields::finish`].
 pub(crate) struct Fields {
     /// Path of the object, with a trailing dot unless it is the config itself.
     prefix: String,
-    entries: Vec<(String, Tree)>,
+    entries: Map<String, Value>,
     known: Vec<&'static str>,
 }
 
 impl Fields {
-    /// Opens an object; refuses duplicates at once.
-    pub(crate) fn open(path: &str, tree: Tree) -> Result<Self, ConfigError> {
-        let entries = match tree {
-            Tree::Object(entries) => entries,
-            other => {
-                let found = other.kind();
-                return Err(ConfigError::WrongType { path: path.to_owned(), expected: "an object", found });
-            }
-        };
+    /// Opens an object.
+    pub(crate) fn open(path: &str, value: Value) -> Result<Self, ConfigError> {
         let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
-        for (at, (name, _)) in entries.iter().enumerate() {
-            if entries.iter().take(at).any(|(earlier, _)| earlier == name) {
-                return Err(ConfigError::Duplicate { path: format!("{prefix}{name}") });
-            }
+        match value {
+            Value::Object(entries) => Ok(Self { prefix, entries, known: Vec::new() }),
+            other => Err(wrong(path.to_owned(), "an object", &other)),
         }
-        Ok(Self { prefix, entries, known: Vec::new() })
     }
 
     /// Takes a field that must be a string.
     pub(crate) fn string(&mut self, name: &'static str, hint: &str) -> Result<String, ConfigError> {
         self.known.push(name);
         let path = self.path(name);
-        match self.take(name) {
-            Some(Tree::String(text)) => Ok(text),
-            Some(other) => Err(ConfigError::WrongType { path, expected: "a string", found: other.kind() }),
+        match self.entries.remove(name) {
+            Some(Value::String(text)) => Ok(text),
+            Some(other) => Err(wrong(path, "a string", &other)),
             None => {
-                let typo = self.entries.iter().map(|(n, _)| n).find(|n| near(n, &[name]).is_some());
+                let typo = self.entries.keys().find(|n| near(n, &[name]).is_some());
                 let hint = match typo {
                     Some(typo) => format!("write {hint} instead of {typo:?}"),
                     None => format!("add {hint}"),
@@ -52,25 +44,20 @@ impl Fields {
     pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ConfigError> {
         self.known.push(name);
         let path = self.path(name);
-        self.take(name).map(|tree| Self::open(&path, tree)).transpose()
+        self.entries.remove(name).map(|value| Self::open(&path, value)).transpose()
     }
 
     /// Takes a list of strings; none if the field is absent.
     pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ConfigError> {
         self.known.push(name);
         let path = self.path(name);
-        let wrong = |path: String, expected, found: &Tree| ConfigError::WrongType {
-            path,
-            expected,
-            found: found.kind(),
-        };
-        match self.take(name) {
+        match self.entries.remove(name) {
             None => Ok(Vec::new()),
-            Some(Tree::Array(items)) => items
+            Some(Value::Array(items)) => items
                 .into_iter()
                 .enumerate()
                 .map(|(at, item)| match item {
-                    Tree::String(text) => Ok(text),
+                    Value::String(text) => Ok(text),
                     other => Err(wrong(format!("{path}[{at}]"), "a string", &other)),
                 })
                 .collect(),
@@ -95,11 +82,18 @@ impl Fields {
             }),
         }
     }
+}
 
-    fn take(&mut self, name: &str) -> Option<Tree> {
-        let at = self.entries.iter().position(|(n, _)| n == name)?;
-        Some(self.entries.remove(at).1)
-    }
+fn wrong(path: String, expected: &'static str, value: &Value) -> ConfigError {
+    let found = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    ConfigError::WrongType { path, expected, found }
 }
 
 /// The known name that a person most likely meant: the same but for letter case, or at most a third of its letters

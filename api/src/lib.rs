@@ -15,10 +15,6 @@ mod fields;
 pub mod names;
 pub mod node;
 pub mod policy;
-mod tree;
 
-pub use config::{
-    DEVICE_NODE, DeviceConfig, GpuConfig, KINDS, MigConfig, ShareConfig, TimeSlicing, decode, decode_slice,
-    is_device_node,
-};
+pub use config::{ConfigKind, DEVICE_NODE, DeviceConfig, decode, is_device_node};
 pub use error::ConfigError;

@@ -11,21 +11,12 @@ pub const VERSION: &str = "v1beta1";
 /// `apiVersion` of what users write.
 pub const API_VERSION: &str = "divvy.dev/v1beta1";
 
-/// CDI vendor and class: devices are `gpu.divvy.dev/claim=<name>`.
-pub const CDI_VENDOR: &str = "gpu.divvy.dev";
-/// CDI class.
-pub const CDI_CLASS: &str = "claim";
-/// CDI kind, `vendor/class`.
-pub const CDI_KIND: &str = "gpu.divvy.dev/claim";
-
 /// DeviceClass of whole GPUs.
 pub const CLASS_GPU: &str = "gpu.divvy.dev";
 /// DeviceClass of MIG partitions.
 pub const CLASS_MIG: &str = "mig.divvy.dev";
 /// DeviceClass of time-sliced shares.
 pub const CLASS_SHARE: &str = "share.divvy.dev";
-/// DeviceClass of MPS shares.
-pub const CLASS_MPS: &str = "mps.divvy.dev";
 /// DeviceClass of GPUs for admin access beside their holders.
 pub const CLASS_ADMIN: &str = "admin.divvy.dev";
 
@@ -252,7 +243,6 @@ mod tests {
     #[test]
     fn composed_names_are_made_of_their_parts() {
         assert_eq!(API_VERSION, format!("{GROUP}/{VERSION}"));
-        assert_eq!(CDI_KIND, format!("{CDI_VENDOR}/{CDI_CLASS}"));
         assert_eq!(env::share_memory("gpu-0-ts"), "DIVVY_MEMORY_GPU_0_TS");
         assert_eq!(env::share_cores("gpu-0-ts"), "DIVVY_CORES_GPU_0_TS");
         for key in [

@@ -8,7 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
-use divvy_api::{ConfigError, DeviceConfig, decode, decode_slice};
+use divvy_api::{ConfigError, DeviceConfig, decode};
 
 fn fixtures(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(folder);
@@ -24,12 +24,8 @@ fn fixtures(folder: &str) -> Vec<PathBuf> {
 
 fn decode_file(path: &Path) -> Result<DeviceConfig, ConfigError> {
     let text = fs_err::read(path).unwrap();
-    if path.extension().is_some_and(|e| e == "yaml") {
-        let value: serde_json::Value = serde_saphyr::from_slice(&text).unwrap();
-        decode(&value)
-    } else {
-        decode_slice(&text)
-    }
+    // JSON is YAML, too.
+    decode(&serde_saphyr::from_slice(&text).unwrap())
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

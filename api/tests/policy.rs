@@ -66,9 +66,9 @@ fn full() -> GpuPolicySpec {
             }),
             shares: Some(ShareSettings {
                 slots: Some(8),
-                min_memory: Some(MemorySize::mebibytes(100)),
+                min_memory: Some(MemorySize { bytes: 100 << 20 }),
                 min_cores: Some(5),
-                reserved_memory: Some(MemorySize::mebibytes(1024)),
+                reserved_memory: Some(MemorySize { bytes: 1024 << 20 }),
                 time_slice: Some(TimeSlice::Short),
             }),
             health: Some(HealthSettings { evict: Some(true) }),

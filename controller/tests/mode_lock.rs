@@ -81,7 +81,7 @@ impl World {
         let (slices, allocated) = (Slices::new(&self.slices), AllocatedState::from_claims(&self.held));
         let inputs =
             Inputs { slices: &slices, classes: &self.classes, allocated: &allocated, node: &self.node };
-        match Allocator::new(Features::default()).allocate_one(&inputs, &claim).unwrap() {
+        match Allocator::new(Features::default()).allocate(&inputs, &[&claim]).unwrap() {
             Outcome::DoesNotFit(why) => Err(why.to_string()),
             Outcome::Fits(allocated) => {
                 let [result] = allocated.results.as_slice() else { panic!("one claim, one result") };

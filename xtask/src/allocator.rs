@@ -6,7 +6,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+
+use crate::programs::succeeds;
 
 /// Arguments of `cargo xtask soak allocator`.
 #[derive(Debug, clap::Args)]
@@ -34,11 +36,4 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     compare.args(["--", "--ignored", "--nocapture"]).current_dir(root);
     succeeds(compare.stdin(Stdio::from(fs_err::File::open(&worlds)?.into_parts().0)))
         .with_context(|| format!("the worlds are in {}", worlds.display()))
-}
-
-fn succeeds(command: &mut Command) -> Result<()> {
-    let program = command.get_program().display().to_string();
-    let status = command.status().with_context(|| format!("cannot run {program}"))?;
-    ensure!(status.success(), "{program} failed: {status}");
-    Ok(())
 }

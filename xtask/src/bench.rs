@@ -5,9 +5,10 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::needs::Need;
+use crate::programs::succeeds;
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -29,23 +30,13 @@ impl Args {
 }
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    cargo(
-        root,
-        &["build", "--profile", "node", "--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"],
-        &[],
-    )?;
+    let programs = ["--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"];
+    succeeds(Command::new("cargo").args(["build", "--profile", "node"]).args(programs).current_dir(root))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
     let built = target.join("node");
-    let mut options: Vec<OsString> = vec!["--plugin".into(), built.join("divvy-kubelet-plugin").into()];
-    options.extend(["--mock".into(), built.join("libnvidia_ml.so").into()]);
-    options.extend(args.options.iter().cloned());
-    cargo(root, &["run", "--release", "--package", "divvy-bench", "--"], &options)
-}
-
-fn cargo(root: &Path, args: &[&str], more: &[OsString]) -> Result<()> {
-    let mut command = Command::new("cargo");
-    // Output that people wait for goes through; `--quiet` only silences what cargo does on the way.
-    let status = command.args(args).args(more).current_dir(root).status().context("running cargo")?;
-    ensure!(status.success(), "cargo {} failed: {status}", args.join(" "));
-    Ok(())
+    let mut measure = Command::new("cargo");
+    measure.args(["run", "--release", "--package", "divvy-bench", "--"]).current_dir(root);
+    measure.arg("--plugin").arg(built.join("divvy-kubelet-plugin"));
+    measure.arg("--mock").arg(built.join("libnvidia_ml.so"));
+    succeeds(measure.args(&args.options))
 }

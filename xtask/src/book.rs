@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+
+use crate::check::files_below;
+use crate::programs::{installed, succeeds};
 
 /// Version of mdBook. Pinned: the configuration is for it.
 const MDBOOK: &str = "0.5.4";
@@ -31,8 +34,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         fs_err::write(to, outside(root, &page, &text, &links(&summary)))?;
     }
     fs_err::write(source.join("SUMMARY.md"), &summary)?;
-    let status = Command::new(mdbook(root)?).arg("build").arg(&book).status().context("mdbook")?;
-    ensure!(status.success(), "mdbook: {status}");
+    let mdbook = installed("mdbook", MDBOOK, &["--no-default-features", "--features", "search"])?;
+    succeeds(Command::new(mdbook).arg("build").arg(&book))?;
     let site = book.join("site");
     let broken = broken_links(&site)?;
     for link in &broken {
@@ -43,39 +46,13 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn mdbook(root: &Path) -> Result<PathBuf> {
-    let cache = divvy_e2e::parts::cache_dir()?.join(format!("mdbook-{MDBOOK}"));
-    let binary = cache.join("bin/mdbook");
-    if !binary.exists() {
-        let features = ["--no-default-features", "--features", "search"];
-        let mut cargo = Command::new("cargo");
-        cargo.args(["install", "--locked", "--root"]).arg(&cache).args(["--version", MDBOOK]).args(features);
-        let status = cargo.arg("mdbook").current_dir(root).status().context("cargo cannot be started")?;
-        ensure!(status.success(), "cargo install mdbook: {status}");
-    }
-    Ok(binary)
-}
-
 /// Documents that are not in the book.
 pub(crate) fn missing(root: &Path) -> Result<Vec<PathBuf>> {
     let pages = links(&summary(root)?);
-    let mut missing = Vec::new();
-    let mut todo = vec![root.join("docs")];
-    while let Some(folder) = todo.pop() {
-        for entry in fs_err::read_dir(folder)? {
-            let path = entry?.path();
-            let page = path.strip_prefix(root).unwrap_or(&path).to_owned();
-            if path.is_dir() {
-                todo.push(path);
-            } else if page.extension().is_some_and(|extension| extension == "md")
-                && !page.ends_with("SUMMARY.md")
-                && !pages.contains(&page)
-            {
-                missing.push(page);
-            }
-        }
-    }
-    Ok(missing)
+    let all = files_below(&root.join("docs"), "md")?;
+    let all =
+        all.into_iter().map(|path| path.strip_prefix(root).map_or_else(|_| path.clone(), Path::to_owned));
+    Ok(all.filter(|page| !page.ends_with("SUMMARY.md") && !pages.contains(page)).collect())
 }
 
 /// `docs/SUMMARY.md` with paths from the root of the checkout, as the site has them, and with what it leaves to [`LISTED`].
@@ -164,21 +141,12 @@ fn outside(root: &Path, page: &Path, text: &str, pages: &BTreeSet<PathBuf>) -> S
 /// Links of every page of a site that lead to no file of it.
 fn broken_links(site: &Path) -> Result<Vec<String>> {
     let mut broken = BTreeSet::new();
-    let mut todo = vec![site.to_owned()];
-    while let Some(folder) = todo.pop() {
-        for entry in fs_err::read_dir(&folder)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                todo.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "html") {
-                let shown = path.strip_prefix(site).unwrap_or(&path).to_owned();
-                // Its links are those of the root's pages, wherever it is shown.
-                if shown == Path::new("404.html") || shown == Path::new("toc.html") {
-                    continue;
-                }
-                check_page(site, &path, &mut broken)?;
-            }
+    for page in files_below(site, "html")? {
+        // The links of these are those of the root's pages, wherever they are shown.
+        if [site.join("404.html"), site.join("toc.html")].contains(&page) {
+            continue;
         }
+        check_page(site, &page, &mut broken)?;
     }
     Ok(broken.into_iter().collect())
 }

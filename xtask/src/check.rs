@@ -5,8 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::{Result, bail};
 
 /// Crates that decide: no clock, files, async, environment or Kubernetes client.
 const PURE: &[&str] = &[
@@ -34,9 +33,6 @@ const IMPURE_WORDS: &[&str] = &[
     "SystemTime::now",
     "Instant::now",
 ];
-
-/// Words that are right where they are: file, word, reason.
-const EXCEPTIONS: &[(&str, &str, &str)] = &[];
 
 /// Which of our crates each may use in a shipped build: one way only (ARCHITECTURE.md, "What lives where").
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -102,13 +98,13 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     check_links(root, &mut findings)?;
     check_cited(root, &mut findings)?;
     crate::words::check(root, &mut findings)?;
-    for path in crate::crds::stale(root)? {
+    for path in crate::written::stale(crate::crds::wanted(root)?) {
         findings.push(format!("{}: not what the types say (run `cargo xtask crds`)", path.display()));
     }
     for page in crate::book::missing(root)? {
         findings.push(format!("{} is not in the site (a line in docs/SUMMARY.md)", page.display()));
     }
-    for path in crate::reference::stale(root)? {
+    for path in crate::written::stale(crate::reference::wanted(root)?) {
         findings.push(format!("{}: not what the code says (run `cargo xtask reference`)", path.display()));
     }
     for finding in &findings {
@@ -131,51 +127,29 @@ struct Package {
 }
 
 fn packages(root: &Path) -> Result<Vec<Package>> {
-    let out = std::process::Command::new("cargo")
-        .args(["metadata", "--format-version", "1", "--locked"])
-        .current_dir(root)
-        .output()
-        .context("running cargo metadata")?;
-    if !out.status.success() {
-        bail!("cargo metadata: {}", String::from_utf8_lossy(&out.stderr));
-    }
-    let meta: Value = serde_json::from_slice(&out.stdout)?;
-    let text = |v: &Value, key: &str| v.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let list = |v: &Value, key: &str| v.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
-    let mut names = BTreeMap::new();
-    let mut folders = BTreeMap::new();
-    for package in list(&meta, "packages") {
-        let id = text(&package, "id");
-        names.insert(id.clone(), text(&package, "name"));
-        folders.insert(id, PathBuf::from(text(&package, "manifest_path")));
-    }
-    let mut normal: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for node in list(meta.get("resolve").unwrap_or(&Value::Null), "nodes") {
-        let uses = list(&node, "deps")
-            .iter()
-            .filter(|dep| list(dep, "dep_kinds").iter().any(|k| k.get("kind").is_some_and(Value::is_null)))
-            .map(|dep| text(dep, "pkg"))
-            .collect();
-        normal.insert(text(&node, "id"), uses);
-    }
-    let name_of = |id: &String| names.get(id).cloned().unwrap_or_default();
-    Ok(list(&meta, "workspace_members")
-        .iter()
-        .filter_map(Value::as_str)
-        .map(|id| {
-            let mut seen = BTreeSet::new();
-            let mut todo = normal.get(id).cloned().unwrap_or_default();
-            let uses = todo.iter().map(name_of).collect();
+    let metadata = crate::metadata::read(root, &[])?;
+    let names: BTreeMap<&str, &str> =
+        metadata.packages.iter().map(|package| (package.id.as_str(), package.name.as_str())).collect();
+    let linked: BTreeMap<&str, Vec<&str>> =
+        metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node.linked())).collect();
+    let of_all = |ids: &mut dyn Iterator<Item = &&str>| -> BTreeSet<String> {
+        ids.filter_map(|id| names.get(id)).map(|name| (*name).to_owned()).collect()
+    };
+    let ours = metadata.packages.iter().filter(|package| package.source.is_none());
+    Ok(ours
+        .map(|package| {
+            let uses = linked.get(package.id.as_str()).cloned().unwrap_or_default();
+            let (mut seen, mut todo) = (BTreeSet::new(), uses.clone());
             while let Some(next) = todo.pop() {
-                if seen.insert(next.clone()) {
-                    todo.extend(normal.get(&next).cloned().unwrap_or_default());
+                if seen.insert(next) {
+                    todo.extend(linked.get(next).into_iter().flatten());
                 }
             }
             Package {
-                name: name_of(&id.to_owned()),
-                folder: folders.get(id).and_then(|m| m.parent()).unwrap_or(root).to_owned(),
-                uses,
-                closure: seen.iter().map(name_of).collect(),
+                name: package.name.clone(),
+                folder: package.manifest_path.parent().unwrap_or(root).to_owned(),
+                uses: of_all(&mut uses.iter()),
+                closure: of_all(&mut seen.iter()),
             }
         })
         .collect())
@@ -219,7 +193,7 @@ fn check_lints(package: &Package, findings: &mut Vec<String>) -> Result<()> {
 }
 
 fn check_sources(package: &Package, root: &Path, findings: &mut Vec<String>) -> Result<()> {
-    let files = rust_files(&package.folder.join("src"))?;
+    let files = files_below(&package.folder.join("src"), "rs")?;
     for file in &files {
         let shown = file.strip_prefix(root).unwrap_or(file).display().to_string();
         let text = fs_err::read_to_string(file)?;
@@ -232,9 +206,6 @@ fn check_sources(package: &Package, root: &Path, findings: &mut Vec<String>) -> 
         if PURE.contains(&package.name.as_str()) && !is_test_file(file) {
             let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
             for word in IMPURE_WORDS.iter().filter(|w| shipped.contains(**w)) {
-                if EXCEPTIONS.iter().any(|(file, allowed, _)| shown == *file && word == allowed) {
-                    continue;
-                }
                 findings.push(format!("{shown}: {word} in a pure crate"));
             }
         }
@@ -249,7 +220,8 @@ fn is_test_file(file: &Path) -> bool {
     file.components().any(|c| c.as_os_str() == "tests") || file.file_stem().is_some_and(|s| s == "tests")
 }
 
-fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// The files below a folder with this extension, in order.
+pub(crate) fn files_below(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut todo = vec![folder.to_owned()];
     while let Some(folder) = todo.pop() {
@@ -260,7 +232,7 @@ fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
             let path = entry?.path();
             if path.is_dir() {
                 todo.push(path);
-            } else if path.extension().is_some_and(|e| e == "rs") {
+            } else if path.extension().is_some_and(|e| e == extension) {
                 files.push(path);
             }
         }

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::needs::Need;
+use crate::programs::{installed, succeeds};
 
 /// What `cargo xtask ci` takes.
 #[derive(Debug, clap::Args)]
@@ -81,32 +82,14 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 
 fn command(root: &Path, words: &[&str]) -> Result<()> {
     let (program, args) = words.split_first().context("an empty command")?;
-    let status = Command::new(program)
-        .args(args)
-        .current_dir(root)
-        // `cargo run` sets it, and crates that look at it would be built again by each that builds without.
-        .env_remove("CARGO_MANIFEST_DIR")
-        .status()
-        .with_context(|| format!("running {program}"))?;
-    if !status.success() {
-        bail!("`{}`: {status}", words.join(" "));
-    }
-    Ok(())
+    succeeds(Command::new(program).args(args).current_dir(root))
 }
 
-/// Bans, licences and sources. The checker itself is built once and kept outside the checkout.
+/// Bans, licences and sources.
 fn deny(root: &Path) -> Result<()> {
-    let cache = divvy_e2e::parts::cache_dir()?.join(format!("cargo-deny-{CARGO_DENY}"));
-    let binary = cache.join("bin/cargo-deny");
-    if !binary.exists() {
-        let cache = cache.to_string_lossy();
-        command(
-            root,
-            &["cargo", "install", "--locked", "--root", &cache, "--version", CARGO_DENY, "cargo-deny"],
-        )?;
-    }
-    let binary = binary.to_string_lossy();
-    command(root, &[&binary, "--log-level", "error", "check", "bans", "licenses", "sources"])?;
+    let mut deny = Command::new(installed("cargo-deny", CARGO_DENY, &[])?);
+    deny.args(["--log-level", "error", "check", "bans", "licenses", "sources"]);
+    succeeds(deny.current_dir(root))?;
     crate::say("advisories were not checked: they need a network that CI does not have");
     Ok(())
 }

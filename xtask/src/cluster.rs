@@ -10,8 +10,9 @@ use clap::Subcommand;
 use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::programs::Programs;
-use divvy_e2e::{Cluster, Component, Extent, Gates, Options};
+use divvy_e2e::{Cluster, Component, Gates};
 
+use crate::e2e::whole;
 use crate::needs::Need;
 
 const DEFAULT: &str = "dev";
@@ -124,14 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn up(name: &str, version: &str) -> Result<(Cluster, Instant)> {
     Parts::ensure(version)?;
     let start = Instant::now();
-    let options = Options {
-        name: name.to_owned(),
-        version: version.to_owned(),
-        owned: false,
-        extent: Extent::Whole,
-        gates: Gates::Default,
-    };
-    let cluster = Cluster::up(&options)?;
+    let cluster = whole(name, version, false, Gates::Default)?;
     let (took, files) = (start.elapsed().as_secs_f32(), cluster.state().display());
     crate::say(&format!("Kubernetes {version} is up after {took:.1} s; its files are in {files}"));
     Ok((cluster, start))

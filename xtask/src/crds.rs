@@ -1,25 +1,16 @@
 //! `cargo xtask crds`: writes the chart's CustomResourceDefinitions from `divvy_api::crd`. `cargo xtask check` and a
 //! test say when they are not what the types say.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::written::{self, Files};
+use crate::written::Files;
 
 const FOLDER: &str = "deploy/chart/divvy/files/crds";
 
-/// Writes the files.
-pub(crate) fn run(root: &Path) -> Result<()> {
-    written::write(&wanted(root)?)
-}
-
-/// Files that are not as they should be.
-pub(crate) fn stale(root: &Path) -> Result<Vec<PathBuf>> {
-    Ok(written::stale(wanted(root)?))
-}
-
-fn wanted(root: &Path) -> Result<Files> {
+/// What the files should contain.
+pub(crate) fn wanted(root: &Path) -> Result<Files> {
     let files = divvy_api::crd::all()?.into_iter().map(|(name, definition)| {
         let text = serde_saphyr::to_string(&definition).with_context(|| format!("{name} as YAML"))?;
         let text =
@@ -33,7 +24,7 @@ fn wanted(root: &Path) -> Result<Files> {
 mod tests {
     #[test]
     fn the_charts_definitions_are_what_the_types_say() {
-        let stale = super::stale(&crate::root()).unwrap();
+        let stale = crate::written::stale(super::wanted(&crate::root()).unwrap());
         assert!(stale.is_empty(), "run `cargo xtask crds`: {stale:?}");
         for (path, text) in super::wanted(&crate::root()).unwrap() {
             let read: serde_json::Value = serde_saphyr::from_str(&text).unwrap();

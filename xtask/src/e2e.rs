@@ -1,7 +1,7 @@
 //! `cargo xtask e2e`: the end-to-end cases, each set on a cluster of its own, side by side.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
@@ -98,18 +98,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn on_cluster(name: &str, cases: Vec<Case>, programs: &Programs, args: &Args) -> Result<Outcome> {
     let start = Instant::now();
     Cluster::down(name)?;
-    let cluster = Cluster::up(&Options {
-        name: name.to_owned(),
-        version: args.version.clone(),
-        owned: !args.keep,
-        extent: Extent::Whole,
-        gates: Gates::Default,
-    })?;
+    let cluster = whole(name, &args.version, !args.keep, Gates::Default)?;
     let up = start.elapsed().as_secs_f32();
-    let driver = Driver::install(&cluster, programs, GPUS).inspect_err(|_| {
-        // The error that counts is the one being returned.
-        let _ = cluster.collect_logs(&args.failures.join(format!("install-{name}")));
-    })?;
+    let driver = install(&cluster, programs, &args.failures.join(name))?;
     crate::say(&format!(
         "cluster {name}: Kubernetes {} was up after {up:.1} s and the GPUs published after {:.1} s; {} cases",
         args.version,
@@ -120,4 +111,18 @@ fn on_cluster(name: &str, cases: Vec<Case>, programs: &Programs, args: &Args) ->
     let outcome = run_cases(&cluster, &driver, &Plan { cases, jobs: args.jobs, failures })?;
     crate::say(&format!("cluster {name}: {:.0} s", start.elapsed().as_secs_f32()));
     Ok(outcome)
+}
+
+/// A whole cluster of this name and version.
+pub(crate) fn whole(name: &str, version: &str, owned: bool, gates: Gates) -> Result<Cluster> {
+    let (name, version) = (name.to_owned(), version.to_owned());
+    Cluster::up(&Options { name, version, owned, extent: Extent::Whole, gates })
+}
+
+/// The driver with the GPUs of the cases; logs of a failure are in a folder of `failures`.
+pub(crate) fn install<'c>(cluster: &'c Cluster, programs: &Programs, failures: &Path) -> Result<Driver<'c>> {
+    Driver::install(cluster, programs, GPUS).inspect_err(|_| {
+        // The error that counts is the one being returned.
+        let _ = cluster.collect_logs(&failures.join("install"));
+    })
 }

@@ -18,8 +18,10 @@ mod crds;
 mod dist;
 mod e2e;
 mod image;
+mod metadata;
 mod mutants;
 mod needs;
+mod programs;
 mod reference;
 mod soak;
 mod ui;
@@ -98,7 +100,7 @@ fn run(command: Command) -> Result<()> {
         Command::Ci(args) => ci::run(&root, &args),
         Command::Check => check::run(&root),
         Command::Chart => chart::run(&root),
-        Command::Crds => crds::run(&root),
+        Command::Crds => written::write(&crds::wanted(&root)?),
         Command::Book => book::run(&root),
         Command::Reference => reference::run(&root),
         Command::Cluster(args) => cluster::run(&args),

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::programs::installed;
+
 /// The version whose options are used here.
 const VERSION: &str = "27.1.0";
 /// The crates that decide, and the one that carries decisions out.
@@ -24,9 +26,8 @@ pub(crate) struct Args {
 
 /// Runs cargo-mutants; what survives is listed in `target/soak/mutants.out/missed.txt`.
 pub(crate) fn run(root: &Path, args: &Args, out: &Path) -> Result<()> {
-    ensure_installed()?;
     fs_err::create_dir_all(out)?;
-    let mut command = Command::new("cargo");
+    let mut command = Command::new(installed("cargo-mutants", VERSION, &[])?);
     command.current_dir(root).args(["mutants", "--no-shuffle", "--timeout", "120", "--output"]).arg(out);
     for package in &args.packages {
         command.args(["--package", package, "--test-package", package]);
@@ -36,20 +37,5 @@ pub(crate) fn run(root: &Path, args: &Args, out: &Path) -> Result<()> {
     let ran = status.success() || matches!(status.code(), Some(2 | 3));
     ensure!(ran, "cargo mutants failed: {status}");
     crate::say(&format!("what survived: {}", out.join("mutants.out/missed.txt").display()));
-    Ok(())
-}
-
-fn ensure_installed() -> Result<()> {
-    let there =
-        Command::new("cargo").args(["mutants", "--version"]).output().is_ok_and(|o| o.status.success());
-    if there {
-        return Ok(());
-    }
-    crate::say("installing cargo-mutants");
-    let status = Command::new("cargo")
-        .args(["install", "cargo-mutants", "--locked", "--version", VERSION])
-        .status()
-        .context("cargo install cannot be run")?;
-    ensure!(status.success(), "cargo-mutants cannot be installed: {status}");
     Ok(())
 }

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Subcommand;
-use divvy_e2e::cases::{GPUS, SETS};
+use divvy_e2e::cases::SETS;
 use divvy_e2e::driver::Driver;
 use divvy_e2e::parts::{self, Parts};
 use divvy_e2e::programs::Programs;
 use divvy_e2e::runner::{Outcome, Plan, run as run_cases};
 use divvy_e2e::soak::{self, Day, Trouble};
-use divvy_e2e::{Cluster, Extent, Gates, Options};
+use divvy_e2e::{Cluster, Gates};
 
+use crate::e2e::{install, whole};
 use crate::{allocator, mutants};
 
 /// The names of the clusters, for `cargo xtask cluster`: both may run at once.
@@ -147,8 +148,7 @@ fn gates_of(version: &str) -> &'static [Gates] {
 fn up(name: &str, version: &str, gates: Gates) -> Result<Cluster> {
     Parts::ensure(version)?;
     Cluster::down(name)?;
-    let (name, version) = (name.to_owned(), version.to_owned());
-    Cluster::up(&Options { name, version, owned: true, extent: Extent::Whole, gates })
+    whole(name, version, true, gates)
 }
 
 fn on_version(
@@ -170,10 +170,7 @@ fn on_version(
     crate::say(&format!("\nKubernetes {version}, {}: {} cases", gates.name(), cases.len()));
     let cluster = up(OLDER_NAME, version, gates)?;
     let failures = failures.join(format!("{version}-{}", gates.name().replace(' ', "-")));
-    let driver = Driver::install(&cluster, programs, GPUS).inspect_err(|_| {
-        // The error that counts is the one being returned.
-        let _ = cluster.collect_logs(&failures.join("install"));
-    })?;
+    let driver = install(&cluster, programs, &failures)?;
     run_cases(&cluster, &driver, &Plan { cases, jobs: 1, failures })
 }
 

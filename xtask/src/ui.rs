@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Value, json};
 
 use chromium::{Chromium, at};
@@ -126,7 +127,7 @@ fn screenshots(browser: &mut Chromium, folder: &Path) -> Result<()> {
         let taken = browser.call("Page.captureScreenshot", &json!({ "format": "png" }))?;
         let data = at(&taken, "/data").as_str().context("no picture")?;
         let path = folder.join(format!("ui-{scheme}.png"));
-        fs_err::write(&path, base64(data)?)?;
+        fs_err::write(&path, BASE64_STANDARD.decode(data)?)?;
         crate::say(&format!("{}: {} bytes", path.display(), fs_err::metadata(&path)?.len()));
     }
     browser.call("Emulation.setEmulatedMedia", &json!({ "features": [] })).map(drop)
@@ -220,21 +221,4 @@ fn tenants_text(browser: &mut Chromium) -> Result<()> {
     ensure!(nothing, "markup in names has an effect: {found}");
     ensure!(shown > 20, "only {shown} of the names are shown");
     Ok(())
-}
-
-/// The picture's bytes.
-fn base64(text: &str) -> Result<Vec<u8>> {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut count) = (0_u32, 0);
-    for byte in text.bytes().filter(|byte| *byte != b'=') {
-        let digit = DIGITS.iter().position(|digit| *digit == byte).context("not base64")?;
-        bits = bits << 6 | u32::try_from(digit)?;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push(u8::try_from(bits >> count & 0xff)?);
-        }
-    }
-    Ok(out)
 }

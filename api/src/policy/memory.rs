@@ -21,11 +21,6 @@ pub struct MemorySize {
 pub struct MemoryError(String);
 
 impl MemorySize {
-    /// So many MiB.
-    pub const fn mebibytes(mib: u64) -> Self {
-        Self { bytes: mib.saturating_mul(1 << 20) }
-    }
-
     /// In MiB, rounded up.
     pub fn mib(self) -> u64 {
         self.bytes.div_ceil(1 << 20)
@@ -118,6 +113,5 @@ mod tests {
             assert!(bad.parse::<MemorySize>().is_err(), "{bad}");
         }
         assert_eq!("1".parse::<MemorySize>().unwrap().mib(), 1);
-        assert_eq!(MemorySize::mebibytes(5).mib(), 5);
     }
 }

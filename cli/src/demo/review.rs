@@ -181,7 +181,7 @@ impl Findings {
             return;
         }
         let kind = match divvy_api::decode(&of.parameters.0) {
-            Ok(config) => config.kind(),
+            Ok(config) => config.kind.name(),
             Err(error) => return self.refuse(at, &error.to_string()),
         };
         for class in classes {

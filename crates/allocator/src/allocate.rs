@@ -249,11 +249,6 @@ impl Allocator {
         Ok(Err(why(&prepared, &mut search, &pools)))
     }
 
-    /// [`Allocator::allocate`] for a single claim.
-    pub fn allocate_one(&self, inputs: &Inputs<'_>, claim: &ResourceClaim) -> Result<Outcome, AllocError> {
-        self.allocate(inputs, &[claim])
-    }
-
     pub(crate) fn features(&self) -> Features {
         self.features
     }

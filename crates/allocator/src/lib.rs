@@ -20,7 +20,7 @@
 //! let (slices, allocated) = (Slices::new(slices), AllocatedState::from_claims(existing));
 //! for node in nodes {
 //!     let inputs = Inputs { slices: &slices, classes, allocated: &allocated, node };
-//!     match allocator.allocate_one(&inputs, claim)? {
+//!     match allocator.allocate(&inputs, &[claim])? {
 //!         Outcome::Fits(allocated) => println!("{:?}", allocated.results),
 //!         Outcome::DoesNotFit(why) => println!("{why}"),
 //!     }

@@ -11,7 +11,7 @@ mod build;
 mod counters;
 
 use std::collections::BTreeMap;
-use std::ops::Deref;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice, ResourceSliceSpec};
@@ -36,7 +36,7 @@ pub struct Slices<'a> {
 #[derive(Debug, Default)]
 struct OfNode<'a> {
     /// Pools that have no slice for anything else, in order.
-    pools: Vec<Pool<'a>>,
+    pools: Vec<Gathered<'a>>,
     /// Slices of other pools.
     slices: Vec<&'a ResourceSlice>,
 }
@@ -56,7 +56,7 @@ impl<'a> Slices<'a> {
         for ((driver, name), slices) in &index.of_pool {
             if let Some(node) = only_node(slices) {
                 let pool = Pool::build(driver, name, slices.clone(), slices, Features::ALL);
-                index.of_node.entry(node).or_default().pools.extend(pool);
+                index.of_node.entry(node).or_default().pools.extend(pool.map(Arc::new));
                 continue;
             }
             for slice in slices {
@@ -95,22 +95,7 @@ fn only_node<'a>(slices: &[&'a ResourceSlice]) -> Option<&'a str> {
 }
 
 /// A pool of a node: the one that was checked before, or one that was put together for this call.
-#[derive(Debug)]
-pub(crate) enum Gathered<'a> {
-    Kept(&'a Pool<'a>),
-    Made(Box<Pool<'a>>),
-}
-
-impl<'a> Deref for Gathered<'a> {
-    type Target = Pool<'a>;
-
-    fn deref(&self) -> &Pool<'a> {
-        match self {
-            Self::Kept(pool) => pool,
-            Self::Made(pool) => pool,
-        }
-    }
-}
+pub(crate) type Gathered<'a> = Arc<Pool<'a>>;
 
 pub(crate) fn devices(spec: &ResourceSliceSpec) -> impl Iterator<Item = &Device> {
     spec.devices.iter().flatten()
@@ -127,7 +112,7 @@ pub(crate) fn gather<'a>(
     let mut pools = Vec::new();
     let kept = own.map(|o| o.pools.as_slice()).unwrap_or_default();
     if features.partitionable_devices {
-        pools.extend(kept.iter().map(Gathered::Kept));
+        pools.extend_from_slice(kept);
     } else {
         let usable = |s: &&ResourceSlice| !partitionable(&s.spec);
         for pool in kept {
@@ -149,7 +134,7 @@ pub(crate) fn gather<'a>(
     }
     for ((driver, name), slices) in relevant {
         let pool = Pool::build(driver, name, slices, all.everywhere(driver, name), features);
-        pools.extend(pool.map(|pool| Gathered::Made(Box::new(pool))));
+        pools.extend(pool.map(Arc::new));
     }
     // Waiting for a device to be attached comes last.
     pools.sort_by_key(|pool| (pool.waits, pool.driver, pool.name));

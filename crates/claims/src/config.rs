@@ -1,6 +1,6 @@
 //! Which config entry a device gets: the last applicable entry of the device's kind wins whole, claim over class.
 
-use divvy_api::{DeviceConfig, GpuConfig, MigConfig, ShareConfig};
+use divvy_api::{ConfigKind, DeviceConfig};
 use divvy_model::DeviceKind;
 
 use crate::refusal::EntryAt;
@@ -40,10 +40,10 @@ fn in_order(configs: &[ConfigEntry]) -> Vec<(EntryAt, &ConfigEntry)> {
 /// not looked at, and entries of ours that name none of this request are not decoded: a subrequest that was not
 /// chosen may have a config this version cannot read.
 pub fn resolve(claim: &Claim, driver: &str, request: &str, device: &DeviceKind) -> Result<DeviceConfig, Why> {
-    let default = match device {
-        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => DeviceConfig::Gpu(GpuConfig::default()),
-        DeviceKind::Partition(_) => DeviceConfig::Mig(MigConfig::default()),
-        DeviceKind::Share { .. } => DeviceConfig::Share(ShareConfig::default()),
+    let wanted = match device {
+        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => ConfigKind::Gpu,
+        DeviceKind::Partition(_) => ConfigKind::Mig,
+        DeviceKind::Share { .. } => ConfigKind::Share,
     };
     let mut candidates = Vec::new();
     for (at, entry) in in_order(&claim.configs).into_iter().filter(|(_, entry)| entry.driver == driver) {
@@ -53,14 +53,14 @@ pub fn resolve(claim: &Claim, driver: &str, request: &str, device: &DeviceKind) 
             candidates.push((at, how, config));
         }
     }
-    let is_wanted = |config: &DeviceConfig| config.kind() == default.kind();
+    let is_wanted = |config: &DeviceConfig| config.kind == wanted;
     let wrong = candidates.iter().find(|(_, how, config)| *how == Applies::ByName && !is_wanted(config));
     if let Some((at, _, config)) = wrong {
-        let (found, wanted) = (config.kind(), default.kind());
-        return Err(Why::WrongConfigKind { at: *at, request: request.to_owned(), found, wanted });
+        let (request, found, wanted) = (request.to_owned(), config.kind.name(), wanted.name());
+        return Err(Why::WrongConfigKind { at: *at, request, found, wanted });
     }
     let chosen = candidates.into_iter().map(|(_, _, config)| config).rfind(is_wanted);
-    Ok(chosen.unwrap_or(default))
+    Ok(chosen.unwrap_or_else(|| DeviceConfig::empty(wanted)))
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
         let mig = || json!({"apiVersion": "divvy.dev/v1beta1", "kind": "MigConfig"});
         let slice = |entries: &[(&[&str], serde_json::Value)]| {
             let entries = entries.iter().map(|(for_, is)| entry(ConfigSource::Claim, for_, "d", is.clone()));
-            resolve(&claim(entries.collect()), "d", "main", &GPU_0).map(|config| config.time_slice())
+            resolve(&claim(entries.collect()), "d", "main", &GPU_0).map(|config| config.time_slice)
         };
         let (all, main): (&[&str], &[&str]) = (&[], &["main"]);
         let last = slice(&[(all, gpu("Short")), (main, gpu("Medium")), (all, gpu("Long"))]);
@@ -161,7 +161,7 @@ mod tests {
             entry(ConfigSource::Claim, &["main"], "gpu.divvy.dev", gpu_config()),
         ]);
         let found = resolve(&c, "gpu.divvy.dev", "main/big", &GPU_0).unwrap();
-        assert_eq!(found, DeviceConfig::Gpu(divvy_api::GpuConfig::default()));
+        assert_eq!(found, DeviceConfig::empty(ConfigKind::Gpu));
     }
 
     #[test]
@@ -187,8 +187,8 @@ mod tests {
             entry(ConfigSource::Claim, &["main"], "gpu.divvy.dev", mig),
         ]);
         let found = |request, device| resolve(&c, "gpu.divvy.dev", request, device);
-        assert_eq!(found("main", &partition).unwrap(), DeviceConfig::Mig(divvy_api::MigConfig::default()));
-        assert_eq!(found("other", &partition).unwrap(), DeviceConfig::Mig(divvy_api::MigConfig::default()));
+        assert_eq!(found("main", &partition).unwrap(), DeviceConfig::empty(ConfigKind::Mig));
+        assert_eq!(found("other", &partition).unwrap(), DeviceConfig::empty(ConfigKind::Mig));
         assert_eq!(
             found("main", &GPU_0).unwrap_err().to_string(),
             "config entry 0 of the claim is a MigConfig, but request \"main\" was allocated this device, which takes a GpuConfig"

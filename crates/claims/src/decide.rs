@@ -167,11 +167,11 @@ fn resolve_device(
         _ => false,
     };
     let time_slice = match hold {
-        HoldKind::Whole => config.time_slice(),
+        HoldKind::Whole => config.time_slice,
         HoldKind::Share => seen.gpus.get(uuid).and_then(|stored| stored.fine()?.share_time_slice),
         HoldKind::Partition { .. } | HoldKind::Admin => None,
     };
-    let extra_nodes = offered(config.extra_nodes(), seen.extra_nodes)?;
+    let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
     let (allocated, gpu) = (result.clone(), uuid.clone());
     Ok(RecordedDevice { allocated, gpu, kind: hold, time_slice, extra_nodes, is_static })
 }

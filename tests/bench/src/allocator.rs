@@ -6,12 +6,10 @@ use std::hint::black_box;
 use anyhow::{Context, Result, ensure};
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Slices};
 use divvy_api::names::{CLASS_GPU, CLASS_MIG, CLASS_SHARE, DRIVER};
-use divvy_fake_cluster::build::{mk_claim, mk_class, mk_node};
-use divvy_offer::{GpuRules, Modes};
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_class, mk_node, mk_result};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, CELDeviceSelector, Device, DeviceAllocationResult, DeviceClass,
-    DeviceRequestAllocationResult, DeviceSelector, ResourceClaim, ResourceClaimStatus, ResourceSlice,
+    CELDeviceSelector, Device, DeviceClass, DeviceSelector, ResourceClaim, ResourceSlice,
 };
 
 use crate::offered::{Offered, slices};
@@ -112,8 +110,7 @@ pub(crate) fn whole(of_one_node: &[ResourceSlice], rounds: usize) -> Result<Vec<
 
 /// Everything that eight H100 can become.
 pub(crate) fn everything(rounds: usize) -> Result<Vec<Row>> {
-    let rules = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
-    let pool = Offered::new("h100x8", &rules, "1.37.1")?.carve(NODE).pool;
+    let pool = Offered::everything("h100x8", false)?.carve(NODE).pool;
     let count = pool.devices().count();
     let cluster = Cluster::new(&slices(&pool, NODE, "bench"));
     let mut rows = Vec::new();
@@ -181,17 +178,9 @@ fn claim_for(class: &str, expression: &str) -> ResourceClaim {
 fn holding(slices: &[ResourceSlice], names: &[String]) -> ResourceClaim {
     let held = slices.iter().flat_map(|slice| {
         let devices = slice.spec.devices.iter().flatten().filter(|device| names.contains(&device.name));
-        devices.map(|device| DeviceRequestAllocationResult {
-            driver: slice.spec.driver.clone(),
-            pool: slice.spec.pool.name.clone(),
-            device: device.name.clone(),
-            ..DeviceRequestAllocationResult::default()
-        })
+        devices.map(|device| mk_result("", &slice.spec.driver, &slice.spec.pool.name, &device.name))
     });
-    let devices = DeviceAllocationResult { results: Some(held.collect()), config: None };
-    let allocation = AllocationResult { devices: Some(devices), ..AllocationResult::default() };
-    let status = ResourceClaimStatus { allocation: Some(allocation), ..ResourceClaimStatus::default() };
-    ResourceClaim { status: Some(status), ..ResourceClaim::default() }
+    allocated(ResourceClaim::default(), held.collect())
 }
 
 /// The conditions of class and claim without CEL.

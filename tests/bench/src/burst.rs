@@ -13,7 +13,7 @@ const CLAIMS: usize = 64;
 const BUDGET: f64 = 0.1;
 
 /// Shares of sixteen GPUs, four each.
-fn share(position: usize) -> (String, Option<String>) {
+fn share(position: usize, _: usize) -> (String, Option<String>) {
     (format!("gpu-{}-ts", position % 16), Some(format!("00000000-0000-4000-8000-{position:012}")))
 }
 

@@ -7,9 +7,9 @@ mod rows;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use divvy_api::names::DRIVER;
-use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
+use divvy_fake_cluster::build::mk_result;
 use divvy_offer::pool_name;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use divvy_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
@@ -20,11 +20,10 @@ use kube::Api;
 use tonic::transport::Channel;
 
 use self::rows::rows;
-use crate::rig::{NODE, PATIENCE, Plugin, Programs, Rig};
+use crate::rig::{NAMESPACE, NODE, PATIENCE, Plugin, Programs, Rig};
 use crate::stats::Samples;
 use crate::table::{Row, Value};
 
-const NAMESPACE: &str = "default";
 /// As many as the largest shape needs.
 pub(crate) const GPUS: &str = "h100x16";
 /// Rounds before those that count: connections are opened, caches filled, threads started.
@@ -69,16 +68,17 @@ pub(crate) struct Times {
     pub(crate) unprepare: Samples,
 }
 
-/// Names of the devices of the claims of a round, by their position, and their shares' ids where they have such.
-pub(crate) type Devices = fn(usize) -> (String, Option<String>);
+/// Names of the devices of the claims of a round, by their position and the claim's number, and their shares' ids where they
+/// have such.
+pub(crate) type Devices = fn(usize, usize) -> (String, Option<String>);
 
-fn whole(gpu: usize) -> (String, Option<String>) {
+fn whole(gpu: usize, _: usize) -> (String, Option<String>) {
     (format!("gpu-{gpu}"), None)
 }
 
 /// A plugin to call, and what it is compared with.
 pub(crate) struct Bench {
-    rig: Rig,
+    pub(crate) rig: Rig,
     plugin: Plugin,
     dra: DraPluginClient<Channel>,
     api: Api<ResourceClaim>,
@@ -126,9 +126,7 @@ pub(crate) fn measure(
 impl Bench {
     /// A plugin that has published its devices.
     pub(crate) fn new(rig: Rig, devices: Devices) -> Result<Self> {
-        let mut plugin = rig.start()?;
-        rig.wait_until_published(&mut plugin)?;
-        let dra = rig.connect(&mut plugin)?;
+        let (plugin, dra) = rig.ready()?;
         let api = Api::namespaced(rig.client(), NAMESPACE);
         // Where the plugin's files are: what makes files slow there makes these slow too.
         let bare = rig.plugin_dir().join("bare");
@@ -146,21 +144,15 @@ impl Bench {
     fn claim(&mut self, position: usize) -> Result<Claim> {
         self.next += 1;
         let name = format!("claim-{}", self.next);
-        let (device, share_id) = (self.devices)(position);
+        let (device, share_id) = (self.devices)(position, self.next);
         let result =
             DeviceRequestAllocationResult { share_id, ..mk_result("gpu", DRIVER, &pool_name(NODE), &device) };
-        let claim = allocated(mk_claim(NAMESPACE, &name, DRIVER, 1), vec![result]);
         let pod = format!("pod-{}", self.next);
-        let stored = self.rig.put(&reserved(claim, &pod, &pod))?;
-        let uid = stored.metadata.uid.context("a stored claim has no UID")?;
-        Ok(Claim { namespace: NAMESPACE.to_owned(), name, uid })
+        self.rig.claim(&name, result, (&pod, &pod))
     }
 
     fn forget(&self, claims: &[Claim]) -> Result<()> {
-        for claim in claims {
-            self.rig.delete(NAMESPACE, &claim.name)?;
-        }
-        Ok(())
+        claims.iter().try_for_each(|claim| self.rig.delete(&claim.name))
     }
 
     /// The size of a claim's record, after checking that a prepare does what it should.
@@ -224,23 +216,21 @@ impl Bench {
         self.prepare(&[], Shape::OneCall(0))
     }
 
-    /// Until the last call is answered.
     fn prepare(&mut self, claims: &[Claim], shape: Shape) -> Result<Duration> {
-        let calls = calls(claims, shape);
-        let took = self.rig.run(async {
-            let start = Instant::now();
-            try_join_all(calls.into_iter().map(|claims| prepare(self.dra.clone(), claims))).await?;
-            Ok::<_, anyhow::Error>(start.elapsed())
-        });
-        took.map_err(|error| self.plugin.explain(&format!("{error:#}")))
+        let calls = calls(claims, shape).into_iter();
+        self.call(calls.map(|claims| prepare(self.dra.clone(), claims)).collect())
+    }
+
+    fn unprepare(&mut self, claims: &[Claim], shape: Shape) -> Result<Duration> {
+        let calls = calls(claims, shape).into_iter();
+        self.call(calls.map(|claims| unprepare(self.dra.clone(), claims)).collect())
     }
 
     /// Until the last call is answered.
-    fn unprepare(&mut self, claims: &[Claim], shape: Shape) -> Result<Duration> {
-        let calls = calls(claims, shape);
+    fn call(&mut self, calls: Vec<impl Future<Output = Result<()>>>) -> Result<Duration> {
         let took = self.rig.run(async {
             let start = Instant::now();
-            try_join_all(calls.into_iter().map(|claims| unprepare(self.dra.clone(), claims))).await?;
+            try_join_all(calls).await?;
             Ok::<_, anyhow::Error>(start.elapsed())
         });
         took.map_err(|error| self.plugin.explain(&format!("{error:#}")))

@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::{WatchEvent, WatchParams};
 
 use crate::process::{Threads, memory, ran, threads};
-use crate::rig::{NODE, Plugin, Programs, Rig, client};
+use crate::rig::{NODE, Programs, Rig, client};
 use crate::stats::Samples;
 use crate::table::{Budget, Row, Value};
 
@@ -101,13 +101,9 @@ pub(crate) fn idle(programs: &Programs, parent: &Path, interval: Duration) -> Re
         Row::new("requests to the API meanwhile", Value::Count(requests)),
         Row::new("threads", count(&plugin_cpu.last)).beside(reference, count(&bare_cpu.last)),
     ];
-    ended(&mut plugin)?;
+    // Still running, as it should be.
+    plugin.kill()?;
     Ok(rows)
-}
-
-/// Still running, as it should be.
-fn ended(plugin: &mut Plugin) -> Result<()> {
-    plugin.kill()
 }
 
 /// How much a process has run since it was first looked at.

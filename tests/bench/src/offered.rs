@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use divvy_api::names::DRIVER;
 use divvy_controller::{Accepted, Target, Write, plan_sync};
 use divvy_gpu_sim::Engine;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{GpuUuid, Inventory, Ordinals};
 use divvy_offer::{
-    Carved, GpuRules, Input, KubeVersion, Partitioning, Pool, Rules, ServerFeatures, carve_partitions,
+    Carved, GpuRules, Input, KubeVersion, Modes, Partitioning, Pool, Rules, ServerFeatures, carve_partitions,
 };
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -25,24 +25,18 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// GPUs of a text as `h100x8`, all under the same rules, for a server of this version.
-    pub(crate) fn new(gpus: &str, rules: &GpuRules, version: &str) -> Result<Self> {
-        Self::with_mig_mode(gpus, rules, version, false)
-    }
-
-    /// The same with MIG mode on or off.
-    pub(crate) fn with_mig_mode(gpus: &str, rules: &GpuRules, version: &str, on: bool) -> Result<Self> {
+    /// GPUs of a text as `h100x8`, offered as everything, with MIG mode on or off.
+    pub(crate) fn everything(gpus: &str, mig_mode: bool) -> Result<Self> {
         let mut engine = Engine::new(&gpus.parse()?);
         for uuid in engine.list()? {
-            if on {
+            if mig_mode {
                 // Where that takes a reset, there is one.
                 engine.set_mig_mode(&uuid, true)?;
                 engine.reset_gpu(&uuid)?;
             }
         }
         let inventory = engine.inventory();
-        let version =
-            KubeVersion::parse(&format!("v{version}")).with_context(|| format!("no version: {version}"))?;
+        let rules = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
         let mut ordinals = Ordinals::default();
         ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
         let of = |(uuid, gpu): (&GpuUuid, &divvy_model::Gpu)| {
@@ -52,7 +46,7 @@ impl Offered {
             ordinals,
             capabilities: inventory.gpus.iter().filter_map(of).collect(),
             rules: inventory.gpus.keys().map(|uuid| (uuid.clone(), rules.clone())).collect(),
-            features: ServerFeatures::default().observe(version),
+            features: ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),
             inventory,
         })
     }

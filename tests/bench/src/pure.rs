@@ -3,7 +3,6 @@
 use std::hint::black_box;
 
 use anyhow::{Result, ensure};
-use divvy_offer::{GpuRules, Modes};
 
 use crate::offered::Offered;
 use crate::rig::NODE;
@@ -14,8 +13,7 @@ use crate::table::{Budget, Row, Value};
 pub(crate) fn carving(rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (gpus, mig) in [("h100x8", false), ("h100x16", false), ("a100-40x16", true)] {
-        let rules = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
-        let offered = Offered::with_mig_mode(gpus, &rules, "1.37.1", mig)?;
+        let offered = Offered::everything(gpus, mig)?;
         let pool = offered.carve(NODE).pool;
         let (devices, slices) = (pool.devices().count(), pool.slices.len());
         ensure!(devices > 0, "nothing was carved");

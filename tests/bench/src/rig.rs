@@ -12,12 +12,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names::DRIVER;
-use divvy_fake_cluster::build::mk_node;
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, reserved};
 use divvy_fake_cluster::{FakeApi, FakeKubelet, HttpServer, KubeletConfig};
 use divvy_gpu_sim::SimNode;
+use divvy_proto::dra::v1::Claim;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use fs_err as fs;
-use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -28,6 +29,8 @@ use tonic::transport::{Channel, Endpoint};
 
 /// The node's name.
 pub(crate) const NODE: &str = "bench-node";
+/// The namespace of claims.
+pub(crate) const NAMESPACE: &str = "default";
 /// How long the plugin may take for what takes milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -259,13 +262,33 @@ impl Rig {
         self.real
     }
 
-    /// Stores a claim with its allocation, as a scheduler leaves it.
-    pub(crate) fn put(&self, claim: &ResourceClaim) -> Result<ResourceClaim> {
+    /// Starts the plugin, waits until it has published every GPU, and connects to it.
+    pub(crate) fn ready(&self) -> Result<(Plugin, DraPluginClient<Channel>)> {
+        let mut plugin = self.start()?;
+        self.wait_until_published(&mut plugin)?;
+        let dra = self.connect(&mut plugin)?;
+        Ok((plugin, dra))
+    }
+
+    /// Stores a claim with this one result of its request, reserved for a pod of this name and UID, as a scheduler leaves
+    /// it.
+    pub(crate) fn claim(
+        &self,
+        name: &str,
+        result: DeviceRequestAllocationResult,
+        pod: (&str, &str),
+    ) -> Result<Claim> {
+        let claim = allocated(mk_claim(NAMESPACE, name, DRIVER, 1), vec![result]);
+        let stored = self.put(&reserved(claim, pod.0, pod.1))?;
+        let uid = stored.metadata.uid.context("a stored claim has no UID")?;
+        Ok(Claim { namespace: NAMESPACE.to_owned(), name: name.to_owned(), uid })
+    }
+
+    fn put(&self, claim: &ResourceClaim) -> Result<ResourceClaim> {
         if !self.real {
             return Ok(self.api.put(claim)?);
         }
-        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
-        let claims = Api::<ResourceClaim>::namespaced(self.client(), namespace);
+        let claims = Api::<ResourceClaim>::namespaced(self.client(), NAMESPACE);
         self.run(async {
             let mut stored = claims.create(&PostParams::default(), claim).await?;
             stored.status.clone_from(&claim.status);
@@ -275,11 +298,11 @@ impl Rig {
     }
 
     /// Deletes a claim.
-    pub(crate) fn delete(&self, namespace: &str, claim: &str) -> Result<()> {
+    pub(crate) fn delete(&self, claim: &str) -> Result<()> {
         if !self.real {
-            return Ok(self.api.delete::<ResourceClaim>(namespace, claim)?);
+            return Ok(self.api.delete::<ResourceClaim>(NAMESPACE, claim)?);
         }
-        let claims = Api::<ResourceClaim>::namespaced(self.client(), namespace);
+        let claims = Api::<ResourceClaim>::namespaced(self.client(), NAMESPACE);
         Ok(self.run(claims.delete(claim, &DeleteParams::default())).map(drop)?)
     }
 }

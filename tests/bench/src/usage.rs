@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use divvy_api::names::DRIVER;
-use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
+use divvy_fake_cluster::build::mk_result;
 use divvy_model::GpuProcess;
 use divvy_offer::pool_name;
 use divvy_proto::dra::v1::Claim;
@@ -23,7 +23,6 @@ use crate::process::memory;
 use crate::rig::{NODE, PATIENCE, Plugin, Programs, Rig};
 use crate::table::{Row, Value};
 
-const NAMESPACE: &str = "default";
 /// On each GPU.
 pub(crate) const PROCESSES: u32 = 50;
 /// How long a plugin is left alone after something has changed.
@@ -47,15 +46,15 @@ struct Took {
 /// Measures for `interval` each.
 pub(crate) fn measure(programs: &Programs, parent: &Path, interval: Duration) -> Result<Vec<Row>> {
     let rig = Rig::new(programs, parent, GPUS, None)?.offering_everything();
-    let mut plugin = rig.start()?;
-    rig.wait_until_published(&mut plugin)?;
-    let dra = rig.connect(&mut plugin)?;
+    let (mut plugin, dra) = rig.ready()?;
     let nothing = watch(&rig, &plugin, interval)?;
     let mut rows = Vec::new();
     for (name, per_gpu) in MODES {
         let claims = claims(&rig, per_gpu)?;
-        let held = rig.run(prepare_each(dra.clone(), &claims));
-        held.map_err(|error| plugin.explain(&format!("{error:#}")))?;
+        for claim in &claims {
+            let held = rig.run(prepare(dra.clone(), vec![claim.clone()]));
+            held.map_err(|error| plugin.explain(&format!("{error:#}")))?;
+        }
         start_processes(&rig, per_gpu)?;
         let took = watch(&rig, &plugin, interval)?;
         rows.extend(compared(name, &took, &nothing));
@@ -68,7 +67,7 @@ pub(crate) fn measure(programs: &Programs, parent: &Path, interval: Duration) ->
         })?;
         rig.run(unprepare(dra.clone(), claims.clone()))?;
         for claim in &claims {
-            rig.delete(NAMESPACE, &claim.name)?;
+            rig.delete(&claim.name)?;
         }
     }
     plugin.kill()?;
@@ -148,22 +147,9 @@ fn claims(rig: &Rig, per_gpu: u32) -> Result<Vec<Claim>> {
             result.consumed_capacity = Some(granted.into());
         }
         let name = format!("held-{per_gpu}-{number}");
-        let claim = allocated(mk_claim(NAMESPACE, &name, DRIVER, 1), vec![result]);
-        let stored = rig.put(&reserved(claim, &format!("pod-{number}"), &pod_uid(number)))?;
-        let uid = stored.metadata.uid.context("a stored claim has no UID")?;
-        claims.push(Claim { namespace: NAMESPACE.to_owned(), name, uid });
+        claims.push(rig.claim(&name, result, (&format!("pod-{number}"), &pod_uid(number)))?);
     }
     Ok(claims)
-}
-
-async fn prepare_each(
-    dra: divvy_proto::dra::v1::dra_plugin_client::DraPluginClient<tonic::transport::Channel>,
-    claims: &[Claim],
-) -> Result<()> {
-    for claim in claims {
-        prepare(dra.clone(), vec![claim.clone()]).await?;
-    }
-    Ok(())
 }
 
 /// Each GPU's processes belong to its claims' pods in turn, compute, and have control groups as a kubelet makes them.

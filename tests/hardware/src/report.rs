@@ -3,15 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use clap::ValueEnum;
 use serde::Serialize;
 
-use Check::{
-    AsTheImage, Claim, Conformance, Cuda, CudaAgrees, Hook, Inventory, Isolation, LetGo, Libcuda, MigMode,
-    NvidiaSmi, PartitionClaim, Partitions, Processes, ProfileNames, Sysfs, TimeSlice, TimeSliceIsRead,
-};
-
 /// Everything that this program tries, in this order. The names are part of its output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Check {
     /// It runs in a root like that of the plugin's image, with the host below a prefix.
@@ -54,38 +50,17 @@ pub(crate) enum Check {
     TimeSlice,
 }
 
-const ALL: [Check; 19] = [
-    AsTheImage,
-    Inventory,
-    Conformance,
-    ProfileNames,
-    NvidiaSmi,
-    Sysfs,
-    TimeSliceIsRead,
-    Claim,
-    Hook,
-    Libcuda,
-    Cuda,
-    CudaAgrees,
-    Isolation,
-    Processes,
-    LetGo,
-    MigMode,
-    Partitions,
-    PartitionClaim,
-    TimeSlice,
-];
-
 /// Exit status: there is no GPU, or no driver, on this machine.
 const NO_GPU: u8 = 3;
 
 /// Checks that change the GPU.
-pub(crate) const CHANGES: [Check; 4] = [MigMode, Partitions, PartitionClaim, TimeSlice];
+pub(crate) const CHANGES: [Check; 4] =
+    [Check::MigMode, Check::Partitions, Check::PartitionClaim, Check::TimeSlice];
 
 impl Check {
     /// As it is in JSON.
     fn name(self) -> String {
-        serde_json::to_value(self).ok().and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default()
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
@@ -171,14 +146,14 @@ impl Report {
 
     /// The whole list, in order; what was not come to is not tried.
     pub(crate) fn finish(mut self) -> u8 {
-        self.not_tried(&ALL, "an earlier check ended the run");
+        self.not_tried(Check::value_variants(), "an earlier check ended the run");
         self.exit_status()
     }
 
     /// The list where there is nothing to look at.
     pub(crate) fn no_gpu(mut self, why: &str) -> u8 {
         if self.json {
-            self.not_tried(&ALL, why);
+            self.not_tried(Check::value_variants(), why);
         } else {
             let _written = writeln!(std::io::stdout(), "{why}");
         }
@@ -210,26 +185,25 @@ mod tests {
     #[test]
     fn the_exit_status_says_whether_all_was_tried_and_well() {
         let fine = || Outcome::Ok("seen".to_owned());
-        let mut all: Vec<_> = ALL.map(|check| (check, fine())).into();
+        let mut all: Vec<_> = Check::value_variants().iter().map(|check| (*check, fine())).collect();
         assert_eq!(status(&all), 0);
         assert_eq!(status(&all[1..]), 4, "one was not come to");
         all[18].1 = Outcome::NotTried("no rights".to_owned());
         assert_eq!(status(&all), 4);
         all[3].1 = Outcome::Failed("a name".to_owned());
         assert_eq!(status(&all), 1, "a failure counts for more");
-        let twice = [(Cuda, Outcome::Failed("no".to_owned())), (Cuda, fine())];
+        let twice = [(Check::Cuda, Outcome::Failed("no".to_owned())), (Check::Cuda, fine())];
         assert_eq!(status(&twice), 1, "a failure stays");
     }
 
     #[test]
     fn each_check_is_in_the_list_once_under_a_name_of_its_own() {
-        let mut names: Vec<_> = ALL.iter().map(|check| check.name()).collect();
+        let mut names: Vec<_> = Check::value_variants().iter().map(|check| check.name()).collect();
         assert_eq!(names[0], "as-the-image");
-        assert!(ALL.is_sorted() && CHANGES.iter().all(|check| ALL.contains(check)));
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), ALL.len());
-        let line = Line { check: Cuda, outcome: &Outcome::NotTried("busy".to_owned()) };
+        assert_eq!(names.len(), Check::value_variants().len());
+        let line = Line { check: Check::Cuda, outcome: &Outcome::NotTried("busy".to_owned()) };
         let json = r#"{"check":"cuda","outcome":"not-tried","detail":"busy"}"#;
         assert_eq!(serde_json::to_string(&line).unwrap(), json);
     }

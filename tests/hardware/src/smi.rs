@@ -1,5 +1,6 @@
 //! `nvidia-smi -q -x`: what the driver's own program says of the GPUs, and where that is not what divvy read.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,12 +8,8 @@ use anyhow::{Context, Result, ensure};
 use divvy_host::Driver;
 use divvy_model::{GpuFacts, Inventory, MigMode};
 
-/// What it says of one GPU, as it says it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Said {
-    /// Field and value.
-    fields: Vec<(&'static str, String)>,
-}
+/// What it says of one GPU, as it says it: values by field.
+type Said = BTreeMap<&'static str, String>;
 
 /// Where each field is: the elements that lead to it.
 const FIELDS: [(&str, &[&str]); 10] = [
@@ -74,23 +71,16 @@ fn without(xml: &str, name: &str) -> String {
 }
 
 /// Version of the driver, of CUDA, and the GPUs.
-pub(crate) fn read(xml: &str) -> Result<(String, Option<String>, Vec<Said>)> {
+fn read(xml: &str) -> Result<(String, Option<String>, Vec<Said>)> {
     let version = element(xml, "driver_version").context("nvidia-smi -q -x names no driver_version")?;
     let gpus = xml.split("<gpu id=").skip(1).map(|gpu| {
         // Partitions have memory, and processes ids, of their own.
         let gpu = without(&without(gpu, "mig_devices"), "processes");
         let value = |path: &[&str]| path.iter().try_fold(gpu.as_str(), |xml, name| element(xml, name));
-        let fields = FIELDS.iter().filter_map(|(field, path)| Some((*field, value(path)?.trim().to_owned())));
-        Said { fields: fields.collect() }
+        FIELDS.iter().filter_map(|(field, path)| Some((*field, value(path)?.trim().to_owned()))).collect()
     });
     let cuda = element(xml, "cuda_version").map(|text| text.trim().to_owned());
     Ok((version.trim().to_owned(), cuda, gpus.collect()))
-}
-
-impl Said {
-    fn field(&self, name: &str) -> Option<&str> {
-        self.fields.iter().find(|(field, _)| *field == name).map(|(_, value)| value.as_str())
-    }
 }
 
 /// Where it says other things than divvy reads. A field that this version of nvidia-smi does not have says nothing.
@@ -109,12 +99,13 @@ pub(crate) fn differences(xml: &str, inventory: &Inventory) -> Result<Vec<String
     }
     compare("number of GPUs", &inventory.gpus.len().to_string(), &gpus.len().to_string());
     for (uuid, gpu) in &inventory.gpus {
-        let Some(said) = gpus.iter().find(|said| said.field("UUID") == Some(uuid.as_str())) else {
+        let Some(said) = gpus.iter().find(|said| said.get("UUID").is_some_and(|said| said == uuid.as_str()))
+        else {
             compare(uuid.as_str(), "it", "nothing");
             continue;
         };
         for (field, ours) in facts(&gpu.facts) {
-            if let Some(theirs) = said.field(field) {
+            if let Some(theirs) = said.get(field) {
                 compare(&format!("{uuid}, {field}"), &ours, &plain(field, theirs));
             }
         }

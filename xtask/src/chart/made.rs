@@ -1,6 +1,6 @@
 //! Sets of values, and what the chart makes of them.
 
-use super::Case;
+use super::Expected;
 use super::Expected::{Absent, Env, Folder, Is, Lacks, Says, There};
 
 const PLUGIN: &str = "DaemonSet/divvy-node";
@@ -8,10 +8,10 @@ const CONTROLLER: &str = "Deployment/divvy-controller";
 const IMAGE: &str = "/spec/template/spec/containers/0/image";
 const SELECTOR: &str = "/spec/selectors/0/cel/expression";
 
-pub(super) const CASES: &[Case] = &[
+/// Values as YAML, and what comes of them.
+pub(super) const CASES: &[(&str, &[Expected])] = &[
     (
         "{}",
-        &[],
         &[
             Absent("ConfigMap/divvy-dashboard-fleet"),
             // Labels of a DaemonSet's selector cannot change: an upgrade from 0.1.0 must find these.
@@ -42,7 +42,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "clusterController: {enabled: true}",
-        &[],
         &[
             Is(CONTROLLER, "/spec/replicas", "1"),
             Is(
@@ -60,7 +59,6 @@ pub(super) const CASES: &[Case] = &[
     (
         "{clusterController: {enabled: true, dryRun: false, evictionsPerMinute: 1}, networkPolicy: {enabled: true}, \
          podMonitor: {enabled: true}, openshift: {scc: true}}",
-        &[],
         &[
             Is(CONTROLLER, "/spec/template/spec/containers/0/env/4/value", r#""false""#),
             Is(CONTROLLER, "/spec/template/spec/containers/0/env/5/value", r#""1""#),
@@ -72,7 +70,6 @@ pub(super) const CASES: &[Case] = &[
     // Names.
     (
         "nameOverride: gpus",
-        &[],
         &[
             Is(
                 "DaemonSet/divvy-gpus-node",
@@ -82,34 +79,23 @@ pub(super) const CASES: &[Case] = &[
             There("ServiceAccount/divvy-gpus-node"),
         ],
     ),
-    ("nameOverride: div", &[], &[There("DaemonSet/divvy-node"), There("ClusterRole/divvy-view")]),
+    ("nameOverride: div", &[There("DaemonSet/divvy-node"), There("ClusterRole/divvy-view")]),
     (
         "fullnameOverride: cards",
-        &[],
         &[
             Is("DaemonSet/cards-node", "/spec/selector/matchLabels/app.kubernetes.io~1name", r#""divvy""#),
             There("ValidatingAdmissionPolicy/cards-configs"),
             Absent("DaemonSet/divvy-node"),
         ],
     ),
-    ("{fullnameOverride: a, nameOverride: b}", &[], &[There("DaemonSet/a-node")]),
-    (
-        "{}",
-        &["--name-template=other"],
-        &[
-            There("DaemonSet/other-divvy-node"),
-            Is("DaemonSet/other-divvy-node", "/metadata/labels/app.kubernetes.io~1instance", r#""other""#),
-        ],
-    ),
+    ("{fullnameOverride: a, nameOverride: b}", &[There("DaemonSet/a-node")]),
     // Image and account.
     (
         "image: {repository: registry.example.com/divvy, tag: v2}",
-        &[],
         &[Is(PLUGIN, IMAGE, r#""registry.example.com/divvy:v2""#)],
     ),
     (
         "image: {repository: registry.example.com/divvy, tag: v2, digest: 'sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef'}",
-        &[],
         &[Is(
             PLUGIN,
             IMAGE,
@@ -118,7 +104,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{image: {pullPolicy: Always}, imagePullSecrets: [{name: pull}]}",
-        &[],
         &[
             Is(PLUGIN, "/spec/template/spec/imagePullSecrets", r#"[{"name": "pull"}]"#),
             Is(PLUGIN, "/spec/template/spec/containers/0/imagePullPolicy", r#""Always""#),
@@ -126,7 +111,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "serviceAccount: {name: own}",
-        &[],
         &[
             There("ServiceAccount/own"),
             Says(
@@ -138,12 +122,10 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "serviceAccount: {create: false, name: own}",
-        &[],
         &[Absent("ServiceAccount/own"), Is("ClusterRoleBinding/divvy-node", "/subjects/0/name", r#""own""#)],
     ),
     (
         "serviceAccount: {annotations: {eks.amazonaws.com/role-arn: 'arn:x'}}",
-        &[],
         &[Is(
             "ServiceAccount/divvy-node",
             "/metadata/annotations",
@@ -153,17 +135,14 @@ pub(super) const CASES: &[Case] = &[
     // Nodes.
     (
         "nodeSelector: {divvy.dev/gpu: null, pool: gpus}",
-        &[],
         &[Is(PLUGIN, "/spec/template/spec/nodeSelector", r#"{"pool": "gpus"}"#)],
     ),
     (
         "nodeSelector: {pool: gpus}",
-        &[],
         &[Is(PLUGIN, "/spec/template/spec/nodeSelector", r#"{"pool": "gpus", "divvy.dev/gpu": "true"}"#)],
     ),
     (
         "nodeSelection: discovered",
-        &[],
         &[
             Lacks(PLUGIN, "/spec/template/spec/nodeSelector"),
             Is(
@@ -180,7 +159,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{nodeSelection: discovered, nodeSelector: {pool: a}, affinity: {podAntiAffinity: {}}}",
-        &[],
         &[
             Is(PLUGIN, "/spec/template/spec/nodeSelector", r#"{"pool": "a"}"#),
             Is(PLUGIN, "/spec/template/spec/affinity/podAntiAffinity", "{}"),
@@ -188,37 +166,31 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "affinity: {nodeAffinity: {}}",
-        &[],
         &[Is(PLUGIN, "/spec/template/spec/affinity", r#"{"nodeAffinity": {}}"#)],
     ),
     (
         "tolerations: [{operator: Exists}]",
-        &[],
         &[Is(PLUGIN, "/spec/template/spec/tolerations", r#"[{"operator": "Exists"}]"#)],
     ),
     // Folders.
     // The socket's path fits because the plugin shortens the pod's UID.
     (
         "kubeletDir: /var/snap/microk8s/common/var/lib/kubelet",
-        &[],
         &[Folder("registry", "/var/snap/microk8s/common/var/lib/kubelet/plugins_registry")],
     ),
     (
         "{hookDir: /home/kubernetes/bin/divvy, cdiDir: /etc/cdi}",
-        &[],
         &[Folder("cdi", "/etc/cdi"), Folder("hook", "/home/kubernetes/bin/divvy/gpu.divvy.dev")],
     ),
-    ("deviceMetadata: false", &[], &[Env("DEVICE_METADATA", "false")]),
-    ("libraryDelivery: mounts", &[], &[Is(PLUGIN, "/spec/template/spec/volumes/5/name", r#""host""#)]),
+    ("deviceMetadata: false", &[Env("DEVICE_METADATA", "false")]),
+    ("libraryDelivery: mounts", &[Is(PLUGIN, "/spec/template/spec/volumes/5/name", r#""host""#)]),
     (
         "driverRoot: /opt/driver",
-        &[],
         &[Env("DRIVER_ROOT", "/host/opt/driver"), Env("HOST_DRIVER_ROOT", "/opt/driver")],
     ),
     // Another driver name has everything of its own.
     (
         "driverName: gpu.example.com",
-        &[],
         &[
             There("DeviceClass/mig.example.com"),
             Says(
@@ -232,63 +204,24 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "driverName: cards.example.com",
-        &[],
         &[There("DeviceClass/cards.example.com"), There("DeviceClass/mig.cards.example.com")],
     ),
     // Platforms.
-    (
-        "{}",
-        &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],
-        &[
-            Is("RoleBinding/divvy-scc-privileged", "/roleRef/name", r#""system:openshift:scc:privileged""#),
-            Is("RoleBinding/divvy-scc-privileged", "/metadata/namespace", r#""gpus""#),
-        ],
-    ),
-    (
-        "openshift: {scc: false}",
-        &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],
-        &[Absent("RoleBinding/divvy-scc-privileged")],
-    ),
-    ("openshift: {scc: true}", &[], &[There("RoleBinding/divvy-scc-privileged")]),
-    (
-        "{}",
-        &["--kube-version=1.35.2-gke.1001000"],
-        &[
-            Is("ResourceQuota/divvy-critical-pods", "/spec/hard/pods", r#""1G""#),
-            Is(
-                "ResourceQuota/divvy-critical-pods",
-                "/spec/scopeSelector/matchExpressions/0/values",
-                r#"["system-node-critical"]"#,
-            ),
-        ],
-    ),
-    (
-        "resourceQuota: {enabled: false}",
-        &["--kube-version=1.35.2-gke.1001000"],
-        &[Absent("ResourceQuota/divvy-critical-pods")],
-    ),
+    ("openshift: {scc: true}", &[There("RoleBinding/divvy-scc-privileged")]),
     (
         "resourceQuota: {enabled: true, pods: 40}",
-        &[],
         &[Is("ResourceQuota/divvy-critical-pods", "/spec/hard/pods", r#""40""#)],
     ),
     (
         "{resourceQuota: {enabled: true}, priorityClassName: ''}",
-        &[],
         &[
             Absent("ResourceQuota/divvy-critical-pods"),
             Lacks(PLUGIN, "/spec/template/spec/priorityClassName"),
         ],
     ),
-    (
-        "{}",
-        &["--kube-version=1.34.0-eks-1234567"],
-        &[There(PLUGIN), Absent("ResourceQuota/divvy-critical-pods")],
-    ),
     // Monitoring.
     (
         "networkPolicy: {enabled: true}",
-        &[],
         &[
             Is(
                 "NetworkPolicy/divvy-node",
@@ -300,7 +233,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {a: b}}}]}",
-        &[],
         &[Is(
             "NetworkPolicy/divvy-node",
             "/spec/ingress/0/from/0/namespaceSelector/matchLabels",
@@ -309,7 +241,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{service: {enabled: true, annotations: {a: b}}, httpPort: 9100}",
-        &[],
         &[
             Is("Service/divvy-node", "/spec/ports/0/port", "9100"),
             Is("Service/divvy-node", "/spec/clusterIP", r#""None""#),
@@ -319,7 +250,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "podMonitor: {enabled: true, labels: {release: prom}, interval: 30s}",
-        &[],
         &[
             Is("PodMonitor/divvy-node", "/spec/podMetricsEndpoints/0/honorLabels", "true"),
             Is("PodMonitor/divvy-node", "/spec/podMetricsEndpoints/0/relabelings/0/targetLabel", r#""node""#),
@@ -329,17 +259,14 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "podMonitor: {enabled: true}",
-        &[],
         &[Lacks("PodMonitor/divvy-node", "/spec/podMetricsEndpoints/0/interval")],
     ),
     (
         "prometheusRule: {enabled: true, labels: {release: prom}}",
-        &[],
         &[Is("PrometheusRule/divvy", "/metadata/labels/release", r#""prom""#)],
     ),
     (
         "dashboards: {enabled: true}",
-        &[],
         &[
             Is("ConfigMap/divvy-dashboard-fleet", "/metadata/labels/grafana_dashboard", r#""1""#),
             Is("ConfigMap/divvy-dashboard-claim", "/metadata/namespace", r#""gpus""#),
@@ -349,7 +276,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "dashboards: {enabled: true, namespace: grafana, labels: {board: a}, annotations: {grafana_folder: GPUs}}",
-        &[],
         &[
             Is("ConfigMap/divvy-dashboard-fleet", "/metadata/namespace", r#""grafana""#),
             Is("ConfigMap/divvy-dashboard-fleet", "/metadata/labels/board", r#""a""#),
@@ -359,17 +285,15 @@ pub(super) const CASES: &[Case] = &[
     // Classes.
     (
         "deviceClass: {extendedResourceNames: {gpu: nvidia.com/gpu, share: nvidia.com/gpu.shared}}",
-        &[],
         &[
             Is("DeviceClass/gpu.divvy.dev", "/spec/extendedResourceName", r#""nvidia.com/gpu""#),
             Is("DeviceClass/share.divvy.dev", "/spec/extendedResourceName", r#""nvidia.com/gpu.shared""#),
             Lacks("DeviceClass/mig.divvy.dev", "/spec/extendedResourceName"),
         ],
     ),
-    ("deviceClass: {enabled: false}", &[], &[Absent("DeviceClass/gpu.divvy.dev")]),
+    ("deviceClass: {enabled: false}", &[Absent("DeviceClass/gpu.divvy.dev")]),
     (
         "extraDeviceClasses: [{name: big, mode: gpu, selectors: ['\"a\" == \"a\"'], config: {timeSlicing: {interval: Long}}, extendedResourceName: example.com/big}]",
-        &[],
         &[
             Says("DeviceClass/big", SELECTOR, "device.attributes['gpu.divvy.dev'].type == 'gpu'"),
             Is("DeviceClass/big", "/spec/selectors/1/cel/expression", r#""\"a\" == \"a\"""#),
@@ -388,7 +312,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{deviceClass: {enabled: false}, extraDeviceClasses: [{name: gpu.divvy.dev, mode: gpu}, {name: s, mode: share}]}",
-        &[],
         &[
             There("DeviceClass/gpu.divvy.dev"),
             Says("DeviceClass/s", SELECTOR, "'gpu-share'"),
@@ -398,7 +321,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "nvidiaDeviceClasses: {enabled: true}",
-        &[],
         &[
             Is(
                 "DeviceClass/gpu.nvidia.com",
@@ -410,7 +332,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "nvidiaDeviceClasses: {enabled: true, bothDrivers: true, extendedResourceName: nvidia.com/gpu}",
-        &[],
         &[
             Is("DeviceClass/gpu.nvidia.com", "/spec/extendedResourceName", r#""nvidia.com/gpu""#),
             Lacks("DeviceClass/mig.nvidia.com", "/spec/extendedResourceName"),
@@ -424,7 +345,6 @@ pub(super) const CASES: &[Case] = &[
     // Policies.
     (
         "adminAccess: {namespaces: [monitoring, gpu-admins]}",
-        &[],
         &[
             Is(
                 "ValidatingAdmissionPolicy/divvy-admin-access",
@@ -440,7 +360,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{admissionPolicy: {enabled: false}, claimPolicy: {enabled: false}}",
-        &[],
         &[
             Absent("ValidatingAdmissionPolicy/divvy-slices"),
             Absent("ValidatingAdmissionPolicy/divvy-configs"),
@@ -449,17 +368,15 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{viewRole: {aggregate: false}, crds: {install: false}}",
-        &[],
         &[
             Lacks("ClusterRole/divvy-view", "/metadata/labels/rbac.authorization.k8s.io~1aggregate-to-view"),
             Absent("CustomResourceDefinition/gpupolicies.divvy.dev"),
         ],
     ),
-    ("viewRole: {enabled: false}", &[], &[Absent("ClusterRole/divvy-view")]),
+    ("viewRole: {enabled: false}", &[Absent("ClusterRole/divvy-view")]),
     // The pod.
     (
         "{podLabels: {team: a}, podAnnotations: {b: c}}",
-        &[],
         &[
             Is(PLUGIN, "/spec/template/metadata/labels/team", r#""a""#),
             Is(PLUGIN, "/spec/template/metadata/annotations", r#"{"b": "c"}"#),
@@ -467,7 +384,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{updateStrategy: {type: OnDelete, rollingUpdate: null}, resources: {limits: {memory: 1Gi}}}",
-        &[],
         &[
             Is(PLUGIN, "/spec/updateStrategy", r#"{"type": "OnDelete"}"#),
             Is(PLUGIN, "/spec/template/spec/containers/0/resources/limits/memory", r#""1Gi""#),
@@ -475,7 +391,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "{extraEnv: [{name: A, value: b}], extraVolumes: [{name: v, emptyDir: {}}], extraVolumeMounts: [{name: v, mountPath: /v}]}",
-        &[],
         &[
             Says(PLUGIN, "/spec/template/spec/volumes/8/name", "v"),
             Is(
@@ -487,13 +402,58 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         "log: {level: 'info,divvy_executor=debug', format: plain}",
-        &[],
         &[Env("LOG_LEVEL", "info,divvy_executor=debug")],
     ),
     (
         "{offer: everything, modeLock: 'on', migProfiles: ['+me'], ignoredXids: [94, 95], recoverAfter: 0}",
-        &[],
         &[Env("OFFER", "everything"), Env("IGNORED_XIDS", "94,95"), Env("RECOVER_AFTER", "0")],
     ),
-    ("{tolerations: null, resources: null, affinity: null}", &[], &[There(PLUGIN)]),
+    ("{tolerations: null, resources: null, affinity: null}", &[There(PLUGIN)]),
+];
+
+/// The same with further flags of `helm template`.
+pub(super) const FLAGGED: &[(&str, &[&str], &[Expected])] = &[
+    (
+        "{}",
+        &["--name-template=other"],
+        &[
+            There("DaemonSet/other-divvy-node"),
+            Is("DaemonSet/other-divvy-node", "/metadata/labels/app.kubernetes.io~1instance", r#""other""#),
+        ],
+    ),
+    (
+        "{}",
+        &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],
+        &[
+            Is("RoleBinding/divvy-scc-privileged", "/roleRef/name", r#""system:openshift:scc:privileged""#),
+            Is("RoleBinding/divvy-scc-privileged", "/metadata/namespace", r#""gpus""#),
+        ],
+    ),
+    (
+        "openshift: {scc: false}",
+        &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],
+        &[Absent("RoleBinding/divvy-scc-privileged")],
+    ),
+    (
+        "{}",
+        &["--kube-version=1.35.2-gke.1001000"],
+        &[
+            Is("ResourceQuota/divvy-critical-pods", "/spec/hard/pods", r#""1G""#),
+            Is(
+                "ResourceQuota/divvy-critical-pods",
+                "/spec/scopeSelector/matchExpressions/0/values",
+                r#"["system-node-critical"]"#,
+            ),
+        ],
+    ),
+    (
+        "resourceQuota: {enabled: false}",
+        &["--kube-version=1.35.2-gke.1001000"],
+        &[Absent("ResourceQuota/divvy-critical-pods")],
+    ),
+    (
+        "{}",
+        &["--kube-version=1.34.0-eks-1234567"],
+        &[There(PLUGIN), Absent("ResourceQuota/divvy-critical-pods")],
+    ),
 ];

@@ -28,14 +28,21 @@ enum Expected {
     Lacks(&'static str, &'static str),
 }
 
-/// A set of values as YAML, further flags of `helm template`, and what comes of them.
-type Case = (&'static str, &'static [&'static str], &'static [Expected]);
+/// Cases of both lists, all with their flags.
+fn all<E: Copy>(
+    plain: &'static [(&'static str, E)],
+    flagged: &'static [(&'static str, &'static [&'static str], E)],
+) -> Vec<(&'static str, &'static [&'static str], E)> {
+    let plain = plain.iter().map(|(values, expected)| (*values, &[][..], *expected));
+    plain.chain(flagged.iter().copied()).collect()
+}
 
 /// Runs every check; the first that fails is the error.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let helm = Helm { program: parts::helm()?, chart: root.join("deploy/chart/divvy") };
     helm.run(&["lint", "--strict"], "{}")?;
-    for (values, flags, expected) in made::CASES {
+    let (made, refused) = (all(made::CASES, made::FLAGGED), all(refused::CASES, refused::FLAGGED));
+    for (values, flags, expected) in &made {
         let check = || {
             ensure!(!expected.is_empty(), "nothing is expected");
             let objects = objects(&helm.template(values, flags)?)?;
@@ -44,7 +51,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         };
         check().with_context(|| format!("values {values:?} {flags:?}"))?;
     }
-    for (values, flags, why) in refused::CASES {
+    for (values, flags, why) in &refused {
         let said = helm.template(values, flags).err().map(|error| format!("{error:#}"));
         ensure!(
             said.as_ref().is_some_and(|text| text.contains(why)),
@@ -59,8 +66,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     }
     crate::say(&format!(
         "chart: {} sets of values rendered, {} refused, {} snippets of documents: fine",
-        made::CASES.len(),
-        refused::CASES.len(),
+        made.len(),
+        refused.len(),
         snippets.len()
     ));
     Ok(())
@@ -258,7 +265,7 @@ fn blocks(document: &str) -> Vec<(usize, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{blocks, made, refused};
+    use super::{all, blocks, made, refused};
 
     #[test]
     fn blocks_are_found_with_their_lines_and_without_their_indentation() {
@@ -294,8 +301,9 @@ mod tests {
 
     #[test]
     fn no_set_of_values_is_tried_twice() {
-        let mut all: Vec<_> = made::CASES.iter().map(|case| (case.0, case.1)).collect();
-        all.extend(refused::CASES.iter().map(|case| (case.0, case.1)));
+        let made = all(made::CASES, made::FLAGGED).into_iter().map(|case| (case.0, case.1));
+        let refused = all(refused::CASES, refused::FLAGGED).into_iter().map(|case| (case.0, case.1));
+        let mut all: Vec<_> = made.chain(refused).collect();
         let count = all.len();
         all.sort_unstable();
         all.dedup();

@@ -3,31 +3,33 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use divvy_e2e::oci::{Image, digest};
 use divvy_e2e::target::Target;
 use fs_err as fs;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::VERSION;
+use crate::metadata::{Metadata, Node, Package};
 
 /// The packages of the shipped programs.
 const SHIPPED: [&str; 4] = ["divvy", "divvy-cdi-hook", "divvy-cluster-controller", "divvy-kubelet-plugin"];
 
 /// Has neither a time nor a random number, so that the same sources give the same document.
 pub(super) fn document(root: &Path, images: &[Image]) -> Result<Value> {
-    let mut cargo = Command::new("cargo");
-    cargo.args(["metadata", "--format-version=1", "--locked", "--offline"]).current_dir(root);
+    let mut flags = vec!["--offline".to_owned()];
     for target in Target::ALL {
-        cargo.args(["--filter-platform", &target.gnu(), "--filter-platform", &target.musl()]);
+        flags.extend([
+            "--filter-platform".to_owned(),
+            target.gnu(),
+            "--filter-platform".to_owned(),
+            target.musl(),
+        ]);
     }
-    let done = cargo.output().context("cargo cannot be started")?;
-    ensure!(done.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&done.stderr));
+    let metadata = crate::metadata::read(root, &flags)?;
     let lock = fs::read_to_string(root.join("Cargo.lock"))?;
-    let (mut components, dependencies) = crates(&serde_json::from_slice(&done.stdout)?, &sums(&lock))?;
+    let (mut components, dependencies) = crates(&metadata, &sums(&lock))?;
     for image in images {
         for (path, source) in image.sources().filter(|(path, _)| !path.starts_with("usr/bin/divvy")) {
             components.push(file(image.architecture, path, &fs::read(source)?));
@@ -56,46 +58,6 @@ fn file(architecture: &str, path: &str, bytes: &[u8]) -> Value {
         "hashes": [{"alg": "SHA-256", "content": digest.trim_start_matches("sha256:")}],
         "properties": [{"name": "divvy:architecture", "value": architecture}],
     })
-}
-
-/// What `cargo metadata` prints, as far as it is read here.
-#[derive(Debug, Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-    resolve: Resolve,
-}
-
-#[derive(Debug, Deserialize)]
-struct Package {
-    id: String,
-    name: String,
-    version: String,
-    license: Option<String>,
-    /// None for those of this repository.
-    source: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Resolve {
-    nodes: Vec<Node>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Node {
-    id: String,
-    deps: Vec<Dependency>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Dependency {
-    pkg: String,
-    dep_kinds: Vec<DependencyKind>,
-}
-
-#[derive(Debug, Deserialize)]
-struct DependencyKind {
-    /// None for what is linked.
-    kind: Option<String>,
 }
 
 impl Package {
@@ -137,9 +99,7 @@ fn crates(metadata: &Metadata, sums: &BTreeMap<String, String>) -> Result<(Vec<V
         if components.insert(package.purl(), package.component(sums)).is_some() {
             continue;
         }
-        let all = &nodes.get(id).with_context(|| format!("no node {id}"))?.deps;
-        let linked = all.iter().filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind.is_none()));
-        let linked: Vec<&str> = linked.map(|dep| dep.pkg.as_str()).collect();
+        let linked = nodes.get(id).with_context(|| format!("no node {id}"))?.linked();
         dependencies.insert(package.purl(), references(&linked)?);
         unread.extend(linked);
     }
@@ -167,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_is_linked_is_listed_once_and_what_only_tests_is_not() {
-        let package = |name: &str, source: Option<&str>| json!({"id": name, "name": name, "version": "1.0.0", "license": "MIT / Apache-2.0", "source": source});
+        let package = |name: &str, source: Option<&str>| json!({"id": name, "name": name, "version": "1.0.0", "license": "MIT / Apache-2.0", "source": source, "manifest_path": ""});
         let on = |name: &str, kind: Option<&str>| json!({"pkg": name, "dep_kinds": [{"kind": kind}]});
         let ours = super::SHIPPED;
         let others = ["linked", "deeper", "tested", "building"];

@@ -1,7 +1,7 @@
 //! The opaque configs: an example of each kind with every field, as the types write it.
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::{DeviceConfig, GpuConfig, MigConfig, ShareConfig, TimeSlicing, decode};
+use divvy_api::{ConfigKind, DeviceConfig, decode};
 use divvy_model::TimeSlice;
 
 const INTRO: &str = "# Configs of claims and classes
@@ -25,13 +25,13 @@ const FIELDS: &[(&str, &str)] = &[
 ];
 
 pub(super) fn page() -> Result<String> {
-    let slicing = Some(TimeSlicing { interval: TimeSlice::Long });
     let nodes = vec!["/dev/gdrdrv".to_owned()];
     let all = [
-        ("whole GPUs", DeviceConfig::Gpu(GpuConfig { time_slicing: slicing, extra_nodes: nodes.clone() })),
-        ("MIG partitions", DeviceConfig::Mig(MigConfig { extra_nodes: nodes.clone() })),
-        ("shares", DeviceConfig::Share(ShareConfig { extra_nodes: nodes })),
-    ];
+        ("whole GPUs", ConfigKind::Gpu, Some(TimeSlice::Long)),
+        ("MIG partitions", ConfigKind::Mig, None),
+        ("shares", ConfigKind::Share, None),
+    ]
+    .map(|(what, kind, time_slice)| (what, DeviceConfig { kind, time_slice, extra_nodes: nodes.clone() }));
     let intervals = [TimeSlice::Default, TimeSlice::Short, TimeSlice::Medium, TimeSlice::Long];
     let mut text = INTRO.to_owned();
     let mut described = 0;
@@ -40,10 +40,11 @@ pub(super) fn page() -> Result<String> {
         ensure!(
             decode(&value).ok().as_ref() == Some(config),
             "{} is not read as it is written",
-            config.kind()
+            config.kind.name()
         );
         let yaml = serde_saphyr::to_string(&value).context("a config as YAML")?;
-        text += &format!("\n## {}\n\nFor {what}.\n\n```yaml\n{}\n```\n\n", config.kind(), yaml.trim_end());
+        text +=
+            &format!("\n## {}\n\nFor {what}.\n\n```yaml\n{}\n```\n\n", config.kind.name(), yaml.trim_end());
         text += "| field | values | meaning |\n|---|---|---|\n";
         for (field, meaning) in FIELDS {
             let Some(found) = value.pointer(&format!("/{}", field.replace('.', "/"))) else { continue };

@@ -6,11 +6,12 @@ mod configs;
 mod schema;
 mod values;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
+use crate::programs::succeeds;
 use crate::written::{self, Files};
 
 const FOLDER: &str = "docs/reference";
@@ -27,17 +28,13 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     for (package, test) in ELSEWHERE {
         let mut cargo = Command::new("cargo");
         cargo.args(["test", "--quiet", "-p", package, test]).env("DIVVY_BLESS", "1").current_dir(root);
-        ensure!(cargo.status().context("cargo cannot be started")?.success(), "{package}: {test} failed");
+        succeeds(&mut cargo)?;
     }
     Ok(())
 }
 
-/// Pages that are not as they should be.
-pub(crate) fn stale(root: &Path) -> Result<Vec<PathBuf>> {
-    Ok(written::stale(wanted(root)?))
-}
-
-fn wanted(root: &Path) -> Result<Files> {
+/// What the pages should contain.
+pub(crate) fn wanted(root: &Path) -> Result<Files> {
     let read = |path: &str| fs_err::read_to_string(root.join(path));
     let mut pages = vec![
         ("attributes.md", attributes::page(&read("api/src/names.rs")?)?),
@@ -70,7 +67,7 @@ fn cell(text: &str) -> String {
 mod tests {
     #[test]
     fn the_pages_are_what_the_code_says() {
-        let stale = super::stale(&crate::root()).unwrap();
+        let stale = crate::written::stale(super::wanted(&crate::root()).unwrap());
         assert!(stale.is_empty(), "run `cargo xtask reference`: {stale:?}");
     }
 }

@@ -4,19 +4,6 @@ use std::collections::BTreeMap;
 
 use super::error::ApiError;
 
-/// What a request asks for, before anyone looked whether such a resource exists.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// `/version`.
-    Version,
-    /// `/healthz`, `/livez`, `/readyz`.
-    Health,
-    /// `/api/v1`, `/apis/GROUP/VERSION`.
-    Discovery { group: String, version: String },
-    /// Objects of a resource.
-    Objects(Path),
-}
-
 /// A path below a group and version.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Path {
@@ -31,24 +18,17 @@ pub(crate) struct Path {
 /// Query parameters, decoded.
 pub(crate) type Query = BTreeMap<String, String>;
 
-pub(crate) fn target(path: &str) -> Result<Target, ApiError> {
+/// The parts of a path; `/version` is an object without a group and version.
+pub(crate) fn target(path: &str) -> Result<Path, ApiError> {
+    let missing = || ApiError::new(404, format!("the server could not find the requested resource: {path}"));
     let parts: Vec<String> = path.split('/').filter(|p| !p.is_empty()).map(decode).collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let (group, version, rest) = match parts.as_slice() {
-        ["version"] => return Ok(Target::Version),
-        ["healthz" | "livez" | "readyz", ..] => return Ok(Target::Health),
+        ["version"] => return Ok(Path { plural: "version".into(), ..Path::default() }),
         ["api", version, rest @ ..] => ("", *version, rest),
         ["apis", group, version, rest @ ..] => (*group, *version, rest),
-        _ => {
-            return Err(ApiError::new(
-                404,
-                format!("the server could not find the requested resource: {path}"),
-            ));
-        }
+        _ => return Err(missing()),
     };
-    if rest.is_empty() {
-        return Ok(Target::Discovery { group: group.into(), version: version.into() });
-    }
     // A namespace's own status is not distinguished from a resource called "status"; neither is used.
     let (namespace, rest) = match rest {
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
@@ -60,21 +40,16 @@ pub(crate) fn target(path: &str) -> Result<Target, ApiError> {
         // What is behind it is the pod's.
         ["pods", name, "proxy", ..] => ("pods", *name, "proxy"),
         [plural, name, subresource] => (*plural, *name, *subresource),
-        _ => {
-            return Err(ApiError::new(
-                404,
-                format!("the server could not find the requested resource: {path}"),
-            ));
-        }
+        _ => return Err(missing()),
     };
-    Ok(Target::Objects(Path {
+    Ok(Path {
         group: group.into(),
         version: version.into(),
         namespace: namespace.into(),
         plural: plural.into(),
         name: name.into(),
         subresource: subresource.into(),
-    }))
+    })
 }
 
 pub(crate) fn query(raw: &str) -> Query {
@@ -110,6 +85,7 @@ pub(crate) fn verb(method: &http::Method, path: &Path, query: &Query) -> Result<
     let named = !path.name.is_empty();
     let watch = query.get("watch").is_some_and(|v| v == "true" || v == "1");
     match (method.as_str(), named) {
+        ("GET", _) if path.version.is_empty() => Ok("get"),
         ("GET", true) if !watch => Ok("get"),
         ("GET", _) if watch => Ok("watch"),
         ("GET", _) => Ok("list"),
@@ -118,7 +94,6 @@ pub(crate) fn verb(method: &http::Method, path: &Path, query: &Query) -> Result<
         ("PUT", true) => Ok("update"),
         ("PATCH", true) => Ok("patch"),
         ("DELETE", true) => Ok("delete"),
-        ("DELETE", false) => Ok("deletecollection"),
         (other, _) => Err(ApiError::new(405, format!("method {other} is not allowed here"))),
     }
 }
@@ -127,16 +102,9 @@ pub(crate) fn verb(method: &http::Method, path: &Path, query: &Query) -> Result<
 mod tests {
     use super::*;
 
-    fn objects(path: &str) -> Path {
-        match target(path).unwrap() {
-            Target::Objects(path) => path,
-            other => panic!("{path}: {other:?}"),
-        }
-    }
-
     #[test]
     fn a_status_path_is_split_into_its_parts() {
-        let path = objects("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c/status");
+        let path = target("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c/status").unwrap();
         let expected = Path {
             group: "resource.k8s.io".into(),
             version: "v1".into(),
@@ -150,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_namespace_itself_is_an_object_without_namespace() {
-        let path = objects("/api/v1/namespaces/ns");
+        let path = target("/api/v1/namespaces/ns").unwrap();
         assert_eq!(
             (path.plural.as_str(), path.name.as_str(), path.namespace.as_str()),
             ("namespaces", "ns", "")

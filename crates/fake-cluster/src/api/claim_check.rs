@@ -1,15 +1,11 @@
-//! What the API server refuses of a ResourceClaim with 422, as far as users and drivers can run into it. ResourceSlices
+//! What the API server refuses of a ResourceClaim with 422, as far as drivers can run into it. ResourceSlices
 //! are checked before they are written (`divvy_offer::validate`), and by the real server in tests/e2e.
-
-use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::Value;
 
 use super::error::ApiError;
 
-const REQUESTS: usize = 32;
-const RESERVATIONS: usize = 256;
 const CONDITIONS: usize = 8;
 
 /// Checks a claim; `old` is what is stored, on updates.
@@ -44,15 +40,6 @@ impl Problems {
     }
 }
 
-/// DNS label, at most 63 characters.
-fn is_label(text: &str) -> bool {
-    !text.is_empty()
-        && text.len() <= 63
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        && !text.starts_with('-')
-        && !text.ends_with('-')
-}
-
 fn claim(problems: &mut Problems, old: Option<&Value>, new: &Value) {
     let Ok(claim) = serde_json::from_value::<ResourceClaim>(new.clone()) else {
         return problems.unless(false, "spec", "Required value");
@@ -64,34 +51,7 @@ fn claim(problems: &mut Problems, old: Option<&Value>, new: &Value) {
             problems.immutable("status.allocation", &was, &now);
         }
     }
-    let devices = claim.spec.and_then(|spec| spec.devices).unwrap_or_default();
-    let requests = devices.requests.unwrap_or_default();
-    problems.too_many("spec.devices.requests", requests.len(), REQUESTS);
-    let mut names = BTreeSet::new();
-    for (i, request) in requests.iter().enumerate() {
-        let path = format!("spec.devices.requests[{i}]");
-        problems.unless(
-            is_label(&request.name),
-            format!("{path}.name"),
-            "Invalid value: must be a DNS label",
-        );
-        problems.unless(names.insert(&request.name), format!("{path}.name"), "Duplicate value");
-        let one = request.exactly.is_some() != request.first_available.is_some();
-        problems.unless(
-            one,
-            &path,
-            "Required value: exactly one of `exactly` or `firstAvailable` is required",
-        );
-    }
     let Some(status) = claim.status else { return };
-    let reserved = status.reserved_for.unwrap_or_default();
-    problems.too_many("status.reservedFor", reserved.len(), RESERVATIONS);
-    let allowed = reserved.is_empty() || status.allocation.is_some();
-    problems.unless(
-        allowed,
-        "status.reservedFor",
-        "Forbidden: may not be specified when `allocated` is not set",
-    );
     let results = status.allocation.and_then(|a| a.devices).and_then(|d| d.results).unwrap_or_default();
     for (i, device) in status.devices.unwrap_or_default().iter().enumerate() {
         let path = format!("status.devices[{i}]");

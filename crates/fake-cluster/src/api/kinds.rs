@@ -4,7 +4,7 @@ use k8s_openapi::api::{coordination, core, events, resource};
 use kube::Resource;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::custom::{GpuNode, GpuPolicy};
 
@@ -67,15 +67,6 @@ impl Kind {
             format!("{}.{}", self.res.plural, self.res.group)
         }
     }
-
-    /// Entry of the discovery document.
-    pub(crate) fn discovery(&self) -> Value {
-        json!({
-            "name": self.res.plural, "singularName": self.name.to_lowercase(), "kind": self.name,
-            "namespaced": self.namespaced,
-            "verbs": ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
-        })
-    }
 }
 
 /// What is served from the start: Kubernetes' own, and the driver's definitions as if its chart were installed. Others
@@ -86,10 +77,7 @@ pub(crate) fn builtin() -> Vec<Kind> {
         Kind::of::<core::v1::Namespace>(false, true),
         Kind::of::<core::v1::Pod>(true, true),
         Kind::of::<core::v1::Event>(true, false),
-        Kind::of::<core::v1::ConfigMap>(true, false),
-        Kind::of::<core::v1::ServiceAccount>(true, false),
         Kind::of::<events::v1::Event>(true, false),
-        Kind::of::<core::v1::Event>(true, false),
         Kind::of::<coordination::v1::Lease>(true, false),
         Kind::of::<resource::v1::ResourceSlice>(false, false),
         Kind::of::<resource::v1::ResourceClaim>(true, true),

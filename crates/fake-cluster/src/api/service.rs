@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Body, Bytes};
 use serde_json::{Value, json};
 
-use super::call::{self, Path, Query, Target};
+use super::call::{self, Path, Query};
 use super::error::ApiError;
 use super::faults::{Effect, Fault};
 use super::json::text;
@@ -85,20 +85,12 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
         }
         state.epoch
     };
-    let target = match call::target(path) {
-        Ok(target) => target,
-        Err(refusal) => return Ok(refused(&refusal)),
-    };
     let whole = path;
-    let (verb, path) = match target {
-        Target::Health => return Ok(document(200, &json!("ok"))),
-        Target::Discovery { group, version } => return Ok(discovery(&shared.lock(), &group, &version)),
-        // Counted, and hit by faults, as if it were a resource.
-        Target::Version => ("get", Path { plural: "version".into(), ..Path::default() }),
-        Target::Objects(path) => match call::verb(&asked.method, &path, &asked.query) {
-            Ok(verb) => (verb, path),
-            Err(refusal) => return Ok(refused(&refusal)),
-        },
+    let read =
+        call::target(path).and_then(|path| Ok((call::verb(&asked.method, &path, &asked.query)?, path)));
+    let (verb, path) = match read {
+        Ok(read) => read,
+        Err(refusal) => return Ok(refused(&refusal)),
     };
     let resource = if path.subresource.is_empty() {
         path.plural.clone()
@@ -223,10 +215,6 @@ fn of_objects(
             let left = state.store.delete(&kind, &key, &preconditions(&options), &now)?;
             Ok(document(200, &left.unwrap_or_else(|| success(&kind, &path.name))))
         }
-        "deletecollection" => {
-            let gone = state.store.delete_all(&kind, &path.namespace, &selector, &now);
-            Ok(document(200, &list_of(&kind, state.store.version(), &gone)))
-        }
         other => Err(ApiError::new(405, format!("verb {other} is not served"))),
     }
 }
@@ -260,9 +248,7 @@ fn patched(
 ) -> Result<Value, ApiError> {
     let change = asked.json()?;
     match asked.media.split(';').next().unwrap_or_default().trim() {
-        "application/merge-patch+json" | "application/strategic-merge-patch+json" => {
-            state.store.merge(kind, key, &change, part, now)
-        }
+        "application/merge-patch+json" => state.store.merge(kind, key, &change, part, now),
         "application/apply-patch+yaml" => {
             if !text(&change, "/metadata/resourceVersion").is_empty() {
                 return Err(ApiError::new(
@@ -301,22 +287,6 @@ fn version(version: &str) -> Value {
         "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
         "platform": "fake/fake",
     })
-}
-
-fn discovery(state: &State, group: &str, version: &str) -> Response<FakeBody> {
-    let served: Vec<&Kind> =
-        state.store.kinds.iter().filter(|k| k.res.group == group && k.version == version).collect();
-    if served.is_empty() {
-        return refused(&ApiError::new(404, "the server could not find the requested resource"));
-    }
-    let resources: Vec<Value> = served.iter().map(|kind| kind.discovery()).collect();
-    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    document(
-        200,
-        &json!({
-            "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources,
-        }),
-    )
 }
 
 fn refused(refusal: &ApiError) -> Response<FakeBody> {

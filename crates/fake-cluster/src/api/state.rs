@@ -13,7 +13,7 @@ const LOG: usize = 10_000;
 /// One request, as it arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Kubernetes verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`.
+    /// Kubernetes verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verb: String,
     /// Plural resource name, with `/status` for the subresource.
     pub resource: String,

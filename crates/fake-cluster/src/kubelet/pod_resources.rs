@@ -9,7 +9,7 @@ use divvy_proto::podresources::v1::pod_resources_lister_server::{
 };
 use divvy_proto::podresources::v1::{
     AllocatableResourcesRequest, AllocatableResourcesResponse, GetPodResourcesRequest,
-    GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
+    GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
 };
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -38,20 +38,15 @@ pub(super) fn serve(shared: &Arc<Shared>, socket: &Path) -> io::Result<JoinHandl
     }))
 }
 
-impl Lister {
-    fn pods(&self) -> Vec<PodResources> {
-        let state = self.0.lock();
-        state.pods.values().chain(&state.extra_pods).cloned().collect()
-    }
-}
-
 #[tonic::async_trait]
 impl PodResourcesLister for Lister {
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        Ok(Response::new(ListPodResourcesResponse { pod_resources: self.pods() }))
+        let state = self.0.lock();
+        let pods = state.pods.values().chain(&state.extra_pods).cloned();
+        Ok(Response::new(ListPodResourcesResponse { pod_resources: pods.collect() }))
     }
 
     async fn get_allocatable_resources(
@@ -63,14 +58,8 @@ impl PodResourcesLister for Lister {
 
     async fn get(
         &self,
-        request: Request<GetPodResourcesRequest>,
+        _: Request<GetPodResourcesRequest>,
     ) -> Result<Response<GetPodResourcesResponse>, Status> {
-        let GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        let found =
-            self.pods().into_iter().find(|pod| pod.name == pod_name && pod.namespace == pod_namespace);
-        match found {
-            Some(pod) => Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(pod) })),
-            None => Err(Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))),
-        }
+        Err(Status::unimplemented("the plugin lists"))
     }
 }

@@ -299,7 +299,7 @@ fn ids_of_shares_are_derived_and_unique_on_the_device() {
         let (slices, allocated) = (Slices::new(&world.slices), AllocatedState::from_claims(held));
         let inputs =
             Inputs { slices: &slices, classes: &world.classes, allocated: &allocated, node: &world.node };
-        let Ok(Outcome::Fits(found)) = allocator.allocate_one(&inputs, &world.claims[0]) else { panic!() };
+        let Ok(Outcome::Fits(found)) = allocator.allocate(&inputs, &[&world.claims[0]]) else { panic!() };
         let results = found.results[0].devices.clone().unwrap().results.unwrap();
         results.into_iter().map(|r| r.share_id.unwrap()).collect()
     };

@@ -8,7 +8,6 @@ use crate::api::error::ApiError;
 use crate::api::gates::drop_fields;
 use crate::api::json::{copy, set, text};
 use crate::api::kinds::Kind;
-use crate::api::select::Selector;
 use crate::api::{claim_check, patch};
 
 /// Which part of an object a write may change.
@@ -170,28 +169,6 @@ impl Store {
         let mut object = old.clone();
         set(&mut object, &["metadata", "deletionTimestamp"], Some(json!(now)));
         Ok(Some(self.commit(key, Some(old), object)))
-    }
-
-    /// Deletes everything selected; the API's `deletecollection`.
-    pub(crate) fn delete_all(
-        &mut self,
-        kind: &Kind,
-        namespace: &str,
-        selector: &Selector,
-        now: &str,
-    ) -> Vec<Value> {
-        let chosen: Vec<Value> =
-            self.list(&kind.res, namespace).filter(|object| selector.matches(object)).cloned().collect();
-        for object in &chosen {
-            let key = Key {
-                res: kind.res.clone(),
-                namespace: text(object, "/metadata/namespace").into(),
-                name: text(object, "/metadata/name").into(),
-            };
-            // The objects were just listed under the same lock, and there are no preconditions to fail.
-            let _gone = self.delete(kind, &key, &Preconditions::default(), now);
-        }
-        chosen
     }
 
     fn write(&mut self, what: &Written<'_>, old: Option<Value>, object: Value) -> Result<Value, ApiError> {
