@@ -4,7 +4,7 @@ use divvy_fake_cluster::KubeletConfig;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use futures::future::join_all;
 
-use crate::node::{DRIVER, Node, POOL, device};
+use crate::node::{DRIVER, Node, POOL, Plugin, device};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_whole_gpu_is_prepared_with_a_self_contained_cdi_file_and_let_go_without_a_trace() {
@@ -55,12 +55,20 @@ async fn two_gpus_of_one_request_and_separate_requests_are_distinguished() {
     plugin.stop().await;
 }
 
+/// How often the plugin has compared records with the API.
+fn rounds(plugin: &Plugin) -> u64 {
+    let text = plugin.metrics.encode();
+    let line = text.lines().find_map(|line| line.strip_prefix("divvy_reconciles_total "));
+    line.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{text}"))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_pods_that_share_a_claim_get_one_answer_and_each_call_reads_it_once_at_most() {
     let node = Node::new("h100x1");
     let plugin = node.start().await;
     let claim = node.claim("shared", &["gpu-0"]);
     let before = node.api.count("get", "resourceclaims");
+    let rounds_before = rounds(&plugin);
     let held = node.api.hold("get", "resourceclaims");
     let (first, second) = (node.prepare(&claim), node.prepare(&claim));
     let release = async {
@@ -73,9 +81,11 @@ async fn two_pods_that_share_a_claim_get_one_answer_and_each_call_reads_it_once_
     let (first, second, ()) = tokio::join!(first, second, release);
     assert_eq!(first, Ok(vec![device(&claim, "gpu", "gpu-0")]));
     assert_eq!(first, second);
-    // One that comes after the claim was read may be about a later allocation: it reads for itself.
+    // One that comes after the claim was read may be about a later allocation: it reads for itself. A round of the
+    // reconciler reads it too, also one that was under way.
     let reads = node.api.count("get", "resourceclaims") - before;
-    assert!((1..=2).contains(&reads), "{reads}");
+    let most = 3 + rounds(&plugin) - rounds_before;
+    assert!((1..=most).contains(&reads), "{reads} of {most}");
     assert_eq!(node.records().len(), 1);
     plugin.stop().await;
 }
