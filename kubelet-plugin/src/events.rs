@@ -252,23 +252,9 @@ impl Notifier {
                     "lastTransitionTime": Time(c.since),
                 })
             });
-            let mut entry = json!({
-                "driver": self.driver,
-                "pool": device.pool,
-                "device": device.device,
-                "conditions": conditions.collect::<Vec<_>>(),
-            });
-            if let (Some(share), Some(map)) = (&device.share_id, entry.as_object_mut()) {
-                map.insert("shareID".to_owned(), json!(share));
-            }
-            entry
+            self.entry(device, conditions.collect())
         });
-        let patch = json!({
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": { "namespace": claim.namespace, "name": claim.name, "uid": claim.uid },
-            "status": { "devices": devices.collect::<Vec<_>>() },
-        });
+        let patch = status_of(claim, devices.collect());
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(names::FIELD_MANAGER_USAGE).force();
         match api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
@@ -294,29 +280,39 @@ impl Notifier {
             "lastTransitionTime": Time(since),
         });
         let devices = claim.allocation.results.iter().map(|result| {
-            let mut device = json!({
-                "driver": self.driver,
-                "pool": result.pool,
-                "device": result.device,
-                "conditions": [condition],
-            });
+            let mut device = self.entry(result, vec![condition.clone()]);
             if let (Some(uuid), Some(map)) = (verdict.partitions.get(&result.device), device.as_object_mut())
             {
                 map.insert("data".to_owned(), json!({ "uuid": uuid }));
             }
-            if let (Some(share), Some(map)) = (&result.share_id, device.as_object_mut()) {
-                map.insert("shareID".to_owned(), json!(share));
-            }
             device
         });
-        json!({
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            // The UID keeps the condition away from a later claim of the same name.
-            "metadata": { "namespace": claim.namespace, "name": claim.name, "uid": claim.uid },
-            "status": { "devices": devices.collect::<Vec<_>>() },
-        })
+        status_of(&claim.reference(), devices.collect())
     }
+
+    /// What a claim's status says of one of its devices.
+    fn entry(&self, device: &AllocatedDevice, conditions: Vec<Value>) -> Value {
+        let mut entry = json!({
+            "driver": self.driver,
+            "pool": device.pool,
+            "device": device.device,
+            "conditions": conditions,
+        });
+        if let (Some(share), Some(map)) = (&device.share_id, entry.as_object_mut()) {
+            map.insert("shareID".to_owned(), json!(share));
+        }
+        entry
+    }
+}
+
+/// A claim with nothing but this status. The UID keeps it away from a later claim of the same name.
+fn status_of(claim: &ClaimRef, devices: Vec<Value>) -> Value {
+    json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": { "namespace": claim.namespace, "name": claim.name, "uid": claim.uid },
+        "status": { "devices": devices },
+    })
 }
 
 /// A policy in one version.

@@ -26,6 +26,7 @@ mod pods;
 mod publisher_lock;
 mod ready;
 mod reconcile;
+mod saved;
 mod servers;
 mod service;
 mod sinks;

@@ -3,7 +3,6 @@
 
 mod book;
 mod rights;
-mod store;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -16,7 +15,6 @@ use serde_json::{Value, json};
 use crate::events::PolicyRef;
 
 pub(crate) use rights::take_over;
-pub(crate) use store::replace;
 pub(crate) use watch::{PolicyWatch, PolicyWiring, RETRY, WAIT};
 
 /// What is known of policies and of the node that they are about.

@@ -10,7 +10,7 @@ use divvy_model::mig::{GpuInstanceId, Placement};
 use divvy_model::{BootId, GpuUuid};
 use serde::{Deserialize, Serialize};
 
-const VERSION: u32 = 1;
+use crate::saved;
 
 /// What is remembered of the GPUs' health.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,7 +22,6 @@ pub(super) struct StoredHealth {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Stored {
-    version: u32,
     boot: BootId,
     memory: StoredHealth,
 }
@@ -39,28 +38,15 @@ impl HealthFile {
         Self { path: plugin_dir.join("health.json"), boot }
     }
 
-    /// What was saved in this boot; nothing if there is no such thing, and why in the log if it cannot be read.
+    /// What was saved in this boot.
     pub(super) fn load(&self) -> StoredHealth {
-        let problem = match fs_err::read(&self.path) {
-            Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(Stored { version: VERSION, boot, memory }) if boot == self.boot => return memory,
-                Ok(Stored { version: VERSION, .. }) => return StoredHealth::default(),
-                Ok(Stored { version, .. }) => {
-                    format!("its format is version {version}, this plugin reads {VERSION}")
-                }
-                Err(error) => error.to_string(),
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return StoredHealth::default(),
-            Err(error) => error.to_string(),
-        };
-        tracing::warn!(file = %self.path.display(), problem, "failed to read the stored GPU health");
-        StoredHealth::default()
+        let stored = saved::load(&self.path).filter(|stored: &Stored| stored.boot == self.boot);
+        stored.map(|stored| stored.memory).unwrap_or_default()
     }
 
     /// Replaces what was saved.
     pub(super) fn save(&self, memory: &StoredHealth) -> io::Result<()> {
-        let stored = Stored { version: VERSION, boot: self.boot.clone(), memory: memory.clone() };
-        crate::sources::policies::replace(&self.path, &stored)
+        saved::save(&self.path, &Stored { boot: self.boot.clone(), memory: memory.clone() })
     }
 }
 
@@ -71,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_reported_is_known_for_the_rest_of_the_boot_and_a_broken_file_says_nothing() {
+    fn what_was_reported_is_known_for_the_rest_of_the_boot() {
         let dir = tempfile::tempdir().unwrap();
         let file = |boot: &str| HealthFile::new(dir.path(), boot.parse().unwrap());
         assert_eq!(file("b1").load(), StoredHealth::default());
@@ -86,7 +72,5 @@ mod tests {
         file("b1").save(&memory).unwrap();
         assert_eq!(file("b1").load(), memory);
         assert_eq!(file("b2").load(), StoredHealth::default());
-        fs_err::write(dir.path().join("health.json"), "{").unwrap();
-        assert_eq!(file("b1").load(), StoredHealth::default());
     }
 }

@@ -1,5 +1,6 @@
 //! The task that watches the policies.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use divvy_api::policy::{GpuPolicy, GpuPolicyObject};
 use divvy_controller::{PublishError, Watch, Watched};
 use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client};
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -14,12 +16,19 @@ use tokio_util::task::TaskTracker;
 
 use super::KnownPolicies;
 use super::book::{Book, Unreadable};
-use super::store::Store;
 use crate::config::Config;
 use crate::events::Notifier;
 use crate::node::{Fact, Facts};
+use crate::saved;
 use crate::sinks::metrics::Metrics;
 use crate::sources::node_labels::NodeFacts;
+
+/// The last readable versions of the policies, in a file: a node that restarts while a policy is bad or the API server is
+/// away goes on as before.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    policies: Vec<GpuPolicy>,
+}
 
 const FORBIDDEN: u16 = 403;
 const NOT_FOUND: u16 = 404;
@@ -30,7 +39,7 @@ pub(crate) struct PolicyWatch {
     policies: Watch<DynamicObject>,
     nodes: watch::Receiver<Option<Arc<NodeFacts>>>,
     book: Book,
-    store: Store,
+    file: PathBuf,
     retry: Duration,
     wait: Duration,
     notifier: Arc<Notifier>,
@@ -70,8 +79,9 @@ impl PolicyWatch {
         // As written, not as the type: the decoder says which field of which rule is wrong.
         let policies = Api::all_with(client, &ApiResource::erase::<GpuPolicyObject>(&()));
         let (plugin_dir, timing) = (&config.plugin_dir, &config.timing);
-        let store = Store::new(plugin_dir);
-        let book = Book::remembering(store.load());
+        let file = plugin_dir.join("policies.json");
+        let stored = saved::load(&file).map(|stored: Stored| stored.policies);
+        let book = Book::remembering(stored.unwrap_or_default());
         // As the file has it, so that it is written again when they turn out to be gone.
         let known = KnownPolicies { policies: book.policies(), ..KnownPolicies::default() };
         Self {
@@ -79,7 +89,7 @@ impl PolicyWatch {
             policies: Watch::new(policies, "", "GpuPolicies"),
             nodes,
             book,
-            store,
+            file,
             retry: timing.policy_retry,
             wait: timing.policy_wait,
             notifier,
@@ -186,7 +196,7 @@ impl PolicyWatch {
         }
         self.known.labels = facts.map(|facts| facts.labels.clone()).unwrap_or_default();
         if policies != self.known.policies || self.unsaved {
-            let saved = self.store.save(&policies);
+            let saved = saved::save(&self.file, &Stored { policies: policies.clone() });
             if let Err(error) = &saved {
                 tracing::warn!(%error, "failed to store the policies, will retry with the next change");
             }
