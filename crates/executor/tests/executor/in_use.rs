@@ -60,6 +60,25 @@ fn a_full_disk_does_not_keep_partitions_from_being_removed_even_if_the_plugin_di
     }
 }
 
+/// The file of a GPU has more to say than which instances live, so that it is written and not removed.
+#[test]
+fn a_full_disk_does_not_keep_partitions_from_being_removed_from_a_gpu_whose_file_stays() {
+    let (world, executor, a, gpu) = crate::mig_world::setup();
+    world.prepare(&executor, &a).unwrap();
+    world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert!(crate::mig_world::is_clean(&world));
+    // What could not be written is put right later.
+    world.lock().api.clear();
+    world.lock().write_error = None;
+    for _ in 0..2 {
+        executor.reconcile(&world.view());
+        world.pass(secs(300));
+    }
+    assert_eq!(world.lock().gpu_state(&gpu).instances, []);
+    world.prepare(&executor, &a).unwrap();
+}
+
 #[test]
 fn a_claim_that_must_linger_on_a_full_disk_is_answered_with_an_error_goes_on_holding_and_goes_when_its_process_does()
  {
