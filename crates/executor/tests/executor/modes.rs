@@ -405,3 +405,35 @@ fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_
     assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
     assert_eq!(world.lock().slices, Some(BTreeMap::from([(gpu, TimeSlice::Long)])));
 }
+
+#[test]
+fn a_time_slice_that_may_not_have_been_set_is_set_again() {
+    for fault in [HardwareFault::Late { after: Duration::ZERO, succeeds: false }, HardwareFault::Lies] {
+        let world = mig_world("h100x2", 1);
+        let executor = world.start();
+        let gpu = world.gpu(0);
+        let policy = |slice| {
+            let grant = Grant { may_change_mode: None, share_time_slice: slice };
+            executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+        };
+        let set = || world.lock().slices.clone().unwrap().get(&gpu).copied();
+        policy(Some(TimeSlice::Long));
+        let a = claim("a", &["gpu-0-ts".to_owned()], None, "t1");
+        world.prepare(&executor, &a).unwrap();
+        world.lock().api.insert(a.uid.clone(), a.clone());
+        // nvidia-smi hangs when the policy changes, and works again afterwards.
+        policy(Some(TimeSlice::Short));
+        world.lock().slice_fault = Some(fault);
+        let events = executor.reconcile(&world.view()).events;
+        assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
+        executor.reconcile(&world.view());
+        assert_eq!(set(), Some(TimeSlice::Short));
+        // The same when the last share lets go in between.
+        policy(Some(TimeSlice::Long));
+        world.lock().slice_fault = Some(fault);
+        executor.reconcile(&world.view());
+        world.unprepare(&executor, &a.uid).unwrap();
+        assert_eq!(set(), None, "restored");
+        assert!(!world.lock().gpu_state(&gpu).has_time_slice());
+    }
+}
