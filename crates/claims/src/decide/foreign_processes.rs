@@ -38,7 +38,8 @@ pub(super) fn foreign_processes(
             continue;
         }
         let known = pods(claim, &device.gpu, seen);
-        let (is_partition, there) = (matches!(device.kind, HoldKind::Partition { .. }), lives_as(device, seen));
+        let (is_partition, there) =
+            (matches!(device.kind, HoldKind::Partition { .. }), lives_as(device, seen));
         // In another partition: what overlaps that was not to be had, and the rest is not concerned.
         let is_here = |p: &ProcessOnGpu| match p.gpu_instance {
             None => !beside,
