@@ -197,6 +197,32 @@ fn an_unreadable_record_of_a_gone_claim_holds_while_a_process_is_on_its_gpu_and_
     }
 }
 
+/// The disk does not give the content of one file any more: that is as bad as a torn one, and no worse.
+#[test]
+fn a_bad_block_in_one_file_stops_no_other_claim() {
+    // A record.
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    let answer = world.prepare(&executor, &a).unwrap();
+    world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
+    let executor = world.start();
+    world.prepare(&executor, &claim("b", &[1], "t2")).unwrap();
+    assert_eq!(executor.reconcile(&world.view()).events.last(), Some(&Event::Rebuilt { claim: a.uid.clone() }));
+    assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
+    assert_eq!(executor.held().unwrap().len(), 2);
+    // The file of a GPU.
+    let (world, executor, a, gpu) = crate::mig_world::setup();
+    world.prepare(&executor, &a).unwrap();
+    world.lock().bad_blocks.insert((Folder::Gpus, format!("{gpu}.json")));
+    let executor = world.start();
+    world.prepare(&executor, &crate::mig_world::claim_of("b", &["gpu-1"], "t2")).unwrap();
+    executor.reconcile(&world.view());
+    assert_eq!(world.lock().gpu_state(&gpu).instances.len(), 1, "rebuilt");
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+}
+
 #[test]
 fn an_unreadable_record_of_a_gone_claim_that_a_cdi_file_puts_elsewhere_frees_all_but_its_gpu() {
     let world = World::new("h100x2", 1);

@@ -88,6 +88,7 @@ impl World {
                 slice_fault: None,
                 pods: BTreeMap::new(),
                 among: None,
+                bad_blocks: BTreeSet::new(),
                 busy: BTreeSet::new(),
             })),
             Arc::default(),

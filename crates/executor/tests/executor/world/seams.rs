@@ -77,6 +77,9 @@ impl Store for World {
     }
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut m = self.lock();
+        if m.bad_blocks.contains(&(folder, name.to_owned())) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
         Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| m.file(folder, name))?)
     }
     fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
