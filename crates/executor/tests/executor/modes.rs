@@ -9,7 +9,7 @@ use std::time::Duration;
 use divvy_claims::{
     AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored, wanted_time_slice,
 };
-use divvy_executor::{Event, Folder, PrepareCause, PrepareError, Refresh};
+use divvy_executor::{Event, Folder, LockName, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{BootId, GpuUuid, Grant, TimeSlice};
 use serde_json::json;
@@ -228,6 +228,10 @@ impl Story {
         let records = self.records();
         let set = self.world.lock().slices.clone().unwrap();
         for gpu in (0..GPUS).map(|n| self.world.gpu(n)) {
+            // Left for the next time.
+            if self.world.lock().busy.contains(&LockName::Gpu(gpu.clone())) {
+                continue;
+            }
             let holds = records.iter().flat_map(Record::holds).filter(|hold| hold.gpu == gpu);
             let holds: Vec<_> = holds.collect();
             let wanted = wanted_time_slice(&holds, self.world.lock().gpu_state(&gpu).share_time_slice);
