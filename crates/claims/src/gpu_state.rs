@@ -211,6 +211,11 @@ impl GpuState {
         self.applied.push(Setting::TimeSlice { slice: to, boot: boot.clone() });
     }
 
+    /// It is not known whether the time slice was set: what it was before is kept, and it is set again.
+    pub fn doubt_time_slice(&mut self) {
+        self.applied.retain(|setting| !matches!(setting, Setting::TimeSlice { .. }));
+    }
+
     /// Nothing of ours is left of the time slice.
     pub fn forget_time_slice(&mut self) {
         for settings in [&mut self.baseline, &mut self.applied] {

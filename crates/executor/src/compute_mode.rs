@@ -40,12 +40,18 @@ impl Executor {
                 return Ok(false);
             }
             self.parts.inventory.changed(gpu);
-            // Any other was set by others since.
-            if self.compute_mode(gpu) == Some(ComputeMode::Default) {
-                self.parts.steps.set_compute_mode(gpu, found.mode).map_err(|error| {
-                    format!("failed to restore compute mode {} of {gpu}: {}", found.mode, chain(&error))
-                })?;
-                self.parts.inventory.changed(gpu);
+            match self.compute_mode(gpu) {
+                // Not seen now: looked at again.
+                None => return Ok(false),
+                // What is there already is set too: a call that sets ours may still be under way.
+                Some(now) if [ComputeMode::Default, found.mode].contains(&now) => {
+                    self.parts.steps.set_compute_mode(gpu, found.mode).map_err(|error| {
+                        format!("failed to restore compute mode {} of {gpu}: {}", found.mode, chain(&error))
+                    })?;
+                    self.parts.inventory.changed(gpu);
+                }
+                // Set by others since.
+                Some(_) => {}
             }
         }
         self.change_gpu(gpu, |state| state.compute_mode_found = None).map_err(said)?;

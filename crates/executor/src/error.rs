@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use divvy_cdi::SpecError;
 use divvy_claims::{ClaimRef, Refusal, Retry, StepError};
 use divvy_model::{ClaimUid, GpuUuid};
+use rustix::io::Errno;
 
 /// An error with all its causes, as one line: for gRPC answers, Events and logs.
 pub fn chain(error: &dyn Error) -> String {
@@ -59,6 +60,12 @@ impl StoreError {
     /// Whether the disk is full: files can still be removed.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
+    /// Whether the disk does not give the content of this very file any more.
+    pub(crate) fn is_bad_block(&self) -> bool {
+        let bad = [Errno::IO, Errno::BADMSG, Errno::UCLEAN];
+        self.source.raw_os_error().is_some_and(|code| bad.iter().any(|bad| bad.raw_os_error() == code))
     }
 }
 

@@ -171,7 +171,7 @@ impl Executor {
         }
         let held: Vec<GpuUuid> = owned.held().keys().cloned().collect();
         for gpu in held.into_iter().map(|gpu| BTreeSet::from([gpu])) {
-            if self.lock_gpus(&gpu, self.parts.clock.now() + BRIEFLY).is_ok() {
+            if let Ok(_locks) = self.lock_gpus(&gpu, self.parts.clock.now() + BRIEFLY) {
                 self.leave_gpus(&gpu);
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 
-use divvy_claims::{Cause, Claim, Living, Progress, Record, Step, StepError, accounts_for};
+use divvy_claims::{Cause, Claim, GpuState, Living, Progress, Record, Step, StepError, accounts_for};
 use divvy_model::mig::{GpuInstance, Partition, PartitionName};
 use divvy_model::{DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
 
@@ -29,8 +29,16 @@ impl Executor {
                 return Err(StepError::NotDone(cause).into());
             }
         };
-        let set = || if current == on { Ok(()) } else { steps.set_mig_mode(gpu, on) };
-        self.change_setting(gpu, |state| state.note_mig_mode(current, on), set)?;
+        let note = |state: &mut GpuState| state.note_mig_mode(current, on);
+        // Also where it is so already: a call that has not come back may still change it.
+        let set = || steps.set_mig_mode(gpu, on);
+        if current && !on && self.gpu_state(gpu)?.turned_mig_on() {
+            // Ours until it certainly is off: what a crash or the driver cuts short is tried again.
+            set()?;
+            self.change_gpu(gpu, note)?;
+        } else {
+            self.change_setting(gpu, note, set)?;
+        }
         if current != on {
             self.parts.inventory.changed(gpu);
         }

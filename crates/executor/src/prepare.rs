@@ -9,6 +9,7 @@ use divvy_claims::{
     Claim, Decision, Holder, Holders, Leaving, OtherClaim, Phase, Plan, Prepared, ProcessOnGpu, Record,
     Refusal, Retry, Snapshot, Stored, Why,
 };
+use divvy_model::mig::PartitionName;
 use divvy_model::{ClaimUid, DeviceKind, GpuError, GpuUuid, Inventory, MigMode, Ordinals};
 
 use crate::run::Before;
@@ -105,7 +106,7 @@ impl Executor {
         for gpu in concerned {
             gpus.entry(gpu.clone()).or_insert_with(|| Arc::new(Stored::Fine(self.without_file(gpu))));
         }
-        let processes = self.processes(&claim.uid, concerned, &records);
+        let processes = self.processes(claim, ordinals, concerned, &records);
         let ExecutorConfig { driver, boot, extra_nodes, .. } = &self.config;
         Ok(Snapshot {
             driver,
@@ -121,23 +122,29 @@ impl Executor {
         })
     }
 
-    /// Processes on GPUs that no other claim holds; of a claim that is prepared already none is asked for.
+    /// Processes on GPUs that no other claim holds, and on those of which the claim has a partition: others may have made
+    /// that, and use it. Of a claim that is prepared already none is asked for.
     fn processes(
         &self,
-        uid: &ClaimUid,
+        claim: &Claim,
+        ordinals: &Ordinals,
         gpus: &BTreeSet<GpuUuid>,
         records: &Records,
     ) -> BTreeMap<GpuUuid, Vec<ProcessOnGpu>> {
-        if records.get(uid).is_some_and(|stored| Self::is_prepared(stored)) {
+        if records.get(&claim.uid).is_some_and(|stored| Self::is_prepared(stored)) {
             return BTreeMap::new();
         }
-        let held: BTreeSet<_> = Self::others(records, uid)
+        let mut passed_over: BTreeSet<_> = Self::others(records, &claim.uid)
             .flat_map(Record::holds)
             .filter(|hold| hold.kind.needs().is_some())
             .map(|hold| hold.gpu)
             .collect();
+        let names = claim.allocation.results.iter().filter_map(|r| PartitionName::parse(&r.device).ok());
+        for gpu in names.filter_map(|name| ordinals.gpu(name.ordinal)) {
+            passed_over.remove(gpu);
+        }
         let on = |gpu: &GpuUuid| Some((gpu.clone(), self.parts.processes.on_gpu(gpu).ok()?));
-        gpus.difference(&held).filter_map(on).collect()
+        gpus.difference(&passed_over).filter_map(on).collect()
     }
 
     fn attempt(&self, claim: &Claim, call: &Call, is_fresh: bool) -> Result<Attempt, PrepareCause> {

@@ -12,7 +12,7 @@ use divvy_claims::{GpuState, Record, Stored, decode_ordinals, encode_ordinals};
 use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals};
 use serde::{Deserialize, Serialize};
 
-use crate::{Durability, Entry, Folder, LockGuard, Stamp, Store, StoreError};
+use crate::{Durability, Entry, Folder, LockGuard, Stamp, Store, StoreError, chain};
 
 /// All records by claim, shared with the cache.
 pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
@@ -88,6 +88,19 @@ impl StateFiles {
         self.store.read(file.folder, &file.name).map_err(cannot("read", file.what))
     }
 
+    /// One of the four answers. A file whose content the disk does not give is as bad as a torn one, and no worse; any other
+    /// failure says nothing of the file.
+    fn stored<T>(
+        &self,
+        file: File,
+        decode: impl FnOnce(&[u8]) -> Stored<T>,
+    ) -> Result<Stored<T>, StoreError> {
+        match self.read(file) {
+            Err(error) if error.is_bad_block() => Ok(Stored::Corrupt { reason: chain(&error) }),
+            read => Ok(read?.map_or(Stored::Absent, |bytes| decode(&bytes))),
+        }
+    }
+
     fn write(&self, file: File, bytes: &[u8], durability: Durability) -> Result<(), StoreError> {
         let written = self.store.write(file.folder, &file.name, bytes, durability);
         written.map_err(cannot("written", file.what))
@@ -102,7 +115,11 @@ impl StateFiles {
     /// crash in between must not look like "nothing there".
     fn copy_aside(&self, file: File, name: &str, now: Duration) -> Result<(), StoreError> {
         let what = format!("a copy of {}", file.what);
-        let Some(bytes) = self.read(file)? else { return Ok(()) };
+        let bytes = match self.read(file) {
+            Err(error) if error.is_bad_block() => None,
+            read => read?,
+        };
+        let Some(bytes) = bytes else { return Ok(()) };
         let copy = File { folder: Folder::Corrupt, name: format!("{name}-{}", now.as_millis()), what };
         self.write(copy, &bytes, Durability::Lazy)
     }
@@ -113,7 +130,7 @@ impl StateFiles {
     }
 
     pub(crate) fn record(&self, uid: &ClaimUid) -> Result<Stored<Record>, StoreError> {
-        Ok(self.read(File::record(uid))?.map_or(Stored::Absent, |bytes| decode_record(uid, &bytes)))
+        self.stored(File::record(uid), |bytes| decode_record(uid, bytes))
     }
 
     pub(crate) fn records(&self) -> Result<Records, StoreError> {
@@ -154,6 +171,10 @@ impl StateFiles {
             }
             let value = Arc::new(value);
             all.insert(key.clone(), value.clone());
+            // The disk may give its content after all.
+            if matches!(*value, Stored::Corrupt { .. }) {
+                continue;
+            }
             // If the file was replaced between listing and reading, the next listing has another stamp.
             parsed.lock().unwrap_or_else(PoisonError::into_inner).insert(key, (stamp, value));
         }
@@ -191,7 +212,7 @@ impl StateFiles {
     }
 
     pub(crate) fn gpu(&self, gpu: &GpuUuid) -> Result<Stored<GpuState>, StoreError> {
-        Ok(self.read(File::gpu(gpu))?.map_or(Stored::Absent, |bytes| GpuState::decode(&bytes)))
+        self.stored(File::gpu(gpu), GpuState::decode)
     }
 
     pub(crate) fn gpus(&self) -> Result<Gpus, StoreError> {
@@ -262,7 +283,7 @@ impl StateFiles {
     }
 
     pub(crate) fn stored_ordinals(&self) -> Result<Stored<Ordinals>, StoreError> {
-        Ok(self.read(File::ordinals())?.map_or(Stored::Absent, |bytes| decode_ordinals(&bytes)))
+        self.stored(File::ordinals(), decode_ordinals)
     }
 
     pub(crate) fn copy_ordinals_aside(&self, now: Duration) -> Result<(), StoreError> {

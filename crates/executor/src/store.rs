@@ -66,7 +66,7 @@ pub trait Store: Send + Sync {
     fn list(&self, folder: Folder) -> io::Result<Vec<Entry>>;
     /// Changes when a file of the folder comes or goes; perhaps not for two changes within a few milliseconds.
     fn stamp(&self, folder: Folder) -> io::Result<Stamp>;
-    /// A file's content; `None` if there is none.
+    /// A file's content; `None` if there is none. An error has the system's code.
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>>;
     /// Writes a file.
     fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()>;

@@ -80,6 +80,10 @@ impl Executor {
         };
         match self.change_setting(gpu, |state| state.note_time_slice(was, to, boot), set) {
             Err(StepFailed::Step(_)) if ignored => Ok(()),
+            Err(StepFailed::Step(error @ StepError::Unknown(_))) => {
+                self.change_gpu(gpu, GpuState::doubt_time_slice)?;
+                Err(error.into())
+            }
             done => done,
         }
     }
@@ -122,8 +126,10 @@ impl Executor {
 
     /// Whether something was given back.
     fn settle_settings(&self, gpu: &GpuUuid, until: Duration, again: bool) -> Result<bool, String> {
-        let slice = self.settle_time_slice(gpu, until, again)?;
-        Ok(self.settle_compute_mode(gpu)? || slice)
+        // One that fails does not keep the other.
+        let slice = self.settle_time_slice(gpu, until, again);
+        let mode = self.settle_compute_mode(gpu)?;
+        Ok(slice? || mode)
     }
 
     /// What is held of a GPU, and whether a record that cannot be read may hold it too.
@@ -157,12 +163,11 @@ impl Executor {
         if !state.has_time_slice() {
             return Ok(false);
         }
-        if applied.is_some() {
+        if let Some(before) = state.time_slice_before(boot) {
             // A record that cannot be read may be of a claim that asked.
             if unknown {
                 return Ok(false);
             }
-            let before = state.time_slice_before(boot).unwrap_or(TimeSlice::Default);
             match self.parts.time_slices.set(gpu, before, until) {
                 Ok(()) | Err(TimeSliceError::Unsupported(_) | TimeSliceError::NoDriver) => {}
                 Err(error) => return Err(cannot(gpu, &error)),

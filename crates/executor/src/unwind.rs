@@ -1,7 +1,10 @@
 //! Taking back what a prepare did, and what is left where that cannot be done now. Called under the locks of the claim
 //! and its GPUs.
 
+use std::collections::BTreeSet;
+
 use divvy_claims::{Leaving, Observed, Phase, Progress, Record, Step, StepError, StepState};
+use divvy_model::{ClaimUid, GpuUuid};
 
 use crate::run::Before;
 use crate::unprepare::gpus_of_record;
@@ -88,35 +91,67 @@ impl Executor {
                     written => written?,
                 }
             }
-            let mut steps = std::mem::take(&mut record.steps);
-            let mut stuck = None;
-            for state in steps.iter_mut().rev() {
-                if let Err(why) = self.undo_step(state) {
-                    stuck = Some((state.step.gpu().clone(), why));
-                    break;
-                }
-            }
-            record.steps = steps;
-            if let Some((gpu, Stuck { reason, certain, soon })) = stuck {
-                // What certainly is still there is held by the record; only the unknown endangers its neighbours.
-                if !certain {
-                    self.fence(&record, &gpu, &reason)?;
-                }
-                record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
-                // Retried often while a call waits: only changes are written.
-                if record != on_disk {
-                    self.state.write_record(&record)?;
-                }
-                return Err(LeftBehind::Steps { reason, soon });
+            let stuck = self.undo_steps(&mut record.steps);
+            if !stuck.is_empty() {
+                return Err(self.keep_what_is_stuck(record, &on_disk, &stuck)?);
             }
         }
-        self.forget_on(&gpus_of_record(&record), &record.uid)?;
+        self.forget(&gpus_of_record(&record), &record.uid)?;
         match earlier {
             Some(earlier) => self.state.put_back(earlier)?,
             None => self.state.remove_record(&record.uid)?,
         }
         self.settle_settings_of(&record.gpus());
         self.leave_gpus(&record.gpus());
+        Ok(())
+    }
+
+    /// Takes steps back in reverse. One that is stuck keeps none of the others.
+    fn undo_steps(&self, steps: &mut [StepState]) -> Vec<(GpuUuid, Stuck)> {
+        let undo = |state: &mut StepState| Some((state.step.gpu().clone(), self.undo_step(state).err()?));
+        steps.iter_mut().rev().filter_map(undo).collect()
+    }
+
+    /// A record goes on holding the GPUs on which something could not be taken back, and no others: no process was in the
+    /// way before any of it began.
+    fn keep_what_is_stuck(
+        &self,
+        mut record: Record,
+        on_disk: &Record,
+        stuck: &[(GpuUuid, Stuck)],
+    ) -> Result<LeftBehind, LeftBehind> {
+        // What certainly is still there is held by the record; only the unknown endangers its neighbours.
+        for (gpu, why) in stuck.iter().filter(|(_, why)| !why.certain) {
+            self.fence(&record, gpu, &why.reason)?;
+        }
+        let left: BTreeSet<_> = stuck.iter().map(|(gpu, _)| gpu.clone()).collect();
+        let free: BTreeSet<_> = gpus_of_record(&record).difference(&left).cloned().collect();
+        record.devices.retain(|device| left.contains(&device.gpu));
+        record.steps.retain(|state| left.contains(state.step.gpu()));
+        let reasons: Vec<_> = stuck.iter().map(|(_, why)| why.reason.as_str()).collect();
+        let reason = reasons.join("; ");
+        record.phase = Phase::Leaving(Leaving { reason: reason.clone(), undoing: true });
+        // Retried often while a call waits: only changes are written.
+        if record != *on_disk {
+            self.forget(&free, &record.uid)?;
+            self.state.write_record(&record)?;
+            self.settle_settings_of(&free);
+            self.leave_gpus(&free);
+        }
+        Ok(LeftBehind::Steps { reason, soon: stuck.iter().any(|(_, why)| why.soon) })
+    }
+
+    /// The files of these GPUs say nothing of the claim any more. Letting go must work on a full disk too: what is noted of
+    /// a claim without a record is forgotten by reconcile.
+    fn forget(&self, gpus: &BTreeSet<GpuUuid>, uid: &ClaimUid) -> Result<(), StoreError> {
+        match self.forget_on(gpus, uid) {
+            Err(error) if error.is_full() => tracing::warn!(
+                claim.uid = %uid,
+                error = chain(&error),
+                "failed to remove what is noted of a claim that is gone, will retry"
+            ),
+            done => done?,
+        }
         Ok(())
     }
 

@@ -1,5 +1,6 @@
-//! Before the first hold on a GPU: does a process compute there that belongs to no claim of ours? A device plugin may
-//! have allocated the GPU to its pod, or the process was started on the host. A second user would harm it.
+//! Before the first hold on a GPU, and on a partition that others have made: does a process compute there that belongs to
+//! no claim of ours? A device plugin may have allocated it to its pod, or the process was started on the host. A second
+//! user would harm it.
 
 use std::collections::BTreeSet;
 
@@ -32,16 +33,21 @@ pub(super) fn foreign_processes(
             record.uid != claim.uid
                 && record.holds().any(|hold| hold.gpu == device.gpu && hold.kind.needs().is_some())
         };
-        if found.is_empty() || records(seen).any(held) {
+        let beside = records(seen).any(held);
+        if found.is_empty() || (beside && !device.is_static) {
             continue;
         }
         let known = pods(claim, &device.gpu, seen);
+        let (is_partition, there) =
+            (matches!(device.kind, HoldKind::Partition { .. }), lives_as(device, seen));
         // In another partition: what overlaps that was not to be had, and the rest is not concerned.
-        let elsewhere =
-            |p: &ProcessOnGpu| p.gpu_instance.is_some() && matches!(device.kind, HoldKind::Partition { .. });
+        let is_here = |p: &ProcessOnGpu| match p.gpu_instance {
+            None => !beside,
+            in_one => !is_partition || in_one == there,
+        };
         let foreign: Vec<String> = found
             .iter()
-            .filter(|p| !elsewhere(p) && !p.pod.as_deref().is_some_and(|pod| known.contains(pod)))
+            .filter(|p| is_here(p) && !p.pod.as_deref().is_some_and(|pod| known.contains(pod)))
             .map(|p| match &p.pod {
                 Some(pod) => format!("{} (of the pod with UID {pod})", p.pid),
                 None => p.pid.to_string(),
@@ -52,6 +58,12 @@ pub(super) fn foreign_processes(
         }
     }
     Ok(())
+}
+
+/// NVML's id of the GPU instance that a partition is which others have made: it lived before the claim.
+fn lives_as(device: &RecordedDevice, seen: &Snapshot<'_>) -> Option<u32> {
+    let Some(Ok(Some(living))) = seen.living.get(&device.allocated.device) else { return None };
+    device.is_static.then(|| living.gpu_instance().0)
 }
 
 /// UIDs of the claim's own pods, and of pods whose claim has a device on this very GPU (admin access).

@@ -1,6 +1,6 @@
 //! The [`Store`] of a node: files below the plugin's folder.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,7 +118,12 @@ impl Store for FileStore {
     }
 
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
-        unless_missing(fs::read(self.dir(folder).join(name)).map(Some), None)
+        let opened = unless_missing(fs::File::open(self.dir(folder).join(name)).map(Some), None)?;
+        let Some(file) = opened else { return Ok(None) };
+        let mut bytes = Vec::new();
+        // From the bare file: what fs_err returns lacks the system's code, by which a bad block is known.
+        file.file().read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
     }
 
     fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
@@ -172,5 +177,15 @@ mod tests {
         store.write(Folder::Claims, "a.json", b"2", Durability::Lazy).unwrap();
         store.remove(Folder::Claims, "a.json", Durability::Lazy).unwrap();
         assert_eq!(synced(), []);
+    }
+
+    #[test]
+    fn a_content_that_cannot_be_read_is_an_error_with_the_systems_code() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
+        fs::create_dir(dir.path().join("claims/a.json")).unwrap();
+        let error = store.read(Folder::Claims, "a.json").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::ISDIR.raw_os_error()));
+        assert_eq!(store.read(Folder::Claims, "b.json").unwrap(), None);
     }
 }

@@ -1,9 +1,11 @@
 //! The compute mode of GPUs whose shares are given out.
 
+use std::time::Duration;
+
 use divvy_claims::Claim;
 use divvy_executor::{Event, Executor, InventorySource, Refresh};
 use divvy_gpu_sim::Fault;
-use divvy_model::{ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuUuid};
+use divvy_model::{ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, Grant, TimeSlice};
 
 use crate::mig_world::{claim_of, mig_world, sim};
 use crate::story::uid;
@@ -109,4 +111,35 @@ fn after_a_reboot_the_mode_is_set_again_before_a_containers_share_is_ready() {
     let events = world.start().restore_cdi(Refresh::Missing).events;
     assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
     assert_eq!(mode(&world, &gpu), ComputeMode::Default);
+}
+
+/// A call of the driver that has not come back, a GPU that is not seen, a time slice that cannot be set: none of them is a
+/// reason to forget what was found.
+#[test]
+fn what_was_found_is_not_forgotten_before_it_is_certainly_back() {
+    for succeeds in [true, false] {
+        let (world, executor, gpu) = left_exclusive();
+        let after = Duration::from_mins(2);
+        world.lock().hardware_fault = Some(HardwareFault::Late { after, succeeds });
+        world.prepare(&executor, &share("a")).unwrap_err();
+        world.pass(Duration::from_mins(3));
+        executor.reconcile(&world.view());
+        assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "{succeeds}");
+        assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+    }
+    let (world, executor, gpu) = left_exclusive();
+    world.prepare(&executor, &share("a")).unwrap();
+    let inventory = world.lock().inventory.take();
+    world.unprepare(&executor, &uid("a")).unwrap();
+    world.lock().inventory = inventory;
+    executor.reconcile(&world.view());
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "not seen for a moment");
+
+    let (world, executor, gpu) = left_exclusive();
+    let grant = Grant { may_change_mode: None, share_time_slice: Some(TimeSlice::Long) };
+    executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+    world.prepare(&executor, &share("a")).unwrap();
+    world.lock().slice_fault = Some(HardwareFault::Refuses);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "the time slice is another matter");
 }

@@ -60,6 +60,25 @@ fn a_full_disk_does_not_keep_partitions_from_being_removed_even_if_the_plugin_di
     }
 }
 
+/// The file of a GPU has more to say than which instances live, so that it is written and not removed.
+#[test]
+fn a_full_disk_does_not_keep_partitions_from_being_removed_from_a_gpu_whose_file_stays() {
+    let (world, executor, a, gpu) = crate::mig_world::setup();
+    world.prepare(&executor, &a).unwrap();
+    world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert!(crate::mig_world::is_clean(&world));
+    // What could not be written is put right later.
+    world.lock().api.clear();
+    world.lock().write_error = None;
+    for _ in 0..2 {
+        executor.reconcile(&world.view());
+        world.pass(secs(300));
+    }
+    assert_eq!(world.lock().gpu_state(&gpu).instances, []);
+    world.prepare(&executor, &a).unwrap();
+}
+
 #[test]
 fn a_claim_that_must_linger_on_a_full_disk_is_answered_with_an_error_goes_on_holding_and_goes_when_its_process_does()
  {
@@ -176,6 +195,33 @@ fn an_unreadable_record_of_a_gone_claim_holds_while_a_process_is_on_its_gpu_and_
         world.lock().processes.clear();
         world.prepare(&executor, &claim("b", &[0], "t2")).unwrap();
     }
+}
+
+/// The disk does not give the content of one file any more: that is as bad as a torn one, and no worse.
+#[test]
+fn a_bad_block_in_one_file_stops_no_other_claim() {
+    // A record.
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    let answer = world.prepare(&executor, &a).unwrap();
+    world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
+    let executor = world.start();
+    world.prepare(&executor, &claim("b", &[1], "t2")).unwrap();
+    executor.reconcile(&world.view());
+    assert_eq!(phase(&world, &a.uid), Some(Phase::Prepared), "rebuilt");
+    assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
+    assert_eq!(executor.held().unwrap().len(), 2);
+    // The file of a GPU.
+    let (world, executor, a, gpu) = crate::mig_world::setup();
+    world.prepare(&executor, &a).unwrap();
+    world.lock().bad_blocks.insert((Folder::Gpus, format!("{gpu}.json")));
+    let executor = world.start();
+    world.prepare(&executor, &crate::mig_world::claim_of("b", &["gpu-1"], "t2")).unwrap();
+    executor.reconcile(&world.view());
+    assert_eq!(world.lock().gpu_state(&gpu).instances.len(), 1, "rebuilt");
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
 }
 
 #[test]

@@ -114,6 +114,30 @@ fn what_cannot_live_any_more_is_not_waited_for_a_board_that_was_taken_out_anothe
 }
 
 #[test]
+fn a_lost_gpu_keeps_of_its_claim_what_is_on_it_and_nothing_on_other_gpus() {
+    let two = claim_of("two", &[HALF, "gpu-1-mig-1g10gb-19-0"], "t1");
+    for lost in 0..2 {
+        let world = mig_world("h100x2", 1);
+        let executor = world.start();
+        let (lost, healthy) = (world.gpu(lost), world.gpu(1 - lost));
+        world.prepare(&executor, &two).unwrap();
+        sim(&world).lose_gpu(&lost);
+        let answer = world.unprepare(&executor, &two.uid).unwrap();
+        assert!(matches!(&answer, Unprepared::Lingering(why) if why.contains("GPU_IS_LOST")), "{answer:?}");
+        assert!(living(&world, &healthy).is_empty(), "{healthy} is not lost");
+        let held: Vec<_> = executor.held().unwrap().into_iter().map(|held| held.hold.gpu).collect();
+        assert_eq!(held, std::slice::from_ref(&lost));
+        assert_eq!(world.lock().gpu_state(&healthy).instances, []);
+        let number = usize::from(healthy != world.gpu(0));
+        let whole = claim_of("w", &[&format!("gpu-{number}")], "t2");
+        world.prepare(&executor, &whole).unwrap();
+        sim(&world).restore_gpu(&lost);
+        assert_eq!(executor.finish_lingering().0.events, [Event::Released { claim: two.uid.clone() }]);
+        assert!(living(&world, &lost).is_empty());
+    }
+}
+
+#[test]
 fn an_orphan_on_a_lost_gpu_is_kept_too() {
     let lost = prepared();
     sim(&lost.world).lose_gpu(&lost.gpu);

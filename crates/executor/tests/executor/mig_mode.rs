@@ -11,7 +11,7 @@ use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode};
 use crate::mig_hardware::Hardware;
 use crate::mig_world::{claim_of, is_clean, mode, setup, sim};
 use crate::story::uid;
-use crate::world::MigLate;
+use crate::world::{HardwareFault, MigLate, Moment, World};
 
 /// What is kept of a GPU that nothing was done to.
 fn untouched() -> GpuState {
@@ -164,4 +164,51 @@ fn nothing_is_begun_on_a_gpu_while_an_earlier_call_has_not_come_back() {
     assert_eq!(steps.probe(wanted, &[]), Observed::InFlight);
     assert!(steps.undo(wanted, &Outcome::GpuInstance { gi: divvy_model::mig::GpuInstanceId(1) }).is_err());
     assert!(!crate::mig_world::mode(&world, &gpu));
+}
+
+/// MIG mode still reads as off, and a call that turns it on is under way.
+#[test]
+fn a_whole_gpu_is_not_prepared_while_a_call_that_turns_mig_mode_on_has_not_come_back() {
+    for succeeds in [true, false] {
+        let (world, executor, a, gpu) = setup();
+        let after = Duration::from_mins(10);
+        world.lock().hardware_fault = Some(HardwareFault::Late { after, succeeds });
+        world.prepare(&executor, &a).unwrap_err();
+        world.lock().api.clear();
+        for (name, device) in [("w", "gpu-0"), ("s", "gpu-0-ts")] {
+            let error = world.prepare(&executor, &claim_of(name, &[device], "t2")).unwrap_err();
+            assert!(chain(&error).contains("(set_mig_mode)"), "{}", chain(&error));
+        }
+        world.pass(Duration::from_mins(11));
+        assert_eq!(mode(&world, &gpu), succeeds);
+        world.prepare(&executor, &claim_of("w", &["gpu-0"], "t2")).unwrap();
+        assert!(!mode(&world, &gpu));
+        assert_eq!(world.lock().gpu_state(&gpu), untouched());
+    }
+}
+
+/// No policy lets MIG mode change any more: what we have turned on is turned off all the same, also by the second try.
+#[test]
+fn mig_mode_that_is_ours_stays_ours_until_it_is_certainly_off() {
+    let cut_short = |cut: &dyn Fn(&World)| {
+        let (world, executor, a, gpu) = setup();
+        world.prepare(&executor, &a).unwrap();
+        world.unprepare(&executor, &a.uid).unwrap();
+        world.grant(&executor, false);
+        let w = claim_of("w", &["gpu-0"], "t2");
+        cut(&world);
+        world.prepare(&executor, &w).unwrap_err();
+        world.pass(Duration::from_mins(3));
+        let executor = world.start();
+        world.prepare(&executor, &w).unwrap();
+        assert!(!mode(&world, &gpu));
+        assert_eq!(world.lock().gpu_state(&gpu), GpuState::default());
+    };
+    for moment in [Moment::Before, Moment::During, Moment::After] {
+        cut_short(&|world| world.lock().crash_at = Some((GpuOp::SetMigMode.name(), moment)));
+    }
+    for succeeds in [true, false] {
+        let after = Duration::from_mins(2);
+        cut_short(&|world| world.lock().hardware_fault = Some(HardwareFault::Late { after, succeeds }));
+    }
 }

@@ -88,3 +88,27 @@ fn a_foreign_instance_in_the_way_is_named_and_left_alone() {
     let whole = world.prepare(&executor, &claim_of("c", &["gpu-1"], "t3"));
     whole.unwrap();
 }
+
+/// Another driver, or a program on the host, has the administrator's instance. Neither the claim that asks first nor one
+/// that holds another instance of the GPU lets a second user in.
+#[test]
+fn a_static_partition_in_which_a_stranger_computes_is_not_given_out() {
+    for beside in [false, true] {
+        let (world, executor, _, gpu) = setup();
+        let sim = sim(&world);
+        sim.set_mig_mode(&gpu, true).unwrap();
+        let theirs = sim.make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
+        sim.make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0).unwrap();
+        let other = claim_of("b", &["gpu-0-mig-static-1g10gb-19-0"], "t1");
+        sim.start_process_in(&gpu, theirs.gpu_instance, 4711);
+        if beside {
+            world.prepare(&executor, &other).unwrap();
+        }
+        let a = claim_of("a", &["gpu-0-mig-static-3g40gb-9-4"], "t2");
+        assert_eq!(world.prepare(&executor, &a).unwrap_err().category(), "foreign-processes", "{beside}");
+        // In the other instance it is in no claim's way.
+        world.prepare(&executor, &other).unwrap();
+        world.lock().pods.insert(4711, "pod-a".to_owned());
+        world.prepare(&executor, &a).unwrap();
+    }
+}

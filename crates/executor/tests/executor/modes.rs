@@ -9,7 +9,7 @@ use std::time::Duration;
 use divvy_claims::{
     AllocatedDevice, Claim, ConfigEntry, ConfigSource, GpuState, Phase, Record, Stored, wanted_time_slice,
 };
-use divvy_executor::{Event, Folder, PrepareCause, PrepareError, Refresh};
+use divvy_executor::{Event, Folder, LockName, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{BootId, GpuUuid, Grant, TimeSlice};
 use serde_json::json;
@@ -228,6 +228,10 @@ impl Story {
         let records = self.records();
         let set = self.world.lock().slices.clone().unwrap();
         for gpu in (0..GPUS).map(|n| self.world.gpu(n)) {
+            // Left for the next time.
+            if self.world.lock().busy.contains(&LockName::Gpu(gpu.clone())) {
+                continue;
+            }
             let holds = records.iter().flat_map(Record::holds).filter(|hold| hold.gpu == gpu);
             let holds: Vec<_> = holds.collect();
             let wanted = wanted_time_slice(&holds, self.world.lock().gpu_state(&gpu).share_time_slice);
@@ -404,4 +408,36 @@ fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_
     let events = world.start().restore_cdi(Refresh::Missing).events;
     assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
     assert_eq!(world.lock().slices, Some(BTreeMap::from([(gpu, TimeSlice::Long)])));
+}
+
+#[test]
+fn a_time_slice_that_may_not_have_been_set_is_set_again() {
+    for fault in [HardwareFault::Late { after: Duration::ZERO, succeeds: false }, HardwareFault::Lies] {
+        let world = mig_world("h100x2", 1);
+        let executor = world.start();
+        let gpu = world.gpu(0);
+        let policy = |slice| {
+            let grant = Grant { may_change_mode: None, share_time_slice: slice };
+            executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+        };
+        let set = || world.lock().slices.clone().unwrap().get(&gpu).copied();
+        policy(Some(TimeSlice::Long));
+        let a = claim("a", &["gpu-0-ts".to_owned()], None, "t1");
+        world.prepare(&executor, &a).unwrap();
+        world.lock().api.insert(a.uid.clone(), a.clone());
+        // nvidia-smi hangs when the policy changes, and works again afterwards.
+        policy(Some(TimeSlice::Short));
+        world.lock().slice_fault = Some(fault);
+        let events = executor.reconcile(&world.view()).events;
+        assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
+        executor.reconcile(&world.view());
+        assert_eq!(set(), Some(TimeSlice::Short));
+        // The same when the last share lets go in between.
+        policy(Some(TimeSlice::Long));
+        world.lock().slice_fault = Some(fault);
+        executor.reconcile(&world.view());
+        world.unprepare(&executor, &a.uid).unwrap();
+        assert_eq!(set(), None, "restored");
+        assert!(!world.lock().gpu_state(&gpu).has_time_slice());
+    }
 }

@@ -1,8 +1,9 @@
 //! Two drivers of ours on one node: each has records of its own, and they meet in a folder of locks.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use divvy_executor::{Executor, Refresh, Unprepared};
+use divvy_executor::{Executor, LockName, Refresh, Unprepared};
 
 use crate::world::{World, claim};
 
@@ -97,4 +98,27 @@ fn a_gpu_stays_its_drivers_over_restarts_and_rolling_updates() {
     assert_eq!(one.unprepare(&new, &a.uid).unwrap(), Unprepared::Done);
     idle.restore_cdi(Refresh::Missing);
     assert!(!is_refused(&other, &others, "c", 0));
+}
+
+/// A call that prepares a claim while another thread looks which GPUs no claim holds any more.
+#[test]
+fn a_gpu_that_is_prepared_while_it_is_looked_at_whether_it_is_held_stays_its_drivers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let (ones, others) = (Arc::new(start(&one)), start(&other));
+    let a = claim("a", &[0], "t1");
+    one.prepare(&ones, &a).unwrap();
+    // Through the other instance of the driver: this one still has the lock.
+    one.unprepare(&one.start(), &a.uid).unwrap();
+    let (machine, same, gpu) = (one.clone(), ones.clone(), one.gpu(0));
+    let prepare = move || {
+        // Under the GPU's lock the call would wait.
+        if !machine.lock().locked.contains(&LockName::Gpu(gpu)) {
+            machine.prepare(&same, &claim("b", &[0], "t2")).unwrap();
+        }
+    };
+    one.after_listing_records(1, prepare);
+    ones.restore_cdi(Refresh::Missing);
+    one.prepare(&ones, &claim("b", &[0], "t2")).unwrap();
+    assert!(is_refused(&other, &others, "c", 0));
 }

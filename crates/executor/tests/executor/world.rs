@@ -43,6 +43,8 @@ pub(crate) struct World(
     Arc<Mutex<Option<Later>>>,
     /// What happens before a lock is taken.
     Arc<Mutex<Option<(LockName, usize, Later)>>>,
+    /// What happens after the records are listed.
+    Arc<Mutex<Option<(usize, Later)>>>,
 );
 
 /// What happens while a call waits.
@@ -88,8 +90,10 @@ impl World {
                 slice_fault: None,
                 pods: BTreeMap::new(),
                 among: None,
+                bad_blocks: BTreeSet::new(),
                 busy: BTreeSet::new(),
             })),
+            Arc::default(),
             Arc::default(),
             Arc::default(),
             Arc::default(),
@@ -241,6 +245,11 @@ impl World {
     /// Something that happens right after the CDI folder is next listed.
     pub(crate) fn after_listing_cdi(&self, what: impl FnOnce() + Send + 'static) {
         *self.2.lock().unwrap() = Some(Box::new(what));
+    }
+
+    /// Something that another thread does right after the records are listed for the time after `times`.
+    pub(crate) fn after_listing_records(&self, times: usize, what: impl FnOnce() + Send + 'static) {
+        *self.4.lock().unwrap() = Some((times, Box::new(what)));
     }
 
     /// Something that another process does right before this lock is taken for the time after `times`: whatever was read

@@ -124,6 +124,8 @@ pub(crate) struct Machine {
     pub pods: BTreeMap<u32, String>,
     /// The folder that drivers share, and the name of this one.
     pub among: Option<(PathBuf, &'static str)>,
+    /// Files of the store whose content the disk does not give.
+    pub bad_blocks: BTreeSet<(Folder, String)>,
     /// Locks that another process has.
     pub busy: BTreeSet<LockName>,
 }
@@ -322,6 +324,8 @@ impl Machine {
     pub(super) fn change(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>, synced: bool) {
         self.writes += 1;
         self.syncs += usize::from(synced);
+        // Another file, in other blocks.
+        self.bad_blocks.remove(&(folder, name.to_owned()));
         let serial = self.writes;
         let file = self.disk.entry((folder, name.to_owned())).or_default();
         file.seen = bytes.map(|b| (b.to_vec(), serial));
