@@ -122,8 +122,8 @@ impl Executor {
         })
     }
 
-    /// Processes on GPUs that no other claim holds, and on those of which the claim has a partition: others may have made
-    /// that, and use it. Of a claim that is prepared already none is asked for.
+    /// Processes on GPUs that no other claim holds, and on those of which the claim has a partition that others have made:
+    /// they may use it. Of a claim that is prepared already none is asked for.
     fn processes(
         &self,
         claim: &Claim,
@@ -140,7 +140,7 @@ impl Executor {
             .map(|hold| hold.gpu)
             .collect();
         let names = claim.allocation.results.iter().filter_map(|r| PartitionName::parse(&r.device).ok());
-        for gpu in names.filter_map(|name| ordinals.gpu(name.ordinal)) {
+        for gpu in names.filter(|name| name.is_static).filter_map(|name| ordinals.gpu(name.ordinal)) {
             passed_over.remove(gpu);
         }
         let on = |gpu: &GpuUuid| Some((gpu.clone(), self.parts.processes.on_gpu(gpu).ok()?));

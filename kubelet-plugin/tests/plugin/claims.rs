@@ -1,7 +1,7 @@
 //! Preparing and unpreparing claims that are as they should be.
 
-use divvy_fake_cluster::KubeletConfig;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_fake_cluster::{KubeletConfig, View};
 use futures::future::join_all;
 
 use crate::node::{DRIVER, Node, POOL, Plugin, device};
@@ -262,7 +262,9 @@ async fn a_prepare_does_not_wait_behind_the_claims_that_are_looked_up_at_the_sta
     node.kubelet.wait_registered(DRIVER, crate::node::PATIENCE).await.unwrap();
     let late = node.claim("late", &["gpu-15"]);
     let look = async {
-        crate::node::wait("the prepare's read", || (reads() == 5).then_some(())).await;
+        let is_read =
+            |api: &View<'_>| api.requests().iter().any(|seen| seen.verb == "get" && seen.name == late.name);
+        node.api.wait_until(is_read, crate::node::PATIENCE).await.unwrap();
         drop(held);
     };
     let (answer, ()) = tokio::join!(node.prepare(&late), look);
