@@ -27,6 +27,8 @@ const CLUSTER_SCOPED: &str = "default";
 const LONGEST_POLICY: usize = 200;
 /// Longest `reportingInstance`, in bytes.
 const LONGEST_INSTANCE: usize = 128;
+const UNAUTHORIZED: u16 = 401;
+const FORBIDDEN: u16 = 403;
 const NOT_FOUND: u16 = 404;
 const ALREADY_EXISTS: u16 = 409;
 
@@ -89,6 +91,17 @@ impl UsageCondition {
     pub(crate) fn is_older_than(&self, age: std::time::Duration) -> bool {
         Timestamp::now().duration_since(self.since).unsigned_abs() > age
     }
+}
+
+/// What became of a write of conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// There is nothing left to do.
+    Done,
+    /// The server did not allow it.
+    Denied,
+    /// It may succeed later.
+    Failed,
 }
 
 /// Writes Events and conditions for users.
@@ -236,12 +249,12 @@ impl Notifier {
     }
 
     /// Applies everything that is said of the use of a claim's devices. The conditions of prepare have another manager:
-    /// neither takes those of the other away. Returns whether there is nothing left to do.
+    /// neither takes those of the other away.
     pub(crate) async fn usage_conditions(
         &self,
         claim: &ClaimRef,
         devices: Vec<(&AllocatedDevice, Vec<UsageCondition>)>,
-    ) -> bool {
+    ) -> Written {
         let devices = devices.into_iter().map(|(device, conditions)| {
             let conditions = conditions.into_iter().map(|c| {
                 json!({
@@ -258,15 +271,23 @@ impl Notifier {
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(names::FIELD_MANAGER_USAGE).force();
         match api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
-            Ok(_) => true,
+            Ok(_) => Written::Done,
             // It is gone, or another of its name came.
-            Err(kube::Error::Api(status)) if [NOT_FOUND, ALREADY_EXISTS].contains(&status.code) => true,
+            Err(kube::Error::Api(status)) if [NOT_FOUND, ALREADY_EXISTS].contains(&status.code) => {
+                Written::Done
+            }
             Err(error) => {
-                // What the server refuses it refuses again.
-                let refused = matches!(&error, kube::Error::Api(status) if (400..429).contains(&status.code));
+                let written = match &error {
+                    kube::Error::Api(status) if [UNAUTHORIZED, FORBIDDEN].contains(&status.code) => {
+                        Written::Denied
+                    }
+                    // What the server refuses it refuses again.
+                    kube::Error::Api(status) if (400..429).contains(&status.code) => Written::Done,
+                    _ => Written::Failed,
+                };
                 let error = crate::chain(&error);
                 tracing::warn!(%claim, error, "failed to write the claim's conditions about its use");
-                refused
+                written
             }
         }
     }

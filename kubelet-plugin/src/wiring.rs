@@ -366,6 +366,7 @@ impl Shared {
             used: used.subscribe(),
             listed,
             resolved: self.channels.followed.resolved.clone(),
+            publishes: self.channels.in_charge.clone(),
             idle_after,
             confirm: self.config.timing.usage_confirm,
             metrics: self.metrics.usage.clone(),

@@ -117,7 +117,10 @@ impl World {
         let patience = self.patience();
         let gone = self.gone.iter().filter(|(gpu, _)| !self.outputs.forget.contains(*gpu));
         let gone = gone.map(|(_, since)| unless_asked(since.saturating_add(patience)));
-        let at = leaving.chain(kept.map(|_| again)).chain(conflicts).chain(gone).min();
+        // Began without an answer: claims may have what an earlier process published.
+        let failed = self.asking.failed.filter(|_| !self.asking.answered);
+        let first = failed.map(|failed| failed.saturating_add(self.settings.ask_again));
+        let at = leaving.chain(kept.map(|_| again)).chain(conflicts).chain(gone).chain(first).min();
         if let Some(at) = at {
             self.ask_at(at, now, false);
         }

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
-use crate::events::{EventSubject, Notifier, UsageCondition, usage_conditions_of};
+use crate::events::{EventSubject, Notifier, UsageCondition, Written, usage_conditions_of};
 use crate::grpc::pod_resources::PodsOfClaims;
 use crate::sources::usage::Used;
 
@@ -35,6 +35,8 @@ pub(crate) struct UsageSink {
     pub(crate) resolved: watch::Receiver<Arc<Resolved>>,
     /// The pods and containers that the kubelet lists for claims.
     pub(crate) listed: watch::Receiver<Arc<PodsOfClaims>>,
+    /// Whether this instance publishes: another one says something of claims while it does not.
+    pub(crate) publishes: watch::Receiver<bool>,
     /// After so long without any use a claim is idle, where no policy says otherwise.
     pub(crate) idle_after: Duration,
     /// How often it is confirmed that pods are to be evicted.
@@ -55,7 +57,7 @@ struct Memory {
     means: BTreeMap<(String, String), Mean>,
     said: BTreeMap<ClaimUid, (ClaimRef, Said)>,
     writes: Writes,
-    /// Claims whose conditions of an earlier instance are yet to be read; `None` before the first reading.
+    /// Claims whose conditions of another instance are yet to be read; `None` before the first reading since it ended.
     unread: Option<BTreeSet<ClaimRef>>,
 }
 
@@ -92,6 +94,10 @@ impl UsageSink {
         };
         loop {
             tokio::select! {
+                Ok(()) = self.publishes.changed() => {
+                    memory.unread = None;
+                    continue;
+                }
                 Ok(()) = self.used.changed() => {}
                 () = stop.cancelled() => return,
                 else => return,
@@ -214,13 +220,19 @@ impl UsageSink {
     /// Puts everything that was said of the claim into its status; whether there is nothing left to do.
     fn write(&self, claim: ClaimRef, said: Said) -> JoinHandle<bool> {
         let (notifier, executor) = (self.notifier.clone(), self.executor.clone());
+        let takes_back = said.values().any(|c| c.kind == conditions::RECLAIM_DUE && !c.status);
         self.reports.spawn(async move {
             let held = held_of(executor, &claim).await;
             let entries = held.iter().map(|held| {
                 let of_device = said.iter().filter(|((device, _), _)| *device == held.hold.device);
                 (&held.allocated, of_device.map(|(_, condition)| condition.clone()).collect())
             });
-            notifier.usage_conditions(&claim, entries.collect()).await
+            match notifier.usage_conditions(&claim, entries.collect()).await {
+                Written::Done => true,
+                // An API server that has just started denies what it allows a moment later.
+                Written::Denied => !takes_back,
+                Written::Failed => false,
+            }
         })
     }
 

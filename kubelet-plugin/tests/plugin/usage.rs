@@ -376,6 +376,53 @@ async fn what_is_taken_back_is_written_until_the_server_has_it() {
     plugin.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_said_is_over_when_this_instance_is_in_charge_again_and_sees_use() {
+    let node = Node::new("h100x1");
+    let rule = json!({ "usage": { "idle": { "action": "Reclaim", "graceSeconds": 0 } } });
+    node.api.put(&GpuPolicy::new("p", json!({ "rules": [rule] }))).unwrap();
+    let config = idle_after(node.config(&[]), Duration::from_millis(300));
+    let wish = config.plugin_dir.join("publisher.wish");
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let is =
+        |kind: &str, status: &str| condition(&node, &claim, kind).filter(|c| c.status == status).map(drop);
+    wait("the conditions", || is("Idle", "True").and(is("ReclaimDue", "True"))).await;
+    // A newer instance takes over and ends, which frees the lock. Meanwhile the claim is used.
+    fs_err::write(wish, u128::MAX.to_string()).unwrap();
+    let figure = || value(&plugin, "divvy_gpu_memory_used_bytes", &[]);
+    wait("the other instance", || figure().is_none().then_some(())).await;
+    let gpu = node.sim.uuids().remove(0);
+    node.sim.start_process(&gpu, 7);
+    node.sim.set_usage(&gpu, 7, Some(GIB), 30);
+    wait("its end", || figure().map(drop)).await;
+    wait("the end of what was said", || is("Idle", "False").and(is("ReclaimDue", "False"))).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_back_is_written_also_after_the_server_did_not_know_our_rights_for_a_moment() {
+    let node = Node::new("h100x1");
+    let rule = json!({ "usage": { "idle": { "action": "Reclaim", "graceSeconds": 0 } } });
+    node.api.put(&GpuPolicy::new("p", json!({ "rules": [rule] }))).unwrap();
+    let plugin = node.start_with(idle_after(node.config(&[]), Duration::from_millis(300)));
+    plugin.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    let due = |status: &str| condition(&node, &claim, "ReclaimDue").filter(|c| c.status == status);
+    wait("the condition", || due("True")).await;
+    // An API server that has just started has not read tokens and roles yet.
+    node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(401));
+    node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(403));
+    let gpu = node.sim.uuids().remove(0);
+    node.sim.start_process(&gpu, 7);
+    node.sim.set_usage(&gpu, 7, Some(GIB), 30);
+    wait("its end", || due("False")).await;
+    plugin.stop().await;
+}
+
 /// Through a session, as in production.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_that_hangs_keeps_no_other_from_being_read() {

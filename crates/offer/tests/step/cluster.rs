@@ -113,8 +113,13 @@ impl Cluster {
         self.learn(Fact::Inventory { gpus: Arc::new(self.inventory.clone()), driver_down: false });
     }
 
-    pub(crate) fn rules(&mut self, rules: &str) {
+    /// The rules are others, and no process knows it yet.
+    pub(crate) fn set_rules(&mut self, rules: &str) {
         self.policy = policy(rules);
+    }
+
+    pub(crate) fn rules(&mut self, rules: &str) {
+        self.set_rules(rules);
         self.learn(Fact::Policies { policies: self.policy.clone(), labels: BTreeMap::new() });
     }
 

@@ -186,6 +186,23 @@ fn a_new_process_asks_who_holds_what_before_it_publishes_less_than_an_earlier_on
 }
 
 #[test]
+fn what_a_claim_has_of_an_earlier_process_is_published_again_when_the_api_answers_after_all() {
+    let mut cluster = Cluster::new("h100x1", SHARES);
+    let share = "gpu-0-ts".parse().unwrap();
+    cluster.choose(&share, 0);
+    // Its pod waits for an image. A process with other rules meets an API that does not answer.
+    cluster.set_rules(WHOLE);
+    cluster.begin();
+    while cluster.out.pool.is_none() {
+        cluster.answer(false);
+        cluster.pass(Duration::from_secs(5));
+    }
+    cluster.settle();
+    assert_eq!(cluster.names(), ["gpu-0", "gpu-0-ts"]);
+    assert!(!cluster.can_be_given(cluster.slices.device(&"gpu-0".parse().unwrap()).unwrap()));
+}
+
+#[test]
 fn what_is_fenced_or_was_made_outside_divvy_keeps_claims_off_what_it_overlaps_and_nothing_else() {
     let mut cluster = Cluster::new("h100x2", EVERYTHING);
     let (one, other) = (cluster.gpu(0), cluster.gpu(1));
