@@ -265,9 +265,9 @@ impl Notifier {
                     "lastTransitionTime": Time(c.since),
                 })
             });
-            self.entry(device, conditions.collect())
+            self.entry(device, &conditions.collect::<Vec<_>>())
         });
-        let patch = status_of(claim, devices.collect());
+        let patch = status_of(claim, &devices.collect::<Vec<_>>());
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(names::FIELD_MANAGER_USAGE).force();
         match api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
@@ -301,18 +301,18 @@ impl Notifier {
             "lastTransitionTime": Time(since),
         });
         let devices = claim.allocation.results.iter().map(|result| {
-            let mut device = self.entry(result, vec![condition.clone()]);
+            let mut device = self.entry(result, std::slice::from_ref(&condition));
             if let (Some(uuid), Some(map)) = (verdict.partitions.get(&result.device), device.as_object_mut())
             {
                 map.insert("data".to_owned(), json!({ "uuid": uuid }));
             }
             device
         });
-        status_of(&claim.reference(), devices.collect())
+        status_of(&claim.reference(), &devices.collect::<Vec<_>>())
     }
 
     /// What a claim's status says of one of its devices.
-    fn entry(&self, device: &AllocatedDevice, conditions: Vec<Value>) -> Value {
+    fn entry(&self, device: &AllocatedDevice, conditions: &[Value]) -> Value {
         let mut entry = json!({
             "driver": self.driver,
             "pool": device.pool,
@@ -327,7 +327,7 @@ impl Notifier {
 }
 
 /// A claim with nothing but this status. The UID keeps it away from a later claim of the same name.
-fn status_of(claim: &ClaimRef, devices: Vec<Value>) -> Value {
+fn status_of(claim: &ClaimRef, devices: &[Value]) -> Value {
     json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
