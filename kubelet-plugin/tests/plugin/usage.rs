@@ -363,13 +363,16 @@ async fn what_is_taken_back_is_written_until_the_server_has_it() {
     let due = |status: &str| condition(&node, &claim, "ReclaimDue").filter(|c| c.status == status);
     wait("the condition", || due("True")).await;
     let writes = node.api.count("patch", "resourceclaims/status");
-    node.api.fail_next(2, "patch", "resourceclaims/status", ApiFault::Status(500));
+    // An API server that has just started has not read tokens and roles yet.
+    for code in [500, 401, 403] {
+        node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(code));
+    }
     let gpu = node.sim.uuids().remove(0);
     node.sim.start_process(&gpu, 7);
     node.sim.set_usage(&gpu, 7, Some(GIB), 30);
     wait("its end", || due("False")).await;
     let needed = node.api.count("patch", "resourceclaims/status");
-    assert!(needed >= writes + 3, "two failed");
+    assert!(needed >= writes + 4, "three failed");
     let rounds = node.sim.calls(GpuOp::SmUtilization);
     wait("readings", || (node.sim.calls(GpuOp::SmUtilization) > rounds + 5).then_some(())).await;
     assert_eq!(node.api.count("patch", "resourceclaims/status"), needed, "and no more");
@@ -399,27 +402,6 @@ async fn what_was_said_is_over_when_this_instance_is_in_charge_again_and_sees_us
     node.sim.set_usage(&gpu, 7, Some(GIB), 30);
     wait("its end", || figure().map(drop)).await;
     wait("the end of what was said", || is("Idle", "False").and(is("ReclaimDue", "False"))).await;
-    plugin.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_taken_back_is_written_also_after_the_server_did_not_know_our_rights_for_a_moment() {
-    let node = Node::new("h100x1");
-    let rule = json!({ "usage": { "idle": { "action": "Reclaim", "graceSeconds": 0 } } });
-    node.api.put(&GpuPolicy::new("p", json!({ "rules": [rule] }))).unwrap();
-    let plugin = node.start_with(idle_after(node.config(&[]), Duration::from_millis(300)));
-    plugin.wait_ready().await;
-    let claim = node.claim("c", &["gpu-0"]);
-    node.prepare(&claim).await.unwrap();
-    let due = |status: &str| condition(&node, &claim, "ReclaimDue").filter(|c| c.status == status);
-    wait("the condition", || due("True")).await;
-    // An API server that has just started has not read tokens and roles yet.
-    node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(401));
-    node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(403));
-    let gpu = node.sim.uuids().remove(0);
-    node.sim.start_process(&gpu, 7);
-    node.sim.set_usage(&gpu, 7, Some(GIB), 30);
-    wait("its end", || due("False")).await;
     plugin.stop().await;
 }
 
