@@ -66,6 +66,9 @@ mod tests {
         save(&file, &content).unwrap();
         assert_eq!(read(), Some(content));
         assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
+        // As earlier versions have written it.
+        fs_err::write(&file, r#"{"version":1,"a":2}"#).unwrap();
+        assert_eq!(read(), Some(BTreeMap::from([("a".to_owned(), 2)])));
         for broken in ["", "{", r#"{"a":1}"#, r#"{"version":2,"a":1}"#, r#"{"version":1,"a":"x"}"#] {
             fs_err::write(&file, broken).unwrap();
             assert_eq!(read(), None, "{broken}");
