@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use divvy_claims::Claim;
-use divvy_executor::{Event, Executor, InventorySource, Refresh};
+use divvy_executor::{Event, Executor, InventorySource, Refresh, Unprepared};
 use divvy_gpu_sim::Fault;
 use divvy_model::{ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, Grant, TimeSlice};
 
@@ -142,4 +142,16 @@ fn what_was_found_is_not_forgotten_before_it_is_certainly_back() {
     world.lock().slice_fault = Some(HardwareFault::Refuses);
     world.unprepare(&executor, &uid("a")).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "the time slice is another matter");
+}
+
+/// What was found is given back at once also where another GPU of the same claim keeps it.
+#[test]
+fn a_gpu_beside_a_lost_one_of_its_claim_has_its_mode_back() {
+    let (world, executor, gpu) = left_exclusive();
+    let two = claim_of("two", &["gpu-0-ts", "gpu-1-mig-1g10gb-19-0"], "t1");
+    world.prepare(&executor, &two).unwrap();
+    assert_eq!(mode(&world, &gpu), ComputeMode::Default);
+    sim(&world).lose_gpu(&world.gpu(1));
+    assert!(matches!(world.unprepare(&executor, &two.uid).unwrap(), Unprepared::Lingering(_)));
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
 }

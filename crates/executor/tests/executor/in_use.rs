@@ -206,7 +206,13 @@ fn a_bad_block_in_one_file_stops_no_other_claim() {
     let a = claim("a", &[0], "t1");
     world.lock().api.insert(a.uid.clone(), a.clone());
     let answer = world.prepare(&executor, &a).unwrap();
-    world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
+    let bad = (Folder::Claims, "uid-a.json".to_owned());
+    world.lock().bad_blocks.insert(bad.clone());
+    let executor = world.start();
+    assert_eq!(executor.held().unwrap(), []);
+    world.lock().bad_blocks.clear();
+    assert_eq!(executor.held().unwrap().len(), 1, "the disk gives it after all");
+    world.lock().bad_blocks.insert(bad);
     let executor = world.start();
     world.prepare(&executor, &claim("b", &[1], "t2")).unwrap();
     executor.reconcile(&world.view());
