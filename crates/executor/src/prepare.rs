@@ -23,6 +23,8 @@ use crate::{
 
 /// How often a holder is asked for at the API while it is waited for.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// A call that has waited this long for its locks reads its claim again.
+const OLD: Duration = Duration::from_secs(1);
 
 /// One attempt, made under the locks.
 enum Attempt {
@@ -148,6 +150,7 @@ impl Executor {
     }
 
     fn attempt(&self, claim: &Claim, call: &Call, is_fresh: bool) -> Result<Attempt, PrepareCause> {
+        let begun = self.parts.clock.now();
         let _claim_lock = self.lock_claim(&claim.uid, call.until)?;
         if let Some(tombstone) = self.state.tombstone(&claim.uid)?
             && tombstone.boot == self.config.boot
@@ -160,6 +163,7 @@ impl Executor {
         let mut concerned = gpus_of(claim, &ordinals);
         concerned.extend(own.fine().map(Record::gpus).unwrap_or_default());
         let gpu_locks = self.lock_gpus(&concerned, call.until)?;
+        let is_fresh = is_fresh && self.parts.clock.now() < begun + OLD;
         let seen = self.look(claim, &ordinals, &concerned)?;
         match (self.config.decide)(claim, &seen) {
             Decision::Rebuild => {

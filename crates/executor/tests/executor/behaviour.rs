@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{Phase, PodRef, Stored};
-use divvy_executor::{Event, Folder, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
+use divvy_executor::{Event, Folder, LockName, ProcessOnGpu, Refresh, RunningDevice, Unprepared, chain};
 use divvy_model::GpuErrorCode;
 
 use crate::world::{HardwareFault, Moment, Place, World, claim, final_state, result};
@@ -470,4 +470,36 @@ fn a_prepare_that_has_waited_is_answered_with_what_its_claim_has_then() {
     let answer = waits_while(|machine| machine.lock().api_down = true);
     assert_eq!(answer.unwrap_err().category(), "api", "nothing is taken that may be another claim's");
     assert!(executor.held().unwrap().is_empty());
+}
+
+/// H9 once more: another call is at work on the claim's GPU for long, and the claim is allocated anew meanwhile.
+#[test]
+fn a_prepare_that_has_waited_for_a_lock_is_answered_with_what_its_claim_has_then() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    let machine = world.clone();
+    world.before_lock(LockName::Gpu(world.gpu(0)), 0, move || {
+        let anew = claim("a", &[1], "t2");
+        machine.lock().api.insert(anew.uid.clone(), anew);
+        machine.pass(secs(5));
+    });
+    let prepared = world.prepare(&executor, &a).unwrap();
+    assert_eq!(prepared.devices[0].device.as_str(), "gpu-1");
+}
+
+#[test]
+fn what_policies_allow_is_stored_for_every_gpu_whose_lock_is_free() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let (first, second) = (world.gpu(0), world.gpu(1));
+    let busy = if first < second { first } else { second };
+    world.lock().busy.insert(LockName::Gpu(busy.clone()));
+    let grant = divvy_model::Grant { may_change_mode: Some(true), share_time_slice: None };
+    let all = [world.gpu(0), world.gpu(1)].map(|gpu| (gpu, grant)).into();
+    let problem = executor.grant(&all).unwrap_err().to_string();
+    assert!(problem.contains(busy.as_str()), "{problem}");
+    for gpu in [world.gpu(0), world.gpu(1)] {
+        assert_eq!(world.lock().gpu_state(&gpu).has(&grant), gpu != busy, "{gpu}");
+    }
 }
