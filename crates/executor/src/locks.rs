@@ -187,11 +187,18 @@ mod tests {
     #[test]
     fn claims_have_a_bounded_number_of_lock_files_with_fixed_names() {
         let name = |uid: &str| LockName::Claim(uid.parse().unwrap()).file_name();
-        assert_eq!(
-            name("0f0e0d0c-1111-2222-3333-444455556666"),
-            name("0f0e0d0c-1111-2222-3333-444455556666")
-        );
+        // Both instances of a rolling update must mean the same file: these names never change.
+        assert_eq!(name("0f0e0d0c-1111-2222-3333-444455556666"), "claims-76.lock");
+        assert_eq!(name("5a1c7d3e-9b0f-4c2d-8e6a-1f2b3c4d5e6f"), "claims-54.lock");
         let names: BTreeSet<_> = (0..20_000).map(|n| name(&format!("c{n}"))).collect();
         assert_eq!(names.len(), 256);
+        let dir = tempfile::tempdir().unwrap();
+        let locks = FileLocks::open(dir.path(), Arc::new(SystemClock)).unwrap();
+        drop(locks.acquire(&LockName::Claim("a".parse().unwrap()), soon()).unwrap());
+        let there: BTreeSet<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(there, names, "made at start, and no other by a claim's lock");
     }
 }

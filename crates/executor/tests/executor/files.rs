@@ -177,7 +177,12 @@ fn the_cdi_folder_is_made_but_not_the_one_above_it() {
         (cdi.list().unwrap(), cdi.read("a.json").unwrap()),
         (vec!["a.json".to_owned()], Some(b"two".to_vec()))
     );
+    assert!(cdi.exists("a.json").unwrap());
     assert!(cdi.remove("a.json").unwrap());
+    assert_eq!(cdi.read("a.json").unwrap(), None);
+    // What cannot be read is not taken for a file that is missing.
+    std::fs::create_dir(dir.path().join("cdi/b.json")).unwrap();
+    assert_eq!(cdi.read("b.json").unwrap_err().kind(), std::io::ErrorKind::IsADirectory);
 
     let missing = FileCdiDir::new(dir.path().join("absent/cdi"));
     assert_eq!(missing.write("a.json", b"x").unwrap_err().kind(), std::io::ErrorKind::NotFound);
@@ -230,4 +235,11 @@ fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
     assert_eq!(names(&dir.path().join("claims")), ["a.json"]);
     assert!(store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap());
     assert_eq!(store.list(Folder::Claims).unwrap(), []);
+}
+
+#[test]
+fn the_clock_of_the_machine_sleeps_as_long_as_it_says() {
+    let begun = SystemClock.now();
+    SystemClock.sleep(Duration::from_millis(2));
+    assert!(SystemClock.now() >= begun + Duration::from_millis(2));
 }

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use divvy_claims::Phase;
+use divvy_claims::{Fence, GpuState, OwnedInstance, Phase};
 use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared};
 use divvy_model::GpuOp;
 use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId};
 
-use crate::mig_world::{SMALL, claim_of, is_clean, living, setup, shape, sim};
+use crate::mig_world::{HALF, SMALL, claim_of, is_clean, living, setup, shape, sim};
 use crate::story::uid;
 use crate::world::{Moment, World};
 
@@ -236,20 +236,87 @@ fn what_was_granted_outlives_the_file_of_a_gpu() {
     }
 }
 
-/// What a version before has made, and what it has dropped from the file when it wrote it.
+/// What a version before has made, and what it has dropped from the file when it wrote it: all, or the first of two.
 #[test]
 fn instances_that_are_on_record_only_are_noted_at_start_and_then_outlast_the_record() {
+    for dropped in [2, 1] {
+        let (world, executor, _, gpu) = setup();
+        let a = claim_of("a", &[HALF, SMALL], "t1");
+        world.prepare(&executor, &a).unwrap();
+        let whole = world.lock().gpu_state(&gpu);
+        let mut state = whole.clone();
+        state.instances.drain(..dropped);
+        world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(&state.encode()));
+        world.kill();
+        let executor = world.start();
+        executor.restore_cdi(Refresh::All);
+        let again = world.lock().gpu_state(&gpu);
+        assert_eq!(again.instances.len(), 2);
+        assert!(whole.instances.iter().all(|instance| again.instances.contains(instance)), "{again:?}");
+        world.lock().put(Folder::Claims, "uid-a.json", None);
+        world.lock().api.clear();
+        after_a_day(&world, &executor);
+        assert!(is_clean(&world), "left: {:?}", shape(&world));
+    }
+}
+
+/// A GPU's file is made again of what the records say of this GPU, and no other.
+#[test]
+fn a_file_that_is_made_again_has_no_instances_of_other_gpus() {
+    let (world, executor, _, gpu) = setup();
+    let a = claim_of("a", &[HALF, "gpu-1-mig-3g40gb-9-4"], "t1");
+    world.prepare(&executor, &a).unwrap();
+    let whole = world.lock().gpu_state(&gpu);
+    world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(b"rubbish"));
+    executor.reconcile(&world.view());
+    assert_eq!(world.lock().gpu_state(&gpu).instances, whole.instances);
+}
+
+/// What reconcile makes of fences and of notes of instances in a GPU's file, beside a claim that is prepared.
+#[test]
+fn fences_of_gone_claims_and_notes_that_no_record_bears_out_are_dropped_from_a_gpus_file() {
     let (world, executor, a, gpu) = setup();
     world.prepare(&executor, &a).unwrap();
-    let mut state = world.lock().gpu_state(&gpu);
-    state.instances.clear();
-    world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(&state.encode()));
-    world.kill();
-    let executor = world.start();
-    executor.restore_cdi(Refresh::All);
-    assert_eq!(world.lock().gpu_state(&gpu).instances.len(), 1);
-    world.lock().put(Folder::Claims, "uid-a.json", None);
-    world.lock().api.clear();
-    after_a_day(&world, &executor);
-    assert!(is_clean(&world), "left: {:?}", shape(&world));
+    let elsewhere = claim_of("b", &[SMALL], "t1");
+    world.prepare(&executor, &elsewhere).unwrap();
+    let other =
+        world.lock().gpu_state(&gpu).instances.into_iter().find(|i| i.claim == elsewhere.uid).unwrap();
+    world.unprepare(&executor, &elsewhere.uid).unwrap();
+    let whole = world.lock().gpu_state(&gpu);
+    let made = whole.instances[0].clone();
+    let reconciled = |change: &dyn Fn(&mut GpuState)| {
+        let mut state = whole.clone();
+        change(&mut state);
+        world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(&state.encode()));
+        let events = executor.reconcile(&world.view()).events;
+        (world.lock().gpu_state(&gpu), events)
+    };
+    let fence = |claim: Option<&str>, boot: &str| Fence {
+        claim: claim.map(|uid| uid.parse().unwrap()),
+        reason: "not known".to_owned(),
+        boot: boot.parse().unwrap(),
+    };
+    let this_boot = made.boot.as_str();
+    let cleared = Event::FenceCleared { gpu: gpu.clone() };
+    for (fence, stays) in [
+        (fence(Some("uid-gone"), this_boot), false),
+        (fence(Some("uid-a"), "boot-before"), false),
+        (fence(Some("uid-a"), this_boot), true),
+        (fence(None, this_boot), true),
+    ] {
+        let (state, events) = reconciled(&|state| state.fences.push(fence.clone()));
+        assert_eq!(state.fences.contains(&fence), stays, "{fence:?}");
+        assert_eq!(events.contains(&cleared), !stays, "{fence:?}: {events:?}");
+        assert_eq!(state.instances, whole.instances);
+    }
+    for (note, stays) in [
+        (OwnedInstance { boot: "boot-before".parse().unwrap(), ..made.clone() }, false),
+        (OwnedInstance { claim: a.uid.clone(), ..other.clone() }, false),
+        (OwnedInstance { claim: "uid-lost".parse().unwrap(), ..other.clone() }, true),
+    ] {
+        let (state, events) = reconciled(&|state| state.instances.push(note.clone()));
+        assert_eq!(state.instances.contains(&note), stays, "{note:?}");
+        assert!(state.instances.contains(&made), "{note:?}");
+        assert!(!events.contains(&cleared), "{events:?}");
+    }
 }
