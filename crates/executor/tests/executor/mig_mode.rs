@@ -212,3 +212,61 @@ fn mig_mode_that_is_ours_stays_ours_until_it_is_certainly_off() {
         cut_short(&|world| world.lock().hardware_fault = Some(HardwareFault::Late { after, succeeds }));
     }
 }
+
+/// What a change of MIG mode that does not work comes to, and that a mode that is only pending is taken back.
+#[test]
+fn a_change_of_mig_mode_that_fails_says_whether_it_may_have_happened_and_leaves_no_pending_mode() {
+    let node = SimNode::parse("h100x2").unwrap();
+    let gpu = node.uuids().remove(0);
+    let steps = MigSteps::new(Arc::new(node.clone()));
+    let pending = || match node.mig_mode(&gpu).unwrap() {
+        MigMode::Supported { pending, .. } => pending,
+        MigMode::Unsupported => panic!("an H100"),
+    };
+    let cases = [
+        (GpuErrorCode::IN_USE, true, "while the GPU is in use: no process computes on it"),
+        (GpuErrorCode::NO_PERMISSION, true, "cannot be turned on"),
+        (GpuErrorCode::UNKNOWN, false, "may not be on"),
+    ];
+    for (code, is_certain, text) in cases {
+        let calls = node.calls(GpuOp::SetMigMode);
+        node.fault(Fault::fail(code).of(GpuOp::SetMigMode).times(1));
+        let error = steps.set_mig_mode(&gpu, true).unwrap_err();
+        assert_eq!(matches!(error, StepError::NotDone(_)), is_certain, "{code:?}");
+        assert!(chain(&error).contains(text), "{}", chain(&error));
+        assert_eq!(node.calls(GpuOp::SetMigMode), calls + 1, "nothing is pending that is to be taken back");
+    }
+    node.edit(|e| e.gpu(&gpu).unwrap().clients.insert("dcgm".to_owned()));
+    let error = steps.set_mig_mode(&gpu, true).unwrap_err();
+    assert!(matches!(error, StepError::NotDone(_)) && !pending(), "{}", chain(&error));
+    // The driver could not take the mode back: it was not set, or may be.
+    let calls = node.calls(GpuOp::SetMigMode);
+    node.fault(Fault::fail_after(GpuErrorCode::UNKNOWN).of(GpuOp::SetMigMode).times(1));
+    let error = steps.set_mig_mode(&gpu, true).unwrap_err();
+    assert!(matches!(error, StepError::Unknown(_)) && pending(), "{}", chain(&error));
+    assert_eq!(node.calls(GpuOp::SetMigMode), calls + 1, "what may still come is not raced with");
+    node.edit(|e| e.gpu(&gpu).unwrap().clients.clear());
+    steps.set_mig_mode(&gpu, true).unwrap();
+    // Turned off under another driver's instance: not even tried.
+    node.make_foreign_instance(&gpu, divvy_model::mig::GpuInstanceProfileId(19), 0).unwrap();
+    let calls = node.calls(GpuOp::SetMigMode);
+    let error = steps.set_mig_mode(&gpu, false).unwrap_err();
+    assert!(matches!(error, StepError::NotDone(_)), "{}", chain(&error));
+    assert!(chain(&error).contains("which this driver did not create"), "{}", chain(&error));
+    assert_eq!((node.calls(GpuOp::SetMigMode), pending()), (calls, true));
+}
+
+/// A context on the whole GPU keeps partitions from being made; who has it is named.
+#[test]
+fn a_partition_that_is_refused_because_the_gpu_is_in_use_names_what_uses_it() {
+    let (world, _, _, gpu) = setup();
+    sim(&world).set_mig_mode(&gpu, true).unwrap();
+    sim(&world).start_process(&gpu, 4711);
+    let wanted = divvy_model::mig::Partition {
+        gpu: gpu.clone(),
+        profile: divvy_model::mig::GpuInstanceProfileId(9),
+        placement: divvy_model::mig::Placement { start: 4, size: 4 },
+    };
+    let error = MigSteps::new(Arc::new(sim(&world))).create(&wanted, &mut |_| {}).unwrap_err();
+    assert!(chain(&error).contains("while the GPU is in use: process 4711"), "{}", chain(&error));
+}
