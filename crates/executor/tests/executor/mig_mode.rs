@@ -270,3 +270,42 @@ fn a_partition_that_is_refused_because_the_gpu_is_in_use_names_what_uses_it() {
     let error = MigSteps::new(Arc::new(sim(&world))).create(&wanted, &mut |_| {}).unwrap_err();
     assert!(chain(&error).contains("while the GPU is in use: process 4711"), "{}", chain(&error));
 }
+
+/// What is gone is removed; what could not be read or removed is not taken for gone.
+#[test]
+fn a_removal_succeeds_for_what_is_gone_and_says_of_the_rest_whether_it_may_have_happened() {
+    let node = SimNode::parse("h100x2").unwrap();
+    let gpu = node.uuids().remove(0);
+    node.set_mig_mode(&gpu, true).unwrap();
+    let steps = MigSteps::new(Arc::new(node.clone()));
+    let wanted = divvy_model::mig::Partition {
+        gpu: gpu.clone(),
+        profile: divvy_model::mig::GpuInstanceProfileId(9),
+        placement: divvy_model::mig::Placement { start: 4, size: 4 },
+    };
+    let made = steps.create(&wanted, &mut |_| {}).unwrap();
+    let fails = |op, code| {
+        node.fault(Fault::fail(code).of(op).times(1));
+    };
+    // It goes between one question and the next.
+    fails(GpuOp::ComputeInstances, GpuErrorCode::NOT_FOUND);
+    assert_eq!(steps.living(&wanted).unwrap(), None);
+    fails(GpuOp::ComputeInstances, GpuErrorCode::UNKNOWN);
+    assert_eq!(steps.living(&wanted).unwrap_err().code, GpuErrorCode::UNKNOWN);
+    for (code, is_certain, text) in [
+        (GpuErrorCode::IN_USE, true, "its compute instance is still in use"),
+        (GpuErrorCode::NO_PERMISSION, true, "its compute instance could not be removed"),
+        (GpuErrorCode::UNKNOWN, false, "its compute instance could not be removed"),
+    ] {
+        fails(GpuOp::DestroyComputeInstance, code);
+        let error = steps.undo(&wanted, &made).unwrap_err();
+        assert_eq!(matches!(error, StepError::NotDone(_)), is_certain, "{code:?}");
+        assert!(chain(&error).contains(text), "{}", chain(&error));
+        assert_eq!(steps.living(&wanted).unwrap().as_ref(), Some(&made));
+    }
+    // Another process has removed it in the same moment.
+    let fault = Fault::fail_after(GpuErrorCode::NOT_FOUND).times(1);
+    node.fault(fault.of(GpuOp::DestroyComputeInstance));
+    steps.undo(&wanted, &made).unwrap();
+    assert_eq!(steps.living(&wanted).unwrap(), None);
+}
