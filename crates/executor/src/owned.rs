@@ -177,3 +177,41 @@ impl Executor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clock that goes on only while it is slept on, and whose first sleep lets go of a lock.
+    struct Busy(Mutex<(Duration, Option<fs::File>)>);
+
+    impl Clock for Busy {
+        fn now(&self) -> Duration {
+            self.0.lock().unwrap().0
+        }
+
+        fn sleep(&self, time: Duration) {
+            let mut busy = self.0.lock().unwrap();
+            busy.0 += time;
+            busy.1 = None;
+        }
+    }
+
+    #[test]
+    fn another_drivers_look_at_a_gpu_is_waited_for_and_not_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
+        let owned = Owned::new(dir.path().to_owned(), "gpu.divvy.dev".to_owned());
+        let looks = || {
+            let file = open(&dir.path().join(gpu.as_str())).unwrap();
+            file.file().lock().unwrap();
+            file
+        };
+        let clock = Busy(Mutex::new((Duration::ZERO, Some(looks()))));
+        drop(owned.turn(&gpu, &clock).unwrap());
+        let _looks = looks();
+        let hangs = Busy(Mutex::new((Duration::ZERO, None)));
+        let error = owned.turn(&gpu, &hangs).unwrap_err();
+        assert_eq!((error.kind(), hangs.now()), (io::ErrorKind::WouldBlock, TURN));
+    }
+}

@@ -18,22 +18,14 @@ impl Executor {
     /// Brings MIG mode of a GPU to `on`. What it was is in the GPU's state before it changes. Under the GPU's lock.
     pub(crate) fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepFailed> {
         let steps = &self.parts.steps;
-        let mode = steps
-            .mig_mode(gpu)
-            .map_err(|source| StepError::NotDone(Cause::from_gpu("MIG mode cannot be read", source)))?;
-        let current = match mode {
-            MigMode::Supported { current, .. } => current,
-            MigMode::Unsupported if !on => return Ok(()),
-            MigMode::Unsupported => {
-                let cause = Cause::new(format!("{gpu} does not support partitions"));
-                return Err(StepError::NotDone(cause).into());
-            }
-        };
+        let read = |source| StepError::NotDone(Cause::from_gpu("MIG mode cannot be read", source));
+        let current = steps.mig_mode(gpu).map_err(read)?.is_on();
         let note = |state: &mut GpuState| state.note_mig_mode(current, on);
         // Also where it is so already: a call that has not come back may still change it.
         let set = || steps.set_mig_mode(gpu, on);
-        if current && !on && self.gpu_state(gpu)?.turned_mig_on() {
-            // Ours until it certainly is off: what a crash or the driver cuts short is tried again.
+        if self.gpu_state(gpu)?.turned_mig_on() {
+            // What it was is noted already, and it is ours until it certainly is off: what a crash or the driver cuts
+            // short is tried again.
             set()?;
             self.change_gpu(gpu, note)?;
         } else {

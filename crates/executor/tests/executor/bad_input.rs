@@ -67,7 +67,9 @@ fn missing_driver_files_are_waited_for_and_then_named_and_leave_nothing_behind()
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.lock().edits_missing = true;
+    let began = world.lock().now;
     let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
+    assert!(world.lock().now > began + Duration::from_secs(30), "they may be on their way");
     assert_eq!(
         chain(&error),
         "claim ns/a (UID uid-a) cannot be prepared: the container edits of device (all) cannot be determined: libcuda.so is not below the driver root (is the driver installed? see --driver-root)"

@@ -43,8 +43,10 @@ fn what_a_prepare_may_change_is_kept_for_a_restart_and_asked_for_under_the_lock(
     assert!(world.lock().gpu_state(&gpu).may_change_mode);
     world.grant(&executor, false);
     assert_eq!(world.lock().file(Folder::Gpus, &format!("{gpu}.json")), None);
+    let began = world.lock().now;
     let error = world.prepare(&world.start(), &a).unwrap_err();
     assert_eq!(error.category(), "wrong-mode");
+    assert!(world.lock().now < began + Duration::from_secs(1), "waiting changes nothing");
     world.grant(&executor, true);
     world.kill();
     world.prepare(&world.start(), &a).unwrap();
@@ -284,6 +286,9 @@ fn a_removal_succeeds_for_what_is_gone_and_says_of_the_rest_whether_it_may_have_
         placement: divvy_model::mig::Placement { start: 4, size: 4 },
     };
     let made = steps.create(&wanted, &mut |_| {}).unwrap();
+    let Outcome::Partition { gi, .. } = made else { panic!("{made:?}") };
+    assert_eq!(steps.probe(&wanted, &[]), Observed::Ours(made.clone()));
+    assert_eq!(steps.probe(&wanted, &[gi]), Observed::Absent, "it was there before we began");
     let fails = |op, code| {
         node.fault(Fault::fail(code).of(op).times(1));
     };

@@ -30,6 +30,25 @@ fn a_partition_in_use_is_waited_for_ten_seconds_then_lingers_and_is_removed_when
     assert_eq!(shape(&world), [(19, 0, 1)]);
 }
 
+/// An administrator has removed the partition of a claim that lingers, and then the claim's next pod comes.
+#[test]
+fn a_lingering_claim_whose_partition_was_removed_by_others_gets_another() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let (instance, inside) = living(&world, &gpu).remove(0);
+    sim(&world).start_process_in(&gpu, instance.id, 4711);
+    assert!(matches!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(_)));
+    sim(&world).end_process(4711);
+    sim(&world).edit(|e| {
+        e.destroy_compute_instance(&gpu, instance.id, inside[0].id).unwrap();
+        e.destroy_gpu_instance(&gpu, instance.id).unwrap();
+    });
+    world.prepare(&executor, &a).unwrap();
+    assert_eq!(shape(&world), [(9, 4, 1)]);
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert!(shape(&world).is_empty());
+}
+
 #[test]
 fn a_process_that_the_driver_sees_and_nvml_does_not_list_makes_the_removal_wait_without_fencing_the_gpu() {
     let (world, executor, a, _) = setup();

@@ -56,6 +56,24 @@ fn numbers_that_were_lost_are_those_of_records_slices_and_allocations_and_a_brok
     }
 }
 
+/// Only a node without a file, records and slices is a fresh one, whose first GPU is `gpu-0`.
+#[test]
+fn slices_alone_or_a_broken_file_alone_keep_numbers_from_being_given_out_again() {
+    for (broken, published) in [(None, true), (Some(b"{\"GPU-".as_slice()), false)] {
+        let world = World::new("h100x2", 1);
+        world.lock().put(Folder::Node, FILE, broken);
+        if published {
+            world.lock().published = vec![(0, world.gpu(1))];
+        }
+        // Allocated, and not prepared on this node yet.
+        let a = claim("a", &[0], "t1");
+        world.lock().api.insert(a.uid.clone(), a);
+        let again = numbers(&world.start());
+        let first = again.iter().find(|(number, _)| *number == 0).map(|(_, gpu)| gpu.clone());
+        assert_ne!(first, Some(world.gpu(0)), "the claim was given another GPU: {again:?}");
+    }
+}
+
 fn address() -> divvy_model::PciAddress {
     divvy_model::PciAddress { domain: 0, bus: 0, device: 0, function: 0 }
 }
