@@ -29,8 +29,8 @@ const OLD: Duration = Duration::from_secs(1);
 /// One attempt, made under the locks.
 enum Attempt {
     Done(Prepared),
-    /// Something was put right: decided again.
-    AtOnce,
+    /// The claim's record was rebuilt: decided again.
+    MadeAgain,
     /// The call has waited, and the claim may have been allocated anew since: looked up without any lock.
     LookUp,
     /// Others are in the way.
@@ -63,7 +63,9 @@ impl Executor {
             let begun = self.parts.clock.now();
             let why = match self.attempt(&claim, call, is_fresh)? {
                 Attempt::Done(prepared) => return Ok(prepared),
-                Attempt::AtOnce => continue,
+                Attempt::MadeAgain => {
+                    PrepareCause::Lost("it was rebuilt, and still cannot be read".to_owned())
+                }
                 // It may have been deallocated while the call waited, and allocated anew.
                 Attempt::LookUp => {
                     match self.parts.claims.look_up(&claim.uid, Some(&claim.reference()), give_up) {
@@ -197,7 +199,7 @@ impl Executor {
     fn make_again(&self, claim: &Claim) -> Attempt {
         let why = match self.rebuild_locked(&claim.uid, Some(claim), self.parts.clock.now() + BRIEFLY) {
             Some(Event::Failed { error, .. }) => error,
-            Some(_) => return Attempt::AtOnce,
+            Some(_) => return Attempt::MadeAgain,
             None => "another call is running for it".to_owned(),
         };
         Attempt::Again(PrepareCause::Lost(why), None)

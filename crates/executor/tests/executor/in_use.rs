@@ -230,6 +230,23 @@ fn a_bad_block_in_one_file_stops_no_other_claim() {
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
 }
 
+/// A record that cannot be read although it was just written must not keep the call at work for ever.
+#[test]
+fn a_record_that_stays_unreadable_ends_the_prepare_at_its_deadline() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    let answer = world.prepare(&executor, &a).unwrap();
+    world.lock().bad_disk = true;
+    world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
+    let executor = world.start();
+    let error = divvy_executor::chain(&world.prepare(&executor, &a).unwrap_err());
+    assert!(error.contains("it was rebuilt, and still cannot be read"), "{error}");
+    world.lock().bad_blocks.clear();
+    assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
+}
+
 #[test]
 fn an_unreadable_record_of_a_gone_claim_that_a_cdi_file_puts_elsewhere_frees_all_but_its_gpu() {
     let world = World::new("h100x2", 1);

@@ -126,6 +126,8 @@ pub(crate) struct Machine {
     pub among: Option<(PathBuf, &'static str)>,
     /// Files of the store whose content the disk does not give.
     pub bad_blocks: BTreeSet<(Folder, String)>,
+    /// Nor does it give what is written in its place.
+    pub bad_disk: bool,
     /// Locks that another process has.
     pub busy: BTreeSet<LockName>,
 }
@@ -325,7 +327,9 @@ impl Machine {
         self.writes += 1;
         self.syncs += usize::from(synced);
         // Another file, in other blocks.
-        self.bad_blocks.remove(&(folder, name.to_owned()));
+        if !self.bad_disk {
+            self.bad_blocks.remove(&(folder, name.to_owned()));
+        }
         let serial = self.writes;
         let file = self.disk.entry((folder, name.to_owned())).or_default();
         file.seen = bytes.map(|b| (b.to_vec(), serial));
