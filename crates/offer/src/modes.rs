@@ -104,8 +104,8 @@ fn obstacle(facts: &Facts<'_>, mode: OfferedMode) -> Option<Refused> {
     match mode {
         OfferedMode::Mig if !facts.cuttable => Some(Refused::NoMig),
         OfferedMode::Mig if !counts => Some(Refused::NoCounters),
-        // Nothing lives where the mode is off, and nothing is made.
-        OfferedMode::Mig if is_static && !facts.on => Some(Refused::Static),
+        // None lives, and none is made: a GPU in one mode only would be offered as nothing.
+        OfferedMode::Mig if is_static && !(facts.on && facts.any_lives) => Some(Refused::Static),
         OfferedMode::TimeSlicing if !facts.features.supports(Feature::Shares) => Some(Refused::NoShares),
         OfferedMode::Whole | OfferedMode::TimeSlicing if is_static && facts.any_lives => {
             Some(Refused::Static)
@@ -203,6 +203,9 @@ mod tests {
         let fixed = || Case { instances: Instances::Static, ..h100() };
         assert_eq!(chosen(&fixed()), [Whole, TimeSlicing]);
         assert_eq!(chosen(&Case { on: true, any_lives: true, ..fixed() }), [Mig]);
-        assert_eq!(chosen(&Case { on: true, ..fixed() }), [Whole, Mig, TimeSlicing]);
+        // None does, and none is made: a GPU that is offered in one mode only must not be offered as nothing.
+        assert_eq!(chosen(&Case { on: true, ..fixed() }), [Whole, TimeSlicing]);
+        let old = KubeVersion::new(1, 36, 1);
+        assert_eq!(chosen(&Case { on: true, version: old, ..fixed() }), [Whole]);
     }
 }
