@@ -197,6 +197,25 @@ fn an_unreadable_record_of_a_gone_claim_holds_while_a_process_is_on_its_gpu_and_
     }
 }
 
+/// Processes that cannot be listed may be there; where there is no driver, none is.
+#[test]
+fn an_unreadable_record_of_a_gone_claim_holds_while_the_driver_lists_no_processes() {
+    use divvy_model::GpuErrorCode;
+    for (code, holds) in [(GpuErrorCode::UNKNOWN, true), (GpuErrorCode::DRIVER_NOT_LOADED, false)] {
+        let world = World::new("h100x2", 1);
+        let executor = world.start();
+        let a = claim("a", &[0], "t1");
+        world.prepare(&executor, &a).unwrap();
+        world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+        world.lock().process_error = Some(code);
+        let answer = world.unprepare(&executor, &a.uid).unwrap();
+        assert_eq!(matches!(answer, Unprepared::Lingering(_)), holds, "{code:?}: {answer:?}");
+        world.lock().process_error = None;
+        executor.reconcile(&world.view());
+        assert!(world.lock().records().is_empty());
+    }
+}
+
 /// The disk does not give the content of one file any more: that is as bad as a torn one, and no worse.
 #[test]
 fn a_bad_block_in_one_file_stops_no_other_claim() {
