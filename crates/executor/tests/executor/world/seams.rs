@@ -32,6 +32,8 @@ impl Locks for TestLocks {
         }
         {
             let mut m = self.0.lock();
+            // Only an API that is slow makes a call late.
+            assert!(until >= m.now || m.api_takes.is_some(), "{name} is asked for after its deadline");
             if m.busy.contains(name) {
                 m.now = m.now.max(until);
                 return Err(LockError::TimedOut { lock: name.to_string() });
