@@ -197,6 +197,48 @@ fn an_unreadable_record_of_a_gone_claim_holds_while_a_process_is_on_its_gpu_and_
     }
 }
 
+/// A live claim's record is torn: it is rebuilt, also without its CDI file, and not before the driver says what is there.
+#[test]
+fn a_torn_record_of_a_live_claim_waits_for_the_driver_and_needs_no_cdi_file() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    let answer = world.prepare(&executor, &a).unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    let inventory = world.lock().inventory.take();
+    let events = executor.reconcile(&world.view()).events;
+    assert!(matches!(events.last(), Some(Event::Failed { .. })), "{events:?}");
+    assert_eq!(world.lock().cdi.len(), 1, "a container of it may start");
+    world.lock().inventory = inventory;
+    world.lock().cdi.clear();
+    let events = executor.reconcile(&world.view()).events;
+    assert_eq!(events.last(), Some(&Event::Rebuilt { claim: a.uid.clone() }));
+    assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
+    // What it has allocated now can never be prepared: there is nothing to wait for.
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    let elsewhere = claim("a", &[9], "t1");
+    world.lock().api.insert(a.uid.clone(), elsewhere);
+    let events = executor.reconcile(&world.view()).events;
+    assert!(matches!(events.last(), Some(Event::SetAside { .. })), "{events:?}");
+}
+
+/// Whether any claim lingers still: the plugin looks again soon only then.
+#[test]
+fn finishing_lingering_claims_says_whether_any_is_left() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    assert!(!executor.finish_lingering().1);
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    busy(&world, 0);
+    assert!(matches!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(_)));
+    assert!(executor.finish_lingering().1);
+    world.lock().processes.clear();
+    assert!(!executor.finish_lingering().1);
+    assert!(world.lock().records().is_empty());
+}
+
 /// Processes that cannot be listed may be there; where there is no driver, none is.
 #[test]
 fn an_unreadable_record_of_a_gone_claim_holds_while_the_driver_lists_no_processes() {
