@@ -113,6 +113,21 @@ fn after_a_reboot_the_mode_is_set_again_before_a_containers_share_is_ready() {
     assert_eq!(mode(&world, &gpu), ComputeMode::Default);
 }
 
+/// Only shares need another mode: what an administrator sets at each boot stays under a whole GPU.
+#[test]
+fn after_a_reboot_a_whole_gpu_keeps_the_mode_that_it_has() {
+    let (world, executor, gpu) = left_exclusive();
+    let whole = claim_of("w", &["gpu-0"], "t1");
+    world.prepare(&executor, &whole).unwrap();
+    world.lock().api.insert(whole.uid.clone(), whole.clone());
+    world.reboot();
+    sim(&world).set_compute_mode(&gpu, ComputeMode::ExclusiveProcess).unwrap();
+    world.changed(&gpu);
+    let events = world.start().restore_cdi(Refresh::Missing).events;
+    assert_eq!(events, [Event::ExecutedAgain { claim: whole.uid }]);
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+}
+
 /// A call of the driver that has not come back, a GPU that is not seen, a time slice that cannot be set: none of them is a
 /// reason to forget what was found.
 #[test]

@@ -410,6 +410,22 @@ fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_
     assert_eq!(world.lock().slices, Some(BTreeMap::from([(gpu, TimeSlice::Long)])));
 }
 
+/// The driver was reloaded under a pod, and has forgotten the time slice, of which the GPU's file says that it is set.
+#[test]
+fn a_time_slice_that_the_driver_has_forgotten_is_set_again_when_everything_is_refreshed() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let gpu = world.gpu(0);
+    let a = claim("a", &["gpu-0".to_owned()], Some(TimeSlice::Long), "t1");
+    world.prepare(&executor, &a).unwrap();
+    let slices = || world.lock().slices.clone().unwrap();
+    world.lock().slices = Some(BTreeMap::new());
+    executor.restore_cdi(Refresh::Missing);
+    assert_eq!(slices(), BTreeMap::new(), "what is known to be set costs no call");
+    executor.restore_cdi(Refresh::All);
+    assert_eq!(slices(), BTreeMap::from([(gpu, TimeSlice::Long)]));
+}
+
 #[test]
 fn a_time_slice_that_may_not_have_been_set_is_set_again() {
     for fault in [HardwareFault::Late { after: Duration::ZERO, succeeds: false }, HardwareFault::Lies] {
