@@ -68,13 +68,20 @@ fn missing_driver_files_are_waited_for_and_then_named_and_leave_nothing_behind()
     let executor = world.start();
     world.lock().edits_missing = true;
     let began = world.lock().now;
+    let writes = world.lock().writes;
     let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
     assert!(world.lock().now > began + Duration::from_secs(30), "they may be on their way");
+    assert_eq!(world.lock().writes, writes, "nothing is written before the files are found");
     assert_eq!(
         chain(&error),
         "claim ns/a (UID uid-a) cannot be prepared: the container edits of device (all) cannot be determined: libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
     );
     assert_eq!(final_state(&world).records.len(), 0);
+    // A partition is made before its device nodes can be looked for.
+    let (world, executor, a, _) = crate::mig_world::setup();
+    world.lock().edits_missing = true;
+    world.prepare(&executor, &a).unwrap_err();
+    assert!(crate::mig_world::is_clean(&world));
 }
 
 #[test]

@@ -291,6 +291,27 @@ fn a_bad_block_in_one_file_stops_no_other_claim() {
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
 }
 
+/// No more files can be opened for a moment: what is kept is as good as before, and is neither moved aside nor rebuilt.
+#[test]
+fn a_file_that_cannot_be_read_now_is_not_taken_for_a_corrupt_one() {
+    const TOO_MANY_OPEN_FILES: i32 = 24;
+    let (world, executor, a, gpu) = crate::mig_world::setup();
+    world.prepare(&executor, &a).unwrap();
+    let whole = final_state(&world);
+    for bad in [(Folder::Claims, "uid-a.json".to_owned()), (Folder::Gpus, format!("{gpu}.json"))] {
+        let executor = world.start();
+        world.lock().read_error = TOO_MANY_OPEN_FILES;
+        world.lock().bad_disk = true;
+        world.lock().bad_blocks.insert(bad);
+        executor.reconcile(&world.view());
+        assert_eq!(final_state(&world), whole);
+        assert!(world.unprepare(&executor, &a.uid).is_err());
+        assert_eq!(world.lock().files(Folder::Corrupt).len(), 0);
+        world.lock().bad_blocks.clear();
+    }
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+}
+
 /// A record that cannot be read although it was just written must not keep the call at work for ever.
 #[test]
 fn a_record_that_stays_unreadable_ends_the_prepare_at_its_deadline() {

@@ -91,6 +91,7 @@ impl World {
                 pods: BTreeMap::new(),
                 among: None,
                 bad_blocks: BTreeSet::new(),
+                read_error: 5,
                 bad_disk: false,
                 busy: BTreeSet::new(),
             })),

@@ -76,7 +76,7 @@ pub(crate) struct Machine {
     pub boot: u32,
     pub chance: Chance,
     pub(super) disk: BTreeMap<(Folder, String), File>,
-    pub(super) writes: u64,
+    pub writes: u64,
     pub cdi: BTreeMap<String, Vec<u8>>,
     /// By claim and request.
     pub metadata: BTreeMap<(ClaimUid, String), Vec<u8>>,
@@ -126,6 +126,8 @@ pub(crate) struct Machine {
     pub among: Option<(PathBuf, &'static str)>,
     /// Files of the store whose content the disk does not give.
     pub bad_blocks: BTreeSet<(Folder, String)>,
+    /// The error with which it says so.
+    pub read_error: i32,
     /// Nor does it give what is written in its place.
     pub bad_disk: bool,
     /// Locks that another process has.
