@@ -24,18 +24,18 @@ impl Executor {
         };
         let unknown = grants.iter().filter(|(gpu, grant)| !is_known(gpu, grant));
         // A GPU whose lock is busy or whose file cannot be written keeps none of the others waiting.
-        let failed = unknown.filter_map(|(gpu, grant)| self.grant_one(gpu, grant).err());
+        let failed = unknown.filter_map(|(gpu, grant)| self.grant_one(gpu, *grant).err());
         failed.reduce(|first, _| first).map_or(Ok(()), Err)
     }
 
-    fn grant_one(&self, gpu: &GpuUuid, grant: &Grant) -> Result<(), StoreError> {
+    fn grant_one(&self, gpu: &GpuUuid, grant: Grant) -> Result<(), StoreError> {
         let locked = self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY);
         let _lock = locked.map_err(|error| StoreError {
             what: format!("the state of {gpu}"),
             action: "written",
             source: std::io::Error::other(error),
         })?;
-        self.change_gpu(gpu, |state| state.take(grant))
+        self.change_gpu(gpu, |state| state.take(&grant))
     }
 
     /// GPUs that are fenced in this boot, and why.

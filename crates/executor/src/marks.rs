@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(ours.marked(&gpu), Some(GpuOp::DestroyGpuInstance));
         drop(second);
         assert_eq!(ours.marked(&gpu), None);
-        std::fs::write(dir.path().join("file"), b"").unwrap();
+        fs::write(dir.path().join("file"), b"").unwrap();
         let unreadable = FileMarks::new(dir.path().join("file"));
         assert!(unreadable.marked(&gpu).is_some(), "a mark that cannot be read is taken for one");
     }

@@ -53,6 +53,8 @@ impl Executor {
         let mut waited = false;
         // The claim lingers, and that could not be written: its record still says that it is prepared.
         let mut unwritten = None;
+        // A record that is unreadable again right after it was made again is left to reconcile.
+        let mut made_again = false;
         loop {
             let outcome = {
                 let _claim_lock = self.lock_claim(uid, call.until)?;
@@ -73,7 +75,8 @@ impl Executor {
                                 Ok(Some(Blocked { why, soon: true, unwritten: None }))
                             }
                             // Known again, or gone.
-                            _ => continue,
+                            _ if !std::mem::replace(&mut made_again, true) => continue,
+                            _ => Err("it is lost again".to_owned()),
                         }
                     }
                     Stored::Absent => {
@@ -97,8 +100,10 @@ impl Executor {
                 }
                 Err(corrupt) => match self.read_again_from_api(uid, wait_until) {
                     Some(Event::SetAside { .. }) => return Ok(Unprepared::Done),
-                    Some(Event::Rebuilt { .. } | Event::Kept { .. }) => {
-                        // Known again; now it can be undone. Not `waited`: no other call prepared it.
+                    // Known again; now it can be undone. Not `waited`: no other call prepared it.
+                    Some(Event::Rebuilt { .. } | Event::Kept { .. })
+                        if !std::mem::replace(&mut made_again, true) =>
+                    {
                         continue;
                     }
                     _ => return Ok(Unprepared::Lingering(format!("its record cannot be read: {corrupt}"))),

@@ -181,7 +181,7 @@ fn the_cdi_folder_is_made_but_not_the_one_above_it() {
     assert!(cdi.remove("a.json").unwrap());
     assert_eq!(cdi.read("a.json").unwrap(), None);
     // What cannot be read is not taken for a file that is missing.
-    std::fs::create_dir(dir.path().join("cdi/b.json")).unwrap();
+    fs::create_dir(dir.path().join("cdi/b.json")).unwrap();
     assert_eq!(cdi.read("b.json").unwrap_err().kind(), std::io::ErrorKind::IsADirectory);
 
     let missing = FileCdiDir::new(dir.path().join("absent/cdi"));

@@ -223,6 +223,20 @@ fn a_torn_record_of_a_live_claim_waits_for_the_driver_and_needs_no_cdi_file() {
     assert!(matches!(events.last(), Some(Event::SetAside { .. })), "{events:?}");
 }
 
+/// Files were copied about.
+#[test]
+fn a_record_of_another_claim_under_a_claims_name_counts_as_unreadable() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    world.prepare(&executor, &claim("a", &[0], "t1")).unwrap();
+    let record = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
+    world.lock().put(Folder::Claims, "uid-b.json", Some(&record));
+    let events = executor.restore_cdi(Refresh::Missing).events;
+    let why = "its record cannot be read and is rebuilt from the API: it is the record of claim UID uid-a";
+    let kept = Event::Kept { claim: "uid-b".parse().unwrap(), why: why.to_owned() };
+    assert!(events.contains(&kept), "{events:?}");
+}
+
 /// Whether any claim lingers still: the plugin looks again soon only then.
 #[test]
 fn finishing_lingering_claims_says_whether_any_is_left() {
@@ -291,7 +305,7 @@ fn a_bad_block_in_one_file_stops_no_other_claim() {
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
 }
 
-/// No more files can be opened for a moment: what is kept is as good as before, and is neither moved aside nor rebuilt.
+/// No more files can be opened for a moment: what is on disk is neither moved aside nor rebuilt.
 #[test]
 fn a_file_that_cannot_be_read_now_is_not_taken_for_a_corrupt_one() {
     const TOO_MANY_OPEN_FILES: i32 = 24;
@@ -300,8 +314,7 @@ fn a_file_that_cannot_be_read_now_is_not_taken_for_a_corrupt_one() {
     let whole = final_state(&world);
     for bad in [(Folder::Claims, "uid-a.json".to_owned()), (Folder::Gpus, format!("{gpu}.json"))] {
         let executor = world.start();
-        world.lock().read_error = TOO_MANY_OPEN_FILES;
-        world.lock().bad_disk = true;
+        world.lock().bad_disk = Some(TOO_MANY_OPEN_FILES);
         world.lock().bad_blocks.insert(bad);
         executor.reconcile(&world.view());
         assert_eq!(final_state(&world), whole);
@@ -312,19 +325,20 @@ fn a_file_that_cannot_be_read_now_is_not_taken_for_a_corrupt_one() {
     assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
 }
 
-/// A record that cannot be read although it was just written must not keep the call at work for ever.
 #[test]
-fn a_record_that_stays_unreadable_ends_the_prepare_at_its_deadline() {
+fn a_record_that_stays_unreadable_keeps_no_call_at_work_for_ever() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     let a = claim("a", &[0], "t1");
     world.lock().api.insert(a.uid.clone(), a.clone());
     let answer = world.prepare(&executor, &a).unwrap();
-    world.lock().bad_disk = true;
+    world.lock().bad_disk = Some(5);
     world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
     let executor = world.start();
-    let error = divvy_executor::chain(&world.prepare(&executor, &a).unwrap_err());
+    let error = chain(&world.prepare(&executor, &a).unwrap_err());
     assert!(error.contains("it was rebuilt, and still cannot be read"), "{error}");
+    let answer_to_unprepare = world.unprepare(&executor, &a.uid).unwrap();
+    assert!(matches!(answer_to_unprepare, Unprepared::Lingering(_)), "{answer_to_unprepare:?}");
     world.lock().bad_blocks.clear();
     assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
 }

@@ -7,6 +7,8 @@ use divvy_model::mig::{GpuInstanceProfileId, Placement};
 use divvy_model::{GpuDriver, GpuErrorCode};
 
 use crate::mig_world::{SMALL, claim_of, living, setup, shape, sim};
+use crate::story::uid;
+use crate::world::Place;
 
 #[test]
 fn a_partition_in_use_is_waited_for_ten_seconds_then_lingers_and_is_removed_when_its_process_is_gone() {
@@ -28,6 +30,34 @@ fn a_partition_in_use_is_waited_for_ten_seconds_then_lingers_and_is_removed_when
     sim(&world).end_process(4711);
     executor.reconcile(&world.view());
     assert_eq!(shape(&world), [(19, 0, 1)]);
+}
+
+/// Whose process it is that computes on a shared GPU may be unknown: the last share answers for it, of this GPU.
+#[test]
+fn a_process_of_an_unknown_pod_holds_the_last_share_of_its_gpu_and_no_other() {
+    let (world, executor, _, gpu) = setup();
+    for (name, device) in [("a", "gpu-0-ts"), ("b", "gpu-0-ts"), ("c", "gpu-1-ts")] {
+        world.prepare(&executor, &claim_of(name, &[device], "t1")).unwrap();
+    }
+    sim(&world).start_process(&gpu, 4711);
+    let unprepared = |name: &str| world.unprepare(&executor, &uid(name)).unwrap();
+    assert_eq!(unprepared("a"), Unprepared::Done);
+    assert!(matches!(unprepared("b"), Unprepared::Lingering(_)), "a share of another GPU is no other share");
+    sim(&world).end_process(4711);
+    assert_eq!(unprepared("b"), Unprepared::Done);
+}
+
+/// On a read-only disk nothing can be removed afterwards: what is on record stays until it can be.
+#[test]
+fn a_partition_whose_removal_cannot_be_recorded_is_not_begun_to_be_removed() {
+    let (world, executor, a, _) = setup();
+    world.prepare(&executor, &a).unwrap();
+    world.lock().write_error = Some((Place::Store, std::io::ErrorKind::ReadOnlyFilesystem));
+    world.unprepare(&executor, &a.uid).unwrap_err();
+    assert_eq!(shape(&world), [(9, 4, 1)]);
+    world.lock().write_error = None;
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert!(shape(&world).is_empty());
 }
 
 /// An administrator has removed the partition of a claim that lingers, and then the claim's next pod comes.

@@ -410,6 +410,20 @@ fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_
     assert_eq!(world.lock().slices, Some(BTreeMap::from([(gpu, TimeSlice::Long)])));
 }
 
+#[test]
+fn a_gpu_without_time_slices_serves_what_it_does_anyway_and_refuses_the_rest() {
+    for (slice, is_served) in [(TimeSlice::Default, true), (TimeSlice::Long, false)] {
+        let world = mig_world("h100x2", 1);
+        let executor = world.start();
+        world.lock().slices = None;
+        let a = claim("a", &["gpu-0".to_owned()], Some(slice), "t1");
+        let answer = world.prepare(&executor, &a);
+        assert_eq!(answer.is_ok(), is_served, "{slice:?}: {answer:?}");
+        let gpu = world.gpu(0);
+        assert!(!world.lock().gpu_state(&gpu).has_time_slice());
+    }
+}
+
 /// The driver was reloaded under a pod, and has forgotten the time slice, of which the GPU's file says that it is set.
 #[test]
 fn a_time_slice_that_the_driver_has_forgotten_is_set_again_when_everything_is_refreshed() {

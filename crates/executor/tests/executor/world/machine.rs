@@ -126,10 +126,8 @@ pub(crate) struct Machine {
     pub among: Option<(PathBuf, &'static str)>,
     /// Files of the store whose content the disk does not give.
     pub bad_blocks: BTreeSet<(Folder, String)>,
-    /// The error with which it says so.
-    pub read_error: i32,
-    /// Nor does it give what is written in its place.
-    pub bad_disk: bool,
+    /// Nor does it give what is written in their place, with this error. `None`: only they are bad, with EIO.
+    pub bad_disk: Option<i32>,
     /// Locks that another process has.
     pub busy: BTreeSet<LockName>,
 }
@@ -329,7 +327,7 @@ impl Machine {
         self.writes += 1;
         self.syncs += usize::from(synced);
         // Another file, in other blocks.
-        if !self.bad_disk {
+        if self.bad_disk.is_none() {
             self.bad_blocks.remove(&(folder, name.to_owned()));
         }
         let serial = self.writes;

@@ -90,7 +90,7 @@ impl Store for World {
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut m = self.lock();
         if m.bad_blocks.contains(&(folder, name.to_owned())) {
-            return Err(io::Error::from_raw_os_error(m.read_error));
+            return Err(io::Error::from_raw_os_error(m.bad_disk.unwrap_or(5)));
         }
         Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| m.file(folder, name))?)
     }
