@@ -188,7 +188,7 @@ pub enum PrepareCause {
     )]
     NotAsked(String),
     /// Its record cannot be read or was lost, and was not made again in time, and why.
-    #[error("its record was lost and cannot be rebuilt yet: {0}")]
+    #[error("its record was lost or cannot be read, and is not rebuilt yet: {0}")]
     Lost(String),
     /// Its record or a GPU's state could not be used.
     #[error(transparent)]

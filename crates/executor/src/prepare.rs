@@ -63,9 +63,9 @@ impl Executor {
             let begun = self.parts.clock.now();
             let why = match self.attempt(&claim, call, is_fresh)? {
                 Attempt::Done(prepared) => return Ok(prepared),
-                Attempt::MadeAgain => {
-                    PrepareCause::Lost("it was rebuilt, and still cannot be read".to_owned())
-                }
+                Attempt::MadeAgain => PrepareCause::Lost(
+                    "it is unreadable again right after it was rebuilt (check the disk of the node)".into(),
+                ),
                 // It may have been deallocated while the call waited, and allocated anew.
                 Attempt::LookUp => {
                     match self.parts.claims.look_up(&claim.uid, Some(&claim.reference()), give_up) {

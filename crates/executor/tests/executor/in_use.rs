@@ -336,7 +336,7 @@ fn a_record_that_stays_unreadable_keeps_no_call_at_work_for_ever() {
     world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
     let executor = world.start();
     let error = chain(&world.prepare(&executor, &a).unwrap_err());
-    assert!(error.contains("it was rebuilt, and still cannot be read"), "{error}");
+    assert!(error.contains("it is unreadable again right after it was rebuilt"), "{error}");
     let answer_to_unprepare = world.unprepare(&executor, &a.uid).unwrap();
     assert!(matches!(answer_to_unprepare, Unprepared::Lingering(_)), "{answer_to_unprepare:?}");
     world.lock().bad_blocks.clear();
