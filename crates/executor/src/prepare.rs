@@ -24,7 +24,7 @@ use crate::{
 /// How often a holder is asked for at the API while it is waited for.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// A call that has waited this long for its locks reads its claim again.
-const OLD: Duration = Duration::from_secs(1);
+const STALE_AFTER: Duration = Duration::from_secs(1);
 
 /// One attempt, made under the locks.
 enum Attempt {
@@ -165,7 +165,7 @@ impl Executor {
         let mut concerned = gpus_of(claim, &ordinals);
         concerned.extend(own.fine().map(Record::gpus).unwrap_or_default());
         let gpu_locks = self.lock_gpus(&concerned, call.until)?;
-        let is_fresh = is_fresh && self.parts.clock.now() < begun + OLD;
+        let is_fresh = is_fresh && self.parts.clock.now() < begun + STALE_AFTER;
         let seen = self.look(claim, &ordinals, &concerned)?;
         match (self.config.decide)(claim, &seen) {
             Decision::Rebuild => {
