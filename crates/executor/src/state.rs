@@ -145,7 +145,7 @@ impl StateFiles {
         parsed: &Parsed<K, T>,
         read: impl Fn(&K) -> Result<Stored<T>, StoreError>,
     ) -> Result<BTreeMap<K, Arc<Stored<T>>>, StoreError> {
-        let listed: Vec<(K, Stamp)> = self
+        let listed: BTreeMap<K, Stamp> = self
             .list(folder, what)?
             .into_iter()
             .filter_map(|e| Some((e.name.strip_suffix(".json")?.parse().ok()?, e.stamp)))
@@ -159,9 +159,7 @@ impl StateFiles {
                     _ => unread.push((key.clone(), *stamp)),
                 }
             }
-            if parsed.len() > listed.len() + unread.len() {
-                parsed.retain(|key, _| listed.iter().any(|(l, _)| l == key));
-            }
+            parsed.retain(|key, _| listed.contains_key(key));
         }
         for (key, stamp) in unread {
             let value = read(&key)?;

@@ -37,11 +37,11 @@ impl Folder {
     }
 }
 
-/// Changes whenever the file or folder does: inode, time of modification and size. A file is always replaced by a new
+/// Changes whenever the file or folder does: inode, time of modification (seconds, nanoseconds) and size. A file is always replaced by a new
 /// one. Its inode may be one that was free a moment ago, and the clock of a filesystem ticks every few milliseconds, so
 /// the writer sets an explicit time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Stamp(pub u64, pub i128, pub u64);
+pub struct Stamp(pub u64, pub (i64, i64), pub u64);
 
 /// A file in a folder.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

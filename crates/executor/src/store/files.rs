@@ -89,7 +89,7 @@ fn is_abandoned(path: &Path) -> bool {
 }
 
 fn stamp_of(meta: &std::fs::Metadata) -> Stamp {
-    Stamp(meta.ino(), i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()), meta.size())
+    Stamp(meta.ino(), (meta.mtime(), meta.mtime_nsec()), meta.size())
 }
 
 impl Store for FileStore {

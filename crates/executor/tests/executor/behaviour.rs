@@ -248,6 +248,29 @@ fn a_prepare_that_arrived_before_an_unprepare_does_not_bring_the_claim_back_and_
     world.prepare(&executor, &a).unwrap();
 }
 
+/// Calls are ordered by their arrival, not by when they get the lock; times of another boot say nothing.
+#[test]
+fn the_latest_unprepare_keeps_the_prepares_before_it_from_bringing_the_claim_back() {
+    for is_early_first in [true, false] {
+        let world = World::new("h100x2", 1);
+        let a = claim("a", &[0], "t1");
+        world.unprepare(&world.start(), &a.uid).unwrap();
+        world.reboot();
+        let executor = world.start();
+        let arrive = || {
+            world.lock().now += secs(1);
+            executor.begin(secs(45))
+        };
+        let (early, prepare, late) = (arrive(), arrive(), arrive());
+        for unprepare in if is_early_first { [&early, &late] } else { [&late, &early] } {
+            assert_eq!(executor.unprepare(&a.uid, unprepare).unwrap(), Unprepared::NothingThere);
+        }
+        let error = executor.prepare(&a, &prepare).unwrap_err();
+        assert!(chain(&error).contains("it was unprepared while this call waited"), "{}", chain(&error));
+        world.prepare(&executor, &a).unwrap();
+    }
+}
+
 #[test]
 fn a_cancelled_prepare_stops_waiting() {
     let world = World::new("h100x2", 1);

@@ -238,6 +238,26 @@ fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
 }
 
 #[test]
+fn a_store_removes_what_a_crash_left_half_written_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = dir.path().join("claims");
+    drop(FileStore::open(dir.path()).unwrap());
+    let write = |name: &str, minutes: u64| {
+        let file = fs::File::create(claims.join(name)).unwrap();
+        file.file().set_modified(std::time::SystemTime::now() - Duration::from_mins(minutes)).unwrap();
+    };
+    write(".a.json.1.0.tmp", 11);
+    write(".b.json.1.0.tmp", 1);
+    write("c.json", 11);
+    let store = FileStore::open(dir.path()).unwrap();
+    assert_eq!(names(&claims), [".b.json.1.0.tmp", "c.json"], "another instance may be at .b.json now");
+    // What is no file is no record.
+    fs::create_dir(claims.join("d.json")).unwrap();
+    let listed: Vec<_> = store.list(Folder::Claims).unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(listed, ["c.json"]);
+}
+
+#[test]
 fn the_clock_of_the_machine_sleeps_as_long_as_it_says() {
     let begun = SystemClock.now();
     SystemClock.sleep(Duration::from_millis(2));

@@ -631,3 +631,14 @@ fn an_orphan_whose_name_a_later_claim_has_is_undone_all_the_same() {
     }
     assert!(world.lock().records().contains_key(&new.uid));
 }
+
+#[test]
+fn a_claim_of_an_earlier_boot_lets_go_of_a_gpu_that_a_stranger_computes_on() {
+    let world = World::new("h100x2", 1);
+    let a = claim("a", &[0], "t1");
+    world.prepare(&world.start(), &a).unwrap();
+    world.reboot();
+    computes(&world, 0, "pod-of-a-stranger");
+    assert_eq!(world.unprepare(&world.start(), &a.uid).unwrap(), Unprepared::Done);
+    assert!(world.lock().records().is_empty());
+}

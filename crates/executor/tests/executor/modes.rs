@@ -412,10 +412,14 @@ fn after_a_reboot_the_time_slice_that_a_claim_asked_for_is_set_again_before_its_
 
 #[test]
 fn a_gpu_without_time_slices_serves_what_it_does_anyway_and_refuses_the_rest() {
-    for (slice, is_served) in [(TimeSlice::Default, true), (TimeSlice::Long, false)] {
+    for (slice, cannot_be_read) in
+        [TimeSlice::Default, TimeSlice::Long].into_iter().flat_map(|slice| [(slice, false), (slice, true)])
+    {
+        let is_served = slice == TimeSlice::Default;
         let world = mig_world("h100x2", 1);
         let executor = world.start();
         world.lock().slices = None;
+        world.lock().slice_fault = cannot_be_read.then_some(HardwareFault::Refuses);
         let a = claim("a", &["gpu-0".to_owned()], Some(slice), "t1");
         let answer = world.prepare(&executor, &a);
         assert_eq!(answer.is_ok(), is_served, "{slice:?}: {answer:?}");

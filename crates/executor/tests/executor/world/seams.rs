@@ -70,7 +70,7 @@ impl Store for World {
         }
         let here = m.disk.iter().filter(|((f, _), _)| *f == folder);
         let entry = |((_, name), file): (&(Folder, String), &File)| {
-            Some(Entry { name: name.clone(), stamp: Stamp(file.seen.as_ref()?.1, 0, 0) })
+            Some(Entry { name: name.clone(), stamp: Stamp(file.seen.as_ref()?.1, (0, 0), 0) })
         };
         let listed = here.filter_map(entry).collect();
         drop(m);
@@ -85,7 +85,7 @@ impl Store for World {
         Ok(listed)
     }
     fn stamp(&self, _folder: Folder) -> io::Result<Stamp> {
-        Ok(Stamp(self.lock().writes, 0, 0))
+        Ok(Stamp(self.lock().writes, (0, 0), 0))
     }
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut m = self.lock();
@@ -206,11 +206,16 @@ impl MetadataDir for World {
     }
 }
 
+fn without_time_slices(gpu: &GpuUuid) -> TimeSliceError {
+    TimeSliceError::Unsupported(format!("{gpu} (a Tesla P4) has none"))
+}
+
 impl TimeSlices for World {
     fn read(&self, gpu: &GpuUuid, _until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
         let mut m = self.lock();
         if m.slices.is_none() {
-            return Err(TimeSliceError::Unsupported(format!("{gpu} (a Tesla P4) has none")));
+            // One that refuses to be read says that it has none only when it is set.
+            return m.slice_fault.take().map_or_else(|| Err(without_time_slices(gpu)), |_| Ok(None));
         }
         let read = m.call("read the time slice", |m, _| m.slices.as_ref()?.get(gpu).copied());
         read.map(|slice| Some(slice.unwrap_or(TimeSlice::Default)))
@@ -219,6 +224,9 @@ impl TimeSlices for World {
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, _until: Duration) -> Result<(), TimeSliceError> {
         let mut m = self.lock();
         m.needs(&LockName::Gpu(gpu.clone()), "a time slice is set");
+        if m.slices.is_none() {
+            return Err(without_time_slices(gpu));
+        }
         let fault = m.slice_fault.take();
         let done = |m: &mut Machine| {
             let slices = m.slices.as_mut().unwrap();
