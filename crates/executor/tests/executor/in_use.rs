@@ -642,3 +642,52 @@ fn a_claim_of_an_earlier_boot_lets_go_of_a_gpu_that_a_stranger_computes_on() {
     assert_eq!(world.unprepare(&world.start(), &a.uid).unwrap(), Unprepared::Done);
     assert!(world.lock().records().is_empty());
 }
+
+/// Beside other shares only its own processes keep a share: the last one answers for all.
+#[test]
+fn a_share_is_kept_by_its_own_processes_and_by_no_others() {
+    for (pod, keeps) in [("pod-a", true), ("pod-b", false), ("pod-of-a-stranger", false)] {
+        let world = World::new("h100x1", 1);
+        let executor = world.start();
+        let [a, b] = ["a", "b"].map(|name| crate::mig_world::claim_of(name, &["gpu-0-ts"], "t1"));
+        world.prepare(&executor, &a).unwrap();
+        world.prepare(&executor, &b).unwrap();
+        computes(&world, 0, pod);
+        let answer = world.unprepare(&executor, &a.uid).unwrap();
+        assert_eq!(matches!(answer, Unprepared::Lingering(_)), keeps, "{pod}: {answer:?}");
+    }
+}
+
+/// The kubelet unprepares a claim that is still allocated, and its record is torn: it is rebuilt, and undone, in one call.
+#[test]
+fn a_claim_whose_record_is_torn_is_unprepared_while_it_is_still_allocated() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.prepare(&executor, &a).unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert_eq!(final_state(&world).records.len() + final_state(&world).cdi.len(), 0);
+}
+
+/// The other instance unprepares a claim after its record was listed.
+#[test]
+fn a_claim_that_is_unprepared_while_lost_cdi_files_are_restored_gets_none() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    let prepared = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
+    busy(&world, 0);
+    assert!(matches!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(_)));
+    let lingering = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(&prepared));
+    let machine = world.clone();
+    world.before_lock(LockName::Claim(a.uid), 0, move || {
+        machine.lock().put(Folder::Claims, "uid-a.json", Some(&lingering));
+    });
+    assert_eq!(executor.restore_cdi(Refresh::Missing).events, []);
+    assert!(matches!(phase(&world, &"uid-a".parse().unwrap()), Some(Phase::Leaving(_))));
+    assert_eq!(final_state(&world).cdi.len(), 0);
+}
