@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use divvy_api::policy::GpuPolicy;
 use divvy_gpu_sim::SimNode;
 use divvy_host::HostRoot;
 use divvy_kubelet_plugin::Offer;
@@ -13,7 +12,7 @@ use divvy_offer::{GpuRules, NodeFacts, Pool};
 use serde::Serialize;
 
 use crate::format::{self, Format};
-use crate::manifests;
+use crate::manifests::Manifests;
 use crate::offered::{Offered, offered};
 use crate::slices::Picture;
 use crate::table::Table;
@@ -107,20 +106,12 @@ fn label(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-fn policies(files: &[PathBuf]) -> Result<Vec<GpuPolicy>> {
-    let mut policies = Vec::new();
-    for file in files {
-        policies.extend(manifests::read(file)?.into_iter().flat_map(|(_, manifests)| manifests.policies));
-    }
-    Ok(policies)
-}
-
 fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
     let defaults = GpuRules { modes: args.offer.modes(), ..GpuRules::default() };
     let labels = args.node_label.iter().cloned().collect();
     let node = NodeFacts { name: &args.node_name, labels: &labels };
     let Offered { ordinals, resolved, pool, notes } =
-        offered(inventory, &node, &policies(&args.policy)?, &defaults);
+        offered(inventory, &node, &Manifests::of_files(&args.policy)?.policies, &defaults);
     let domains = inventory.nvlink_domains();
     let mut gpus: Vec<ShownGpu> = inventory
         .gpus

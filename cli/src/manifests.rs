@@ -31,21 +31,9 @@ pub(crate) struct Manifests {
     pub(crate) passed_over: Vec<String>,
 }
 
-/// What of a file was read: a folder's files are read one by one.
-pub(crate) fn read(path: &Path) -> Result<Vec<(String, Manifests)>> {
-    let name = path.display().to_string();
-    if name == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(vec![("standard input".to_owned(), Manifests::parse("standard input", &text)?)]);
-    }
-    let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
-    let read = |file: PathBuf| {
-        let name = file.display().to_string();
-        let manifests = Manifests::parse(&name, &fs_err::read_to_string(&file)?)?;
-        Ok((name, manifests))
-    };
-    files.into_iter().map(read).collect()
+/// What a file is called in messages.
+pub(crate) fn source(path: &Path) -> String {
+    if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() }
 }
 
 /// The files that `kubectl apply -f FOLDER` takes.
@@ -61,25 +49,48 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl Manifests {
+    /// What is in all of these files, as one set.
+    pub(crate) fn of_files(files: &[PathBuf]) -> Result<Self> {
+        let mut manifests = Self::default();
+        for file in files {
+            manifests.read(file)?;
+        }
+        Ok(manifests)
+    }
+
+    /// Adds what is in a file, in those of a folder, or in standard input (`-`).
+    fn read(&mut self, path: &Path) -> Result<()> {
+        if path.as_os_str() == "-" {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("standard input")?;
+            return self.add_all(&source(path), &text);
+        }
+        let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
+        for file in files {
+            self.add_all(&source(&file), &fs_err::read_to_string(&file)?)?;
+        }
+        Ok(())
+    }
+
     /// Reads all documents of a YAML (or JSON) text; `name` says where it came from.
     pub(crate) fn parse(name: &str, text: &str) -> Result<Self> {
+        let mut manifests = Self::default();
+        manifests.add_all(name, text)?;
+        Ok(manifests)
+    }
+
+    fn add_all(&mut self, name: &str, text: &str) -> Result<()> {
         let documents: Vec<Value> =
             serde_saphyr::from_multiple(text).with_context(|| format!("{name} is not YAML"))?;
-        let mut manifests = Self::default();
         for (number, document) in documents.iter().enumerate() {
             if !document.is_null() {
-                manifests.add(document).with_context(|| format!("{name}, document {}", number + 1))?;
+                self.add(document).with_context(|| format!("{name}, document {}", number + 1))?;
             }
         }
         if documents.iter().all(Value::is_null) {
             bail!("{name}: no objects in it");
         }
-        Ok(manifests)
-    }
-
-    /// Whether it has pods, or claims on their own, that want devices.
-    pub(crate) fn has_users(&self) -> bool {
-        !(self.claims.is_empty() && self.pods.is_empty())
+        Ok(())
     }
 
     fn add(&mut self, object: &Value) -> Result<()> {

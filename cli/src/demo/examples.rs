@@ -130,23 +130,37 @@ pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
     Ok(stays)
 }
 
-/// What files ask for: the policies of all of them are those of the node. Without any it is as the chart leaves it.
+/// What files ask for, as one manifest: the policies in it are those of the node. Without any it is as the chart leaves it.
 pub(super) fn of_files(files: &[PathBuf]) -> Result<Stay> {
-    let mut stay = Stay::default();
-    for path in files {
-        for (name, manifests) in manifests::read(path)? {
-            stay.policies.extend(manifests.policies.iter().cloned());
-            if manifests.has_users() || !manifests.passed_over.is_empty() {
-                stay.examples.push(Example { name, title: None, manifests });
-            }
-        }
-    }
-    Ok(stay)
+    let names: Vec<String> = files.iter().map(|file| manifests::source(file)).collect();
+    let manifests = Manifests::of_files(files)?;
+    let policies = manifests.policies.clone();
+    let example = Example { name: names.join(", "), title: None, manifests };
+    Ok(Stay { policies, examples: vec![example], selects: false })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_files_form_one_set() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs_err::write(&path, text).unwrap();
+            path
+        };
+        let claim = write("1-template.yaml", "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t}\n");
+        let pod = write("2-pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n");
+        for files in [vec![claim.clone(), pod], vec![folder.path().to_owned()]] {
+            let stay = of_files(&files).unwrap();
+            let all = stay.examples.iter().map(|e| (e.manifests.templates.len(), e.manifests.pods.len()));
+            assert_eq!(all.collect::<Vec<_>>(), [(1, 1)]);
+        }
+        // A template alone is looked through, too.
+        assert_eq!(of_files(&[claim]).unwrap().examples.len(), 1);
+    }
 
     #[test]
     fn every_example_is_in_the_demo_and_in_the_index() {

@@ -67,7 +67,13 @@ fn head(report: &Report, look: Look) -> Vec<String> {
         number(report.published.len(), "device")
     );
     let mut lines = wrapped(&text, "", "");
-    if look.wide || report.scenarios.is_empty() {
+    // Where nothing wants devices, those that there are is the answer.
+    let wants_none = |scenario: &Scenario| {
+        scenario.problems().is_empty()
+            && scenario.skipped.is_none()
+            && scenario.rounds.iter().all(|round| round.claims.is_empty())
+    };
+    if look.wide || report.scenarios.iter().all(wants_none) {
         lines.extend(published(report, look).render(2).lines().map(str::to_owned));
         lines.push(format!("Published {} ms after the plugin's start.", report.published_after_ms));
     }
