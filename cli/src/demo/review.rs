@@ -232,11 +232,12 @@ impl Findings {
             let what = format!("class {class:?} does not exist{hint}; there are {}", there.join(", "));
             self.doubt(&format!("{at}.deviceClassName"), &what);
         }
-        match (of.allocation_mode.as_deref(), of.count) {
-            (None | Some("ExactCount"), Some(..=0)) => {
+        // A count of 0 is one that is not set: the API server makes it 1.
+        match (of.allocation_mode.as_deref(), of.count.unwrap_or(0)) {
+            (None | Some("ExactCount"), ..=-1) => {
                 self.refuse(&format!("{at}.count"), "Invalid value: must be greater than zero");
             }
-            (Some("All"), Some(_)) => {
+            (Some("All"), count) if count != 0 => {
                 self.refuse(
                     &format!("{at}.count"),
                     "Invalid value: must not be specified when allocationMode is All",

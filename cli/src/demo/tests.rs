@@ -185,7 +185,7 @@ async fn what_a_cluster_refuses_is_refused() {
             exactly("selectors: [{cel: {expression: 'device.driver = \"x\"'}}]"),
             "exactly.selectors[0].cel.expression: Invalid value: compilation failed: ",
         ),
-        (exactly("count: 0"), "exactly.count: Invalid value: must be greater than zero"),
+        (exactly("count: -1"), "exactly.count: Invalid value: must be greater than zero"),
         (exactly("allocationMode: All, count: 2"), "must not be specified when allocationMode is All"),
         (exactly("allocationMode: Every"), "allocationMode: Unsupported value: \"Every\""),
         (with_request("exactly: {}", ""), "exactly.deviceClassName: Required value"),
@@ -197,6 +197,15 @@ async fn what_a_cluster_refuses_is_refused() {
         let report = of("h100x2", &text).await;
         let problems = report.problems().join("\n");
         assert!(problems.contains(expected), "{text}\nexpected {expected}\ngot {problems}");
+    }
+}
+
+/// What looks wrong and is taken by the API server (its defaults and its validation, 1.37) runs here, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_cluster_takes_is_taken() {
+    for text in [exactly("count: 0"), exactly("allocationMode: All, count: 0")] {
+        let report = of("h100x1", &text).await;
+        assert_eq!(report.problems(), Vec::<String>::new(), "{text}");
     }
 }
 

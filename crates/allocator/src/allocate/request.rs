@@ -253,10 +253,10 @@ impl<'a> Prepared<'a> {
             ))
         })?;
         let mode = match fields.mode {
-            // The API server fills in the defaults; a file that was never sent to one has none.
+            // The API server fills in the defaults, also for a count of 0; a file that was never sent to one has none.
             None | Some("" | "ExactCount") => {
-                let count = fields.count.unwrap_or(1);
-                let count = usize::try_from(count).ok().filter(|c| *c > 0);
+                let count = fields.count.filter(|count| *count != 0).unwrap_or(1);
+                let count = usize::try_from(count).ok();
                 Mode::Exact(count.ok_or_else(|| malformed("count must be at least 1".to_owned()))?)
             }
             Some("All") => Mode::All,
