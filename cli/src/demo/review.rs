@@ -270,21 +270,21 @@ impl Findings {
     }
 
     fn toleration(&mut self, at: &str, of: &DeviceToleration) {
-        let named = of.key.as_deref().is_some_and(|key| !key.is_empty());
         match of.operator.as_deref().unwrap_or("Equal") {
             "Exists" if of.value.as_deref().is_some_and(|value| !value.is_empty()) => {
                 self.refuse(&format!("{at}.value"), "Invalid value: must be empty for operator `Exists`");
             }
-            "Equal" if !named => self.refuse(&format!("{at}.operator"), "must be Exists where key is empty"),
             "Exists" | "Equal" => {}
             other => self.refuse(
                 &format!("{at}.operator"),
                 &format!("Unsupported value: {other:?}: supported values: \"Equal\", \"Exists\""),
             ),
         }
-        if let Some(other) = of.effect.as_deref().filter(|e| !matches!(*e, "" | "NoSchedule" | "NoExecute")) {
-            let what =
-                format!("Unsupported value: {other:?}: supported values: \"NoExecute\", \"NoSchedule\"");
+        let effects = ["", "NoExecute", "NoSchedule", "None"];
+        if let Some(other) = of.effect.as_deref().filter(|effect| !effects.contains(effect)) {
+            let what = format!(
+                "Unsupported value: {other:?}: supported values: \"NoExecute\", \"NoSchedule\", \"None\""
+            );
             self.refuse(&format!("{at}.effect"), &what);
         }
     }

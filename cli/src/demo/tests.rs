@@ -203,7 +203,11 @@ async fn what_a_cluster_refuses_is_refused() {
 /// What looks wrong and is taken by the API server (its defaults and its validation, 1.37) runs here, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cluster_takes_is_taken() {
-    for text in [exactly("count: 0"), exactly("allocationMode: All, count: 0")] {
+    for text in [
+        exactly("count: 0"),
+        exactly("allocationMode: All, count: 0"),
+        exactly("tolerations: [{value: v}, {key: k, operator: Exists, effect: None}]"),
+    ] {
         let report = of("h100x1", &text).await;
         assert_eq!(report.problems(), Vec::<String>::new(), "{text}");
     }
