@@ -151,7 +151,10 @@ mod tests {
             fs_err::write(&path, text).unwrap();
             path
         };
-        let claim = write("1-template.yaml", "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t}\n");
+        let claim = write(
+            "1-template.yaml",
+            "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t}\n",
+        );
         let pod = write("2-pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n");
         for files in [vec![claim.clone(), pod], vec![folder.path().to_owned()]] {
             let stay = of_files(&files).unwrap();

@@ -16,11 +16,14 @@ use super::workload;
 use crate::manifests::Manifests;
 use crate::strict::did_you_mean;
 
+mod naming;
 mod pod;
 mod selector;
 
 /// Lists of a claim have at most this many entries.
 const MOST: usize = 32;
+/// A request has at most this many alternatives.
+const MOST_ALTERNATIVES: usize = 8;
 /// Less memory than this is a forgotten unit.
 const LITTLE_MEMORY: i128 = 1 << 20;
 
@@ -121,14 +124,18 @@ impl Findings {
         self.doubtful.push(format!("{at}: {what}"));
     }
 
-    /// What the object is called; one without a name is refused.
+    /// What the object is called; one without a proper name is refused.
     fn named(&mut self, kind: &str, meta: &ObjectMeta) -> String {
         let name = meta.name.as_deref().unwrap_or("(no name)");
         let place = format!("{kind} {}/{name}", workload::namespace(meta));
-        if meta.name.is_none() {
-            self.refused.push(format!("{place}: metadata.name: Required value"));
-        }
+        self.subdomain(&place, meta.name.as_deref());
         place
+    }
+
+    fn at_most(&mut self, most: usize, count: usize, list: &str) {
+        if count > most {
+            self.refuse(list, &format!("Too many: {count}: must have at most {most} items"));
+        }
     }
 
     fn devices(&mut self, at: &str, devices: Option<&DeviceClaim>, may_see_all: bool, known: &Known) {
@@ -139,11 +146,9 @@ impl Findings {
         for (what, count) in
             [("requests", requests.len()), ("config", configs.len()), ("constraints", constraints.len())]
         {
-            if count > MOST {
-                let what_is = format!("Too many: {count}: must have at most {MOST} items");
-                self.refuse(&format!("{at}.{what}"), &what_is);
-            }
+            self.at_most(MOST, count, &format!("{at}.{what}"));
         }
+        self.labels(&format!("{at}.requests"), requests.iter().map(|request| request.name.as_str()));
         for (number, request) in requests.iter().enumerate() {
             self.request(&format!("{at}.requests[{number}]"), request, may_see_all, known);
         }
@@ -202,6 +207,9 @@ impl Findings {
         if request.exactly.is_some() != alternatives.is_empty() {
             self.refuse(at, "Required value: exactly one of `exactly` or `firstAvailable` is required");
         }
+        let list = format!("{at}.firstAvailable");
+        self.at_most(MOST_ALTERNATIVES, alternatives.len(), &list);
+        self.labels(&list, alternatives.iter().map(|alternative| alternative.name.as_str()));
         let alternatives = alternatives.iter().enumerate().map(|(number, alternative)| {
             let of = ExactDeviceRequest {
                 device_class_name: alternative.device_class_name.clone(),
@@ -340,7 +348,11 @@ impl Findings {
     }
 
     fn requests_exist(&mut self, at: &str, named: Option<&[String]>, there: &BTreeSet<String>) {
-        for (number, name) in named.unwrap_or_default().iter().enumerate() {
+        let named = named.unwrap_or_default();
+        for (number, name) in named.iter().enumerate() {
+            if named.iter().take(number).any(|before| before == name) {
+                self.refuse(&format!("{at}.requests[{number}]"), &format!("Duplicate value: {name:?}"));
+            }
             if !there.contains(name) {
                 let hint = did_you_mean(name, there.iter().map(String::as_str));
                 let what = "must be the name of a request in claim or the name of a request and a subrequest separated by '/'";

@@ -200,6 +200,60 @@ async fn what_a_cluster_refuses_is_refused() {
     }
 }
 
+/// Names, and what must be there once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_are_refused_as_a_cluster_refuses_them() {
+    let one = "{name: gpu, exactly: {deviceClassName: gpu.divvy.dev}}";
+    let claim = |requests: &str| {
+        format!(
+            "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: c}}\nspec: {{devices: {{requests: [{requests}]}}}}\n"
+        )
+    };
+    let any = |name: &str| format!("{{name: {name}, deviceClassName: gpu.divvy.dev}}");
+    let any_of = |all: &[String]| with_request(&format!("firstAvailable: [{}]", all.join(", ")), "");
+    let alternatives = any_of(&[any("a"), any("b")]);
+    let container = |claims: &str, claim: &str| {
+        let containers = format!("containers: [{{name: m, resources: {{claims: [{claims}]}}}}]");
+        let pod = pod(&format!("resourceClaims: [{{name: a, resourceClaimName: c}}], {containers}"));
+        format!("{pod}---\n{claim}")
+    };
+    let twice = pod(
+        "containers: [], resourceClaims: [{name: a, resourceClaimName: c}, {name: a, resourceClaimName: c}]",
+    );
+    for (text, expected) in [
+        (claim(&format!("{one}, {one}")), "requests[1].name: Duplicate value: \"gpu\""),
+        (
+            claim(&one.replace("gpu,", "GPU_1,")),
+            "requests[0].name: Invalid value: \"GPU_1\": a lowercase RFC 1123 label",
+        ),
+        (claim("{exactly: {deviceClassName: gpu.divvy.dev}}"), "requests[0].name: Required value"),
+        (
+            claim(one).replace("{name: c}", "{name: My_Claim}"),
+            "metadata.name: Invalid value: \"My_Claim\": a lowercase",
+        ),
+        (any_of(&[any("a"), any("a")]), "requests[0].firstAvailable[1].name: Duplicate value: \"a\""),
+        (
+            any_of(&('a'..='i').map(|name| any(&name.to_string())).collect::<Vec<_>>()),
+            "requests[0].firstAvailable: Too many: 9: must have at most 8 items",
+        ),
+        (
+            claim_with("constraints: [{requests: [gpu, gpu], matchAttribute: gpu.divvy.dev/gpuUUID}]"),
+            "constraints[0].requests[1]: Duplicate value: \"gpu\"",
+        ),
+        (exactly("selectors: [{}]"), "exactly.selectors[0].cel: Required value"),
+        (format!("{twice}---\n{}", exactly("")), "spec.resourceClaims[1].name: Duplicate value: \"a\""),
+        (container("{name: a}, {name: a}", &exactly("")), "resources.claims[1]: Duplicate value: \"a\""),
+        (container("{name: a, request: gpu}, {name: a}", &exactly("")), "claims[1]: Duplicate value: \"a\""),
+        (
+            container("{name: a, request: gpu/b}", &alternatives),
+            "no request \"gpu/b\" (write \"gpu\": a container",
+        ),
+    ] {
+        let problems = of("h100x1", &text).await.problems().join("\n");
+        assert!(problems.contains(expected), "{text}\nexpected {expected}\ngot {problems}");
+    }
+}
+
 /// What looks wrong and is taken by the API server (its defaults and its validation, 1.37) runs here, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cluster_takes_is_taken() {

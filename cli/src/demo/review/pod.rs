@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceClaim};
+use k8s_openapi::api::resource::v1::DeviceRequest;
 
-use super::{Findings, request_names};
+use super::Findings;
 use crate::demo::{extended, workload};
 use crate::manifests::Manifests;
 use crate::strict::did_you_mean;
@@ -15,6 +16,7 @@ impl Findings {
         let Some(spec) = &pod.spec else { return };
         let entries = spec.resource_claims.as_deref().unwrap_or_default();
         let at = format!("{place}: spec");
+        self.labels(&format!("{at}.resourceClaims"), entries.iter().map(|entry| entry.name.as_str()));
         for (number, entry) in entries.iter().enumerate() {
             if entry.resource_claim_name.is_some() == entry.resource_claim_template_name.is_some() {
                 let what =
@@ -35,7 +37,10 @@ impl Findings {
                 let at = format!("{at}.{group}[{number}].resources");
                 self.container(&at, container, |claim| {
                     let entry = entries.iter().find(|entry| entry.name == claim)?;
-                    Some(workload::devices_of(entry, &pod.metadata, manifests).map(request_names))
+                    let devices = workload::devices_of(entry, &pod.metadata, manifests);
+                    // Without their alternatives: a container takes the request, whichever it gets.
+                    let name = |request: &DeviceRequest| request.name.clone();
+                    Some(devices.map(|devices| devices.requests.iter().flatten().map(name).collect()))
                 });
             }
         }
@@ -49,15 +54,28 @@ impl Findings {
         of_claim: impl Fn(&str) -> Option<Option<BTreeSet<String>>>,
     ) {
         let Some(resources) = &container.resources else { return };
-        for (number, claim) in resources.claims.iter().flatten().enumerate() {
+        let claims = resources.claims.as_deref().unwrap_or_default();
+        for (number, claim) in claims.iter().enumerate() {
             let at = format!("{at}.claims[{number}]");
+            let same = |before: &ResourceClaim| {
+                let all = before.request.is_none() || claim.request.is_none();
+                before.name == claim.name && (all || before.request == claim.request)
+            };
+            if claims.iter().take(number).any(same) {
+                self.refuse(&at, &format!("Duplicate value: {:?}", claim.name));
+            }
             match (of_claim(&claim.name), &claim.request) {
                 (None, _) => {
                     let what = format!("Not found: {:?} is not among the pod's resourceClaims", claim.name);
                     self.refuse(&format!("{at}.name"), &what);
                 }
                 (Some(Some(there)), Some(request)) if !there.contains(request) => {
-                    let hint = did_you_mean(request, there.iter().map(String::as_str));
+                    let hint = match request.split_once('/') {
+                        Some((base, _)) if there.contains(base) => {
+                            format!(" (write {base:?}: a container takes whichever alternative it gets)")
+                        }
+                        _ => did_you_mean(request, there.iter().map(String::as_str)),
+                    };
                     let what = format!(
                         "the claim has no request {request:?}{hint}: the container would start without a device"
                     );

@@ -3,15 +3,21 @@
 use divvy_allocator::CelError;
 use k8s_openapi::api::resource::v1::DeviceSelector;
 
-use super::{Findings, Known};
+use super::{Findings, Known, MOST};
 use crate::strict::did_you_mean;
 
 impl Findings {
     /// Only the scheduler can say what is right about a selector that cannot be evaluated offline.
     pub(super) fn selectors(&mut self, at: &str, selectors: Option<&[DeviceSelector]>, known: &Known) {
-        for (number, selector) in selectors.unwrap_or_default().iter().enumerate() {
-            let Some(cel) = &selector.cel else { continue };
-            let at = format!("{at}.selectors[{number}].cel.expression");
+        let selectors = selectors.unwrap_or_default();
+        self.at_most(MOST, selectors.len(), &format!("{at}.selectors"));
+        for (number, selector) in selectors.iter().enumerate() {
+            let at = format!("{at}.selectors[{number}].cel");
+            let Some(cel) = &selector.cel else {
+                self.refuse(&at, "Required value");
+                continue;
+            };
+            let at = format!("{at}.expression");
             match divvy_allocator::check_selector(&cel.expression) {
                 Err(error @ (CelError::Compile(_) | CelError::TooLong { .. })) => {
                     self.refuse(&at, &format!("Invalid value: {error}"));
