@@ -52,6 +52,9 @@ pub(crate) fn expand(manifests: &Manifests, classes: &[DeviceClass]) -> Result<W
     let mut workload = Workload { claims: manifests.claims.clone(), ..Workload::default() };
     for claim in &mut workload.claims {
         claim.metadata.namespace = Some(namespace(&claim.metadata));
+        // Of an object that was read from a cluster the API server takes neither.
+        claim.metadata.uid = None;
+        claim.status = None;
     }
     for pod in &manifests.pods {
         let consumer = consumer(pod, manifests, classes, &mut workload)?;
@@ -205,6 +208,13 @@ mod tests {
             asked.collect::<Vec<_>>(),
             [("container-0-request-0", "gpu-as-extended-resource".to_owned(), Some(1))]
         );
+    }
+
+    #[test]
+    fn a_claim_of_another_cluster_is_allocated_here() {
+        let text = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c, uid: a}\nstatus: {allocation: {devices: {results: [{device: gpu-7, driver: d, pool: p, request: r}]}}}\n";
+        let claim = expand_text(text).unwrap().claims.remove(0);
+        assert_eq!((claim.metadata.uid, claim.status), (None, None));
     }
 
     #[test]
