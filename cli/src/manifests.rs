@@ -48,6 +48,9 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// What limits the pods that a Job runs at once.
+const JOB: &[&str] = &["parallelism", "completions"];
+
 impl Manifests {
     /// What is in all of these files, as one set.
     pub(crate) fn of_files(files: &[PathBuf]) -> Result<Self> {
@@ -100,15 +103,13 @@ impl Manifests {
             ("", _) | (_, "") => bail!("apiVersion and kind must be set"),
             ("v1", "Namespace") => self.namespaces.push(typed(object)?),
             ("v1", "Pod") => self.pods.push(typed(object)?),
-            ("apps/v1", "Deployment") => self.workload::<Deployment>(object, "/spec", "replicas")?,
-            ("apps/v1", "ReplicaSet") => self.workload::<ReplicaSet>(object, "/spec", "replicas")?,
-            ("apps/v1", "StatefulSet") => self.workload::<StatefulSet>(object, "/spec", "replicas")?,
+            ("apps/v1", "Deployment") => self.workload::<Deployment>(object, "/spec", &["replicas"])?,
+            ("apps/v1", "ReplicaSet") => self.workload::<ReplicaSet>(object, "/spec", &["replicas"])?,
+            ("apps/v1", "StatefulSet") => self.workload::<StatefulSet>(object, "/spec", &["replicas"])?,
             // One node, one pod.
-            ("apps/v1", "DaemonSet") => self.workload::<DaemonSet>(object, "/spec", "")?,
-            ("batch/v1", "Job") => self.workload::<Job>(object, "/spec", "parallelism")?,
-            ("batch/v1", "CronJob") => {
-                self.workload::<CronJob>(object, "/spec/jobTemplate/spec", "parallelism")?;
-            }
+            ("apps/v1", "DaemonSet") => self.workload::<DaemonSet>(object, "/spec", &[])?,
+            ("batch/v1", "Job") => self.workload::<Job>(object, "/spec", JOB)?,
+            ("batch/v1", "CronJob") => self.workload::<CronJob>(object, "/spec/jobTemplate/spec", JOB)?,
             ("resource.k8s.io/v1", "DeviceClass") => self.classes.push(typed(object)?),
             ("resource.k8s.io/v1", "ResourceClaim") => self.claims.push(typed(object)?),
             ("resource.k8s.io/v1", "ResourceClaimTemplate") => self.templates.push(typed(object)?),
@@ -133,14 +134,15 @@ impl Manifests {
         Ok(())
     }
 
-    /// The pods that a controller makes of a workload: `spec` is where it has their template and their count.
-    fn workload<T: DeserializeOwned>(&mut self, object: &Value, spec: &str, count: &str) -> Result<()> {
+    /// The pods that a controller makes of a workload: `spec` is where it has their template and what limits their count.
+    fn workload<T: DeserializeOwned>(&mut self, object: &Value, spec: &str, limits: &[&str]) -> Result<()> {
         let _: T = typed(object)?;
         let meta: ObjectMeta = object.get("metadata").map(decode).transpose()?.unwrap_or_default();
         let spec = object.pointer(spec).unwrap_or(&Value::Null);
         let template: PodTemplateSpec = spec.get("template").map(decode).transpose()?.unwrap_or_default();
-        let count = spec.get(count).and_then(Value::as_u64);
-        for number in 0..count.unwrap_or(1) {
+        let number_in = |field: &&str| spec.get(field).and_then(Value::as_u64);
+        let first = limits.first().and_then(number_in).unwrap_or(1);
+        for number in 0..limits.iter().filter_map(number_in).fold(first, u64::min) {
             let metadata = ObjectMeta {
                 name: Some(format!("{}-{number}", meta.name.as_deref().unwrap_or("workload"))),
                 namespace: meta.namespace.clone(),
@@ -190,6 +192,8 @@ mod tests {
             ("apps/v1", "StatefulSet", format!("replicas: 3, {template}"), 3),
             ("apps/v1", "DaemonSet", template.to_owned(), 1),
             ("batch/v1", "Job", format!("parallelism: 2, completions: 5, {template}"), 2),
+            ("batch/v1", "Job", format!("parallelism: 5, completions: 2, {template}"), 2),
+            ("batch/v1", "Job", format!("completions: 5, {template}"), 1),
             ("batch/v1", "CronJob", format!("schedule: '@daily', jobTemplate: {{spec: {{{template}}}}}"), 1),
             ("apps/v1", "Deployment", format!("replicas: 0, {template}"), 0),
         ] {
