@@ -48,6 +48,51 @@ pub(crate) fn offered(
     };
     let carved = carve_partitions(&input, &Partitioning::new(&capabilities, &resolved.rules));
     let odd = resolved.problems.iter().map(ToString::to_string);
-    let notes = carved.notes.iter().map(ToString::to_string).chain(odd).collect();
+    let idle = policies.iter().filter(|policy| {
+        let sets_lock = resolved.mode_lock.as_ref().is_some_and(|(_, by)| *by == policy.name);
+        !sets_lock && resolved.by.values().all(|rule| rule.policy != policy.name)
+    });
+    let idle = idle.map(|policy| without_effect(&policy.name, node));
+    let notes = carved.notes.iter().map(ToString::to_string).chain(odd).chain(idle).collect();
     Offered { ordinals, resolved, pool: carved.pool, notes }
+}
+
+fn without_effect(policy: &str, node: &NodeFacts<'_>) -> String {
+    let labels: Vec<String> = node.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let labels = if labels.is_empty() { "none".to_owned() } else { labels.join(", ") };
+    format!(
+        "GpuPolicy {policy} has no effect on node {} (labels: {labels}): its nodes or gpus do not match, or other rules \
+         come first; divvy inventory --policy takes another --node-name and --node-label",
+        node.name
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_gpu_sim::SimNode;
+
+    use super::*;
+    use crate::manifests::Manifests;
+
+    #[test]
+    fn a_policy_for_other_nodes_is_noted() {
+        let inventory = SimNode::parse("h100x2").unwrap().inventory();
+        let notes = |spec: &str, name: &str| {
+            let text = format!(
+                "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {{name: p}}\nspec: {{{spec}}}\n"
+            );
+            let policies = Manifests::parse("x", &text).unwrap().policies;
+            let labels = BTreeMap::from([("pool".to_owned(), "training".to_owned())]);
+            offered(&inventory, &NodeFacts { name, labels: &labels }, &policies, &GpuRules::default()).notes
+        };
+        let of_seven = "nodes: {names: [node-7]}, rules: [{modes: [Whole]}]";
+        assert_eq!(notes(of_seven, "node-7"), Vec::<String>::new());
+        let noted = notes(of_seven, "node-8");
+        assert!(
+            noted[0].starts_with("GpuPolicy p has no effect on node node-8 (labels: pool=training)"),
+            "{noted:?}"
+        );
+        assert_eq!(notes("modeLock: Disabled, rules: []", "node-7"), Vec::<String>::new());
+        assert_eq!(notes("rules: [{gpus: {ordinals: [9]}, modes: [Whole]}]", "node-7").len(), 1);
+    }
 }
