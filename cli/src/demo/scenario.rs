@@ -1,6 +1,6 @@
 //! One manifest, from its objects in the API to everything given back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -293,9 +293,9 @@ fn clean(world: &World, workload: &Workload, manifests: &Manifests) -> Result<()
             world.api.delete::<ResourceClaim>(&namespace, &name)?;
         }
     }
-    let ours = |name: Option<&str>| world::CLASSES.iter().any(|(class, _)| Some(*class) == name);
-    for class in manifests.classes.iter().filter(|c| !ours(c.metadata.name.as_deref())) {
-        let name = class.metadata.name.as_deref().unwrap_or_default();
+    let names: BTreeSet<&str> =
+        manifests.classes.iter().filter_map(|class| class.metadata.name.as_deref()).collect();
+    for name in names.into_iter().filter(|name| world::CLASSES.iter().all(|(ours, _)| ours != name)) {
         world.api.delete::<DeviceClass>("", name)?;
     }
     Ok(())

@@ -257,7 +257,9 @@ async fn names_are_refused_as_a_cluster_refuses_them() {
 /// What looks wrong and is taken by the API server (its defaults and its validation, 1.37) runs here, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cluster_takes_is_taken() {
+    let class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: any}\nspec: {}\n---\n";
     for text in [
+        format!("{class}{class}{}", exactly("")),
         exactly("count: 0"),
         exactly("allocationMode: All, count: 0"),
         exactly("tolerations: [{value: v}, {key: k, operator: Exists, effect: None}]"),
