@@ -479,6 +479,26 @@ fn room_that_came_free_is_seen_and_what_keeps_the_pod_is_left_to_the_scheduler()
     assert_eq!(why.nodes[0].reasons, ["the node lacks the label disk=slow, which the pod selects"]);
 }
 
+/// The scheduler tries only nodes on which the pod's allocated claims can be used.
+#[test]
+fn a_pod_with_another_claim_is_bound_to_the_node_of_that_claim() {
+    let mut world = world();
+    let mut here = allocated("a", "n1", "gpu-0");
+    here["status"]["allocation"]["nodeSelector"] = json!({ "nodeSelectorTerms": [
+        { "matchFields": [{ "key": "metadata.name", "operator": "In", "values": ["n1"] }] },
+    ] });
+    world.claims = typed(json!([here, allocated("b", "n1", "gpu-1"), ask("waits", DRIVER, 1)]));
+    world.pods = typed(json!([pod("w", &["a", "waits"])]));
+    let why = |world: &Snapshot| report::fleet(world, None).waiting.remove(0).why;
+    let bound = why(&world);
+    assert_eq!(bound.verdict, Verdict::NoRoom);
+    let n2 = bound.nodes.iter().find(|group| group.nodes.contains(&"n2".to_owned())).unwrap();
+    assert_eq!(n2.reasons, ["claim default/a of the pod is allocated on another node"]);
+    // Without it, n2 has room.
+    world.pods = typed(json!([pod("w", &["waits"])]));
+    assert_eq!(why(&world).verdict, Verdict::Fits);
+}
+
 #[test]
 fn unreadable_kinds_are_listed_and_a_dead_plugin_shows() {
     let mut world = world();

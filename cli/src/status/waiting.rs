@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{
     AllocError, AllocatedState, Allocator, Explanation, Features, Holder, Inputs, Outcome, Reason,
-    RequestReason, Slices,
+    RequestReason, Slices, selects_node,
 };
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, NodeSelector, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -154,7 +154,8 @@ impl<'a> Asker<'a> {
         let specs: Vec<_> = claims.iter().map(|claim| &claim.spec).collect();
         let selector = pod.and_then(|pod| pod.spec.as_ref()?.node_selector.as_ref());
         let node = pod.and_then(|pod| pod.spec.as_ref()?.node_name.as_ref());
-        let question = serde_json::json!([specs, selector, node]).to_string();
+        let elsewhere = pod.map(|pod| bound(pod, self.snapshot)).unwrap_or_default();
+        let question = serde_json::json!([specs, selector, node, elsewhere]).to_string();
         if let Some(why) = self.known.get(&question) {
             return why.clone();
         }
@@ -238,7 +239,7 @@ impl<'a> Asker<'a> {
     }
 
     fn on(&self, node: &Node, claims: &[&ResourceClaim], pod: Option<&Pod>) -> NodeAnswer {
-        if let Some(reason) = pod.and_then(|pod| keeps_away(node, pod)) {
+        if let Some(reason) = pod.and_then(|pod| keeps_away(node, pod, self.snapshot)) {
             return NodeAnswer::never(reason);
         }
         let inputs =
@@ -264,11 +265,17 @@ fn chain(error: AllocError) -> String {
     format!("{:#}", anyhow::Error::new(error))
 }
 
-/// What keeps the pod from a node; checks the pod's node name, cordons and the pod's node selector.
-fn keeps_away(node: &Node, pod: &Pod) -> Option<String> {
+/// What keeps the pod from a node; checks the pod's node name, where its other claims are, cordons and the pod's node
+/// selector.
+fn keeps_away(node: &Node, pod: &Pod, snapshot: &Snapshot) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     if spec.node_name.as_deref().is_some_and(|wanted| wanted != name(&node.metadata)) {
         return Some("the pod is bound to another node".to_owned());
+    }
+    let is_elsewhere = |selector: &NodeSelector| selects_node(selector, node) == Ok(false);
+    let claims = bound(pod, snapshot);
+    if let Some((claim, _)) = claims.into_iter().find(|(_, selector)| is_elsewhere(selector)) {
+        return Some(format!("claim {claim} of the pod is allocated on another node"));
     }
     if node.spec.as_ref()?.unschedulable == Some(true) {
         return Some("the node is cordoned".to_owned());
@@ -400,14 +407,23 @@ pub(crate) fn some<T: AsRef<str>>(names: impl ExactSizeIterator<Item = T>) -> St
 
 /// Claims of a pod that are not allocated yet, if they are there.
 pub(crate) fn open_claims<'a>(pod: &Pod, snapshot: &'a Snapshot) -> Vec<&'a ResourceClaim> {
+    let is_open =
+        |claim: &&ResourceClaim| claim.status.as_ref().is_none_or(|status| status.allocation.is_none());
+    there(pod, snapshot).filter(is_open).collect()
+}
+
+/// Claims of a pod that are allocated for certain nodes, and these.
+fn bound<'a>(pod: &Pod, snapshot: &'a Snapshot) -> Vec<(String, &'a NodeSelector)> {
+    let nodes = |claim: &'a ResourceClaim| claim.status.as_ref()?.allocation.as_ref()?.node_selector.as_ref();
+    there(pod, snapshot).filter_map(|claim| Some((full_name(&claim.metadata), nodes(claim)?))).collect()
+}
+
+/// The claims of a pod that are there.
+fn there<'a>(pod: &Pod, snapshot: &'a Snapshot) -> impl Iterator<Item = &'a ResourceClaim> {
     let namespace = super::snapshot::namespace(&pod.metadata);
     let claims = claims_of(pod).into_iter().map(|claim| format!("{namespace}/{claim}"));
     let names: BTreeSet<String> = claims.collect();
-    let is_open = |claim: &&ResourceClaim| {
-        claim.status.as_ref().is_none_or(|status| status.allocation.is_none())
-            && names.contains(&full_name(&claim.metadata))
-    };
-    snapshot.claims.iter().filter(is_open).collect()
+    snapshot.claims.iter().filter(move |claim| names.contains(&full_name(&claim.metadata)))
 }
 
 /// Names of a pod's claims, those made of templates too.

@@ -51,6 +51,6 @@ pub use allocated::{AllocatedState, DeviceId, Holder};
 pub use cel::CelError;
 pub use explain::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};
 pub use features::Features;
-pub use nodes::NodeSelectorError;
+pub use nodes::{NodeSelectorError, matches as selects_node};
 pub use pools::Slices;
 pub use semver::{ParseError as SemverParseError, Semver, SemverError};

@@ -34,8 +34,8 @@ pub(crate) fn device_is_for(device: &Device, node: &Node) -> Result<bool, NodeSe
     device.node_selector.as_ref().map_or(Ok(false), |selector| matches(selector, node))
 }
 
-/// Whether any term of the selector matches the node. A mistake anywhere in the selector is an error.
-pub(crate) fn matches(selector: &NodeSelector, node: &Node) -> Result<bool, NodeSelectorError> {
+/// Whether any term of a node selector, such as an allocation's, matches the node. A mistake anywhere in it is an error.
+pub fn matches(selector: &NodeSelector, node: &Node) -> Result<bool, NodeSelectorError> {
     selector.node_selector_terms.iter().try_fold(false, |any, term| Ok(term_matches(term, node)? || any))
 }
 
