@@ -500,6 +500,26 @@ fn a_pod_with_another_claim_is_bound_to_the_node_of_that_claim() {
 }
 
 #[test]
+fn a_pod_of_a_daemon_set_can_be_on_a_cordoned_node() {
+    let mut world = world();
+    world.slices.retain(|slice| slice.spec.node_name.as_deref() == Some("n3"));
+    let mut of_set = pod("w", &["waits"]);
+    let verdict = |world: &Snapshot| report::fleet(world, None).waiting.remove(0).why.verdict;
+    for (toleration, expected) in [
+        (json!({ "key": "nvidia.com/gpu", "operator": "Exists" }), Verdict::NeverFits),
+        (
+            json!({ "key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule" }),
+            Verdict::Fits,
+        ),
+        (json!({ "operator": "Exists" }), Verdict::Fits),
+    ] {
+        of_set["spec"]["tolerations"] = json!([toleration]);
+        world.pods = typed(json!([of_set]));
+        assert_eq!(verdict(&world), expected, "{toleration}");
+    }
+}
+
+#[test]
 fn unreadable_kinds_are_listed_and_a_dead_plugin_shows() {
     let mut world = world();
     world.slices.clear();

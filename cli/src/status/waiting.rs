@@ -6,7 +6,7 @@ use divvy_allocator::{
     AllocError, AllocatedState, Allocator, Explanation, Features, Holder, Inputs, Outcome, Reason,
     RequestReason, Slices, selects_node,
 };
-use k8s_openapi::api::core::v1::{Node, NodeSelector, Pod};
+use k8s_openapi::api::core::v1::{Node, NodeSelector, Pod, Toleration};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -155,7 +155,8 @@ impl<'a> Asker<'a> {
         let selector = pod.and_then(|pod| pod.spec.as_ref()?.node_selector.as_ref());
         let node = pod.and_then(|pod| pod.spec.as_ref()?.node_name.as_ref());
         let elsewhere = pod.map(|pod| bound(pod, self.snapshot)).unwrap_or_default();
-        let question = serde_json::json!([specs, selector, node, elsewhere]).to_string();
+        let tolerations = pod.and_then(|pod| pod.spec.as_ref()?.tolerations.as_ref());
+        let question = serde_json::json!([specs, selector, node, elsewhere, tolerations]).to_string();
         if let Some(why) = self.known.get(&question) {
             return why.clone();
         }
@@ -277,13 +278,24 @@ fn keeps_away(node: &Node, pod: &Pod, snapshot: &Snapshot) -> Option<String> {
     if let Some((claim, _)) = claims.into_iter().find(|(_, selector)| is_elsewhere(selector)) {
         return Some(format!("claim {claim} of the pod is allocated on another node"));
     }
-    if node.spec.as_ref()?.unschedulable == Some(true) {
+    if node.spec.as_ref()?.unschedulable == Some(true)
+        && !spec.tolerations.iter().flatten().any(tolerates_cordons)
+    {
         return Some("the node is cordoned".to_owned());
     }
     let labels = node.metadata.labels.as_ref();
     let lacks = |(key, value): &(&String, &String)| labels.and_then(|all| all.get(*key)) != Some(*value);
     let (key, value) = spec.node_selector.iter().flatten().find(lacks)?;
     Some(format!("the node lacks the label {key}={value}, which the pod selects"))
+}
+
+/// As the pods of a DaemonSet do.
+fn tolerates_cordons(toleration: &Toleration) -> bool {
+    let is =
+        |field: &Option<String>, value: &str| field.as_deref().is_none_or(|f| f.is_empty() || f == value);
+    is(&toleration.key, "node.kubernetes.io/unschedulable")
+        && is(&toleration.effect, "NoSchedule")
+        && (toleration.operator.as_deref() == Some("Exists") || is(&toleration.value, ""))
 }
 
 impl Shortage {
