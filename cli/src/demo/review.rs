@@ -72,7 +72,7 @@ pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
         for (number, opaque) in
             configs.enumerate().filter_map(|(n, config)| Some((n, config.opaque.as_ref()?)))
         {
-            findings.config(&format!("{at}.config[{number}].opaque.parameters"), opaque, std::iter::empty());
+            findings.config(&format!("{at}.config[{number}].opaque"), opaque, std::iter::empty());
         }
     }
     let claims =
@@ -164,7 +164,7 @@ impl Findings {
                     let classes =
                         requests.iter().filter(is_named).filter_map(|request| request.exactly.as_ref());
                     let classes = classes.map(|exactly| exactly.device_class_name.as_str());
-                    self.config(&format!("{at}.opaque.parameters"), opaque, classes);
+                    self.config(&format!("{at}.opaque"), opaque, classes);
                 }
             }
         }
@@ -182,9 +182,15 @@ impl Findings {
         of: &OpaqueDeviceConfiguration,
         classes: impl Iterator<Item = &'c str>,
     ) {
-        if of.driver != names::DRIVER {
-            return;
+        if of.driver.is_empty() {
+            return self.refuse(&format!("{at}.driver"), "Required value");
         }
+        if of.driver != names::DRIVER {
+            let hint = did_you_mean(&of.driver, [names::DRIVER]);
+            let what = format!("{:?} is another driver, for whose devices it is{hint}", of.driver);
+            return self.doubt(&format!("{at}.driver"), &what);
+        }
+        let at = &format!("{at}.parameters");
         let kind = match divvy_api::decode(&of.parameters.0) {
             Ok(config) => config.kind.name(),
             Err(error) => return self.refuse(at, &error.to_string()),

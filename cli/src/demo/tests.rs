@@ -241,6 +241,7 @@ async fn names_are_refused_as_a_cluster_refuses_them() {
             "constraints[0].requests[1]: Duplicate value: \"gpu\"",
         ),
         (exactly("selectors: [{}]"), "exactly.selectors[0].cel: Required value"),
+        (claim_with("config: [{opaque: {parameters: {}}}]"), "config[0].opaque.driver: Required value"),
         (format!("{twice}---\n{}", exactly("")), "spec.resourceClaims[1].name: Duplicate value: \"a\""),
         (container("{name: a}, {name: a}", &exactly("")), "resources.claims[1]: Duplicate value: \"a\""),
         (container("{name: a, request: gpu}, {name: a}", &exactly("")), "claims[1]: Duplicate value: \"a\""),
@@ -316,6 +317,10 @@ async fn what_is_probably_not_meant_is_noted() {
                 "selectors: [{cel: {expression: 'device.attributes[\"gpu.divvy.dev\"].prodctName == \"x\"'}}]",
             ),
             "no device has attribute \"prodctName\" of \"gpu.divvy.dev\" (did you mean \"productName\"?)",
+        ),
+        (
+            claim_with("config: [{opaque: {driver: gpu.divy.dev, parameters: {}}}]"),
+            "opaque.driver: \"gpu.divy.dev\" is another driver, for whose devices it is (did you mean \"gpu.divvy.dev\"?)",
         ),
         (pod("nodeSelector: {a: b}, containers: []"), "nodeSelector, affinity and nodeName are not looked at here"),
         (
