@@ -87,10 +87,10 @@ mod tests {
         };
         let of_seven = "nodes: {names: [node-7]}, rules: [{modes: [Whole]}]";
         assert_eq!(notes(of_seven, "node-7"), Vec::<String>::new());
-        let noted = notes(of_seven, "node-8");
+        let on_another = notes(of_seven, "node-8");
         assert!(
-            noted[0].starts_with("GpuPolicy p has no effect on node node-8 (labels: pool=training)"),
-            "{noted:?}"
+            on_another[0].starts_with("GpuPolicy p has no effect on node node-8 (labels: pool=training)"),
+            "{on_another:?}"
         );
         assert_eq!(notes("modeLock: Disabled, rules: []", "node-7"), Vec::<String>::new());
         assert_eq!(notes("rules: [{gpus: {ordinals: [9]}, modes: [Whole]}]", "node-7").len(), 1);
