@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{GpuState, Observed, Outcome, StepError};
-use divvy_executor::{Folder, MigSteps, Steps, chain};
+use divvy_executor::{Event, Folder, MigSteps, Refresh, Steps, chain};
 use divvy_gpu_sim::{Fault, SimNode};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode};
 
@@ -313,4 +313,19 @@ fn a_removal_succeeds_for_what_is_gone_and_says_of_the_rest_whether_it_may_have_
     node.fault(fault.of(GpuOp::DestroyComputeInstance));
     steps.undo(&wanted, &made).unwrap();
     assert_eq!(steps.living(&wanted).unwrap(), None);
+}
+
+/// From Hopper on the mode does not outlast a reboot, and what had turned it on may come later than the kubelet.
+#[test]
+fn after_a_reboot_a_partition_is_made_again_also_where_another_program_had_turned_mig_mode_on() {
+    let (world, executor, a, gpu) = setup();
+    sim(&world).set_mig_mode(&gpu, true).unwrap();
+    world.prepare(&executor, &a).unwrap();
+    assert!(!world.lock().gpu_state(&gpu).turned_mig_on());
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.reboot();
+    assert!(!mode(&world, &gpu));
+    let events = world.start().restore_cdi(Refresh::Missing).events;
+    assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
+    assert_eq!(crate::mig_world::living(&world, &gpu).len(), 1);
 }

@@ -463,7 +463,11 @@ fn a_time_slice_that_may_not_have_been_set_is_set_again() {
         policy(Some(TimeSlice::Short));
         world.lock().slice_fault = Some(fault);
         let events = executor.reconcile(&world.view()).events;
-        assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
+        let text = format!("the time slice of {gpu} cannot be set: ");
+        assert!(
+            matches!(&events[..], [Event::Failed { error, .. }] if error.starts_with(&text)),
+            "{events:?}"
+        );
         executor.reconcile(&world.view());
         assert_eq!(set(), Some(TimeSlice::Short));
         // The same when the last share lets go in between.
@@ -474,4 +478,20 @@ fn a_time_slice_that_may_not_have_been_set_is_set_again() {
         assert_eq!(set(), None, "restored");
         assert!(!world.lock().gpu_state(&gpu).has_time_slice());
     }
+}
+
+#[test]
+fn a_time_slice_that_could_not_be_restored_by_an_unprepare_is_restored_by_reconcile() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let gpu = world.gpu(0);
+    let a = claim("a", &["gpu-0".to_owned()], Some(TimeSlice::Long), "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().slice_fault = Some(HardwareFault::Refuses);
+    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), divvy_executor::Unprepared::Done);
+    let slices = || world.lock().slices.clone().unwrap();
+    assert_eq!(slices(), BTreeMap::from([(gpu.clone(), TimeSlice::Long)]));
+    let events = executor.reconcile(&world.view()).events;
+    assert_eq!(events, [Event::SettingsGivenBack { gpu }]);
+    assert_eq!(slices(), BTreeMap::new());
 }
