@@ -54,9 +54,9 @@ enum By {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (snapshot, usage) = runtime.block_on(async {
-        let (client, namespace) = args.access.client().await?;
+        let (client, namespace, server) = args.access.client().await?;
         let namespace = args.namespace.as_deref().unwrap_or(&namespace);
-        read(&client, &args.driver_name, namespace).await
+        read(&client, &args.driver_name, namespace).await.context(server)
     })?;
     let view = view::of(&snapshot, &usage);
     let top = top(&view, args.by, args.namespace.as_deref());

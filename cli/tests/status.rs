@@ -195,6 +195,10 @@ async fn unreadable_kinds_are_named_and_a_missing_object_is_an_error() {
     let (code, text) = cluster.status(&["node", "n1"]).await;
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("the cluster does not serve GpuNodes (is divvy's chart installed?)"), "{text}");
+    cluster.api.fail_next(1, "get", "version", Fault::Status(500));
+    let (code, text) = cluster.status(&[]).await;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.starts_with("divvy: cluster http://127.0.0.1:"), "{text}");
     let (code, text) = cluster.status(&["--context", "nowhere"]).await;
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("nowhere"), "{text}");

@@ -154,5 +154,7 @@ async fn ui_needs_a_cluster_that_answers() {
     cluster.api.fail_next(1, "get", "version", Fault::Status(500));
     let (code, text) = cluster.run(&["ui", "--no-open"]).await;
     assert_eq!(code, Some(1), "{text}");
-    assert!(!text.contains("http://127.0.0.1") && text.contains("the API server does not answer"), "{text}");
+    // Which server that is, and no link to a page.
+    assert!(text.contains("divvy: cluster http://127.0.0.1:"), "{text}");
+    assert!(!text.contains("token=") && text.contains("the API server does not answer"), "{text}");
 }

@@ -67,13 +67,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let events = matches!(args.about, Some(Target::Claim { .. }));
     let claims = args.about.is_none() || events;
     let (snapshot, default_namespace) = runtime.block_on(async {
-        let (client, namespace) = args.access.client().await?;
+        let (client, namespace, server) = args.access.client().await?;
         let inside = match &args.about {
             Some(Target::Claim { claim }) => claim_name(claim, args.namespace.as_deref(), &namespace)?.0,
             _ => args.namespace.as_deref().unwrap_or(&namespace),
         };
         let wanted = Wanted { driver: &args.driver_name, claims, events, namespace: inside };
-        let snapshot = read(&client, wanted).await?;
+        let snapshot = read(&client, wanted).await.context(server)?;
         anyhow::Ok((snapshot, namespace))
     })?;
     let needs_person = match &args.about {

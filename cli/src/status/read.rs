@@ -101,8 +101,8 @@ pub(crate) const CLAIMS: Kind = Kind {
 const PODS: Kind = Kind { name: "Pods", resource: "pods", missing: "which pods are waiting", remedy: VIEW };
 
 impl Access {
-    /// A client, and the namespace of its context.
-    pub(crate) async fn client(&self) -> Result<(Client, String)> {
+    /// A client, the namespace of its context, and its server as errors are to name it.
+    pub(crate) async fn client(&self) -> Result<(Client, String, String)> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         let config = match &self.kubeconfig {
             Some(path) => {
@@ -119,7 +119,8 @@ impl Access {
         config.connect_timeout = Some(PATIENCE);
         config.read_timeout = Some(PATIENCE);
         let namespace = config.default_namespace.clone();
-        Ok((Client::try_from(config)?, namespace))
+        let server = format!("cluster {}", config.cluster_url);
+        Ok((Client::try_from(config)?, namespace, server))
     }
 }
 

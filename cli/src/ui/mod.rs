@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let (client, namespace) = args.access.client().await?;
+        let (client, namespace, server) = args.access.client().await?;
         let namespace = args.namespace.clone().unwrap_or(namespace);
         let driver = args.driver_name.clone();
         let source: Source = Box::new(move || {
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             .boxed()
         });
         // A cluster that does not answer is an error here, not on a page.
-        let first = source().await?;
+        let first = source().await.context(server)?;
         let page = Page::new(source, EVERY);
         page.show(Ok(first));
         open(page, args.listen, &args.allow_host, !args.no_open).await?.await;
