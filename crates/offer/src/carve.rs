@@ -226,8 +226,14 @@ impl Run<'_> {
             let subject = subject(OfferedMode::Mig);
             self.partitions(&Source { one, caps, budget, rules, subject, offers });
         }
-        for name in &lost {
-            self.publish_lost(name, subject(OfferedMode::Mig));
+        for name in lost {
+            let kind = DeviceKind::Partition(name);
+            self.publish_kept(&kind, "its profile is unknown", subject(OfferedMode::Mig));
+        }
+        let shares = DeviceKind::Share { ordinal };
+        if share.is_none() && self.stays(&shares.device_name()) {
+            let why = "its rule reserves all of the GPU's memory";
+            self.publish_kept(&shares, why, subject(OfferedMode::TimeSlicing));
         }
         if let Some(whole) = self.alternative(one, whole, &choice, subject(OfferedMode::Whole)) {
             self.card(ordinal).whole = Some(whole);

@@ -123,12 +123,12 @@ impl Run<'_> {
         held.filter(|name| !known(name)).cloned().collect()
     }
 
-    pub(crate) fn publish_lost(&mut self, name: &PartitionName, subject: Subject<'_>) {
-        self.keep(&name.device_name(), "its profile is unknown".to_owned());
-        let kind = DeviceKind::Partition(name.clone());
-        let mut device = self.previous_or_bare(&kind, subject.gpu);
+    /// A device that a claim has, or may have, of which no more can be said than was: published as it was.
+    pub(crate) fn publish_kept(&mut self, kind: &DeviceKind, why: &str, subject: Subject<'_>) {
+        self.keep(&kind.device_name(), why.to_owned());
+        let mut device = self.previous_or_bare(kind, subject.gpu);
         device.consumes.clear();
-        self.publish(&kind, device, &subject.standing(Standing::Withdrawn("not-offered")));
+        self.publish(kind, device, &subject.standing(Standing::Withdrawn("not-offered")));
     }
 }
 

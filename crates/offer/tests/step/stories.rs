@@ -218,3 +218,24 @@ fn what_is_fenced_or_was_made_outside_divvy_keeps_claims_off_what_it_overlaps_an
     cluster.records();
     assert_eq!(cluster.open().len(), 2 * 20);
 }
+
+#[test]
+fn shares_in_use_on_a_gpu_with_no_memory_left_for_shares_are_withdrawn_and_not_lost() {
+    let mut cluster = Cluster::new("h100x1", SHARES);
+    let share = "gpu-0-ts".parse().unwrap();
+    cluster.choose(&share, 0);
+    cluster.rules(r#"{"modes":["Whole","TimeSlicing"],"shares":{"reservedMemory":"80Gi"}}"#);
+    for _ in 0..2 {
+        let device = cluster.slices.device(&share).unwrap();
+        let keys: Vec<&str> = device.taints.iter().map(|taint| taint.key.as_str()).collect();
+        assert_eq!(keys, ["gpu.divvy.dev/withdrawn"]);
+        assert!(!cluster.can_be_given(cluster.slices.device(&"gpu-0".parse().unwrap()).unwrap()));
+        cluster.settle();
+    }
+    let why = "its rule reserves all of the GPU's memory".to_owned();
+    assert!(cluster.out.notes.contains(&Note::HeldAndWithdrawn { device: share, why }));
+    assert!(!cluster.out.notes.iter().any(|note| matches!(note, Note::HeldAndGone { .. })));
+    cluster.claims.clear();
+    cluster.settle();
+    assert_eq!(cluster.open(), ["gpu-0"]);
+}
