@@ -88,7 +88,7 @@ pub enum Note {
     NeedsReset { gpu: GpuUuid },
     /// Nothing of what its rules ask for can be offered.
     #[error(
-        "{gpu} is not offered: it supports none of the modes of its rule (it does not support MIG, or has MIG instances that this driver did not create)"
+        "{gpu} is not offered: it supports none of the modes of its rule (it does not support MIG, its MIG mode changes only with a GPU reset, or it has MIG instances that this driver did not create)"
     )]
     NothingOffered { gpu: GpuUuid },
     /// The server cannot store what shares need.

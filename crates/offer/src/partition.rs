@@ -78,10 +78,12 @@ impl Run<'_> {
                     self.notes.push(Note::NoCounters { gpu: gpu() });
                 }
                 Refused::NoShares => self.notes.push(Note::NoShares { gpu: gpu() }),
-                Refused::NeedsReset => self.notes.push(Note::NeedsReset { gpu: gpu() }),
-                Refused::NoMig | Refused::Static if choice.modes.is_empty() && rules.modes != Modes::AsIs => {
+                Refused::NoMig | Refused::Static | Refused::NeedsReset
+                    if choice.modes.is_empty() && rules.modes != Modes::AsIs =>
+                {
                     self.notes.push(Note::NothingOffered { gpu: gpu() });
                 }
+                Refused::NeedsReset => self.notes.push(Note::NeedsReset { gpu: gpu() }),
                 Refused::NoCounters | Refused::NoMig | Refused::Static => {}
             }
         }

@@ -239,3 +239,14 @@ fn shares_in_use_on_a_gpu_with_no_memory_left_for_shares_are_withdrawn_and_not_l
     cluster.settle();
     assert_eq!(cluster.open(), ["gpu-0"]);
 }
+
+#[test]
+fn a_gpu_that_would_need_a_reset_for_every_mode_of_its_rule_is_said_to_be_offered_as_nothing() {
+    let mut cluster = Cluster::new("a100-40x1", r#"{"modes":["Mig"]}"#);
+    let gpu = cluster.gpu(0);
+    assert_eq!(cluster.names(), Vec::<&str>::new());
+    assert_eq!(*cluster.out.notes, [Note::NothingOffered { gpu: gpu.clone() }].into());
+    cluster.rules(EVERYTHING);
+    assert_eq!(cluster.open(), ["gpu-0", "gpu-0-ts"]);
+    assert_eq!(*cluster.out.notes, [Note::NeedsReset { gpu }].into());
+}
