@@ -37,7 +37,11 @@ impl KubeVersion {
 
 impl fmt::Display for KubeVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+        match self {
+            // Read from a pre-release of the next.
+            Self { major, minor, patch: u32::MAX } => write!(f, "{major}.{}.0-pre", minor.saturating_add(1)),
+            Self { major, minor, patch } => write!(f, "{major}.{minor}.{patch}"),
+        }
     }
 }
 
@@ -54,6 +58,9 @@ mod tests {
         assert_eq!(KubeVersion::parse("v1.36.2+k3s1"), Some(V(1, 36, 2)));
         assert_eq!(KubeVersion::parse("v1.36.2-rc.1"), Some(V(1, 36, 1)));
         assert!(KubeVersion::parse("v1.36.0-beta.0").is_some_and(|v| v > V(1, 35, 9) && v < V(1, 36, 0)));
+        for (git_version, shown) in [("v1.37.1", "1.37.1"), ("v1.37.0-rc.1", "1.37.0-pre")] {
+            assert_eq!(KubeVersion::parse(git_version).unwrap().to_string(), shown);
+        }
         for bad in ["", "1.37.1", "v1.37", "v1..1", "va.b.c", "v1.99999999999.1"] {
             assert_eq!(KubeVersion::parse(bad), None, "{bad}");
         }
