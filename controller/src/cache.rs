@@ -37,6 +37,10 @@ impl Cache {
         self.slices.values().cloned().collect()
     }
 
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.slices.contains_key(name)
+    }
+
     /// A full list. Returns whether something was not known.
     pub(crate) fn replace(&mut self, slices: Vec<ResourceSlice>, version: Option<&str>) -> News {
         let listed: BTreeMap<_, _> = slices.into_iter().map(|slice| (slice.name_any(), slice)).collect();

@@ -95,9 +95,9 @@ impl Accepted {
         }
     }
 
-    /// Forgets a slice that is gone.
-    pub fn forget(&mut self, name: &str) {
-        self.0.remove(name);
+    /// Forgets slices that are gone.
+    pub fn keep(&mut self, exists: impl Fn(&str) -> bool) {
+        self.0.retain(|name, _| exists(name));
     }
 
     /// Features whose fields the server dropped, of the slices as they are now.

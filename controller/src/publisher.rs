@@ -174,13 +174,7 @@ impl Worker {
                 return;
             }
             Event::Apply(slice) => self.cache.apply(*slice),
-            Event::Delete(slice) => {
-                let news = self.cache.delete(&slice);
-                if news == News::Deleted {
-                    self.accepted.forget(slice.metadata.name.as_deref().unwrap_or_default());
-                }
-                news
-            }
+            Event::Delete(slice) => self.cache.delete(&slice),
         };
         self.watches();
         self.disturb(news);
@@ -243,7 +237,8 @@ impl Worker {
         }
     }
 
-    fn note_success(&self, pool: Pool, generation: i64) {
+    fn note_success(&mut self, pool: Pool, generation: i64) {
+        self.accepted.keep(|name| self.cache.has(name));
         let (dropped, altered) = (self.accepted.dropped(), self.accepted.altered());
         let same = self.status.borrow().published.as_deref() == Some(&pool);
         let bytes = (!same).then(|| size(&self.config, &pool));
@@ -320,7 +315,6 @@ impl Worker {
                     done => drop(done.map_err(failed)?),
                 }
                 self.cache.deleted(&name);
-                self.accepted.forget(&name);
                 self.status.send_modify(|status| status.writes.deleted += 1);
             }
             Write::Update(slice) => {

@@ -211,6 +211,23 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn fields_that_a_slice_lost_are_forgotten_with_it_also_when_only_a_list_shows_that_it_is_gone() {
+    let api = server();
+    api.turn_off(Gate::DeviceTaints);
+    let mut wanted = pool(&[&["gpu-0"], &["gpu-1"]]);
+    wanted.slices[1].devices[0].taints = vec![Taint::no_schedule("gpu.divvy.dev/lost", None)];
+    let mut world = start(&api, Some(wanted.clone()));
+    assert_eq!(world.published(&wanted).await.dropped, [divvy_offer::Feature::Taints].into());
+    api.expire_watches();
+    api.delete::<ResourceSlice>("", &name(1)).unwrap();
+    world.until(|status| !status.in_sync && status.foreign_deletes == 1).await;
+    let without = pool(&[&["gpu-0"]]);
+    world.desired.send_replace(Some(without.clone()));
+    let status = world.stored(&without).await;
+    assert_eq!((status.dropped, status.altered), ([].into(), [].into()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_dry_run_shows_which_features_a_server_drops_and_stores_nothing() {
     use divvy_offer::Feature;
 
