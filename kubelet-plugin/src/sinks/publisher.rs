@@ -48,6 +48,7 @@ impl Publishing {
             _ = self.registered.wait_for(|registered| *registered == Registered::Yes) => {}
             () = stop.cancelled() => return,
         }
+        self.ready.waiting("this instance has not published anything yet");
         let mut ask_version = tokio::time::Instant::now();
         let mut known = None;
         while !stop.is_cancelled() {
@@ -87,7 +88,7 @@ impl Publishing {
         self.metrics.slices.set(i64::try_from(status.slices).unwrap_or(i64::MAX));
         self.metrics.slices_bytes.set(i64::try_from(status.bytes).unwrap_or(i64::MAX));
         // Once accepted, trouble with a later change does not make us unready: what is published is served.
-        match &status.last_error {
+        match status.last_error.as_ref().or(status.watch_error.as_ref()) {
             _ if status.published.is_some() => self.ready.ready(),
             Some(error) => self.ready.waiting(error.clone()),
             None => {}

@@ -235,3 +235,20 @@ async fn nothing_is_published_before_the_servers_version_is_known() {
     assert_eq!(node.api.list::<ResourceSlice>().len(), 1);
     plugin.stop().await;
 }
+
+#[tokio::test]
+async fn slices_that_cannot_be_listed_are_why_nothing_is_published_and_not_the_kubelet() {
+    let node = Node::new("h100x1");
+    node.api.fail_next(10_000, "list", "resourceslices", Fault::Status(403));
+    let plugin = node.start_with(node.config(&[]));
+    node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
+    let of_slices = |line: &&String| line.starts_with("slices: ");
+    wait("the reason", || {
+        let missing = plugin.readiness.missing();
+        missing.iter().find(of_slices)?.contains("cannot list ResourceSlices").then_some(())
+    })
+    .await;
+    node.api.clear_faults();
+    plugin.wait_ready().await;
+    plugin.stop().await;
+}
