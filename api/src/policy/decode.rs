@@ -82,7 +82,15 @@ fn decode_spec(spec: &Value) -> Result<GpuPolicySpec, PolicyError> {
 }
 
 fn part<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, PolicyError> {
-    serde_json::from_value(value).map_err(|error| wrong(path, error.to_string()))
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        // Serde's words, less those of Rust.
+        let problem =
+            error.inner().to_string().replace("i32", "a whole number").replace("u32", "a whole number");
+        match error.path().to_string().as_str() {
+            "." => wrong(path, problem),
+            inside => wrong(format!("{path}.{inside}"), problem),
+        }
+    })
 }
 
 fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {

@@ -269,7 +269,7 @@ async fn a_bad_policy_is_reported_and_the_node_keeps_the_last_good_one_also_over
     };
     let reported = wait("the Event", || reported_of("p")).await;
     assert!(
-        reported.starts_with("node n1 cannot use this policy, its last readable version stays in force: spec.rules[0]: unknown field `mode`"),
+        reported.starts_with("node n1 cannot use this policy, its last readable version stays in force: spec.rules[0].mode: unknown field `mode`"),
         "{reported}"
     );
     assert!(wait("the other Event", || reported_of("worse")).await.contains("it is ignored"));

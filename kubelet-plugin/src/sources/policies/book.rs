@@ -126,7 +126,7 @@ mod tests {
         let bad = object("a", "1", &json!({ "prio": 2 }));
         let unreadable = book.applied(bad.clone()).unwrap();
         assert!(
-            unreadable.has_earlier && unreadable.why.starts_with("spec: unknown field `prio`"),
+            unreadable.has_earlier && unreadable.why.starts_with("spec.prio: unknown field `prio`"),
             "{unreadable:?}"
         );
         assert_eq!(book.applied(bad.clone()), None);
