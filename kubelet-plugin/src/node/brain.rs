@@ -104,7 +104,8 @@ impl Brain {
             Fact::Health(Health { view, book, changes }) => {
                 let ordinals = node.recorded.as_ref().map(|recorded| &recorded.ordinals);
                 for (change, place) in &changes {
-                    self.events.health(change, *place, ordinals.and_then(|known| known.of(&change.gpu)));
+                    let ordinal = ordinals.and_then(|known| known.of(&change.gpu));
+                    self.events.health(change, *place, ordinal, view.removed.contains(&change.gpu));
                 }
                 (node.view, node.book) = (Some(view.clone()), book);
                 Decisive::Health(view)

@@ -48,13 +48,21 @@ impl Events {
         }
     }
 
-    /// An ailment began or is over, on a GPU or at one place of it.
-    pub(crate) fn health(&self, change: &HealthChange, place: Option<Placement>, ordinal: Option<u32>) {
+    /// An ailment began or is over, on a GPU or at one place of it. It is over, too, once the GPU is gone for good (`removed`).
+    pub(crate) fn health(
+        &self,
+        change: &HealthChange,
+        place: Option<Placement>,
+        ordinal: Option<u32>,
+        removed: bool,
+    ) {
         let HealthChange { gpu, ailment, over, .. } = change;
         let device = ordinal.map(|ordinal| DeviceKind::Whole { ordinal }.to_string());
         let what = subject(change, place, device.as_deref());
         let device = device.unwrap_or_else(|| gpu.to_string());
-        if *over {
+        if *over && removed {
+            tracing::error!(%gpu, ailment = ailment.name(), "{what} is no longer there");
+        } else if *over {
             tracing::info!(%gpu, ailment = ailment.name(), "{what} has recovered");
         } else {
             tracing::error!(%gpu, ailment = ailment.name(), "{what} {ailment}");
@@ -64,10 +72,17 @@ impl Events {
         }
         if *over {
             let notifier = self.notifier.clone();
-            let note = format!("{what} has recovered from this fault: it {ailment}");
+            let (reason, note) = if removed {
+                (
+                    "gpu-removed",
+                    format!("the driver no longer lists {what}, which had this fault: it {ailment}"),
+                )
+            } else {
+                ("gpu-recovered", format!("{what} has recovered from this fault: it {ailment}"))
+            };
             let action = format!("Untaint {device} {}", ailment.name());
             self.tasks.spawn(async move {
-                notifier.report_device(&EventSubject::Node, false, "gpu-recovered", &action, &note).await;
+                notifier.report_device(&EventSubject::Node, removed, reason, &action, &note).await;
             });
             return;
         }

@@ -16,7 +16,8 @@ use divvy_model::mig::{GpuInstanceId, Placement};
 use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, HoldKind};
 use divvy_offer::{HealthView, Sick, Unmonitored};
 use tokio::sync::{mpsc, watch as channel};
-use tokio::time::Instant;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Timing;
@@ -29,6 +30,8 @@ use watch::{Gate, Heard};
 
 /// How long the first look may keep the first pool waiting.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
+/// Longer than any poll takes.
+const NEVER: Duration = Duration::from_hours(24);
 /// Events come in bursts; the GPUs are not polled more often than this.
 const AT_MOST: Duration = Duration::from_secs(1);
 
@@ -66,6 +69,21 @@ struct Polled {
     living: Option<BTreeSet<GpuInstanceId>>,
 }
 
+/// A poll on its way.
+struct Polling {
+    begun: Instant,
+    polled: JoinHandle<Vec<Polled>>,
+}
+
+/// When the poll began, and its answers once it has them all; without a poll, never. Only a panic of the driver's code leaves
+/// none.
+async fn ended(polling: &mut Option<Polling>) -> (Instant, Option<Vec<Polled>>) {
+    match polling {
+        Some(Polling { begun, polled }) => (*begun, polled.await.ok()),
+        None => std::future::pending().await,
+    }
+}
+
 impl HealthOwner {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
@@ -76,6 +94,7 @@ impl HealthOwner {
         let mut remembered = self.file.load();
         kept.book.remember(Duration::ZERO, remembered.gpus.clone());
         kept.places = remembered.places.iter().map(|(gpu, id, place)| ((gpu.clone(), *id), *place)).collect();
+        let mut polling: Option<Polling> = None;
         let mut polled_at: Option<Instant> = None;
         let mut poll_at = epoch;
         let mut known = BTreeSet::new();
@@ -92,6 +111,9 @@ impl HealthOwner {
             if released {
                 // A released driver may be exchanged, and GPUs reset, without events.
                 kept.book.all_away();
+                self.remember(&kept, &mut remembered).await;
+                // What it answers is about the time before. A call that hangs goes on by itself.
+                polling = None;
                 // Nothing is published before health is known, and on a cordoned node the driver is released at once.
                 if !kept.sent {
                     self.report(&mut kept, &[]);
@@ -101,6 +123,8 @@ impl HealthOwner {
                 poll_at = Instant::now();
                 known = listed;
             }
+            let begun = polling.as_ref().map(|polling| polling.begun);
+            let first_pool_at = begun.filter(|_| !kept.sent).map(|begun| begun + FIRST_LOOK);
             tokio::select! {
                 Some(heard) = heard.recv() => {
                     if self.hear(&mut kept, heard, epoch.elapsed()).await {
@@ -108,12 +132,23 @@ impl HealthOwner {
                         poll_at = poll_at.min(soon.max(Instant::now()));
                     }
                 }
-                () = tokio::time::sleep_until(poll_at), if usable => {
-                    self.look(&mut kept, &known, epoch).await;
+                () = sleep_until(poll_at), if usable && polling.is_none() => {
+                    polling = Some(self.poll(&kept, &known));
+                    // Unless something happens meanwhile, its end says when the next is due.
+                    poll_at += NEVER;
+                }
+                // While a GPU hangs in a poll, events of the others are heard.
+                (begun, done) = ended(&mut polling) => {
+                    polling = None;
+                    self.looked(&mut kept, done, begun.duration_since(epoch));
                     polled_at = Some(Instant::now());
                     let patients = kept.book.has_patients();
                     let wait = if patients { self.timing.health_busy } else { self.timing.health };
-                    poll_at = Instant::now() + wait;
+                    poll_at = poll_at.min(Instant::now() + wait);
+                }
+                () = sleep_until(first_pool_at.unwrap_or(epoch)), if first_pool_at.is_some() => {
+                    tracing::warn!("initial health poll timed out; publishing with what is known from before");
+                    self.report(&mut kept, &[]);
                 }
                 Ok(()) = self.seen.changed() => continue,
                 () = stop.cancelled() => return,
@@ -224,11 +259,11 @@ impl HealthOwner {
         })
     }
 
-    /// Polls all GPUs that are listed or numbered, and reports changes.
-    async fn look(&mut self, kept: &mut HealthState, listed: &BTreeSet<GpuUuid>, epoch: Instant) {
+    /// Begins to poll all GPUs that are listed or numbered.
+    fn poll(&self, kept: &HealthState, listed: &BTreeSet<GpuUuid>) -> Polling {
         let (gpus, executor, listed) = (self.gpus.clone(), self.executor.clone(), listed.clone());
         let with_instances: BTreeSet<GpuUuid> = kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
-        let polling = tokio::task::spawn_blocking(move || {
+        let polled = tokio::task::spawn_blocking(move || {
             let ordinals = executor.ordinals().unwrap_or_default();
             let mut all = listed;
             all.extend(ordinals.iter().map(|(gpu, _)| gpu.clone()));
@@ -241,19 +276,9 @@ impl HealthOwner {
                     .map(|living| living.iter().map(|instance| instance.id).collect());
                 Polled { gpu, vitals, living }
             });
-            let polled: Vec<Polled> = polled.collect();
-            polled
+            polled.collect()
         });
-        tokio::pin!(polling);
-        if !kept.sent {
-            if let Ok(done) = tokio::time::timeout(FIRST_LOOK, &mut polling).await {
-                return self.looked(kept, done.ok(), epoch.elapsed());
-            }
-            tracing::warn!("initial health poll timed out; publishing without health data");
-            self.send(kept, Arc::default(), Vec::new());
-        }
-        let done = polling.await.ok();
-        self.looked(kept, done, epoch.elapsed());
+        Polling { begun: Instant::now(), polled }
     }
 
     fn looked(&mut self, kept: &mut HealthState, done: Option<Vec<Polled>>, now: Duration) {

@@ -335,3 +335,52 @@ async fn pods_leave_a_sick_gpu_where_a_policy_says_so_also_one_that_is_lost() {
     .await;
     plugin.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fault_known_from_before_a_restart_is_published_although_the_first_poll_hangs() {
+    let node = Node::new("h100x2");
+    let (sick, slow) = (node.uuid(0), node.uuid(1));
+    // As with a driver that does not report it: after a restart it is known from the file only.
+    node.sim.edit(|e| e.set_recovery(&sick, None)).unwrap();
+    let plugin = node.start().await;
+    node.xid(&sick, 79, None);
+    let tainted: [(&str, &[&str]); 2] = [("gpu-0", &["gpu.divvy.dev/xid=79:NoSchedule"]), ("gpu-1", &[])];
+    node.wait_tainted(&tainted).await;
+    plugin.stop().await;
+    for slice in node.api.list::<ResourceSlice>() {
+        node.api.delete::<ResourceSlice>("", &slice.metadata.name.unwrap()).unwrap();
+    }
+    let hang = node.sim.fault(Fault::hang().of(GpuOp::Vitals).on(&slow));
+    let plugin = node.start().await;
+    node.wait_tainted(&tainted).await;
+    node.sim.release(hang);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_hangs_in_a_poll_delays_no_event_of_another() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let hang = node.sim.fault(Fault::hang().of(GpuOp::Vitals).on(&node.uuid(0)));
+    wait("the hanging poll", || node.sim.wait_until_hanging(1, Duration::ZERO).then_some(())).await;
+    node.xid(&node.uuid(1), 119, None);
+    node.wait_tainted(&[("gpu-0", &[]), ("gpu-1", &["gpu.divvy.dev/xid=119:NoSchedule"])]).await;
+    node.sim.release(hang);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_is_gone_is_not_said_to_have_recovered() {
+    let node = Node::new("h100x2");
+    let mut config = node.config(&[]);
+    config.health.lost_for_good = Duration::from_millis(300);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let old = node.uuid(0);
+    node.sim.lose_gpu(&old);
+    wait("the Event", || (node.events("GpuLost").len() == 1).then_some(())).await;
+    node.sim.remove_gpu(&old).unwrap();
+    wait("its end", || (node.events("GpuRemoved").len() == 1).then_some(())).await;
+    assert_eq!(node.events("GpuRecovered"), []);
+    plugin.stop().await;
+}

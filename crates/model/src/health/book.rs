@@ -184,7 +184,11 @@ impl HealthBook {
                 }
                 let fit = vitals.recovery.is_some_and(|action| !action.concerns_gpu()) || gpu.was_away;
                 let over = good_poll(&mut gpu.ailments, rules, now, |a| {
-                    let answered = vitals.remap.is_some() || !a.is_of_memory();
+                    let answered = match a {
+                        // A driver that was exchanged for an earlier one has no answer any more.
+                        Ailment::Recovery(_) => vitals.recovery.is_some() || gpu.was_away,
+                        _ => vitals.remap.is_some() || !a.is_of_memory(),
+                    };
                     !present.contains(&a) && answered && (fit || !a.is_of_a_moment())
                 });
                 for ailment in over {

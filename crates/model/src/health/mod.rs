@@ -187,6 +187,11 @@ impl Ailment {
         matches!(self, Self::RemapFailed | Self::RemapPending)
     }
 
+    /// A process that starts later may be unable to read it.
+    pub(crate) fn outlasts_process(self) -> bool {
+        self.is_of_a_moment() || self.is_of_memory()
+    }
+
     /// Known from an event and not from a state that can be read: its end has to be concluded.
     pub(crate) fn is_of_a_moment(self) -> bool {
         matches!(self, Self::Xid(_) | Self::Ecc)

@@ -1,4 +1,5 @@
-//! Faults known from events, which a process that starts later cannot read from the driver.
+//! Faults that a process that starts later cannot read from the driver: those known from events, and bad memory, which a GPU
+//! does not report while it has MIG instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use super::{Ailment, GpuHealth, HealthBook, Illness};
 use crate::GpuUuid;
 use crate::mig::GpuInstanceId;
 
-/// Faults of a GPU known from events that are not over. Valid for the boot in which they occurred: a reboot resets a GPU.
+/// Faults of a GPU that a later process cannot read, and that are not over. Valid for the boot in which they occurred: a reboot resets a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Remembered {
@@ -25,7 +26,7 @@ impl HealthBook {
     /// What a later process needs to know, by GPU; GPUs without such faults are left out.
     pub fn remembered(&self) -> BTreeMap<GpuUuid, Remembered> {
         let known = |ailments: &super::Ailments| -> BTreeSet<Ailment> {
-            ailments.keys().copied().filter(|ailment| ailment.is_of_a_moment()).collect()
+            ailments.keys().copied().filter(|ailment| ailment.outlasts_process()).collect()
         };
         let of = |gpu: &GpuHealth| Remembered {
             ailments: known(&gpu.ailments),
@@ -45,7 +46,7 @@ impl HealthBook {
     pub fn remember(&mut self, now: Duration, earlier: BTreeMap<GpuUuid, Remembered>) {
         let ill = |ailments: BTreeSet<Ailment>| {
             let since = |ailment| (ailment, Illness { since: now, seen: now, good_polls: 0 });
-            ailments.into_iter().filter(|ailment| ailment.is_of_a_moment()).map(since).collect()
+            ailments.into_iter().filter(|ailment| ailment.outlasts_process()).map(since).collect()
         };
         for (uuid, Remembered { ailments, partitions, away }) in earlier {
             let gpu = self.gpus.entry(uuid).or_default();

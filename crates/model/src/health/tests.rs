@@ -276,3 +276,24 @@ fn ecc_errors_during_a_poll_without_the_count_are_counted() {
     }
     assert_eq!(sick(&book), [Ailment::Ecc]);
 }
+
+#[test]
+fn bad_memory_that_cannot_be_read_now_is_known_to_a_later_process() {
+    let (rules, remap) = (HealthRules::default(), |remap| GpuVitals { remap, ..vitals(Some(0)) });
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(remap(Some(RowRemap { pending: true, failed: false }))));
+    book.event(&rules, at(1), &event(GpuEventKind::RetirementFailure, None));
+    let mut later = HealthBook::default();
+    later.remember(at(0), book.remembered());
+    assert_eq!(well_at(&mut later, 30, remap(None)), None);
+    assert_eq!(sick(&later), [Ailment::RemapFailed, Ailment::RemapPending]);
+    assert!(well_at(&mut later, 1000, remap(Some(RowRemap::default()))).is_some());
+}
+
+#[test]
+fn a_recovery_that_is_due_is_not_over_because_the_driver_does_not_answer_that_question() {
+    let mut book = HealthBook::default();
+    book.poll(&HealthRules::default(), at(0), &gpu(), Ok(vitals(Some(1))));
+    assert_eq!(well_at(&mut book, 30, vitals(None)), None);
+    assert!(well_at(&mut book, 900, vitals(Some(0))).is_some());
+}
