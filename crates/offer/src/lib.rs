@@ -43,7 +43,7 @@ pub use divvy_model::AttributeValue;
 pub use features::{Feature, OneMode, ServerFeatures};
 pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
 pub use note::Note;
-pub use notice::Notice;
+pub use notice::{Notice, removal_of_foreign};
 pub use partition::Partitioning;
 pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{

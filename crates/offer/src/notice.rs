@@ -53,6 +53,14 @@ impl Notice {
     }
 }
 
+/// How an instance that others made is removed. By its id: without it, nvidia-smi removes all that are idle, those of
+/// claims too.
+pub fn removal_of_foreign(gpu: &GpuUuid) -> String {
+    format!(
+        "if it is not needed, find its instance ID with `nvidia-smi mig -i {gpu} -lgi` and remove that one with `nvidia-smi mig -i {gpu} -gi ID -dci && nvidia-smi mig -i {gpu} -gi ID -dgi`"
+    )
+}
+
 impl Said {
     /// MIG instances made outside divvy.
     pub(crate) fn foreign(&mut self, foreign: &[(GpuUuid, Placement)]) -> Vec<Notice> {
@@ -60,9 +68,10 @@ impl Said {
         let new = now.difference(&self.foreign).map(|(gpu, at)| Notice::Node {
             reason: "foreign-mig-instance",
             text: format!(
-                "{gpu} has a MIG instance at memory slices {}..{} that divvy did not create: devices that overlap it are not allocated (if it is not needed, remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`)",
+                "{gpu} has a MIG instance at memory slices {}..{} that divvy did not create: devices that overlap it are not allocated ({})",
                 at.start,
-                at.end().saturating_sub(1)
+                at.end().saturating_sub(1),
+                removal_of_foreign(gpu)
             ),
         });
         let new = new.collect();

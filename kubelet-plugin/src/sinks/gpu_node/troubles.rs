@@ -7,7 +7,7 @@ use divvy_claims::Phase;
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid};
-use divvy_offer::{Note, taint};
+use divvy_offer::{Note, removal_of_foreign, taint};
 
 use super::Facts;
 use crate::neighbours::Use;
@@ -228,7 +228,7 @@ fn others(facts: &Facts<'_>) -> Vec<Trouble> {
         gpu: name(facts, gpu),
         subject: slices(*at),
         why: "the GPU has a MIG instance that divvy did not create".to_owned(),
-        remedy: format!("if it is not needed, remove it with `nvidia-smi mig -i {gpu} -dci` and `-dgi`"),
+        remedy: removal_of_foreign(gpu),
         ..Trouble::default()
     });
     uses.chain(instances).collect()
