@@ -6,7 +6,7 @@
 //! and the other instance takes it again.
 
 use std::fs::{File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -40,7 +40,17 @@ pub(crate) struct PublisherLock {
 impl PublisherLock {
     pub(crate) fn new(plugin_dir: &Path) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self::numbered(plugin_dir, started.as_nanos())
+        Self::at(plugin_dir, started.as_nanos())
+    }
+
+    /// Later than all before, also where the clock was set back since.
+    fn at(plugin_dir: &Path, clock: u128) -> Self {
+        let mut lock = Self::numbered(plugin_dir, clock);
+        for file in [&lock.path, &lock.wish] {
+            // What cannot be read now cannot be compared with later either.
+            lock.number = lock.number.max(number_in(file).unwrap_or_default().saturating_add(1));
+        }
+        lock
     }
 
     fn numbered(plugin_dir: &Path, number: u128) -> Self {
@@ -100,6 +110,8 @@ impl PublisherLock {
                     tracing::warn!("the newer instance has exited; publishing again");
                     self.ask()?;
                 }
+                // For those that start later. The lock is held also where a full disk does not take the number.
+                drop(file.set_len(0).and_then(|()| (&file).write_all(self.number.to_string().as_bytes())));
                 *state = State { held: Some(file), found_free: 0 };
             }
             Err(TryLockError::WouldBlock) => {
@@ -121,12 +133,17 @@ impl PublisherLock {
 
     /// The highest number written as a wish; 0 if there is none.
     fn wished(&self) -> io::Result<u128> {
-        match fs_err::read_to_string(&self.wish) {
-            // Text that is not a number was cut off by a crash: no wish.
-            Ok(text) => Ok(text.trim().parse().unwrap_or(0)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-            Err(error) => Err(error),
-        }
+        number_in(&self.wish)
+    }
+}
+
+/// 0 if there is none.
+fn number_in(file: &Path) -> io::Result<u128> {
+    match fs_err::read_to_string(file) {
+        // Text that is not a number was cut off by a crash.
+        Ok(text) => Ok(text.trim().parse().unwrap_or(0)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
     }
 }
 
@@ -172,6 +189,22 @@ mod tests {
         assert!(a.held.is_some());
         other.step(&mut b, true).unwrap_err();
         assert!(b.held.is_none(), "and it knows why it waits");
+    }
+
+    #[test]
+    fn a_newer_instance_takes_over_although_the_clock_was_set_back_since_the_older_one_began() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut a, mut b) = (State::default(), State::default());
+        let old = PublisherLock::at(dir.path(), 1_000);
+        old.step(&mut a, false).unwrap();
+        let new = PublisherLock::at(dir.path(), 500);
+        for _ in 0..3 {
+            new.step(&mut b, true).unwrap();
+            old.step(&mut a, true).unwrap();
+        }
+        assert!(a.held.is_none() && b.held.is_some());
+        let newest = PublisherLock::at(dir.path(), 400);
+        assert!(newest.number > new.number, "the wish counts, too");
     }
 
     #[test]
