@@ -32,13 +32,13 @@ pub(crate) struct KubeClaims {
 
 impl ClaimsApi for KubeClaims {
     fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup {
+        let left = until.saturating_sub(SystemClock.now());
         if let Some(claim) = name {
-            return match self.fetcher.look(claim) {
+            return match self.fetcher.look(claim, left) {
                 Ok(found) => self.judge(uid, found),
                 Err(error) => Lookup::Unknown(crate::chain(&error)),
             };
         }
-        let left = until.saturating_sub(SystemClock.now());
         // The executor's threads are blocking ones, so this holds up no other claim.
         match self.runtime.block_on(tokio::time::timeout(left, self.list())) {
             Ok(Ok(all)) => {
@@ -107,8 +107,8 @@ impl KubeClaims {
 
 #[cfg(test)]
 mod tests {
-    use divvy_fake_cluster::FakeApi;
     use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+    use divvy_fake_cluster::{FakeApi, Fault};
 
     use super::*;
     use crate::claim_fetch::Connect;
@@ -140,5 +140,27 @@ mod tests {
             let found = look(name.clone()).await.unwrap();
             assert!(matches!(found, Lookup::Found(_)), "{name:?}: {found:?}");
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_look_at_a_claim_ends_in_time_although_the_server_does_not_answer() {
+        let api = FakeApi::new();
+        let client = api.client();
+        let claims = KubeClaims {
+            fetcher: Arc::new(ClaimFetcher::new(Connect::Shared(client.clone()), Duration::from_hours(1))),
+            client,
+            driver: "gpu.divvy.dev".to_owned(),
+            node: "n1".to_owned(),
+            pool: "n1/divvy".to_owned(),
+            runtime: Handle::current(),
+            numbers_lost: Counter::default(),
+        };
+        api.fail_next(10, "get", "resourceclaims", Fault::Hang);
+        let uid: ClaimUid = "uid-c".parse().unwrap();
+        let named = ClaimRef { uid: uid.clone(), namespace: "default".to_owned(), name: "c".to_owned() };
+        let until = SystemClock.now() + Duration::from_millis(100);
+        let found = tokio::task::spawn_blocking(move || claims.look_up(&uid, Some(&named), until));
+        let found = tokio::time::timeout(Duration::from_mins(1), found).await.unwrap().unwrap();
+        assert!(matches!(found, Lookup::Unknown(_)), "{found:?}");
     }
 }

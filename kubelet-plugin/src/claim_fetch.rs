@@ -144,9 +144,14 @@ impl ClaimFetcher {
         Err(FetchError::Cancelled(claim.to_string()))
     }
 
-    /// The claim, or `None` if it is gone; for as long as one attempt may take. For callers that come again by themselves.
-    pub(crate) fn look(&self, claim: &ClaimRef) -> Result<Option<ResourceClaim>, FetchError> {
-        match self.get(claim, Instant::now() + self.each, &CancellationToken::new()) {
+    /// The claim, or `None` if it is gone; for as long as one attempt may take, and not longer than `within`. For callers
+    /// that come again by themselves.
+    pub(crate) fn look(
+        &self,
+        claim: &ClaimRef,
+        within: Duration,
+    ) -> Result<Option<ResourceClaim>, FetchError> {
+        match self.get(claim, Instant::now() + self.each.min(within), &CancellationToken::new()) {
             Ok(found) => Ok(Some(found)),
             Err(FetchError::NotFound(_)) => Ok(None),
             Err(other) => Err(other),

@@ -3,11 +3,10 @@
 //! periodically (the instance that publishes). What there is to do is the executor's; here is when, with what view.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::{Claim, ClaimRef, Phase, claim_of_cdi_file};
+use divvy_claims::{Claim, ClaimRef, Phase};
 use divvy_executor::{Clock, ClusterView, Event, Executor, HeldDevice, Refresh, Report, SystemClock};
 use divvy_host::HostRoot;
 use divvy_model::ClaimUid;
@@ -94,8 +93,10 @@ impl Keeper {
     /// What must be done before the kubelet may call: containers of running pods may start at any time, and it asks
     /// again only for new pods.
     pub(crate) async fn before_registration(&mut self) {
-        let dir = self.config.plugin_dir.join("claims");
-        if !uids(&dir, |name| name.strip_suffix(".json")?.parse().ok()).is_empty() {
+        let executor = self.executor.clone();
+        let has_records = tokio::task::spawn_blocking(move || executor.has_records()).await;
+        // An error counts as some.
+        if has_records.unwrap_or(true) {
             let known = |seen: &GpusSeen| seen.inventory.is_some() || seen.problem.is_some();
             let _in_time = tokio::time::timeout(FIRST_INVENTORY, self.seen.wait_for(known)).await;
         }
@@ -310,17 +311,12 @@ impl Keeper {
     /// They are read one by one as long as records have their names: a list of all claims of the cluster is needed only
     /// when records or files are damaged.
     async fn allocated(&self) -> Option<BTreeMap<ClaimUid, Found>> {
-        let (executor, config) = (self.executor.clone(), self.config.clone());
+        let executor = self.executor.clone();
         let known = tokio::task::spawn_blocking(move || {
             let held = executor.held().ok()?;
             let known: BTreeMap<ClaimUid, ClaimRef> =
                 held.into_iter().map(|held| (held.claim.uid.clone(), held.claim)).collect();
-            let newer = executor.fenced_by_newer().ok()?;
-            let mut files =
-                uids(&config.plugin_dir.join("claims"), |name| name.strip_suffix(".json")?.parse().ok());
-            files.extend(uids(&config.cdi_dir, |name| claim_of_cdi_file(&config.driver_name, name)));
-            let nameless = files.iter().any(|uid| !known.contains_key(uid) && !newer.contains_key(uid));
-            Some((known, nameless))
+            Some((known, executor.has_nameless_claims().ok()?))
         });
         let (known, nameless) = known.await.ok()??;
         let found = if nameless {
@@ -328,7 +324,7 @@ impl Keeper {
         } else {
             let looks = known.into_values().map(|claim| {
                 let fetcher = self.claims.fetcher.clone();
-                let look = tokio::task::spawn_blocking(move || fetcher.look(&claim));
+                let look = tokio::task::spawn_blocking(move || fetcher.look(&claim, Duration::MAX));
                 async move { look.await.unwrap_or_else(|died| Err(FetchError::Died(died.to_string()))) }
             });
             let looks: Result<Vec<_>, _> = stream::iter(looks).buffered(LOOKS).try_collect().await;
@@ -412,10 +408,4 @@ impl Keeper {
         *logged =
             events.into_iter().filter(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. })).collect();
     }
-}
-
-/// Claim UIDs in the names of files in a folder; none if the folder does not exist.
-fn uids(folder: &Path, read: impl Fn(&str) -> Option<ClaimUid>) -> BTreeSet<ClaimUid> {
-    let Ok(entries) = fs_err::read_dir(folder) else { return BTreeSet::new() };
-    entries.filter_map(|entry| read(entry.ok()?.file_name().to_str()?)).collect()
 }

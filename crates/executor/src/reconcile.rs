@@ -2,7 +2,7 @@
 //! start and periodically, by the one plugin instance that is in charge.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use divvy_claims::{Claim, Phase, Record, Stored, claim_of_cdi_file};
@@ -209,23 +209,10 @@ impl Executor {
     /// Claims without a record that have a CDI file, or for which instances were made: of one that is still allocated here
     /// the record was lost and is made again; of others all is removed.
     fn check_lost(&self, claims: &BTreeMap<ClaimUid, Claim>, view: &ClusterView) -> Vec<Event> {
-        let failed = |error: String| vec![Event::Failed { claim: None, error }];
-        let files = match self.parts.cdi.list() {
-            Ok(files) => files,
-            Err(error) => {
-                return failed(format!("the CDI folder {} cannot be read: {error}", self.parts.cdi.place()));
-            }
+        let lost = match self.without_record() {
+            Ok(lost) => lost,
+            Err(error) => return vec![Event::Failed { claim: None, error }],
         };
-        let mut lost: BTreeSet<ClaimUid> = match self.instances() {
-            Ok(by_claim) => by_claim.into_keys().collect(),
-            Err(error) => return failed(chain(&error)),
-        };
-        lost.extend(files.iter().filter_map(|file| claim_of_cdi_file(&self.config.driver, file)));
-        match self.parts.metadata.claims() {
-            Ok(claims) => lost.extend(claims),
-            Err(error) => return failed(format!("the folder of device metadata cannot be read: {error}")),
-        }
-        lost.retain(|uid| self.state.record(uid).is_ok_and(|record| record == Stored::Absent));
         let one = |uid: &ClaimUid| {
             if let Some(claim) = claims.get(uid) {
                 return self.rebuild_and_finish(uid, Some(claim));
@@ -237,6 +224,33 @@ impl Executor {
             rebuilt.or_else(|| Event::of(uid, self.remove_stray_cdi(uid)))
         };
         lost.iter().filter_map(one).collect()
+    }
+
+    /// Claims without a record that have files, or for which instances were made.
+    fn without_record(&self) -> Result<BTreeSet<ClaimUid>, String> {
+        let place = || self.parts.cdi.place();
+        let files =
+            self.parts.cdi.list().map_err(|e| format!("the CDI folder {} cannot be read: {e}", place()))?;
+        let metadata = self.parts.metadata.claims();
+        let metadata = metadata.map_err(|e| format!("the folder of device metadata cannot be read: {e}"))?;
+        let mut lost: BTreeSet<ClaimUid> = self.instances().map_err(|e| chain(&e))?.into_keys().collect();
+        lost.extend(files.iter().filter_map(|file| claim_of_cdi_file(&self.config.driver, file)));
+        lost.extend(metadata);
+        lost.retain(|uid| self.state.record(uid).is_ok_and(|record| record == Stored::Absent));
+        Ok(lost)
+    }
+
+    /// Whether there is any record, readable or not; also where that is not known.
+    pub fn has_records(&self) -> bool {
+        self.state.records().map_or(true, |records| !records.is_empty())
+    }
+
+    /// Whether there is a claim whose namespace and name no record says: [`ClusterView::claims`] must then have all claims of the
+    /// cluster, since one that is missing there counts as gone.
+    pub fn has_nameless_claims(&self) -> Result<bool, String> {
+        let records = self.state.records().map_err(|e| chain(&e))?;
+        let is_unreadable = |record: &Arc<Stored<_>>| matches!(**record, Stored::Corrupt { .. });
+        Ok(records.values().any(is_unreadable) || !self.without_record()?.is_empty())
     }
 
     fn remove_stray_cdi(&self, uid: &ClaimUid) -> Result<Option<Event>, UnprepareCause> {

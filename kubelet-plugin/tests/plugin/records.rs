@@ -1,6 +1,7 @@
 //! Records that are not as they were written.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use sha2::{Digest, Sha256};
@@ -120,5 +121,33 @@ async fn a_broken_file_of_gpu_numbers_is_made_again_and_no_gpu_changes_its_name(
     assert_eq!(node.prepare(&claim).await, Ok(answer));
     let again: BTreeMap<_, _> = serde_json::from_slice(&fs_err::read(&file).unwrap()).unwrap();
     assert_eq!(numbers, again);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_of_which_only_its_gpus_file_knows_gets_its_record_back_and_keeps_its_partition() {
+    let node = Node::new("h100x1");
+    let config = || {
+        let mut config = node.config(&["--offer", "everything"]);
+        config.timing.executor.orphan_grace = Duration::from_millis(100);
+        config.timing.reconcile = Duration::from_millis(50);
+        config
+    };
+    let plugin = node.start_with(config());
+    plugin.wait_ready().await;
+    let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
+    let answer = node.prepare(&claim).await;
+    answer.clone().unwrap();
+    plugin.stop().await;
+    fs_err::remove_file(record(&node, &claim.uid)).unwrap();
+    for file in node.cdi_files().keys() {
+        fs_err::remove_file(node.cdi_dir().join(file)).unwrap();
+    }
+    let metadata = node.kubelet.config().plugin_dir(DRIVER).join("metadata");
+    fs_err::remove_dir_all(metadata).unwrap();
+    let plugin = node.start_with(config());
+    wait("the record", || (node.records() == [format!("{}.json", claim.uid)]).then_some(())).await;
+    assert_eq!(node.sim.engine().gpus()[0].instances.len(), 1);
+    assert_eq!(node.prepare(&claim).await, answer);
     plugin.stop().await;
 }
