@@ -53,6 +53,8 @@ impl Writer {
             } else if let Some(report) = now.filter(|report| written.as_ref() != Some(report)) {
                 tokio::select! {
                     () = sleep_until(not_before) => {}
+                    // Another instance may be the one that writes now.
+                    Ok(()) = self.publishes.changed() => continue,
                     () = stop.cancelled() => return,
                 }
                 // What is newest now.
@@ -141,4 +143,49 @@ fn object(node: &str, uid: String) -> GpuNode {
     };
     object.metadata.owner_references = Some(vec![owner]);
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_fake_cluster::FakeApi;
+    use divvy_fake_cluster::build::mk_node;
+
+    use super::*;
+
+    /// On a clock that goes on by itself whenever nothing else happens.
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_hands_over_while_it_waits_for_its_next_write_does_not_write() {
+        let api = FakeApi::new();
+        api.put(&mk_node("n1")).unwrap();
+        let ((report, reports), (in_charge, publishes)) = (watch::channel(None), watch::channel(true));
+        let every = Duration::from_secs(5);
+        let writer = Writer {
+            client: api.client(),
+            node: "n1".to_owned(),
+            reports,
+            publishes,
+            every,
+            look: Duration::from_hours(1),
+            retry: Duration::from_secs(1),
+        };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(writer.run(stop.clone()));
+        let named = |policy: &str| {
+            Some(GpuNodeStatus { bad_policies: vec![policy.to_owned()], ..GpuNodeStatus::default() })
+        };
+        let writes = || api.count("patch", "gpunodes/status");
+        report.send_replace(named("a"));
+        sleep(every / 2).await;
+        assert_eq!(writes(), 1);
+        report.send_replace(named("b"));
+        sleep(every / 4).await;
+        in_charge.send_replace(false);
+        sleep(every * 2).await;
+        assert_eq!(writes(), 1, "another instance writes it now");
+        in_charge.send_replace(true);
+        sleep(every * 2).await;
+        assert_eq!(writes(), 2);
+        stop.cancel();
+        task.await.unwrap();
+    }
 }
