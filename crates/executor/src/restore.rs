@@ -83,11 +83,15 @@ impl Executor {
             report.events.extend(claims.iter().filter_map(finish));
             if claims.is_empty() { Ok(claims) } else { self.state.records().map(lingering) }
         });
-        let left = left.unwrap_or_else(|error| {
-            report.events.push(Event::failed(None, &error));
-            Vec::new()
-        });
-        (report, !left.is_empty())
+        let any_left = left.map_or_else(
+            |error| {
+                report.events.push(Event::failed(None, &error));
+                // Not known is not none.
+                true
+            },
+            |left| !left.is_empty(),
+        );
+        (report, any_left)
     }
 
     /// Whether the API says that a claim of another boot no longer has what its record says. An API that does not answer

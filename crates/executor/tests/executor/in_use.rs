@@ -691,3 +691,20 @@ fn a_claim_that_is_unprepared_while_lost_cdi_files_are_restored_gets_none() {
     assert!(matches!(phase(&world, &"uid-a".parse().unwrap()), Some(Phase::Leaving(_))));
     assert_eq!(final_state(&world).cdi.len(), 0);
 }
+
+#[test]
+fn lingering_claims_whose_records_cannot_be_read_for_a_moment_are_looked_at_again_soon() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    busy(&world, 0);
+    assert!(matches!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(_)));
+    // Written again, so that it is not known from before.
+    let record = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(&record));
+    // EMFILE: it says nothing of the file.
+    world.lock().bad_disk = Some(24);
+    world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
+    assert!(executor.finish_lingering().1);
+}
