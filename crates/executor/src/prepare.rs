@@ -161,12 +161,17 @@ impl Executor {
             return Err(PrepareCause::Unprepared);
         }
         let ordinals = self.state.ordinals()?;
-        let own = self.state.record(&claim.uid)?;
+        let own = Arc::new(self.state.record(&claim.uid)?);
         let mut concerned = gpus_of(claim, &ordinals);
         concerned.extend(own.fine().map(Record::gpus).unwrap_or_default());
         let gpu_locks = self.lock_gpus(&concerned, call.until)?;
         let is_fresh = is_fresh && self.parts.clock.now() < begun + STALE_AFTER;
-        let seen = self.look(claim, &ordinals, &concerned)?;
+        let mut seen = self.look(claim, &ordinals, &concerned)?;
+        // As the disk gives it back, whatever is remembered of it.
+        match *own {
+            Stored::Absent => drop(seen.records.remove(&claim.uid)),
+            _ => drop(seen.records.insert(claim.uid.clone(), own.clone())),
+        }
         match (self.config.decide)(claim, &seen) {
             Decision::Rebuild => {
                 drop(gpu_locks);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_claims::{GpuState, Record, Stored, decode_ordinals, encode_ordinals};
@@ -101,7 +101,7 @@ impl StateFiles {
         }
     }
 
-    fn write(&self, file: File, bytes: &[u8], durability: Durability) -> Result<(), StoreError> {
+    fn write(&self, file: File, bytes: &[u8], durability: Durability) -> Result<Stamp, StoreError> {
         let written = self.store.write(file.folder, &file.name, bytes, durability);
         written.map_err(cannot("written", file.what))
     }
@@ -121,7 +121,7 @@ impl StateFiles {
         };
         let Some(bytes) = bytes else { return Ok(()) };
         let copy = File { folder: Folder::Corrupt, name: format!("{name}-{}", now.as_millis()), what };
-        self.write(copy, &bytes, Durability::Lazy)
+        self.write(copy, &bytes, Durability::Lazy).map(drop)
     }
 
     /// Changes when a record comes or goes, mostly (see [`Store::stamp`]).
@@ -152,7 +152,7 @@ impl StateFiles {
             .collect();
         let (mut all, mut unread) = (BTreeMap::new(), Vec::new());
         {
-            let mut parsed = parsed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut parsed = locked(parsed);
             for (key, stamp) in &listed {
                 match parsed.get(key) {
                     Some((known, value)) if known == stamp => drop(all.insert(key.clone(), value.clone())),
@@ -174,13 +174,17 @@ impl StateFiles {
                 continue;
             }
             // If the file was replaced between listing and reading, the next listing has another stamp.
-            parsed.lock().unwrap_or_else(PoisonError::into_inner).insert(key, (stamp, value));
+            locked(parsed).insert(key, (stamp, value));
         }
         Ok(all)
     }
 
     pub(crate) fn write_record(&self, record: &Record) -> Result<(), StoreError> {
-        self.write(File::record(&record.uid), &record.encode(), Durability::Synced)
+        let stamp = self.write(File::record(&record.uid), &record.encode(), Durability::Synced)?;
+        // The next look at all records need not read this one.
+        let value = (stamp, Arc::new(Stored::Fine(record.clone())));
+        locked(&self.parsed_records).insert(record.uid.clone(), value);
+        Ok(())
     }
 
     /// Writes a record as it was before; unless it still is so.
@@ -222,7 +226,7 @@ impl StateFiles {
         if state.is_default() {
             self.remove(File::gpu(gpu), Durability::Synced)
         } else {
-            self.write(File::gpu(gpu), &state.encode(), Durability::Synced)
+            self.write(File::gpu(gpu), &state.encode(), Durability::Synced).map(drop)
         }
     }
 
@@ -237,7 +241,7 @@ impl StateFiles {
 
     pub(crate) fn write_tombstone(&self, uid: &ClaimUid, tombstone: &Tombstone) -> Result<(), StoreError> {
         let bytes = serde_json::to_vec(tombstone).unwrap_or_default();
-        self.write(File::tombstone(uid), &bytes, Durability::Lazy)
+        self.write(File::tombstone(uid), &bytes, Durability::Lazy).map(drop)
     }
 
     /// Removes tombstones of another boot, and those made before `before`. `lock` takes a claim's lock if it is free; that
@@ -289,8 +293,13 @@ impl StateFiles {
     }
 
     pub(crate) fn write_ordinals(&self, ordinals: &Ordinals) -> Result<(), StoreError> {
-        self.write(File::ordinals(), &encode_ordinals(ordinals), Durability::Synced)
+        self.write(File::ordinals(), &encode_ordinals(ordinals), Durability::Synced).map(drop)
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves the map whole, so a poisoned lock is still good.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A file that names another claim inside is not what was written there.

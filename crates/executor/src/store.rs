@@ -68,8 +68,8 @@ pub trait Store: Send + Sync {
     fn stamp(&self, folder: Folder) -> io::Result<Stamp>;
     /// A file's content; `None` if there is none. An error has the system's code.
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>>;
-    /// Writes a file.
-    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()>;
+    /// Writes a file, and returns the stamp that it is listed with until the next write.
+    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<Stamp>;
     /// Removes a file; whether there was one.
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool>;
 }

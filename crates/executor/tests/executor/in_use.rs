@@ -708,3 +708,19 @@ fn lingering_claims_whose_records_cannot_be_read_for_a_moment_are_looked_at_agai
     world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
     assert!(executor.finish_lingering().1);
 }
+
+#[test]
+fn a_record_that_this_process_wrote_is_not_read_again_for_the_prepares_of_others() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    // Any read of it would fail the other's prepare.
+    world.lock().bad_disk = Some(24);
+    world.lock().bad_blocks.insert((Folder::Claims, "uid-a.json".to_owned()));
+    world.prepare(&executor, &claim("b", &[1], "t1")).unwrap();
+    let error = world.prepare(&executor, &claim("c", &[0], "t1")).unwrap_err();
+    assert_eq!(error.category(), "held", "{error}");
+    // Its own prepare looks whether the disk has it.
+    world.prepare(&executor, &a).unwrap_err();
+}

@@ -94,7 +94,7 @@ impl Store for World {
         }
         Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| m.file(folder, name))?)
     }
-    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
+    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<Stamp> {
         let mut m = self.lock();
         m.needs_for_file(folder, name, Some(bytes));
         checked(&mut m, Place::Store)?;
@@ -103,6 +103,7 @@ impl Store for World {
             if whole || m.chance.one_in(2) {
                 m.change(folder, name, Some(bytes), whole && durability == Durability::Synced);
             }
+            Stamp(m.writes, (0, 0), 0)
         })?)
     }
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
