@@ -25,10 +25,11 @@ pub struct Args {
     /// [default: the driver name in /var/lib/kubelet/plugins]
     #[arg(long, env = "PLUGIN_DIR", value_parser = path)]
     pub plugin_dir: Option<PathBuf>,
-    /// A folder that all divvy drivers on the node share, so that two of them (chart releases with different driver names)
-    /// cannot allocate the same GPU. [default: this is the only driver]
-    #[arg(long, env = "LOCK_DIR", value_parser = path)]
-    pub lock_dir: Option<PathBuf>,
+    /// A folder in memory that all divvy drivers on the node share: its locks keep two of them (chart releases with different
+    /// driver names) from allocating the same GPU, and files that a reboot may delete are fast to write there.
+    /// [default: this is the only driver, and such files are in --plugin-dir]
+    #[arg(long, env = "RUN_DIR", alias = "lock-dir", value_parser = path)]
+    pub run_dir: Option<PathBuf>,
     /// Folder in which the kubelet looks for registration sockets.
     #[arg(long, env = "REGISTRY_DIR", default_value = "/var/lib/kubelet/plugins_registry")]
     pub registry_dir: PathBuf,

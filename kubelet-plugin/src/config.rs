@@ -68,8 +68,8 @@ pub struct Config {
     pub driver_name: String,
     /// Folder of records, locks and the DRA socket.
     pub plugin_dir: PathBuf,
-    /// Folder of locks that all divvy drivers on the node share, if there may be others.
-    pub lock_dir: Option<PathBuf>,
+    /// Folder in memory that all divvy drivers on the node share, if there may be others.
+    pub run_dir: Option<PathBuf>,
     /// Paths of the two sockets.
     pub sockets: SocketNames,
     /// The kubelet's PodResources socket.
@@ -133,7 +133,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
-            lock_dir,
+            run_dir,
             registry_dir,
             pod_resources_socket,
             cdi_dir,
@@ -167,7 +167,7 @@ impl TryFrom<Args> for Config {
         let (driver_root, host_driver_root) = (given(driver_root), given(host_driver_root));
         let hook_dir = given(hook_dir).unwrap_or_else(|| Path::new("/opt/divvy").join(&driver_name));
         let plugin_dir = given(plugin_dir).unwrap_or_else(|| Path::new(PLUGINS).join(&driver_name));
-        let (lock_dir, pod_uid) = (given(lock_dir), pod_uid.filter(|uid| !uid.is_empty()));
+        let (run_dir, pod_uid) = (given(run_dir), pod_uid.filter(|uid| !uid.is_empty()));
         check_paths([
             ("plugin-dir", Some(&plugin_dir)),
             ("registry-dir", Some(&registry_dir)),
@@ -176,7 +176,7 @@ impl TryFrom<Args> for Config {
             ("host-root", Some(&host_root)),
             ("driver-root", driver_root.as_ref()),
             ("host-driver-root", host_driver_root.as_ref()),
-            ("lock-dir", lock_dir.as_ref()),
+            ("run-dir", run_dir.as_ref()),
             ("hook-dir", Some(&hook_dir)),
         ])?;
         check_pod_uid(pod_uid.as_deref())?;
@@ -186,7 +186,7 @@ impl TryFrom<Args> for Config {
             node_name,
             driver_name,
             plugin_dir,
-            lock_dir,
+            run_dir,
             sockets,
             pod_resources_socket,
             cdi_dir,

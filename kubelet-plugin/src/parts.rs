@@ -105,16 +105,19 @@ pub(crate) fn executor(
     let boot = boot.parse().map_err(RunError::BadBoot)?;
     let clock = Arc::new(SystemClock);
     let dir = &config.plugin_dir;
+    // What a reboot may delete. Two drivers share the folder of locks, and nothing else.
+    let passing = config.run_dir.as_ref().map_or_else(|| dir.clone(), |run| run.join(&config.driver_name));
     let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
     let pods_of = host.clone();
     let inventory = Arc::new(latest);
     let parts = Parts {
-        store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
+        store: Arc::new(FileStore::open(dir, &passing).map_err(in_dir("the store of records"))?),
         locks: Arc::new(
             FileLocks::open(dir.join("locks"), clock.clone()).map_err(in_dir("the folder of locks"))?,
         ),
         cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
-        metadata: Arc::new(FileMetadataDir::new(dir.join("metadata"))),
+        // Where the version before this one had it.
+        metadata: Arc::new(FileMetadataDir::new(passing.join("metadata")).and_before(dir.join("metadata"))),
         edits,
         steps: Arc::new(MigSteps::new(gpus.clone())),
         time_slices: Arc::new(SmiSlices {
@@ -134,7 +137,7 @@ pub(crate) fn executor(
     };
     let settings = ExecutorConfig {
         timing: config.timing.executor,
-        lock_dir: config.lock_dir.clone(),
+        lock_dir: config.run_dir.clone(),
         extra_nodes: config.extra_nodes.clone(),
         metadata: config.device_metadata,
         ..ExecutorConfig::new(&*config.driver_name, boot)

@@ -31,12 +31,20 @@ pub trait MetadataDir: Send + Sync {
 #[derive(Debug)]
 pub struct FileMetadataDir {
     dir: PathBuf,
+    before: Option<PathBuf>,
 }
 
 impl FileMetadataDir {
     /// The folder need not be there yet; its path is the same on the host and in the container.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into() }
+        Self { dir: dir.into(), before: None }
+    }
+
+    /// Where an earlier version kept a claim's files; they go with the claim.
+    #[must_use]
+    pub fn and_before(mut self, dir: PathBuf) -> Self {
+        self.before = Some(dir).filter(|before| *before != self.dir);
+        self
     }
 
     fn of(&self, claim: &ClaimUid) -> PathBuf {
@@ -81,6 +89,9 @@ impl MetadataDir for FileMetadataDir {
     }
 
     fn remove(&self, claim: &ClaimUid) -> io::Result<()> {
+        if let Some(before) = &self.before {
+            unless_missing(fs::remove_dir_all(before.join(claim.as_str())), ())?;
+        }
         unless_missing(fs::remove_dir_all(self.of(claim)), ())
     }
 

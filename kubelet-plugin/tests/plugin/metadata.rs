@@ -57,7 +57,7 @@ async fn a_container_reads_the_attributes_of_its_devices_and_the_files_come_back
 
     // After a restart without them they are there again before the kubelet can call.
     plugin.stop().await;
-    let folder = node.kubelet.config().plugin_dir(DRIVER).join("metadata");
+    let folder = node.metadata_dir();
     fs_err::remove_dir_all(&folder).unwrap();
     let plugin = node.start_with(node.config(&["--offer", "everything"]));
     plugin.wait_ready().await;

@@ -172,7 +172,7 @@ async fn two_divvy_drivers_of_one_node_do_not_give_out_one_gpu_at_once() {
     let first = node.start().await;
     let dir = node.kubelet.config().plugin_dir(OTHER).display().to_string();
     let config = node.config(&["--driver-name", OTHER]);
-    assert!(config.lock_dir.is_some() && config.lock_dir == first.config.lock_dir);
+    assert!(config.run_dir.is_some() && config.run_dir == first.config.run_dir);
     let sockets =
         SocketNames::new(OTHER, Path::new(&dir), &node.kubelet.config().registry_dir(), None).unwrap();
     let second = node.start_with(Config { plugin_dir: dir.into(), sockets, ..config });

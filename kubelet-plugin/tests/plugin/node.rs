@@ -108,7 +108,7 @@ impl Node {
         let flags: [(&str, PathBuf); 10] = [
             ("--node-name", "n1".into()),
             ("--plugin-dir", kubelet.plugin_dir(DRIVER)),
-            ("--lock-dir", self.dir.path().join("host/run/divvy")),
+            ("--run-dir", self.dir.path().join("host/run/divvy")),
             ("--registry-dir", kubelet.registry_dir()),
             ("--pod-resources-socket", kubelet.pod_resources_socket()),
             ("--cdi-dir", self.cdi_dir()),
@@ -149,6 +149,10 @@ impl Node {
         timing.executor.process_wait = Duration::from_millis(200);
         config.health.recover_after = Duration::from_millis(200);
         config
+    }
+
+    pub(crate) fn metadata_dir(&self) -> PathBuf {
+        self.dir.path().join("host/run/divvy").join(DRIVER).join("metadata")
     }
 
     pub(crate) fn cdi_dir(&self) -> PathBuf {

@@ -143,9 +143,9 @@ async fn a_claim_of_which_only_its_gpus_file_knows_gets_its_record_back_and_keep
     for file in node.cdi_files().keys() {
         fs_err::remove_file(node.cdi_dir().join(file)).unwrap();
     }
-    let metadata = node.kubelet.config().plugin_dir(DRIVER).join("metadata");
-    fs_err::remove_dir_all(metadata).unwrap();
+    fs_err::remove_dir_all(node.metadata_dir()).unwrap();
     let plugin = node.start_with(config());
+    plugin.wait_ready().await;
     wait("the record", || (node.records() == [format!("{}.json", claim.uid)]).then_some(())).await;
     assert_eq!(node.sim.engine().gpus()[0].instances.len(), 1);
     assert_eq!(node.prepare(&claim).await, answer);

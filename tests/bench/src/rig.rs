@@ -171,6 +171,7 @@ impl Rig {
             ("--registry-dir", &kubelet.registry_dir()),
             ("--pod-resources-socket", &kubelet.pod_resources_socket()),
             ("--cdi-dir", &self.cdi_dir()),
+            ("--run-dir", &root.join("run")),
             ("--host-root", &root.join("host")),
             ("--driver-root", &root.join("host")),
             ("--device-nodes", &root.join("host/device-nodes")),
