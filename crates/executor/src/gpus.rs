@@ -3,13 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
-use std::time::Duration;
 
 use divvy_claims::{Fence, GpuState, OwnedInstance, Phase, Progress, Record, StepError, StepState, Stored};
 use divvy_model::{ClaimUid, GpuUuid, Grant};
 
 use crate::run::StepFailed;
-use crate::unprepare::BRIEFLY;
 use crate::{Event, Executor, Report, StoreError, chain};
 
 impl Executor {
@@ -29,8 +27,7 @@ impl Executor {
     }
 
     fn grant_one(&self, gpu: &GpuUuid, grant: Grant) -> Result<(), StoreError> {
-        let locked = self.lock_gpus(&BTreeSet::from([gpu.clone()]), self.parts.clock.now() + BRIEFLY);
-        let _lock = locked.map_err(|error| StoreError {
+        let _lock = self.lock_gpu(gpu).map_err(|error| StoreError {
             what: format!("the state of {gpu}"),
             action: "written",
             source: std::io::Error::other(error),
@@ -144,8 +141,7 @@ impl Executor {
         let is_noted = |state: &&StepState| noted.iter().any(|known| known.step == state.step);
         let own = record.steps.iter().filter(|s| s.step.is_owned() && s.progress != Progress::Undone);
         for state in own.filter(|state| !is_noted(state)) {
-            let gpu = BTreeSet::from([state.step.gpu().clone()]);
-            let Ok(_lock) = self.lock_gpus(&gpu, self.parts.clock.now() + BRIEFLY) else { continue };
+            let Ok(_lock) = self.lock_gpu(state.step.gpu()) else { continue };
             self.own_instance(record, state)?;
         }
         Ok(())
@@ -194,7 +190,7 @@ impl Executor {
     pub(crate) fn check_gpus(&self, report: &mut Report) {
         let states = match self.state.gpus() {
             Ok(states) => states,
-            Err(error) => return report.events.push(Event::Failed { claim: None, error: chain(&error) }),
+            Err(error) => return report.events.push(Event::failed(None, &error)),
         };
         for (gpu, stored) in states {
             let settled = match stored.as_ref() {
@@ -205,12 +201,11 @@ impl Executor {
             if settled {
                 continue;
             }
-            let until = self.parts.clock.now() + BRIEFLY;
-            let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), until) else { continue };
+            let Ok(_lock) = self.lock_gpu(&gpu) else { continue };
             match self.check_gpu(&gpu) {
                 Ok(true) => report.events.push(Event::FenceCleared { gpu }),
                 Ok(false) => {}
-                Err(error) => report.events.push(Event::Failed { claim: None, error: chain(&error) }),
+                Err(error) => report.events.push(Event::failed(None, &error)),
             }
         }
     }
@@ -238,8 +233,8 @@ impl Executor {
     }
 
     /// Makes the file of a GPU again if it cannot be read: a prepare waits for that.
-    pub(crate) fn repair_gpu(&self, gpu: &GpuUuid, until: Duration) {
-        let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), until) else { return };
+    pub(crate) fn repair_gpu(&self, gpu: &GpuUuid) {
+        let Ok(_lock) = self.lock_gpu(gpu) else { return };
         if let Err(error) = self.change_gpu(gpu, |_| {}) {
             tracing::warn!(%gpu, error = chain(&error), "failed to rebuild the GPU's state, will retry");
         }

@@ -19,7 +19,6 @@ use divvy_claims::{Claim, Plan, Record, Refusal, Stored, Why};
 use divvy_model::GpuUuid;
 use fs_err as fs;
 
-use crate::unprepare::BRIEFLY;
 use crate::{Clock, Executor};
 
 /// How long the look at the others may take.
@@ -170,9 +169,9 @@ impl Executor {
             }
         }
         let held: Vec<GpuUuid> = owned.held().keys().cloned().collect();
-        for gpu in held.into_iter().map(|gpu| BTreeSet::from([gpu])) {
-            if let Ok(_locks) = self.lock_gpus(&gpu, self.parts.clock.now() + BRIEFLY) {
-                self.leave_gpus(&gpu);
+        for gpu in held {
+            if let Ok(_lock) = self.lock_gpu(&gpu) {
+                self.leave_gpus(&BTreeSet::from([gpu]));
             }
         }
     }

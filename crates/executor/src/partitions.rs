@@ -1,6 +1,6 @@
 //! What concerns partitions beyond single steps: MIG mode of a GPU, and its instances, created by divvy or not.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use divvy_claims::{Cause, Claim, GpuState, Living, Progress, Record, Step, StepError, accounts_for};
@@ -9,7 +9,6 @@ use divvy_model::{DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
 
 use crate::Executor;
 use crate::run::StepFailed;
-use crate::unprepare::BRIEFLY;
 
 /// GPU instances by GPU.
 pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
@@ -46,9 +45,8 @@ impl Executor {
         });
         let mut last = self.last_foreign.lock().unwrap_or_else(PoisonError::into_inner);
         for gpu in &gpus {
-            let until = self.parts.clock.now() + BRIEFLY;
             // Under the lock nothing is made or removed between the two answers.
-            let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), until) else { continue };
+            let Ok(_lock) = self.lock_gpu(gpu) else { continue };
             let Ok(mut living) = self.parts.steps.instances(gpu) else { continue };
             if !living.is_empty() {
                 let (Ok(records), Ok(states)) = (self.state.records(), self.state.gpus()) else { continue };

@@ -84,7 +84,7 @@ impl Executor {
                     match blocker {
                         // The late call may have come back.
                         Some(Blocker::Claim(uid)) => drop(self.finish(&uid, until)),
-                        Some(Blocker::Gpu(gpu)) => self.repair_gpu(&gpu, until),
+                        Some(Blocker::Gpu(gpu)) => self.repair_gpu(&gpu),
                         // Ignore changes made by this attempt, or it would retry immediately.
                         None => seen = self.state.records_stamp(),
                     }
@@ -352,6 +352,11 @@ impl Executor {
         until: Duration,
     ) -> Result<Vec<LockGuard>, LockError> {
         gpus.iter().map(|gpu| self.parts.locks.acquire(&LockName::Gpu(gpu.clone()), until)).collect()
+    }
+
+    /// One GPU's lock, if no call that takes long has it.
+    pub(crate) fn lock_gpu(&self, gpu: &GpuUuid) -> Result<LockGuard, LockError> {
+        self.parts.locks.acquire(&LockName::Gpu(gpu.clone()), self.parts.clock.now() + BRIEFLY)
     }
 
     /// All records that can be read and are not this claim's.

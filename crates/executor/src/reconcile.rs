@@ -78,7 +78,6 @@ impl Executor {
             orphans.last = std::mem::take(&mut orphans.now);
         }
         self.check_gpus(&mut report);
-        report.foreign = self.foreign();
         let now = self.parts.clock.now();
         let old = now.saturating_sub(self.config.timing.tombstones);
         let lock = |uid: &ClaimUid| self.parts.locks.acquire(&LockName::Claim(uid.clone()), now).ok();

@@ -5,7 +5,7 @@ use std::error::Error;
 use divvy_model::{ClaimUid, GpuUuid};
 use serde::Serialize;
 
-use crate::{Instances, LockError, UnprepareCause, chain};
+use crate::{LockError, UnprepareCause, chain};
 
 /// One thing that was done, or could not be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -68,6 +68,4 @@ impl Event {
 pub struct Report {
     /// One entry each.
     pub events: Vec<Event>,
-    /// GPU instances created outside of divvy ([`crate::Executor::foreign`]), for taints; set by reconcile only.
-    pub foreign: Instances,
 }

@@ -9,7 +9,6 @@ use divvy_claims::{Cause, GpuState, Record, StepError, Stored, wanted_time_slice
 use divvy_model::{GpuUuid, Hold, TimeSlice};
 
 use crate::run::StepFailed;
-use crate::unprepare::BRIEFLY;
 use crate::{Event, Executor, Report, StoreError, chain};
 
 /// Why a time slice could not be read or set.
@@ -104,7 +103,7 @@ impl Executor {
     pub(crate) fn settle_all_settings(&self, again: bool, report: &mut Report) {
         let states = match self.state.gpus() {
             Ok(states) => states,
-            Err(error) => return report.events.push(Event::Failed { claim: None, error: chain(&error) }),
+            Err(error) => return report.events.push(Event::failed(None, &error)),
         };
         for (gpu, stored) in states {
             let is_set = |state: &GpuState| {
@@ -114,9 +113,8 @@ impl Executor {
             if !stored.fine().is_some_and(is_set) {
                 continue;
             }
-            let now = self.parts.clock.now();
-            let Ok(_lock) = self.lock_gpus(&BTreeSet::from([gpu.clone()]), now + BRIEFLY) else { continue };
-            match self.settle_settings(&gpu, now + SET_WITHIN, again) {
+            let Ok(_lock) = self.lock_gpu(&gpu) else { continue };
+            match self.settle_settings(&gpu, self.parts.clock.now() + SET_WITHIN, again) {
                 Ok(false) => {}
                 Ok(true) => report.events.push(Event::SettingsGivenBack { gpu }),
                 Err(error) => report.events.push(Event::Failed { claim: None, error }),

@@ -128,8 +128,8 @@ fn a_foreign_instance_in_the_way_is_named_and_left_alone() {
     assert_eq!(chain(&error), expected);
     assert!(world.lock().now.saturating_sub(began) < Duration::from_secs(1), "waiting would not help");
     assert_eq!(shape(&world), [(19, 5, 1)]);
-    let report = executor.reconcile(&world.view());
-    let foreign: Vec<_> = report.foreign[&gpu].iter().map(|i| (i.profile.0, i.placement)).collect();
+    executor.reconcile(&world.view());
+    let foreign: Vec<_> = executor.foreign()[&gpu].iter().map(|i| (i.profile.0, i.placement)).collect();
     assert_eq!(foreign, [(19, Placement { start: 5, size: 1 })]);
     // Beside it there is room.
     world.prepare(&executor, &claim_of("b", &["gpu-0-mig-3g40gb-9-0"], "t2")).unwrap();

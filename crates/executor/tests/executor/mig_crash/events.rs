@@ -83,10 +83,10 @@ impl Story {
     pub(super) fn reconcile(&mut self) {
         self.say("reconcile".to_owned());
         let report = self.executor.reconcile(&self.world.view());
+        let foreign = self.executor.foreign();
         self.say(format!("    {:?}", report.events));
         if !self.world.lock().dead {
-            let reported: BTreeSet<_> = report
-                .foreign
+            let reported: BTreeSet<_> = foreign
                 .iter()
                 .flat_map(|(gpu, i)| i.iter().map(move |i| (gpu.clone(), i.id)))
                 .filter(|(gpu, _)| !is_lost(&self.world, gpu))
