@@ -76,6 +76,13 @@ pub(crate) struct Node {
     pub(crate) dir: TempDir,
 }
 
+/// A test that fails while a call hangs must end, too: the runtime waits for its thread.
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.sim.clear_faults();
+    }
+}
+
 impl Node {
     /// A node with GPUs such as `h100x2`, and nothing running yet.
     pub(crate) fn new(gpus: &str) -> Self {
