@@ -109,7 +109,11 @@ pub(crate) fn gpu_instances(
     let mut living = Vec::new();
     for profile in profiles {
         for instance in library.gpu_instances(gpu, *profile)? {
-            living.push(library.gpu_instance_info(instance)?);
+            match library.gpu_instance_info(instance) {
+                // Another program has removed it since it was listed: that says nothing of the others.
+                Err(Failure { code: GpuErrorCode::NOT_FOUND | GpuErrorCode::INVALID_ARGUMENT, .. }) => {}
+                info => living.push(info?),
+            }
         }
     }
     living.sort_unstable();
@@ -124,7 +128,11 @@ pub(crate) fn create_gpu_instance(
     placement: Placement,
 ) -> Result<GpuInstance, Failure> {
     let instance = library.create_gpu_instance(gpu, profile, placement)?;
-    library.gpu_instance_info(instance)
+    library.gpu_instance_info(instance).map_err(|failure| Failure {
+        // It exists, whatever this code would mean for its creation.
+        code: GpuErrorCode::UNKNOWN,
+        detail: Some(format!("it was created, and cannot be read: {}", failure.code)),
+    })
 }
 
 pub(crate) fn destroy_gpu_instance(library: &Library, gpu: Handle, id: GpuInstanceId) -> Result<(), Failure> {

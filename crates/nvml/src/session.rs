@@ -31,6 +31,9 @@ impl Default for SessionConfig {
     }
 }
 
+/// So many times [`SessionConfig::reopen_after`] is the longest pause between two reopenings for a GPU that stays lost.
+const LONGEST_PAUSE: u32 = 8;
+
 /// How long calls on a session that is given up are waited for before the next one is opened.
 const LEAVING: Duration = Duration::from_secs(2);
 
@@ -62,6 +65,9 @@ struct Inner<D> {
     open: Box<Open<D>>,
     config: SessionConfig,
     current: Mutex<Option<Opened<D>>>,
+    /// How old a session must be before it is opened again for a GPU that is lost. Each time makes it longer: opening again
+    /// interrupts the events of all GPUs, and a GPU that stays lost is not found by it.
+    pause: Mutex<Duration>,
     /// Held while opening, so that it is done once; never while `current` is held.
     opening: Mutex<()>,
     /// Drivers that were forgotten and may still be used by a call.
@@ -145,6 +151,7 @@ impl<D: GpuDriver + 'static> Session<D> {
                 open,
                 config,
                 current: Mutex::new(None),
+                pause: Mutex::new(config.reopen_after),
                 opening: Mutex::new(()),
                 left: Mutex::default(),
                 overdue: Mutex::default(),
@@ -295,15 +302,28 @@ impl<D: GpuDriver + 'static> Inner<D> {
             | GpuErrorCode::DRIVER_NOT_LOADED
             | GpuErrorCode::LIB_RM_VERSION_MISMATCH => true,
             // NVML attaches to GPUs when it is initialised: one that was reset is found again only by that.
-            GpuErrorCode::GPU_IS_LOST => opened.at.elapsed() >= self.config.reopen_after,
+            GpuErrorCode::GPU_IS_LOST => self.may_reopen(opened),
             _ => false,
         };
+        if dead && code == GpuErrorCode::GPU_IS_LOST {
+            let mut pause = lock(&self.pause);
+            // One that nobody wanted opened again for that long was fine.
+            let since = if opened.at.elapsed() > *pause * 2 { self.config.reopen_after } else { *pause };
+            *pause = (since * 2).min(self.config.reopen_after * LONGEST_PAUSE);
+        }
         if dead {
             let old = current.take();
             drop(current);
             lock(&self.left).extend(old.map(|old| Arc::downgrade(&old.driver.open)));
         }
         dead
+    }
+}
+
+impl<D> Inner<D> {
+    /// Whether a session is old enough to be opened again for a GPU that is lost.
+    fn may_reopen(&self, opened: &Opened<D>) -> bool {
+        opened.at.elapsed() >= *lock(&self.pause)
     }
 }
 

@@ -265,7 +265,7 @@ impl Library {
         call!(self.nvmlComputeInstanceGetInfo_v2(compute.0, &raw mut info))?;
         if info.device.is_null() {
             let detail = Some("a compute instance has no MIG device".to_owned());
-            return Err(Failure { code: GpuErrorCode::NOT_FOUND, detail });
+            return Err(Failure { code: GpuErrorCode::UNKNOWN, detail });
         }
         Ok((ComputeInstanceId(info.id), ComputeInstanceProfileId(info.profileId), Handle(info.device)))
     }

@@ -14,7 +14,7 @@ use divvy_model::{
     MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts,
 };
 
-use super::{Inner, LEAVING, Opened, Session, lock};
+use super::{Inner, LEAVING, Session, lock};
 
 impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
     fn system(&self) -> Result<SystemFacts, GpuError> {
@@ -159,7 +159,6 @@ impl<D> Inner<D> {
     /// Whether a GPU that was there is not listed any more, by a session that is old enough to be opened again.
     fn misses_one(&self, listed: &[GpuUuid]) -> bool {
         let missing = lock(&self.known).iter().any(|gpu| !listed.contains(gpu));
-        let old = |opened: &Opened<D>| opened.at.elapsed() >= self.config.reopen_after;
-        missing && lock(&self.current).as_ref().is_none_or(old)
+        missing && lock(&self.current).as_ref().is_none_or(|opened| self.may_reopen(opened))
     }
 }
