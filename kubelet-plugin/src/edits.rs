@@ -51,7 +51,8 @@ pub(crate) struct HostEdits {
     failed: Mutex<Option<(Instant, String)>>,
     /// Whether it was logged that nodes cannot be made.
     no_nodes: AtomicBool,
-    /// Whether `nvidia-uvm` was loaded, or that was tried. Once: an admin who unloads modules would not get far otherwise.
+    /// Whether `nvidia-uvm` was loaded, or that was tried. Once for each load of the driver: an admin who unloads modules would not
+    /// get far otherwise.
     uvm_loaded: AtomicBool,
 }
 
@@ -102,8 +103,12 @@ impl HostEdits {
         let control = look()?;
         let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
         // It would bring the main module with it, which may be away on purpose.
-        let is_up = || matches!(divvy_host::nvidia_module(&self.host), Ok(Some(_)));
-        if !(lacks_uvm && is_up()) || self.uvm_loaded.swap(true, Ordering::Relaxed) {
+        if !matches!(divvy_host::nvidia_module(&self.host), Ok(Some(_))) {
+            // Whoever loads it again, as after an upgrade, may not load the other.
+            self.uvm_loaded.store(false, Ordering::Relaxed);
+            return Ok(control);
+        }
+        if !lacks_uvm || self.uvm_loaded.swap(true, Ordering::Relaxed) {
             return Ok(control);
         }
         match divvy_host::load_module(&self.host, UVM) {

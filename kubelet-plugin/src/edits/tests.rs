@@ -66,6 +66,12 @@ fn uvm_is_loaded_once_and_only_under_a_loaded_driver() {
     fs_err::write(&devices, &without).unwrap();
     assert!(!uvm(&edits.control().unwrap()), "an admin has unloaded it");
     assert_eq!(fs_err::read_to_string(&calls).unwrap(), "nvidia-uvm\n");
+    fs_err::rename(&module, &away).unwrap();
+    fs_err::rename(&proc.0, &proc.1).unwrap();
+    edits.control().unwrap();
+    fs_err::rename(&away, &module).unwrap();
+    fs_err::rename(&proc.1, &proc.0).unwrap();
+    assert!(uvm(&edits.control().unwrap()), "the driver was loaded again");
 }
 
 #[test]
