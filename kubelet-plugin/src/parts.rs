@@ -105,19 +105,19 @@ pub(crate) fn executor(
     let boot = boot.parse().map_err(RunError::BadBoot)?;
     let clock = Arc::new(SystemClock);
     let dir = &config.plugin_dir;
-    // What a reboot may delete. Two drivers share the folder of locks, and nothing else.
-    let passing = config.run_dir.as_ref().map_or_else(|| dir.clone(), |run| run.join(&config.driver_name));
+    // Two drivers share the folder of locks, and nothing else.
+    let run_dir = config.run_dir.as_ref().map_or_else(|| dir.clone(), |run| run.join(&config.driver_name));
     let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
     let pods_of = host.clone();
     let inventory = Arc::new(latest);
     let parts = Parts {
-        store: Arc::new(FileStore::open(dir, &passing).map_err(in_dir("the store of records"))?),
+        store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
         locks: Arc::new(
             FileLocks::open(dir.join("locks"), clock.clone()).map_err(in_dir("the folder of locks"))?,
         ),
         cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
         // Where the version before this one had it.
-        metadata: Arc::new(FileMetadataDir::new(passing.join("metadata")).and_before(dir.join("metadata"))),
+        metadata: Arc::new(FileMetadataDir::new(run_dir.join("metadata")).and_before(dir.join("metadata"))),
         edits,
         steps: Arc::new(MigSteps::new(gpus.clone())),
         time_slices: Arc::new(SmiSlices {

@@ -17,8 +17,6 @@ const TEMP: &str = ".tmp";
 /// Files below a folder of the host's disk.
 pub struct FileStore {
     root: PathBuf,
-    /// For what need not outlast a reboot.
-    passing: PathBuf,
     next: AtomicU64,
     /// Makes a file or folder, of this path, last. Tests look at when it is called.
     fsync: Box<Fsync>,
@@ -27,14 +25,13 @@ pub struct FileStore {
 type Fsync = dyn Fn(&Path, &fs::File) -> io::Result<()> + Send + Sync;
 
 impl FileStore {
-    /// Makes the folders where they are missing and removes temporary files that a crash left. Tombstones are of one boot, and are
-    /// below `passing`, which may be in memory: on the disk of the records each would make the next fsync slower.
-    pub fn open(root: impl Into<PathBuf>, passing: impl Into<PathBuf>) -> io::Result<Self> {
-        Self::with_fsync(root.into(), passing.into(), Box::new(|_, file| file.sync_all()))
+    /// Makes the folders where they are missing and removes temporary files that a crash left.
+    pub fn open(root: impl Into<PathBuf>) -> io::Result<Self> {
+        Self::with_fsync(root.into(), Box::new(|_, file| file.sync_all()))
     }
 
-    fn with_fsync(root: PathBuf, passing: PathBuf, fsync: Box<Fsync>) -> io::Result<Self> {
-        let store = Self { root, passing, next: AtomicU64::new(0), fsync };
+    fn with_fsync(root: PathBuf, fsync: Box<Fsync>) -> io::Result<Self> {
+        let store = Self { root, next: AtomicU64::new(0), fsync };
         for folder in Folder::ALL {
             let dir = store.dir(folder);
             fs::create_dir_all(&dir)?;
@@ -52,8 +49,7 @@ impl FileStore {
 
     /// The folder on disk.
     pub fn dir(&self, folder: Folder) -> PathBuf {
-        let root = if folder == Folder::Tombstones { &self.passing } else { &self.root };
-        root.join(folder.name())
+        self.root.join(folder.name())
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
@@ -175,8 +171,7 @@ mod tests {
             synced.lock().unwrap().push((path.is_dir(), named.exists()));
             Ok(())
         };
-        let store =
-            FileStore::with_fsync(dir.path().to_owned(), dir.path().join("run"), Box::new(fsync)).unwrap();
+        let store = FileStore::with_fsync(dir.path().to_owned(), Box::new(fsync)).unwrap();
         assert_eq!(log.lock().unwrap().len(), Folder::ALL.len(), "each folder that is about to be trusted");
         let synced = || std::mem::take(&mut *log.lock().unwrap());
         synced();
@@ -193,7 +188,7 @@ mod tests {
     #[test]
     fn a_content_that_cannot_be_read_is_an_error_with_the_systems_code() {
         let dir = tempfile::tempdir().unwrap();
-        let store = FileStore::open(dir.path(), dir.path()).unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
         fs::create_dir(dir.path().join("claims/a.json")).unwrap();
         let error = store.read(Folder::Claims, "a.json").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::ISDIR.raw_os_error()));

@@ -31,7 +31,7 @@ fn with(root: &std::path::Path, cdi: std::path::PathBuf, world: &World, timing: 
     let seam = Arc::new(world.clone());
     let clock = Arc::new(SystemClock);
     let parts = Parts {
-        store: Arc::new(FileStore::open(root.join("plugin"), root.join("run")).unwrap()),
+        store: Arc::new(FileStore::open(root.join("plugin")).unwrap()),
         locks: Arc::new(FileLocks::open(root.join("plugin/locks"), clock.clone()).unwrap()),
         cdi: Arc::new(FileCdiDir::new(cdi)),
         metadata: Arc::new(FileMetadataDir::new(root.join("plugin/metadata"))),
@@ -121,7 +121,7 @@ fn old_tombstones_go_but_not_that_of_a_claim_that_is_being_worked_on() {
     let a = claim("a", &[0], "t1");
     at_once.prepare(&a, &at_once.begin(Duration::from_secs(45))).unwrap();
     at_once.unprepare(&a.uid, &at_once.begin(Duration::from_secs(45))).unwrap();
-    let left = || names(&dir.path().join("run/tombstones"));
+    let left = || names(&dir.path().join("plugin/tombstones"));
     on_files(dir.path(), &world).reconcile(&world.view());
     assert_eq!(left(), ["uid-a.json"], "not old");
     let other = FileLocks::open(dir.path().join("plugin/locks"), Arc::new(SystemClock)).unwrap();
@@ -209,7 +209,7 @@ fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
 #[test]
 fn no_two_contents_of_a_file_have_the_same_stamp_however_fast_they_follow_each_other() {
     let dir = tempfile::tempdir().unwrap();
-    let store = FileStore::open(dir.path(), dir.path().join("run")).unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
     let write = |n: usize| {
         let bytes = format!("{n:04}");
         let written = store.write(Folder::Claims, "a.json", bytes.as_bytes(), Durability::Lazy).unwrap();
@@ -224,7 +224,7 @@ fn no_two_contents_of_a_file_have_the_same_stamp_however_fast_they_follow_each_o
 #[test]
 fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
     let dir = tempfile::tempdir().unwrap();
-    let store = FileStore::open(dir.path(), dir.path().join("run")).unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
     assert_eq!(store.read(Folder::Claims, "a.json").unwrap(), None);
     assert!(!store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap());
     let mut stamps = vec![store.stamp(Folder::Claims).unwrap()];
@@ -244,7 +244,7 @@ fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
 fn a_store_removes_what_a_crash_left_half_written_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let claims = dir.path().join("claims");
-    drop(FileStore::open(dir.path(), dir.path().join("run")).unwrap());
+    drop(FileStore::open(dir.path()).unwrap());
     let write = |name: &str, minutes: u64| {
         let file = fs::File::create(claims.join(name)).unwrap();
         file.file().set_modified(std::time::SystemTime::now() - Duration::from_mins(minutes)).unwrap();
@@ -252,7 +252,7 @@ fn a_store_removes_what_a_crash_left_half_written_and_nothing_else() {
     write(".a.json.1.0.tmp", 11);
     write(".b.json.1.0.tmp", 1);
     write("c.json", 11);
-    let store = FileStore::open(dir.path(), dir.path().join("run")).unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
     assert_eq!(names(&claims), [".b.json.1.0.tmp", "c.json"], "another instance may be at .b.json now");
     // What is no file is no record.
     fs::create_dir(claims.join("d.json")).unwrap();

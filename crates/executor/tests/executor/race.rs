@@ -22,7 +22,7 @@ fn instance(root: &Path, world: &World, gpus: Arc<dyn GpuDriver>, timing: Timing
     let seam = Arc::new(world.clone());
     let clock = Arc::new(SystemClock);
     let parts = Parts {
-        store: Arc::new(FileStore::open(root.join("plugin"), root.join("run")).unwrap()),
+        store: Arc::new(FileStore::open(root.join("plugin")).unwrap()),
         locks: Arc::new(FileLocks::open(root.join("plugin/locks"), clock.clone()).unwrap()),
         cdi: Arc::new(FileCdiDir::new(root.join("cdi"))),
         metadata: Arc::new(FileMetadataDir::new(root.join("plugin/metadata"))),
