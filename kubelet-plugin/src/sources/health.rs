@@ -113,7 +113,9 @@ impl HealthOwner {
                 kept.book.all_away();
                 self.remember(&kept, &mut remembered).await;
                 // What it answers is about the time before. A call that hangs goes on by itself.
-                polling = None;
+                if polling.take().is_some() {
+                    poll_at = Instant::now();
+                }
                 // Nothing is published before health is known, and on a cordoned node the driver is released at once.
                 if !kept.sent {
                     self.report(&mut kept, &[]);
@@ -204,7 +206,10 @@ impl HealthOwner {
             self.count(&event);
             let event = self.placed(kept, event, &held);
             let changes = kept.book.event(&self.rules, now, &event);
-            self.report(kept, &changes);
+            // What changes nothing waits for the first poll.
+            if kept.sent || !changes.is_empty() {
+                self.report(kept, &changes);
+            }
         }
         interesting
     }
@@ -281,6 +286,7 @@ impl HealthOwner {
         Polling { begun: Instant::now(), polled }
     }
 
+    /// Takes in the answers of a poll that began at `now`.
     fn looked(&mut self, kept: &mut HealthState, done: Option<Vec<Polled>>, now: Duration) {
         // Only a panic of the driver's code leaves nothing; the next look tries again.
         let polled = done.unwrap_or_default();
@@ -289,7 +295,7 @@ impl HealthOwner {
             let answer = vitals.map_err(|error| error.code);
             changes.extend(kept.book.poll(&self.rules, now, &gpu, answer));
             if let Some(living) = living {
-                changes.extend(kept.book.living(&gpu, &living));
+                changes.extend(kept.book.living(now, &gpu, &living));
             }
         }
         self.report(kept, &changes);

@@ -357,3 +357,22 @@ async fn while_a_drain_asks_and_no_claim_holds_a_gpu_the_driver_is_let_go_and_ca
     wait("the end of the taints", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
     plugin.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_is_polled_again_after_the_driver_was_released_during_a_poll() {
+    let node = Node::new("l4x2");
+    let plugin = node.start().await;
+    let gpu = node.sim.uuids().remove(0);
+    let hang = node.sim.fault(Fault::hang().of(divvy_model::GpuOp::Vitals).on(&gpu));
+    wait("the hanging poll", || node.sim.wait_until_hanging(1, Duration::ZERO).then_some(())).await;
+    node.cordon(true);
+    wait("the release", || (node.published() == down(&["gpu-1", "gpu-0"])).then_some(())).await;
+    node.sim.release(hang);
+    node.cordon(false);
+    wait("the return", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
+    let polls = || node.sim.calls(divvy_model::GpuOp::Vitals);
+    // Those of the poll that was given up come, too.
+    let before = polls();
+    wait("more polls", || (polls() > before + 10).then_some(())).await;
+    plugin.stop().await;
+}

@@ -187,6 +187,8 @@ impl HealthBook {
                     let answered = match a {
                         // A driver that was exchanged for an earlier one has no answer any more.
                         Ailment::Recovery(_) => vitals.recovery.is_some() || gpu.was_away,
+                        // What waited for a reset; a GPU that has MIG instances again does not report it.
+                        Ailment::RemapPending => vitals.remap.is_some() || gpu.was_away,
                         _ => vitals.remap.is_some() || !a.is_of_memory(),
                     };
                     !present.contains(&a) && answered && (fit || !a.is_of_a_moment())
@@ -242,12 +244,17 @@ impl HealthBook {
         }
     }
 
-    /// Only these GPU instances live: what was wrong with others went with them.
-    pub fn living(&mut self, uuid: &GpuUuid, living: &BTreeSet<GpuInstanceId>) -> Vec<HealthChange> {
+    /// At this time only these GPU instances lived: what was wrong with others before went with them.
+    pub fn living(
+        &mut self,
+        at: Duration,
+        uuid: &GpuUuid,
+        living: &BTreeSet<GpuInstanceId>,
+    ) -> Vec<HealthChange> {
         let mut changes = Changes { gpu: uuid, all: Vec::new() };
         if let Some(gpu) = self.gpus.get_mut(uuid) {
             gpu.partitions.retain(|id, ailments| {
-                let lives = living.contains(id);
+                let lives = living.contains(id) || ailments.values().any(|illness| illness.seen > at);
                 if !lives {
                     for ailment in ailments.keys() {
                         changes.add(Some(*id), *ailment, true);

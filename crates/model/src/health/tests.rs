@@ -179,7 +179,12 @@ fn what_is_wrong_with_a_partition_is_not_the_gpus_and_ends_with_the_partition() 
     book.event(&rules, at(1), &event(GpuEventKind::Xid(95), Some(11)));
     assert_eq!(sick(&book), []);
     assert_eq!(sick_partitions(&book), [(9, Ailment::Xid(95)), (11, Ailment::Xid(95))]);
-    let over = book.living(&gpu(), &BTreeSet::from([GpuInstanceId(11)]));
+    book.event(&rules, at(3), &event(GpuEventKind::Xid(95), Some(12)));
+    let over = book.living(at(2), &gpu(), &BTreeSet::from([GpuInstanceId(11)]));
+    let left = [(11, Ailment::Xid(95)), (12, Ailment::Xid(95))];
+    assert_eq!(sick_partitions(&book), left, "12 may have been made after the answer");
+    let all_over = book.living(at(4), &gpu(), &BTreeSet::from([GpuInstanceId(11)]));
+    assert_eq!(all_over.len(), 1);
     let partition = Some(GpuInstanceId(9));
     assert_eq!(over, [HealthChange { gpu: gpu(), partition, ailment: Ailment::Xid(95), over: true }]);
     assert_eq!(well_at(&mut book, 30, vitals(Some(0))), Some(90));
@@ -296,4 +301,13 @@ fn a_recovery_that_is_due_is_not_over_because_the_driver_does_not_answer_that_qu
     book.poll(&HealthRules::default(), at(0), &gpu(), Ok(vitals(Some(1))));
     assert_eq!(well_at(&mut book, 30, vitals(None)), None);
     assert!(well_at(&mut book, 900, vitals(Some(0))).is_some());
+}
+
+#[test]
+fn rows_that_waited_for_a_reset_are_done_once_the_gpu_was_away_although_it_has_mig_instances_again() {
+    let (rules, remap) = (HealthRules::default(), |remap| GpuVitals { remap, ..vitals(Some(0)) });
+    let mut book = HealthBook::default();
+    book.poll(&rules, at(0), &gpu(), Ok(remap(Some(RowRemap { pending: true, failed: false }))));
+    book.all_away();
+    assert!(well_at(&mut book, 30, remap(None)).is_some());
 }
