@@ -1,13 +1,8 @@
 //! What a node publishes of its GPUs under policies, worked out as the plugin does.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use divvy_api::policy::GpuPolicy;
 use divvy_model::{Inventory, Ordinals};
-use divvy_offer::{
-    GpuRules, Input, KubeVersion, NodeFacts, Partitioning, Pool, Resolved, ServerFeatures, carve_partitions,
-    resolve,
-};
+use divvy_offer::{GpuRules, Input, KubeVersion, NodeFacts, Pool, Resolved, ServerFeatures, carve, resolve};
 
 /// What is published, and what decided.
 pub(crate) struct Offered {
@@ -35,18 +30,8 @@ pub(crate) fn offered(
         .iter()
         .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone())))
         .collect();
-    let input = Input {
-        node: node.name,
-        inventory,
-        ordinals: &ordinals,
-        taints: &BTreeMap::new(),
-        held: &BTreeSet::new(),
-        leaving: &BTreeSet::new(),
-        recorded: &BTreeSet::new(),
-        previous: None,
-        features: &features,
-    };
-    let carved = carve_partitions(&input, &Partitioning::new(&capabilities, &resolved.rules));
+    let plain = Input::plain(node.name, inventory, &ordinals, &features);
+    let carved = carve(&Input { capabilities: &capabilities, rules: &resolved.rules, ..plain });
     let odd = resolved.problems.iter().map(ToString::to_string);
     let idle = policies.iter().filter(|policy| {
         let sets_lock = resolved.mode_lock.as_ref().is_some_and(|(_, by)| *by == policy.name);
@@ -69,6 +54,8 @@ fn without_effect(policy: &str, node: &NodeFacts<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use divvy_gpu_sim::SimNode;
 
     use super::*;

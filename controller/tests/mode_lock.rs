@@ -1,13 +1,11 @@
 //! The mode lock on the slices as they are published: the first claim decides what a GPU is, the last one frees it.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
 use divvy_controller::{Accepted, Target, Write, plan_sync};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::Ordinals;
-use divvy_offer::{GpuRules, Input, KubeVersion, Modes, Partitioning, ServerFeatures, carve_partitions};
+use divvy_offer::{GpuRules, Input, KubeVersion, Modes, ServerFeatures, carve};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -34,18 +32,9 @@ impl World {
         let capabilities = engine.gpus().iter().filter_map(caps).collect();
         let all = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
         let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), all.clone())).collect();
-        let input = Input {
-            node: "n1",
-            inventory: &inventory,
-            ordinals: &ordinals,
-            taints: &BTreeMap::new(),
-            held: &BTreeSet::new(),
-            leaving: &BTreeSet::new(),
-            recorded: &BTreeSet::new(),
-            previous: None,
-            features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),
-        };
-        let pool = carve_partitions(&input, &Partitioning::new(&capabilities, &rules)).pool;
+        let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1));
+        let plain = Input::plain("n1", &inventory, &ordinals, &features);
+        let pool = carve(&Input { capabilities: &capabilities, rules: &rules, ..plain }).pool;
         let owner =
             OwnerReference { kind: "Node".to_owned(), name: "n1".to_owned(), ..OwnerReference::default() };
         let accepted = Accepted::default();

@@ -12,8 +12,8 @@ use divvy_model::health::Ailment;
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{Inventory, MigMode, Ordinals};
 use divvy_offer::{
-    Answer, Fact, GpuRules, HealthView, Input, KubeVersion, ModeLock, Modes, Partitioning, Records,
-    ServerFeatures, Settings, Sick, World, carve_partitions, step, validate,
+    Answer, Fact, GpuRules, HealthView, Input, KubeVersion, ModeLock, Modes, Records, ServerFeatures,
+    Settings, Sick, World, carve, step, validate,
 };
 
 const ROUNDS: usize = 200;
@@ -40,24 +40,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1));
-        let (taints, held) = (BTreeMap::new(), BTreeSet::new());
-        let input = Input {
-            node: "node-1",
-            inventory: &inventory,
-            ordinals: &ordinals,
-            taints: &taints,
-            held: &held,
-            leaving: &BTreeSet::new(),
-            recorded: &BTreeSet::new(),
-            previous: None,
-            features: &features,
-        };
-        let partitioning = Partitioning::new(&capabilities, &rules);
+        let plain = Input::plain("node-1", &inventory, &ordinals, &features);
+        let input = Input { capabilities: &capabilities, rules: &rules, ..plain };
         let mut times: Vec<(Duration, Duration)> = Vec::new();
-        let mut pool = carve_partitions(&input, &partitioning).pool;
+        let mut pool = carve(&input).pool;
         for _ in 0..ROUNDS {
             let start = Instant::now();
-            let next = carve_partitions(&input, &partitioning).pool;
+            let next = carve(&input).pool;
             let carved = start.elapsed();
             pool = next;
             let start = Instant::now();

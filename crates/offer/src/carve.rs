@@ -1,20 +1,21 @@
 //! [`carve`]: what a node publishes, as a function of what is known about it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use divvy_api::names::{attributes, taints as keys};
-use divvy_model::mig::{MigCapabilities, PartitionName};
+use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
 use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid, Inventory, Ordinals};
 
 use crate::modes::{Choice, fits_mig_mode};
-use crate::partition::{self, Partitioning, Source};
+use crate::partition::{self, Source};
 use crate::settle::Sets;
 use crate::taints::{Standing, Subject};
 use crate::validate::{MAX_POOL_NAME, MAX_TAINTS, is_label_key, is_label_value};
 use crate::whole::{self, Links};
 use crate::{
-    AttributeValue, CounterSet, Device, Feature, Note, OfferedMode, Pool, Rules, ServerFeatures, Taint,
-    admin, layout, share,
+    AttributeValue, CounterSet, Device, Feature, GpuRules, Note, OfferedMode, Pool, Rules, ServerFeatures,
+    Taint, admin, layout, share,
 };
 
 /// Everything the published pool depends on.
@@ -26,8 +27,16 @@ pub struct Input<'a> {
     pub inventory: &'a Inventory,
     /// The number of each GPU, for its name.
     pub ordinals: &'a Ordinals,
+    /// Profiles and placements of the GPUs that do MIG. The caller keeps the last known ones: without them a GPU's
+    /// partitions are withdrawn, but for those that claims hold.
+    pub capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>,
+    /// Rules by GPU; the default for the others.
+    pub rules: &'a Rules,
     /// What health, fences, lingering claims and neighbours say, by GPU.
     pub taints: &'a BTreeMap<GpuUuid, Vec<Taint>>,
+    /// Memory slices taken by instances for which the API has no claim (foreign or lingering ones): every device that
+    /// overlaps them gets the taint.
+    pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
     /// Devices that ResourceClaims in the API have allocated, prepared or not, but for those with admin access. They stay
     /// published. Empty where the API was not asked.
     pub held: &'a BTreeSet<DeviceName>,
@@ -42,6 +51,39 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
+    /// GPUs without rules that cannot be cut, that nothing is wrong with and of which no claim has anything.
+    pub fn plain(
+        node: &'a str,
+        inventory: &'a Inventory,
+        ordinals: &'a Ordinals,
+        features: &'a ServerFeatures,
+    ) -> Self {
+        static NO_CAPABILITIES: BTreeMap<GpuUuid, MigCapabilities> = BTreeMap::new();
+        static NO_RULES: Rules = BTreeMap::new();
+        static NO_TAINTS: BTreeMap<GpuUuid, Vec<Taint>> = BTreeMap::new();
+        static NOTHING_OCCUPIED: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
+        static NO_DEVICES: BTreeSet<DeviceName> = BTreeSet::new();
+        Self {
+            node,
+            inventory,
+            ordinals,
+            capabilities: &NO_CAPABILITIES,
+            rules: &NO_RULES,
+            taints: &NO_TAINTS,
+            occupied: &NOTHING_OCCUPIED,
+            held: &NO_DEVICES,
+            leaving: &NO_DEVICES,
+            recorded: &NO_DEVICES,
+            previous: None,
+            features,
+        }
+    }
+
+    pub(crate) fn rules_of(&self, gpu: &GpuUuid) -> &'a GpuRules {
+        static DEFAULT: LazyLock<GpuRules> = LazyLock::new(GpuRules::default);
+        self.rules.get(gpu).unwrap_or(&DEFAULT)
+    }
+
     /// Whether a device must stay published.
     pub(crate) fn stays(&self, device: &DeviceName) -> bool {
         self.held.contains(device) || self.leaving.contains(device)
@@ -79,23 +121,15 @@ pub fn pool_name(node: &str) -> String {
     format!("{kept}-{hash:016x}{SUFFIX}")
 }
 
-/// Decides what a node publishes whose GPUs have no rules and cannot be cut: see [`carve_partitions`].
-pub fn carve(input: &Input<'_>) -> Carved {
-    static NO_CAPABILITIES: BTreeMap<GpuUuid, MigCapabilities> = BTreeMap::new();
-    static NO_RULES: Rules = BTreeMap::new();
-    carve_partitions(input, &Partitioning::new(&NO_CAPABILITIES, &NO_RULES))
-}
-
 /// Decides what a node publishes. Deterministic; whatever the input, the pool passes [`crate::validate`] as long as
 /// the node's name is a node's name.
-pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> Carved {
+pub fn carve(input: &Input<'_>) -> Carved {
     let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
     for name in input.staying().filter_map(|name| PartitionName::parse(name).ok()) {
         held_partitions.entry(name.ordinal).or_default().push(name);
     }
     let mut run = Run {
         input,
-        partitioning,
         held_partitions,
         in_use: modes_of(input.held.union(input.recorded)),
         leaving: modes_of(input.leaving.iter()),
@@ -114,11 +148,10 @@ pub fn carve_partitions(input: &Input<'_>, partitioning: &Partitioning<'_>) -> C
     Carved { pool: Pool { name: pool_name(input.node), slices: layout::slices(cards) }, notes, kept }
 }
 
-/// One run of [`carve_partitions`]: what goes in, what has come out so far. Partitions are in `partition.rs`, what is
+/// One run of [`carve`]: what goes in, what has come out so far. Partitions are in `partition.rs`, what is
 /// only kept in `held.rs`, counters in `settle.rs`.
 pub(crate) struct Run<'a> {
     pub(crate) input: &'a Input<'a>,
-    pub(crate) partitioning: &'a Partitioning<'a>,
     /// Partitions that claims have, or may have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
     /// The modes in which GPUs are used or allocated, by ordinal.
@@ -204,8 +237,8 @@ impl Run<'_> {
     fn gpu(&mut self, one: &ReadableGpu<'_>, links: &Links<'_>) {
         let ReadableGpu { ordinal, uuid, gpu } = *one;
         let system = &self.input.inventory.system;
-        let rules = self.partitioning.rules_of(uuid);
-        let caps = self.partitioning.capabilities.get(uuid);
+        let rules = self.input.rules_of(uuid);
+        let caps = self.input.capabilities.get(uuid);
         let budget = caps.and_then(|caps| self.budget(ordinal, uuid, caps));
         let choice = self.choose(one, rules, budget.is_some());
         let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });

@@ -4,10 +4,9 @@
 //! The node plugin calls [`step`] with everything that its sources observe, and hands the [`Pool`] to the publisher
 //! (`divvy-controller`), the only place that turns it into ResourceSlices. No clock, files, async or Kubernetes client.
 //!
-//! [`carve_partitions`] is the part that makes a pool: each GPU as everything that its [`GpuRules`] allow, as a whole, in
-//! MIG partitions, in time-sliced shares, and beside them for admins; all of them draw on one set of counters, so that
-//! the first claim decides what the GPU becomes. [`carve`] knows whole GPUs only. `divvy demo` and `divvy inventory`
-//! call these two.
+//! [`carve`] is the part that makes a pool: each GPU as everything that its [`GpuRules`] allow, as a whole, in MIG
+//! partitions, in time-sliced shares, and beside them for admins; all of them draw on one set of counters, so that the
+//! first claim decides what the GPU becomes. `divvy demo` and `divvy inventory` call it too.
 
 mod admin;
 mod asking;
@@ -38,13 +37,12 @@ mod withdrawal;
 mod world;
 
 pub use attributes::attributes;
-pub use carve::{Carved, Input, carve, carve_partitions, pool_name};
+pub use carve::{Carved, Input, carve, pool_name};
 pub use divvy_model::AttributeValue;
 pub use features::{Feature, OneMode, ServerFeatures};
 pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
 pub use note::Note;
 pub use notice::{Notice, removal_of_foreign};
-pub use partition::Partitioning;
 pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{
     Allowed, Amount, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice, Taint, TaintEffect,

@@ -2,8 +2,7 @@
 //! them drawing on the GPU's counters.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::LazyLock;
+use std::collections::BTreeSet;
 
 use divvy_api::names::attributes as attr;
 use divvy_model::mig::{
@@ -18,34 +17,7 @@ use crate::taints::{Standing, Subject};
 use crate::whole::{self, Builder};
 use crate::{
     AttributeValue, Capacity, Device, Feature, GpuRules, Instances, Modes, Note, OfferedMode, PlacementOrder,
-    Rules, Taint,
 };
-
-/// What a node's GPUs may be cut into, and by which rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Partitioning<'a> {
-    /// Profiles and placements of the GPUs that do MIG. The caller keeps the last known ones: without them a GPU's
-    /// partitions are withdrawn, but for those that claims hold.
-    pub capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>,
-    /// Rules by GPU; the default for the others.
-    pub rules: &'a Rules,
-    /// Memory slices taken by instances for which the API has no claim (foreign or lingering ones): every device that
-    /// overlaps them gets the taint.
-    pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
-}
-
-impl<'a> Partitioning<'a> {
-    /// GPUs that nothing is in the way of.
-    pub fn new(capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>, rules: &'a Rules) -> Self {
-        static NOTHING: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
-        Self { capabilities, rules, occupied: &NOTHING }
-    }
-
-    pub(crate) fn rules_of(&self, gpu: &GpuUuid) -> &'a GpuRules {
-        static DEFAULT: LazyLock<GpuRules> = LazyLock::new(GpuRules::default);
-        self.rules.get(gpu).unwrap_or(&DEFAULT)
-    }
-}
 
 impl Run<'_> {
     /// In which modes a GPU is offered, with notes of those that it could not be.

@@ -12,8 +12,8 @@ use crate::taints::{Hazards, foreign};
 use crate::withdrawal::{DeviceState, Observed};
 use crate::world::{Ask, Fact, Records, World};
 use crate::{
-    Carved, Feature, HealthView, Input, Modes, NodeFacts, Note, Notice, OneMode, Partitioning, Pool,
-    Resolved, ServerFeatures, carve_partitions, resolve, validate,
+    Carved, Feature, HealthView, Input, Modes, NodeFacts, Note, Notice, OneMode, Pool, Resolved,
+    ServerFeatures, carve, resolve, validate,
 };
 
 /// For how long an allocation of a device that was withdrawn proves nothing about the scheduler.
@@ -75,23 +75,20 @@ pub(crate) struct Situation {
 
 impl Situation {
     fn carve(&self, world: &World, held: &BTreeSet<DeviceName>, leaving: &BTreeSet<DeviceName>) -> Carved {
-        let input = Input {
+        carve(&Input {
             node: &world.settings.node,
             inventory: &self.inventory,
             ordinals: &self.records.ordinals,
+            capabilities: &world.capabilities,
+            rules: &self.resolved.rules,
             taints: &self.hazards.gpus,
+            occupied: &self.hazards.places,
             held,
             leaving,
             recorded: &self.recorded,
             previous: self.previous.as_deref(),
             features: &self.features,
-        };
-        let partitioning = Partitioning {
-            capabilities: &world.capabilities,
-            rules: &self.resolved.rules,
-            occupied: &self.hazards.places,
-        };
-        carve_partitions(&input, &partitioning)
+        })
     }
 
     /// How long leaving devices stay published; zero where the API server drops taints, which mark them.

@@ -169,7 +169,7 @@ impl Run<'_> {
             blocked(keys::FENCED, Some("unknown-partition-held"));
         }
         if matches!(of.standing, Standing::Offered | Standing::Withdrawn(_)) {
-            let places = self.partitioning.occupied.get(of.gpu).into_iter().flatten();
+            let places = self.input.occupied.get(of.gpu).into_iter().flatten();
             let in_the_way = |at: &Placement| match of.place {
                 Some(place) => at.overlaps(place),
                 None => of.mode != OfferedMode::Mig,

@@ -8,8 +8,8 @@ use std::path::Path;
 use divvy_gpu_sim::{Engine, mig_capabilities, profiles};
 use divvy_model::Ordinals;
 use divvy_offer::{
-    Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, Input, KubeVersion, Modes, Partitioning,
-    Pool, ServerFeatures, attributes, carve_partitions, validate,
+    Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, Input, KubeVersion, Modes, Pool,
+    ServerFeatures, attributes, carve, validate,
 };
 
 /// The pool of a node whose GPUs may become everything.
@@ -25,18 +25,9 @@ fn everything_of(engine: &Engine, version: KubeVersion) -> Pool {
     let capabilities = engine.gpus().iter().filter_map(caps).collect();
     let all = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
     let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), all.clone())).collect();
-    let input = Input {
-        node: "n1",
-        inventory: &inventory,
-        ordinals: &ordinals,
-        taints: &BTreeMap::new(),
-        held: &BTreeSet::new(),
-        leaving: &BTreeSet::new(),
-        recorded: &BTreeSet::new(),
-        previous: None,
-        features: &ServerFeatures::default().observe(version),
-    };
-    let pool = carve_partitions(&input, &Partitioning::new(&capabilities, &rules)).pool;
+    let features = ServerFeatures::default().observe(version);
+    let plain = Input::plain("n1", &inventory, &ordinals, &features);
+    let pool = carve(&Input { capabilities: &capabilities, rules: &rules, ..plain }).pool;
     assert_eq!(validate(&pool), Ok(()));
     pool
 }

@@ -10,7 +10,7 @@ use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
 use divvy_offer::{
     Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes, OfferedMode,
-    Partitioning, PlacementOrder, Pool, Rules, ServerFeatures, Taint, carve_partitions, validate,
+    PlacementOrder, Pool, Rules, ServerFeatures, Taint, carve, validate,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -141,21 +141,10 @@ impl World {
     }
 
     fn carve(&self) -> Carved {
-        let (none, Self { inventory, ordinals, held, features, .. }) = (BTreeMap::new(), self);
+        let Self { inventory, ordinals, held, features, capabilities, rules, occupied, .. } = self;
         let previous = self.last.as_ref();
-        let input = Input {
-            node: "n1",
-            inventory,
-            ordinals,
-            taints: &none,
-            held,
-            leaving: &BTreeSet::new(),
-            recorded: held,
-            previous,
-            features,
-        };
-        let Self { capabilities, rules, occupied, .. } = self;
-        carve_partitions(&input, &Partitioning { capabilities, rules, occupied })
+        let plain = Input::plain("n1", inventory, ordinals, features);
+        carve(&Input { capabilities, rules, occupied, held, recorded: held, previous, ..plain })
     }
 
     fn happens(&mut self, event: Event) {

@@ -94,17 +94,8 @@ struct World {
 impl World {
     fn carve(&self, previous: Option<&Pool>) -> Carved {
         let Self { inventory, ordinals, taints, held, features } = self;
-        carve(&Input {
-            node: "node-1",
-            inventory,
-            ordinals,
-            taints,
-            held,
-            leaving: &BTreeSet::new(),
-            recorded: &BTreeSet::new(),
-            previous,
-            features,
-        })
+        let plain = Input::plain("node-1", inventory, ordinals, features);
+        carve(&Input { taints, held, previous, ..plain })
     }
 }
 

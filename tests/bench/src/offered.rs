@@ -1,7 +1,7 @@
 //! What a node of simulated GPUs publishes under given rules: carved as the plugin carves it, turned into
 //! ResourceSlices as the publisher does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use divvy_api::names::DRIVER;
@@ -9,9 +9,7 @@ use divvy_controller::{Accepted, Target, Write, plan_sync};
 use divvy_gpu_sim::Engine;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{GpuUuid, Inventory, Ordinals};
-use divvy_offer::{
-    Carved, GpuRules, Input, KubeVersion, Modes, Partitioning, Pool, Rules, ServerFeatures, carve_partitions,
-};
+use divvy_offer::{Carved, GpuRules, Input, KubeVersion, Modes, Pool, Rules, ServerFeatures, carve};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
@@ -53,20 +51,8 @@ impl Offered {
 
     /// Decides what a node of this name publishes.
     pub(crate) fn carve(&self, node: &str) -> Carved {
-        let (nothing, no_one) = (BTreeMap::new(), BTreeSet::new());
-        let input = Input {
-            node,
-            inventory: &self.inventory,
-            ordinals: &self.ordinals,
-            taints: &nothing,
-            held: &no_one,
-            leaving: &BTreeSet::new(),
-            recorded: &BTreeSet::new(),
-            previous: None,
-            features: &self.features,
-        };
-        let partitioning = Partitioning::new(&self.capabilities, &self.rules);
-        carve_partitions(&input, &partitioning)
+        let plain = Input::plain(node, &self.inventory, &self.ordinals, &self.features);
+        carve(&Input { capabilities: &self.capabilities, rules: &self.rules, ..plain })
     }
 }
 

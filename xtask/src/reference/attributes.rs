@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::Ordinals;
-use divvy_offer::{
-    AttributeValue, GpuRules, Input, KubeVersion, Modes, Partitioning, Pool, ServerFeatures, carve_partitions,
-};
+use divvy_offer::{AttributeValue, GpuRules, Input, KubeVersion, Modes, Pool, ServerFeatures, carve};
 
 use super::cell;
 
@@ -130,18 +128,9 @@ fn pool(spec: &str) -> Result<Pool> {
         .collect();
     let rules = GpuRules { modes: Modes::everything(), ..GpuRules::default() };
     let rules = inventory.gpus.keys().map(|uuid| (uuid.clone(), rules.clone())).collect();
-    let input = Input {
-        node: "node",
-        inventory: &inventory,
-        ordinals: &ordinals,
-        taints: &BTreeMap::new(),
-        held: &BTreeSet::new(),
-        leaving: &BTreeSet::new(),
-        recorded: &BTreeSet::new(),
-        previous: None,
-        features: &ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)),
-    };
-    Ok(carve_partitions(&input, &Partitioning::new(&capabilities, &rules)).pool)
+    let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1));
+    let plain = Input::plain("node", &inventory, &ordinals, &features);
+    Ok(carve(&Input { capabilities: &capabilities, rules: &rules, ..plain }).pool)
 }
 
 /// The constants of a module of names.rs: their values, and the comments above them.

@@ -68,17 +68,8 @@ impl Node {
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
         let Self { inventory, ordinals, taints, held, features } = self;
-        let carved = carve(&Input {
-            node: "n1",
-            inventory,
-            ordinals,
-            taints,
-            held,
-            leaving: &BTreeSet::new(),
-            recorded: &BTreeSet::new(),
-            previous,
-            features,
-        });
+        let plain = Input::plain("n1", inventory, ordinals, features);
+        let carved = carve(&Input { taints, held, previous, ..plain });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }

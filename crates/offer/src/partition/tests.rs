@@ -1,10 +1,12 @@
+use std::collections::BTreeMap;
+
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::mig::ProfileVariant;
 
 use super::*;
 use crate::{
-    Amount, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, ServerFeatures, carve,
-    carve_partitions, validate,
+    Amount, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, Rules, ServerFeatures, Taint, carve,
+    validate,
 };
 use divvy_api::names::taints as keys;
 use divvy_model::{DeviceName, Inventory, MigMode, Ordinals};
@@ -89,35 +91,15 @@ impl Node {
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
         let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied } = self;
-        let input = Input {
-            node: "n1",
-            inventory,
-            ordinals,
-            taints,
-            held,
-            leaving: &BTreeSet::new(),
-            recorded: &BTreeSet::new(),
-            previous,
-            features,
-        };
-        let carved = carve_partitions(&input, &Partitioning { capabilities, rules, occupied });
+        let plain = Input::plain("n1", inventory, ordinals, features);
+        let carved = carve(&Input { capabilities, rules, taints, occupied, held, previous, ..plain });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }
 
     fn whole_only(&self) -> Carved {
         let Self { inventory, ordinals, taints, held, features, .. } = self;
-        carve(&Input {
-            node: "n1",
-            inventory,
-            ordinals,
-            taints,
-            held,
-            leaving: &BTreeSet::new(),
-            recorded: &BTreeSet::new(),
-            previous: None,
-            features,
-        })
+        carve(&Input { taints, held, ..Input::plain("n1", inventory, ordinals, features) })
     }
 }
 
