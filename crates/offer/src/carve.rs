@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use divvy_api::names::{attributes, taints as keys};
+use divvy_api::names::attributes;
 use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
 use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid, Inventory, Ordinals};
 
@@ -11,7 +11,7 @@ use crate::modes::{Choice, fits_mig_mode};
 use crate::partition::{self, Source};
 use crate::settle::Sets;
 use crate::taints::{Standing, Subject};
-use crate::validate::{MAX_POOL_NAME, MAX_TAINTS, is_label_key, is_label_value};
+use crate::validate::MAX_POOL_NAME;
 use crate::whole::{self, Links};
 use crate::{
     AttributeValue, CounterSet, Device, Feature, GpuRules, Note, OfferedMode, Pool, Rules, ServerFeatures,
@@ -329,12 +329,12 @@ impl Run<'_> {
         taints: Vec<Taint>,
         stays: bool,
     ) -> Option<Device> {
-        device.taints = self.checked(&device.name, taints);
+        device.taints = one_of_each(taints);
         if !self.input.features.supports(Feature::Taints) {
             let taints = std::mem::take(&mut device.taints);
             // Held: no other claim can get it, and an allocated device stays. Not held: it must not be allocated, and without
             // taints leaving it out is the only way.
-            if let Some(taint) = taints.into_iter().find(|t| t.effect.blocks())
+            if let Some(taint) = taints.into_iter().next()
                 && !stays
             {
                 self.notes.push(Note::TaintsDropped { gpu: uuid.clone(), taint: taint.key });
@@ -343,33 +343,14 @@ impl Run<'_> {
         }
         Some(device)
     }
+}
 
-    /// Taints within the API's limits, strongest first when there are too many. One that is not valid is replaced,
-    /// not dropped: it keeps claims away.
-    fn checked(&mut self, device: &DeviceName, taints: Vec<Taint>) -> Vec<Taint> {
-        let mut checked: Vec<Taint> = taints
-            .into_iter()
-            .map(|taint| {
-                let key = if is_label_key(&taint.key) { taint.key.clone() } else { keys::FENCED.to_owned() };
-                let value = taint.value.clone().filter(|value| is_label_value(value));
-                if key != taint.key || value != taint.value {
-                    self.notes.push(Note::BadTaint {
-                        device: device.clone(),
-                        key: taint.key,
-                        instead: key.clone(),
-                    });
-                }
-                Taint { key, value, effect: taint.effect }
-            })
-            .collect();
-        checked.sort_by(|a, b| b.effect.cmp(&a.effect).then_with(|| a.cmp(b)));
-        // One taint for each key and effect: the first value stands for all.
-        let mut seen = BTreeSet::new();
-        checked.retain(|taint| seen.insert((taint.key.clone(), taint.effect)));
-        checked.truncate(MAX_TAINTS);
-        checked.sort();
-        checked
-    }
+/// One taint for each key and effect, sorted: the first value stands for all.
+fn one_of_each(mut taints: Vec<Taint>) -> Vec<Taint> {
+    taints.sort();
+    let mut seen = BTreeSet::new();
+    taints.retain(|taint| seen.insert((taint.key.clone(), taint.effect)));
+    taints
 }
 
 /// A GPU that answers.

@@ -17,11 +17,7 @@ impl Run<'_> {
     pub(crate) fn gpus_that_do_not(&mut self) {
         let input = self.input;
         let unreadable = input.inventory.problems.iter().map(|p| (&p.gpu, Some(p.error.to_string())));
-        let lost = input
-            .taints
-            .iter()
-            .filter(|(_, t)| t.iter().any(|t| t.effect.blocks()))
-            .map(|(gpu, _)| (gpu, None));
+        let lost = input.taints.iter().filter(|(_, t)| !t.is_empty()).map(|(gpu, _)| (gpu, None));
         for (uuid, error) in unreadable.chain(lost) {
             if input.inventory.gpus.contains_key(uuid) {
                 continue;

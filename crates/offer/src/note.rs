@@ -44,15 +44,6 @@ pub enum Note {
         /// The key of the first taint that counts.
         taint: String,
     },
-    /// A taint was not valid and was changed.
-    #[error("taint {key:?} of {device} is invalid and was published as {instead:?}")]
-    BadTaint {
-        device: DeviceName,
-        /// The key as given.
-        key: String,
-        /// The key published.
-        instead: String,
-    },
     /// A value is over a limit of the API.
     #[error("{name} of {device} is left out: {why}")]
     ValueLeftOut {

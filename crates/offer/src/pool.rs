@@ -188,8 +188,6 @@ impl Taint {
 /// What a taint does. Ordered by strength.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum TaintEffect {
-    /// Informs only.
-    None,
     /// Not given to claims that do not tolerate it.
     NoSchedule,
     /// Pods that use it and do not tolerate it are evicted too.
@@ -200,15 +198,9 @@ impl TaintEffect {
     /// As the API writes it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::None => "None",
             Self::NoSchedule => "NoSchedule",
             Self::NoExecute => "NoExecute",
         }
-    }
-
-    /// Whether the scheduler keeps claims away.
-    pub fn blocks(self) -> bool {
-        self >= Self::NoSchedule
     }
 }
 

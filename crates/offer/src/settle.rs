@@ -7,7 +7,6 @@ use divvy_api::names::{counters as names, taints as keys};
 use crate::carve::{GpuOffer, Run};
 use crate::counters::{Budget, set_name};
 use crate::lean::lean;
-use crate::validate::MAX_TAINTS;
 use crate::{Amount, CounterSet, CounterUse, Device, Feature, Note, Taint};
 
 /// The counter sets that a GPU can have.
@@ -90,7 +89,7 @@ fn fence(card: &mut GpuOffer, taints: bool, held: impl Fn(&Device) -> bool) {
         return;
     }
     let taint = given_twice();
-    for device in card.devices_mut().filter(|device| device.taints.len() < MAX_TAINTS) {
+    for device in card.devices_mut() {
         // One taint for each key and effect.
         device.taints.retain(|other| (&other.key, other.effect) != (&taint.key, taint.effect));
         device.taints.push(taint.clone());

@@ -8,7 +8,7 @@ use crate::{Allowed, Amount, AttributeValue, Capacity, CounterUse, Device, Pool,
 pub(crate) const MAX_POOL_NAME: usize = 253;
 pub(crate) const MAX_STRING: usize = 64;
 pub(crate) const MAX_INTEGER: u64 = i64::MAX.unsigned_abs();
-pub(crate) const MAX_TAINTS: usize = 16;
+const MAX_TAINTS: usize = 16;
 /// Devices in a slice in which any device has taints or consumes counters.
 pub(crate) const MAX_DEVICES_TAINTED: u32 = 64;
 const MAX_DEVICES: usize = 128;
@@ -256,14 +256,14 @@ fn is_label_name(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-pub(crate) fn is_label_key(text: &str) -> bool {
+fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_subdomain(prefix) && is_label_name(name),
         None => is_label_name(text),
     }
 }
 
-pub(crate) fn is_label_value(text: &str) -> bool {
+fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_label_name(text)
 }
 

@@ -204,7 +204,7 @@ impl World {
 
     /// Whether a scheduler that counts right would give out a device: as much as its version lets it.
     fn would_give(&self, pool: &Pool, device: &Device) -> bool {
-        let blocked = device.taints.iter().any(|taint| taint.effect.blocks());
+        let blocked = !device.taints.is_empty();
         let taken = self.held.contains(&device.name) && !device.allow_multiple;
         if blocked || taken || is_admin(device) {
             return false;
@@ -261,7 +261,7 @@ fn check(world: &World, carved: &Carved) -> Result<(), TestCaseError> {
         let held = world.held.contains(&device.name);
         let taints = world.features.supports(Feature::Taints);
         // A device that one claim holds is open to no other; that no more shares are open only a taint can express.
-        let is_open = !device.taints.iter().any(|taint| taint.effect.blocks());
+        let is_open = device.taints.is_empty();
         if is_open && !(held && (!device.allow_multiple || !taints)) {
             open.entry(ordinal).or_default().insert(mode);
         }

@@ -76,10 +76,12 @@ prop_compose! {
 }
 
 fn taint() -> impl Strategy<Value = Taint> {
-    let effect =
-        prop_oneof![Just(TaintEffect::None), Just(TaintEffect::NoSchedule), Just(TaintEffect::NoExecute)];
-    let key = prop_oneof!["gpu[.]divvy[.]dev/[a-z]{1,5}", ".{0,70}"];
-    (key, option::of(".{0,70}"), effect).prop_map(|(key, value, effect)| Taint { key, value, effect })
+    let effect = prop_oneof![Just(TaintEffect::NoSchedule), Just(TaintEffect::NoExecute)];
+    ("gpu[.]divvy[.]dev/[a-e]", option::of("[a-z0-9]{1,63}"), effect).prop_map(|(key, value, effect)| Taint {
+        key,
+        value,
+        effect,
+    })
 }
 
 #[derive(Debug)]

@@ -124,9 +124,9 @@ fn sets(pool: &Pool) -> Vec<&CounterSet> {
     pool.slices.iter().flat_map(|slice| &slice.counter_sets).collect()
 }
 
-/// Names of devices with a taint that keeps claims away.
+/// Names of devices with a taint.
 fn blocked(pool: &Pool) -> Vec<&str> {
-    let blocked = alternatives(pool).filter(|device| device.taints.iter().any(|taint| taint.effect.blocks()));
+    let blocked = alternatives(pool).filter(|device| !device.taints.is_empty());
     blocked.map(|device| device.name.as_str()).collect()
 }
 

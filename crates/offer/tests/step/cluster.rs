@@ -10,7 +10,7 @@ use divvy_model::health::Ailment;
 use divvy_model::{ClaimUid, DeviceKind, DeviceName, GpuUuid, Hold, HoldKind, Inventory, Ordinals};
 use divvy_offer::{
     Answer, Ask, Claimant, Device, Fact, GpuRules, HealthView, Held, KubeVersion, ModeLock, Outputs, Pool,
-    Records, Settings, Sick, TaintEffect, World, step,
+    Records, Settings, Sick, World, step,
 };
 
 pub(crate) const LEAVE: Duration = Duration::from_mins(1);
@@ -255,7 +255,7 @@ pub(crate) fn claimant(claim: &Claim) -> Claimant {
 }
 
 pub(crate) fn blocked(device: &Device) -> bool {
-    device.taints.iter().any(|taint| taint.effect != TaintEffect::None)
+    !device.taints.is_empty()
 }
 
 pub(crate) fn is_admin(name: &DeviceName) -> bool {

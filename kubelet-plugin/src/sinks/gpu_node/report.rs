@@ -7,7 +7,7 @@ use divvy_claims::Phase;
 use divvy_executor::HeldDevice;
 use divvy_model::mig::Placement;
 use divvy_model::{DeviceKind, GpuUuid, HoldKind, Inventory, Mode};
-use divvy_offer::{Device, HealthView, Note, OneMode, Pool, TaintEffect};
+use divvy_offer::{Device, HealthView, Note, OneMode, Pool};
 
 use super::troubles::troubles;
 use crate::neighbours::Uses;
@@ -103,8 +103,8 @@ fn gpu(facts: &Facts<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
             DeviceKind::Share { .. } => "shares",
             DeviceKind::Admin { .. } => continue,
         };
-        let away = device.taints.iter().filter(|taint| taint.effect != TaintEffect::None);
-        let keys: Vec<&str> = away.map(|taint| taint.key.rsplit('/').next().unwrap_or(&taint.key)).collect();
+        let keys = device.taints.iter().map(|taint| &taint.key);
+        let keys: Vec<&str> = keys.map(|key| key.rsplit('/').next().unwrap_or(key)).collect();
         if !keys.contains(&"withdrawn") {
             offered.insert(what.to_owned());
         }
