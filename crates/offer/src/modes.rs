@@ -145,7 +145,7 @@ mod tests {
             version: NEW,
             in_use: BTreeSet::new(),
             recorded: BTreeSet::new(),
-            instances: Instances::Ours,
+            instances: Instances::OnDemand,
             any_lives: false,
         }
     }
