@@ -1,7 +1,6 @@
 //! What the API server can store and the scheduler can be trusted with.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use serde::Serialize;
 
@@ -30,12 +29,6 @@ impl Feature {
             Self::Partitions => "DRAPartitionableDevices",
             Self::Shares => "DRAConsumableCapacity",
         }
-    }
-}
-
-impl fmt::Display for Feature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.gate())
     }
 }
 
@@ -157,11 +150,6 @@ impl ServerFeatures {
         self.seen.iter().copied().min()
     }
 
-    /// The features whose fields came back missing.
-    pub fn dropped(&self) -> &BTreeSet<Feature> {
-        &self.dropped
-    }
-
     /// Whether fields of a feature are worth sending. Taints are tried on every server, shares on every one whose
     /// scheduler counts them as they are meant: the version does not say whether their gate is on, the answer to a
     /// dry run does.
@@ -172,11 +160,6 @@ impl ServerFeatures {
             Feature::Partitions => self.lowest().is_some_and(|version| version >= Self::PARTITIONS),
         };
         new_enough && !self.dropped.contains(&feature)
-    }
-
-    /// Whether one GPU may be published in several modes: the mode lock holds.
-    pub fn several_modes(&self) -> bool {
-        self.one_mode().is_none()
     }
 
     /// Why a GPU may be published in one mode only; `None` if it may be in several.
@@ -207,9 +190,9 @@ mod tests {
     fn the_lowest_version_seen_counts_until_it_is_out_of_memory() {
         let old = ServerFeatures::default().observe(V(1, 36, 1)).observe(V(1, 37, 1));
         assert_eq!(old.lowest(), Some(V(1, 36, 1)));
-        assert!(!old.several_modes() && old.supports(Feature::Partitions));
+        assert!(old.one_mode().is_some() && old.supports(Feature::Partitions));
         let new = (0..ServerFeatures::MEMORY).fold(old, |f, _| f.observe(V(1, 37, 1)));
-        assert!(new.several_modes());
+        assert_eq!(new.one_mode(), None);
         let lower = new.observe(V(1, 34, 9));
         assert!(!lower.supports(Feature::Partitions), "a lower one counts at once");
         assert!(!lower.supports(Feature::Shares) && lower.supports(Feature::Taints));
@@ -244,7 +227,7 @@ mod tests {
     fn nothing_is_trusted_before_a_version_is_known() {
         let unknown = ServerFeatures::default();
         assert!(unknown.supports(Feature::Taints));
-        assert!(!unknown.supports(Feature::Partitions) && !unknown.several_modes());
+        assert!(!unknown.supports(Feature::Partitions) && unknown.one_mode().is_some());
     }
 
     #[test]
@@ -270,6 +253,6 @@ mod tests {
         let on = old.with_mode_lock(ModeLock::Enabled);
         assert_eq!(on.one_mode(), None);
         assert_eq!(on.without([Feature::Partitions]).one_mode(), Some(OneMode::CountersDropped));
-        assert!(on.without([Feature::Shares]).several_modes(), "whole GPUs and partitions are left");
+        assert_eq!(on.without([Feature::Shares]).one_mode(), None, "whole GPUs and partitions are left");
     }
 }

@@ -273,7 +273,7 @@ fn check(world: &World, carved: &Carved) -> Result<(), TestCaseError> {
         let nothing = BTreeSet::new();
         let of_gpu: BTreeSet<_> = open.union(used.get(ordinal).unwrap_or(&nothing)).collect();
         if of_gpu.len() > 1 {
-            prop_assert!(world.features.several_modes(), "gpu-{} is open in {:?}", ordinal, of_gpu);
+            prop_assert!(world.features.one_mode().is_none(), "gpu-{} is open in {:?}", ordinal, of_gpu);
             let counted = |d: &Device| !d.consumes.is_empty() || mode(d).is_none_or(|(n, _)| n != *ordinal);
             prop_assert!(pool.devices().all(counted), "gpu-{} is not counted", ordinal);
         }
