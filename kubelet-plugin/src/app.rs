@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use anyhow::{Context, anyhow};
 use divvy_model::GpuDriver;
 use divvy_telemetry::{HttpServer, MetricsRegistry, Readiness, ReadyHandle};
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::error::{RunError, io_error};
 use crate::servers::{Grpc, http_servers};
 use crate::sockets::remove_stale;
 use crate::wiring::{Senders, Shared};
@@ -76,7 +76,7 @@ pub fn run(
     config: Config,
     deps: Deps,
     stop: CancellationToken,
-) -> impl Future<Output = Result<(), RunError>> + Send {
+) -> impl Future<Output = anyhow::Result<()>> + Send {
     let ready = Ready {
         inventory: deps.readiness.handle("inventory"),
         records: deps.readiness.handle("records"),
@@ -87,17 +87,13 @@ pub fn run(
     run_ready(config, deps, ready, stop)
 }
 
-async fn run_ready(
-    config: Config,
-    deps: Deps,
-    ready: Ready,
-    stop: CancellationToken,
-) -> Result<(), RunError> {
+async fn run_ready(config: Config, deps: Deps, ready: Ready, stop: CancellationToken) -> anyhow::Result<()> {
     let all = deps.metrics.clone();
     let metrics = if config.claim_metrics { all } else { all.hiding("namespace") };
     let http = HttpServer::new(metrics, deps.readiness.clone());
     let plugin_dir = &config.plugin_dir;
-    fs_err::create_dir_all(plugin_dir).map_err(io_error(format!("--plugin-dir {}", plugin_dir.display())))?;
+    fs_err::create_dir_all(plugin_dir)
+        .with_context(|| format!("--plugin-dir {} cannot be used", plugin_dir.display()))?;
     let senders = Senders::default();
     let (channels, facts) = senders.follow();
     let registered = senders.registered.clone();
@@ -121,7 +117,7 @@ async fn run_ready(
 
     let outcome = tokio::select! {
         () = stop.cancelled() => Ok(()),
-        name = tasks.ended() => Err(RunError::Ended(name)),
+        name = tasks.ended() => Err(ended_unexpectedly(name)),
         ended = servers.ended() => ended,
     };
     ready.sockets.waiting("stopping");
@@ -129,6 +125,11 @@ async fn run_ready(
     tasks.stopped().await;
     tracing::info!("stopped; ResourceSlices stay published");
     outcome
+}
+
+/// A part that should run for ever has ended.
+pub(crate) fn ended_unexpectedly(part: &str) -> anyhow::Error {
+    anyhow!("{part} ended unexpectedly (a bug in divvy); the plugin exits and is restarted")
 }
 
 /// Takes no more calls, and finishes those that are being worked on.

@@ -16,7 +16,6 @@ mod claim_fetch;
 mod config;
 mod drain;
 mod edits;
-mod error;
 mod events;
 mod grpc;
 mod neighbours;
@@ -41,9 +40,8 @@ pub use app::{Deps, run};
 pub use args::{Args, UsageArgs};
 pub use config::{Config, ConfigError, Delivery, Offer, Timing};
 pub use divvy_host::become_other;
-pub use error::RunError;
 pub use sockets::{SocketNames, TooLong};
-pub use start::{StartError, start};
+pub use start::start;
 
 /// An error with its causes on one line.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {

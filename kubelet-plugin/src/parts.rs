@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use anyhow::Context;
 use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
     InventorySource, MigSteps, Parts, SystemClock,
@@ -12,13 +13,14 @@ use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
 use tokio::sync::{Notify, watch};
 
-use crate::RunError;
 use crate::api::KubeClaims;
 use crate::config::{Config, Delivery};
 use crate::edits::{DriverAt, HostEdits};
-use crate::error::io_error;
 use crate::sources::inventory::GpusSeen;
 use crate::time_slices::SmiSlices;
+
+const NO_HOOK: &str = "there is no CDI hook program: --hook-path is not given, and divvy-cdi-hook is not beside this program; with \
+     --library-delivery mounts (chart value libraryDelivery) none is needed, and images lose their own LD_LIBRARY_PATH";
 
 /// The latest inventory, for the executor's threads.
 pub(crate) struct Latest {
@@ -73,20 +75,22 @@ fn driver_at(config: &Config) -> DriverAt {
     DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() }
 }
 
-pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> Result<HostEdits, RunError> {
+pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> anyhow::Result<HostEdits> {
     let at = driver_at(config);
     let nodes = match &config.device_nodes {
         None => DeviceNodes::Real,
         Some(table) => {
-            let text = fs_err::read_to_string(table).map_err(io_error("the table of --device-nodes"))?;
-            DeviceNodes::from_table(&text).map_err(RunError::DeviceNodes)?
+            let unusable = "the table of --device-nodes cannot be used";
+            let text = fs_err::read_to_string(table).context(unusable)?;
+            DeviceNodes::from_table(&text).context(unusable)?
         }
     };
     let delivery = match config.library_delivery {
         Delivery::Mounts => LibraryDelivery::MountsOnly,
         Delivery::Hook => {
-            let program = config.hook_path.as_ref().ok_or(RunError::NoHook)?;
-            let installed = divvy_host::install_hook(program, &config.hook_dir).map_err(RunError::Hook)?;
+            let program = config.hook_path.as_ref().context(NO_HOOK)?;
+            let installed = divvy_host::install_hook(program, &config.hook_dir)
+                .context("the CDI hook cannot be installed")?;
             LibraryDelivery::Hook(installed.display().to_string())
         }
     };
@@ -100,20 +104,21 @@ pub(crate) fn executor(
     edits: Arc<HostEdits>,
     claims: Arc<KubeClaims>,
     latest: Latest,
-) -> Result<Executor, RunError> {
-    let boot = divvy_host::boot_id(host).map_err(RunError::Boot)?;
-    let boot = boot.parse().map_err(RunError::BadBoot)?;
+) -> anyhow::Result<Executor> {
+    let boot = divvy_host::boot_id(host).context("failed to read the node's boot ID (check --host-root)")?;
+    let boot = boot.parse().context("the node's boot ID is invalid (check --host-root)")?;
     let clock = Arc::new(SystemClock);
     let dir = &config.plugin_dir;
     // Two drivers share the folder of locks, and nothing else.
     let run_dir = config.run_dir.as_ref().map_or_else(|| dir.clone(), |run| run.join(&config.driver_name));
-    let in_dir = |what: &str| io_error(format!("{what} in --plugin-dir {}", dir.display()));
+    let unusable = |what: &str| format!("{what} in --plugin-dir {} cannot be used", dir.display());
     let pods_of = host.clone();
     let inventory = Arc::new(latest);
     let parts = Parts {
-        store: Arc::new(FileStore::open(dir).map_err(in_dir("the store of records"))?),
+        store: Arc::new(FileStore::open(dir).with_context(|| unusable("the store of records"))?),
         locks: Arc::new(
-            FileLocks::open(dir.join("locks"), clock.clone()).map_err(in_dir("the folder of locks"))?,
+            FileLocks::open(dir.join("locks"), clock.clone())
+                .with_context(|| unusable("the folder of locks"))?,
         ),
         cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
         // Where the version before this one had it.

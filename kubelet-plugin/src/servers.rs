@@ -1,5 +1,6 @@
 //! Servers: gRPC on the sockets, HTTP on the addresses of the config.
 
+use anyhow::Context;
 use divvy_proto::dra::v1;
 use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
 use divvy_telemetry::{HttpServer, ReadyHandle};
@@ -11,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 
+use crate::app::ended_unexpectedly;
 use crate::config::Config;
-use crate::error::{RunError, io_error};
 use crate::grpc::dra::DraServer;
 use crate::grpc::health::HealthServer;
 use crate::grpc::registration::{Registered, Registrar, RegistrationSocket};
@@ -22,7 +23,7 @@ use crate::wiring::Shared;
 
 /// The servers that the kubelet calls, and their sockets.
 pub(crate) struct Grpc {
-    running: JoinSet<Result<(), RunError>>,
+    running: JoinSet<anyhow::Result<()>>,
     stop: CancellationToken,
     dra: Option<SocketFile>,
 }
@@ -33,9 +34,9 @@ impl Grpc {
         shared: &Shared,
         registered: watch::Sender<Registered>,
         ready: ReadyHandle,
-    ) -> Result<Self, RunError> {
+    ) -> anyhow::Result<Self> {
         let names = &shared.config.sockets;
-        let (dra_listener, dra) = bind(&names.dra).map_err(io_error("the DRA socket (--plugin-dir)"))?;
+        let (dra_listener, dra) = bind(&names.dra).context("the DRA socket (--plugin-dir) cannot be used")?;
         let stop = CancellationToken::new();
         let health = HealthServer {
             pool: shared.claims.pool.clone(),
@@ -66,9 +67,9 @@ impl Grpc {
     }
 
     /// Waits until one of them ends.
-    pub(crate) async fn ended(&mut self) -> Result<(), RunError> {
+    pub(crate) async fn ended(&mut self) -> anyhow::Result<()> {
         let ended = self.running.join_next().await;
-        ended.and_then(Result::ok).unwrap_or(Err(RunError::Ended("a server")))
+        ended.and_then(Result::ok).unwrap_or(Err(ended_unexpectedly("a server")))
     }
 
     /// Takes no more calls: the kubelet is to find another instance.
@@ -95,10 +96,10 @@ pub(crate) async fn serve(
     router: Router,
     listener: UnixListener,
     stop: CancellationToken,
-) -> Result<(), RunError> {
+) -> anyhow::Result<()> {
     let connections = UnixListenerStream::new(listener);
     let served = router.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await;
-    served.map_err(|error| RunError::Server(name, error))
+    served.with_context(|| format!("the server of the {name} socket failed"))
 }
 
 /// Metrics and readiness are open to all clients; the claims are served where `config` permits, by default only to
@@ -107,7 +108,7 @@ pub(crate) async fn http_servers(
     config: &Config,
     server: HttpServer,
     debug: Debug,
-) -> Result<Vec<(HttpServer, TcpListener)>, RunError> {
+) -> anyhow::Result<Vec<(HttpServer, TcpListener)>> {
     let with_state = server.clone().debug_state(move || debug.state());
     let open = if config.http_serves_state() { with_state.clone() } else { server };
     let mut servers = Vec::new();
@@ -116,7 +117,7 @@ pub(crate) async fn http_servers(
     {
         let Some(first) = addresses.first() else { continue };
         let bound = TcpListener::bind(&**addresses).await;
-        let listener = bound.map_err(io_error(format!("{flag} {first}")))?;
+        let listener = bound.with_context(|| format!("{flag} {first} cannot be used"))?;
         if let Ok(address) = listener.local_addr() {
             tracing::info!(%address, state = server.serves_state(), "serving /metrics, /healthz and /readyz");
         }

@@ -4,61 +4,46 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use divvy_executor::FileMarks;
 use divvy_host::HostRoot;
 use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuOp};
 use divvy_nvml::{NvmlDriver, Session, SessionConfig};
-use divvy_telemetry::{LogError, MetricsRegistry, Readiness, init_logs, stop_on_signals};
+use divvy_telemetry::{MetricsRegistry, Readiness, init_logs, stop_on_signals};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::edits::DriverAt;
-use crate::{Args, Config, ConfigError, Deps, RunError, run};
+use crate::{Args, Config, Deps, run};
 
 /// The executor's threads are not among these: it has one for each claim at work.
 const WORKER_THREADS: usize = 2;
-
-/// Why the plugin does not run.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A flag cannot be used.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// Logs cannot be set up.
-    #[error("failed to set up logging (--log-format, --log-level)")]
-    Logs(#[source] LogError),
-    /// The runtime or its signals cannot be set up.
-    #[error("failed to start the runtime")]
-    Runtime(#[source] std::io::Error),
-    /// There is no usable configuration for the API server.
-    #[error("no access to the Kubernetes API (run in a pod with a service account, or give --kubeconfig)")]
-    Kube(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// It ran and failed.
-    #[error(transparent)]
-    Run(#[from] RunError),
-}
+const NO_RUNTIME: &str = "failed to start the runtime";
+const NO_API: &str =
+    "no access to the Kubernetes API (run in a pod with a service account, or give --kubeconfig)";
 
 /// Runs the plugin until SIGTERM or SIGINT. The caller has installed the TLS provider.
-pub fn start(args: Args) -> Result<(), StartError> {
-    init_logs(args.log_format, &args.log_level).map_err(StartError::Logs)?;
+pub fn start(args: Args) -> anyhow::Result<()> {
+    init_logs(args.log_format, &args.log_level)
+        .context("failed to set up logging (--log-format, --log-level)")?;
     raise_file_limit();
     let mut config = Config::try_from(args)?;
     config.hook_path = config.hook_path.or_else(hook_beside_us);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(WORKER_THREADS).enable_all().build();
-    let runtime = runtime.map_err(StartError::Runtime)?;
+    let runtime = runtime.context(NO_RUNTIME)?;
     let outcome = runtime.block_on(async {
-        let stop = stop_on_signals().map_err(StartError::Runtime)?;
-        let kube = kube_config(config.kubeconfig.clone()).await.map_err(StartError::Kube)?;
+        let stop = stop_on_signals().context(NO_RUNTIME)?;
+        let kube = kube_config(config.kubeconfig.clone()).await.context(NO_API)?;
         let deps = Deps {
-            client: Client::try_from(kube.clone()).map_err(|error| StartError::Kube(error.into()))?,
+            client: Client::try_from(kube.clone()).context(NO_API)?,
             kube: Some(kube),
             gpus: gpus(&config),
             metrics: MetricsRegistry::new(),
             readiness: Readiness::new(),
         };
-        Ok(run(config, deps, stop).await?)
+        run(config, deps, stop).await
     });
     // A call that hangs in the driver must not keep the process.
     runtime.shutdown_background();
@@ -100,9 +85,7 @@ fn gpus(config: &Config) -> Arc<dyn GpuDriver> {
     }))
 }
 
-async fn kube_config(
-    kubeconfig: Option<PathBuf>,
-) -> Result<kube::Config, Box<dyn std::error::Error + Send + Sync>> {
+async fn kube_config(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)?;

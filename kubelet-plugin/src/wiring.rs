@@ -18,7 +18,6 @@ use crate::claim_fetch::{ClaimFetcher, Connect};
 use crate::config::Config;
 use crate::drain;
 use crate::edits::HostEdits;
-use crate::error::RunError;
 use crate::events::Notifier;
 use crate::grpc::pod_resources::PodsOfClaims;
 use crate::grpc::registration::Registered;
@@ -124,7 +123,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Opens the files, and makes the executor and the service of claims. Nothing runs yet.
-    pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> Result<Self, RunError> {
+    pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> anyhow::Result<Self> {
         let Deps { client, kube, gpus, metrics, .. } = deps;
         let client = with_deadline(client, config.timing.answer);
         let metrics = Metrics::new(&metrics);

@@ -13,7 +13,7 @@ use divvy_api::policy::GpuPolicy;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_kubelet_plugin::{Args, Config, Deps, RunError};
+use divvy_kubelet_plugin::{Args, Config, Deps};
 use divvy_offer::{GpuRules, NodeFacts};
 use divvy_telemetry::{MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
@@ -44,7 +44,7 @@ pub(crate) struct World {
     pub(crate) notes: Vec<String>,
     /// Devices that had taints at the start.
     tainted: BTreeSet<String>,
-    plugin: JoinHandle<Result<(), RunError>>,
+    plugin: JoinHandle<Result<()>>,
     stop: CancellationToken,
     folder: TempDir,
 }

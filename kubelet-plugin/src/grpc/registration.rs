@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use divvy_proto::registration::registration_server::{Registration, RegistrationServer};
 use divvy_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use divvy_proto::{dra, health};
@@ -11,7 +12,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::error::{RunError, io_error};
 use crate::ready::what_is_missing;
 use crate::servers::serve;
 use crate::sockets::bind;
@@ -46,7 +46,7 @@ impl RegistrationSocket {
     /// Serves until `stop`. The kubelet calls the instance that registered last, whether or not it can work: one that
     /// finds no driver, say, would take the node over from one that does. So while another instance is in charge this
     /// one waits until it can give GPUs to containers. Without another it registers at once: unprepare needs no driver.
-    pub(crate) async fn serve(mut self, stop: CancellationToken) -> Result<(), RunError> {
+    pub(crate) async fn serve(mut self, stop: CancellationToken) -> anyhow::Result<()> {
         while let Some(missing) = self.must_wait() {
             self.ready
                 .waiting(format!("another instance serves the kubelet; this one is not ready: {missing}"));
@@ -57,7 +57,7 @@ impl RegistrationSocket {
             }
         }
         let (listener, file) =
-            bind(&self.path).map_err(io_error("the registration socket (--registry-dir)"))?;
+            bind(&self.path).context("the registration socket (--registry-dir) cannot be used")?;
         self.ready.ready();
         tracing::info!(registration = %self.path.display(), "listening for the kubelet");
         let router = Server::builder().add_service(RegistrationServer::new(self.registrar));

@@ -10,7 +10,7 @@ use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, mk_result, reserve
 use divvy_fake_cluster::{ClaimRef, FakeApi, FakeKubelet, KubeletConfig};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu, FixtureHost};
-use divvy_kubelet_plugin::{Args, Config, Deps, RunError, run};
+use divvy_kubelet_plugin::{Args, Config, Deps, run};
 use divvy_model::GpuDriver;
 use divvy_proto::dra::v1::Device;
 use divvy_telemetry::{MetricsRegistry, Readiness};
@@ -31,7 +31,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// A running plugin.
 pub(crate) struct Plugin {
     stop: CancellationToken,
-    task: JoinHandle<Result<(), RunError>>,
+    task: JoinHandle<anyhow::Result<()>>,
     pub(crate) metrics: MetricsRegistry,
     pub(crate) readiness: Readiness,
     pub(crate) config: Config,
@@ -61,7 +61,7 @@ impl Plugin {
     /// How the run ends by itself.
     pub(crate) async fn ended(self) -> String {
         let error = tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap_err();
-        divvy_telemetry::Chain(&error).to_string()
+        divvy_telemetry::Chain(error.as_ref()).to_string()
     }
 }
 

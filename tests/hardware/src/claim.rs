@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, mk_result, reserved};
 use divvy_fake_cluster::{ClaimRef, FakeApi, FakeKubelet, KubeletConfig};
-use divvy_kubelet_plugin::{Config, Deps, RunError};
+use divvy_kubelet_plugin::{Config, Deps};
 use divvy_model::GpuUuid;
 use divvy_nvml::{NvmlDriver, Session, SessionConfig};
 use divvy_telemetry::{MetricsRegistry, Readiness};
@@ -34,7 +34,7 @@ pub(crate) struct Prepared {
     pub(crate) multiprocessors: Option<u32>,
     claim: ClaimRef,
     kubelet: FakeKubelet,
-    plugin: JoinHandle<Result<(), RunError>>,
+    plugin: JoinHandle<Result<()>>,
     stop: CancellationToken,
     folder: TempDir,
     runtime: Runtime,
