@@ -36,7 +36,7 @@ impl ClaimsApi for KubeClaims {
         if let Some(claim) = name {
             return match self.fetcher.look(claim, left) {
                 Ok(found) => self.judge(uid, found),
-                Err(error) => Lookup::Unknown(crate::chain(&error)),
+                Err(error) => Lookup::Unknown(error),
             };
         }
         // The executor's threads are blocking ones, so this holds up no other claim.

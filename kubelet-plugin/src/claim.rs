@@ -30,10 +30,11 @@ impl Asked {
 
     /// The same with a UID that can be relied on (it becomes a file name).
     pub(crate) fn check(&self) -> Result<ClaimRef, ClaimError> {
-        let uid = self
-            .uid
-            .parse()
-            .map_err(|source| ClaimError::BadUid { claim: self.to_string(), source: Box::new(source) })?;
+        let bad = |error: IdError| {
+            let error = crate::chain(&error);
+            ClaimError::new("bad-uid", format!("the kubelet sent claim {self} with an invalid UID: {error}"))
+        };
+        let uid = self.uid.parse().map_err(bad)?;
         Ok(ClaimRef { uid, namespace: self.namespace.clone(), name: self.name.clone() })
     }
 }
@@ -44,47 +45,18 @@ impl fmt::Display for Asked {
     }
 }
 
-/// A claim that cannot be prepared as the API shows it.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ClaimError {
-    /// The kubelet's UID is none.
-    #[error("the kubelet sent claim {claim} with an invalid UID")]
-    BadUid {
-        claim: String,
-        #[source]
-        source: Box<IdError>,
-    },
-    /// The name now belongs to a later claim.
-    #[error(
-        "claim {asked} does not match the claim in the API, which has UID {found}: the claim was deleted and created again under the same name (delete the pod so that it gets the new claim)"
-    )]
-    OtherUid { asked: Box<ClaimRef>, found: String },
-    /// The claim has no allocation.
-    #[error("claim {0} has no allocation (the scheduler has not allocated it, or it was deallocated again)")]
-    NotAllocated(Box<ClaimRef>),
-    /// A device name no driver of ours can have published.
-    #[error("claim {claim} has an allocated device with an invalid name")]
-    BadDevice {
-        claim: Box<ClaimRef>,
-        #[source]
-        source: Box<IdError>,
-    },
-    /// All its devices are of another node.
-    #[error(
-        "claim {claim} has devices of pool {found}, but none of this node's pool {pool} (delete the pod: it was bound to a node that its claim was not allocated for)"
-    )]
-    OtherNode { claim: Box<ClaimRef>, found: String, pool: String },
+/// Why a claim is not prepared: found before the executor begins.
+#[derive(Debug)]
+pub(crate) struct ClaimError {
+    /// A short stable name, for metrics.
+    pub(crate) category: &'static str,
+    /// The whole text, with its causes.
+    pub(crate) message: String,
 }
 
 impl ClaimError {
-    pub(crate) fn category(&self) -> &'static str {
-        match self {
-            Self::BadUid { .. } => "bad-uid",
-            Self::OtherUid { .. } => "other-uid",
-            Self::NotAllocated(_) => "not-allocated",
-            Self::BadDevice { .. } => "bad-device",
-            Self::OtherNode { .. } => "other-node",
-        }
+    pub(crate) fn new(category: &'static str, message: String) -> Self {
+        Self { category, message }
     }
 }
 
@@ -92,20 +64,29 @@ impl ClaimError {
 pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) -> Result<Claim, ClaimError> {
     let found = object.metadata.uid.unwrap_or_default();
     if found != asked.uid.as_str() {
-        return Err(ClaimError::OtherUid { asked: Box::new(asked.clone()), found });
+        let message = format!(
+            "claim {asked} does not match the claim in the API, which has UID {found}: the claim was deleted and created again under the same name (delete the pod so that it gets the new claim)"
+        );
+        return Err(ClaimError::new("other-uid", message));
     }
     // Anyone who may write the claim may write this, and it becomes part of a path.
     let pod_claim_name = object.metadata.annotations.and_then(|mut all| all.remove(POD_CLAIM_NAME));
     let status = object.status.unwrap_or_default();
-    let allocation = status.allocation.ok_or_else(|| ClaimError::NotAllocated(Box::new(asked.clone())))?;
+    let allocation = status.allocation.ok_or_else(|| {
+        let message = format!(
+            "claim {asked} has no allocation (the scheduler has not allocated it, or it was deallocated again)"
+        );
+        ClaimError::new("not-allocated", message)
+    })?;
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
     let written = object.spec.and_then(|spec| spec.devices?.config).unwrap_or_default();
     let results = devices.results.iter().flatten().filter(|result| result.driver == driver).cloned();
     let results = results.map(allocated).collect::<Result<_, _>>();
-    let results = results.map_err(|source| ClaimError::BadDevice {
-        claim: Box::new(asked.clone()),
-        source: Box::new(source),
+    let results = results.map_err(|error| {
+        let error = crate::chain(&error);
+        let message = format!("claim {asked} has an allocated device with an invalid name: {error}");
+        ClaimError::new("bad-device", message)
     })?;
     Ok(Claim {
         uid: asked.uid.clone(),
@@ -130,7 +111,11 @@ pub(crate) fn in_pool(mut claim: Claim, pool: &str) -> Result<Claim, ClaimError>
     claim.allocation.results.retain(|result| result.pool == pool);
     match found {
         Some(found) if claim.allocation.results.is_empty() => {
-            Err(ClaimError::OtherNode { claim: Box::new(claim.reference()), found, pool: pool.to_owned() })
+            let message = format!(
+                "claim {} has devices of pool {found}, but none of this node's pool {pool} (delete the pod: it was bound to a node that its claim was not allocated for)",
+                claim.reference()
+            );
+            Err(ClaimError::new("other-node", message))
         }
         _ => Ok(claim),
     }
@@ -333,14 +318,14 @@ mod tests {
         assert_eq!(pools(claim(&["n2/divvy", "n1/divvy"]).unwrap()), ["n1/divvy"]);
         assert_eq!(pools(claim(&[]).unwrap()), Vec::<String>::new());
         assert_eq!(
-            claim(&["n2/divvy"]).unwrap_err().to_string(),
+            claim(&["n2/divvy"]).unwrap_err().message,
             "claim ns/c (UID uid-1) has devices of pool n2/divvy, but none of this node's pool n1/divvy (delete the pod: it was bound to a node that its claim was not allocated for)"
         );
     }
 
     #[test]
     fn a_claim_that_is_not_the_one_asked_for_or_not_allocated_is_refused_in_words() {
-        let refused = |object| from_api(&asked(), object, "d").unwrap_err().to_string();
+        let refused = |object| from_api(&asked(), object, "d").unwrap_err().message;
         assert_eq!(
             refused(object("uid-2", json!({}))),
             "claim ns/c (UID uid-1) does not match the claim in the API, which has UID uid-2: the claim was deleted and created again under the same name (delete the pod so that it gets the new claim)"
@@ -351,7 +336,7 @@ mod tests {
         );
         let error = Asked::new("ns".into(), "c".into(), "../x".into()).check().unwrap_err();
         assert_eq!(
-            crate::chain(&error),
+            error.message,
             "the kubelet sent claim ns/c with an invalid UID: claim UID \"../x\" is not valid: expected 1 to 63 letters, digits and dashes"
         );
     }

@@ -12,53 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use divvy_claims::ClaimRef;
 
+use crate::claim::ClaimError;
+
 /// Reads at once: kube's connector speaks HTTP/1, so that each further one is a TLS handshake.
 const AT_ONCE: usize = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// Why a claim could not be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FetchError {
-    /// There is no such claim (any more).
-    #[error(
-        "claim {0} does not exist in the API: it was deleted (the kubelet retries for a pod that still needs it)"
-    )]
-    NotFound(String),
-    /// We are not allowed to read claims.
-    #[error(
-        "reading claim {0} is forbidden: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io"
-    )]
-    Forbidden(String, #[source] Box<kube::Error>),
-    /// The API server did not give it in time.
-    #[error("failed to read claim {claim} from the API within {} s, in {attempts} attempts", within.as_secs())]
-    Unavailable {
-        claim: String,
-        within: Duration,
-        attempts: u32,
-        #[source]
-        last: Option<Box<kube::Error>>,
-    },
-    /// An unprepare came meanwhile.
-    #[error("prepare of claim {0} was cancelled because the claim is being unprepared")]
-    Cancelled(String),
-    /// The thread that read it panicked.
-    #[error("the thread reading a claim ended unexpectedly ({0}; a bug in divvy)")]
-    Died(String),
-}
-
-impl FetchError {
-    /// A short stable name, for metrics.
-    pub(crate) fn category(&self) -> &'static str {
-        match self {
-            Self::NotFound(_) => "not-found",
-            Self::Forbidden(..) => "forbidden",
-            Self::Unavailable { .. } => "api",
-            Self::Cancelled(_) => "cancelled",
-            Self::Died(_) => "internal",
-        }
-    }
-}
 
 /// How claims are read.
 pub(crate) enum Connect {
@@ -107,55 +66,55 @@ impl ClaimFetcher {
         }
     }
 
-    /// The claim as it is now; tries until `until` while the failure may pass. Blocks the thread, which must be none of the
-    /// runtime's workers.
+    /// The claim as it is now, or `None` if it is gone; tries until `until` while the failure may pass. Blocks the thread,
+    /// which must be none of the runtime's workers.
     pub(crate) fn get(
         &self,
         claim: &ClaimRef,
         until: Instant,
         cancel: &CancellationToken,
-    ) -> Result<ResourceClaim, FetchError> {
+    ) -> Result<Option<ResourceClaim>, ClaimError> {
         let begun = Instant::now();
-        let (mut attempts, mut last, mut pause) = (0, None, FIRST_PAUSE);
+        let (mut attempts, mut last, mut pause) = (0, String::new(), FIRST_PAUSE);
         while !cancel.is_cancelled() {
             match self.attempt(claim, until, cancel) {
-                Attempt::Found(found) => return Ok(*found),
-                Attempt::Failed(kube::Error::Api(status)) if status.code == 404 => {
-                    return Err(FetchError::NotFound(claim.to_string()));
-                }
+                Attempt::Found(found) => return Ok(Some(*found)),
+                Attempt::Failed(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
                 Attempt::Failed(error) if forbidden(&error) => {
-                    return Err(FetchError::Forbidden(claim.to_string(), Box::new(error)));
+                    let error = crate::chain(&error);
+                    let message = format!(
+                        "reading claim {claim} is forbidden: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io: {error}"
+                    );
+                    return Err(ClaimError::new("forbidden", message));
                 }
                 Attempt::Failed(error) => {
                     attempts += 1;
-                    tracing::debug!(claim = %claim, error = %crate::chain(&error), "failed to read the claim, will retry");
-                    last = Some(Box::new(error));
+                    let error = crate::chain(&error);
+                    tracing::debug!(claim = %claim, error, "failed to read the claim, will retry");
+                    last = format!(": {error}");
                 }
                 Attempt::Late => attempts += 1,
                 Attempt::NoTime => {}
             }
             if Instant::now() >= until {
-                let within = begun.elapsed();
-                return Err(FetchError::Unavailable { claim: claim.to_string(), within, attempts, last });
+                let within = begun.elapsed().as_secs();
+                let message = format!(
+                    "failed to read claim {claim} from the API within {within} s, in {attempts} attempts{last}"
+                );
+                return Err(ClaimError::new("api", message));
             }
             let _ = self.runtime.block_on(unless_over(until, cancel, tokio::time::sleep(pause)));
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        Err(FetchError::Cancelled(claim.to_string()))
+        let message = format!("prepare of claim {claim} was cancelled because the claim is being unprepared");
+        Err(ClaimError::new("cancelled", message))
     }
 
-    /// The claim, or `None` if it is gone; for as long as one attempt may take, and not longer than `within`. For callers
-    /// that come again by themselves.
-    pub(crate) fn look(
-        &self,
-        claim: &ClaimRef,
-        within: Duration,
-    ) -> Result<Option<ResourceClaim>, FetchError> {
-        match self.get(claim, Instant::now() + self.each.min(within), &CancellationToken::new()) {
-            Ok(found) => Ok(Some(found)),
-            Err(FetchError::NotFound(_)) => Ok(None),
-            Err(other) => Err(other),
-        }
+    /// The same for as long as one attempt may take, and not longer than `within`. For callers that come again by
+    /// themselves.
+    pub(crate) fn look(&self, claim: &ClaimRef, within: Duration) -> Result<Option<ResourceClaim>, String> {
+        let until = Instant::now() + self.each.min(within);
+        self.get(claim, until, &CancellationToken::new()).map_err(|error| error.message)
     }
 
     fn attempt(&self, claim: &ClaimRef, until: Instant, cancel: &CancellationToken) -> Attempt {

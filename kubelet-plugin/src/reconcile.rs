@@ -20,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::KubeClaims;
 use crate::cdi_watch::FolderWatch;
-use crate::claim_fetch::FetchError;
 use crate::config::Config;
 use crate::edits::HostEdits;
 use crate::events::{Notifier, Verdict, condition_of};
@@ -326,10 +325,12 @@ impl Keeper {
             let looks = known.into_values().map(|claim| {
                 let fetcher = self.claims.fetcher.clone();
                 let look = tokio::task::spawn_blocking(move || fetcher.look(&claim, Duration::MAX));
-                async move { look.await.unwrap_or_else(|died| Err(FetchError::Died(died.to_string()))) }
+                let died =
+                    |why| format!("the thread reading a claim ended unexpectedly ({why}; a bug in divvy)");
+                async move { look.await.unwrap_or_else(|why| Err(died(why))) }
             });
             let looks: Result<Vec<_>, _> = stream::iter(looks).buffered(LOOKS).try_collect().await;
-            looks.map(|found| found.into_iter().flatten().collect()).map_err(|e| crate::chain(&e))
+            looks.map(|found| found.into_iter().flatten().collect())
         };
         match found {
             Ok(objects) => {

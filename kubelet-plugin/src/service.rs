@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use crate::claim::{Asked, from_api, in_pool};
-use crate::claim_fetch::{ClaimFetcher, FetchError};
+use crate::claim::{Asked, ClaimError, from_api, in_pool};
+use crate::claim_fetch::ClaimFetcher;
 use crate::events::{Notifier, Verdict, condition_of};
 use crate::node::{Fact, Facts};
 use crate::sinks::metrics::{self, Metrics};
@@ -70,8 +70,8 @@ impl ClaimService {
         let each = claims.into_iter().map(async |asked| {
             let answer = match asked.check() {
                 Err(error) => {
-                    self.one.metrics.failed("prepare", error.category());
-                    Err(crate::chain(&error))
+                    self.one.metrics.failed("prepare", error.category);
+                    Err(error.message)
                 }
                 Ok(claim) => {
                     let one = self.one.clone();
@@ -143,28 +143,22 @@ fn died(asked: &Asked) -> Failed {
 
 /// Why a prepare failed, before it is put into words.
 enum Failure {
-    Fetch(FetchError),
-    Claim(crate::claim::ClaimError),
+    Early(ClaimError),
     Prepare(Box<PrepareError>),
-    Died(String),
 }
 
 impl Failure {
     fn category(&self) -> &'static str {
         match self {
-            Self::Fetch(error) => error.category(),
-            Self::Claim(error) => error.category(),
+            Self::Early(error) => error.category,
             Self::Prepare(error) => error.category(),
-            Self::Died(_) => "internal",
         }
     }
 
     fn message(&self) -> String {
         match self {
-            Self::Fetch(error) => crate::chain(error),
-            Self::Claim(error) => crate::chain(error),
+            Self::Early(error) => error.message.clone(),
             Self::Prepare(error) => crate::chain(&**error),
-            Self::Died(what) => what.clone(),
         }
     }
 
@@ -196,7 +190,7 @@ impl Failure {
                 PrepareCause::Step { .. } => true,
                 _ => false,
             },
-            Self::Claim(_) | Self::Fetch(_) | Self::Died(_) => false,
+            Self::Early(_) => false,
         }
     }
 
@@ -262,7 +256,7 @@ impl ClaimWork {
             let died = format!(
                 "claim {asked}: the call ended unexpectedly ({panic}; a bug in divvy); the kubelet retries"
             );
-            (None, Err(Failure::Died(died)))
+            (None, Err(Failure::Early(ClaimError::new("internal", died))))
         });
         *seen = found;
         outcome
@@ -275,21 +269,32 @@ impl ClaimWork {
         call: &Call,
         cancel: &CancellationToken,
     ) -> (Option<ClaimSeen>, Result<Vec<PreparedDevice>, Failure>) {
-        let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
-        let object = match self.fetcher.get(asked, until, cancel) {
-            Ok(object) => object,
-            Err(error) => return (None, Err(Failure::Fetch(error))),
-        };
-        let condition = condition_of(&object, &self.driver);
-        let claim = from_api(asked, object, &self.driver).and_then(|claim| in_pool(claim, &self.pool));
-        match claim {
-            Ok(claim) => {
+        match self.read(asked, call, cancel) {
+            Ok((claim, condition)) => {
                 let done = self.executor.prepare(&claim, call);
                 let done = done.map(|prepared| prepared.devices).map_err(|e| Failure::Prepare(Box::new(e)));
                 (Some((claim, condition)), done)
             }
-            Err(error) => (None, Err(Failure::Claim(error))),
+            Err(error) => (None, Err(Failure::Early(error))),
         }
+    }
+
+    fn read(
+        &self,
+        asked: &ClaimRef,
+        call: &Call,
+        cancel: &CancellationToken,
+    ) -> Result<ClaimSeen, ClaimError> {
+        let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
+        let object = self.fetcher.get(asked, until, cancel)?.ok_or_else(|| {
+            let message = format!(
+                "claim {asked} does not exist in the API: it was deleted (the kubelet retries for a pod that still needs it)"
+            );
+            ClaimError::new("not-found", message)
+        })?;
+        let condition = condition_of(&object, &self.driver);
+        let claim = from_api(asked, object, &self.driver)?;
+        Ok((in_pool(claim, &self.pool)?, condition))
     }
 
     /// Updates the condition of a claim that was refused before, and of one with partitions, whose UUIDs are known only
