@@ -26,7 +26,7 @@ use crate::sinks::metrics::Metrics;
 use crate::sources::inventory::GpusSeen;
 pub(crate) use file::HealthFile;
 use file::StoredHealth;
-use watch::{Gate, Heard};
+use watch::{Heard, listen};
 
 /// How long the first look may keep the first pool waiting.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
@@ -88,7 +88,8 @@ impl HealthOwner {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let (out, mut heard) = mpsc::channel(64);
-        let gate = Gate::watch(self.gpus.clone(), out);
+        let gate = listen(self.gpus.clone(), out);
+        let mut open = false;
         let epoch = Instant::now();
         let mut kept = HealthState::default();
         let mut remembered = self.file.load();
@@ -105,7 +106,11 @@ impl HealthOwner {
                 let listed: BTreeSet<GpuUuid> = inventory
                     .map(|i| i.gpus.keys().cloned().chain(i.problems.iter().map(|p| p.gpu.clone())).collect())
                     .unwrap_or_default();
-                gate.open(inventory.is_some() && seen.problem.is_none() && seen.released.is_none());
+                let open_now = inventory.is_some() && seen.problem.is_none() && seen.released.is_none();
+                if std::mem::replace(&mut open, open_now) != open_now {
+                    // Without the thread health is only polled, as was said when it could not be started.
+                    let _ = gate.send(open_now);
+                }
                 (inventory.is_some() && seen.released.is_none(), seen.released.is_some(), listed)
             };
             if released {
