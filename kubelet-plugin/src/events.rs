@@ -8,13 +8,14 @@ use divvy_claims::{AllocatedDevice, Claim, ClaimRef, PodRef};
 use divvy_model::{DeviceName, MigUuid};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events;
-use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim, ResourceClaimStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Longest note of an Event, in bytes.
 const LONGEST_NOTE: usize = 1024;
@@ -32,64 +33,15 @@ const FORBIDDEN: u16 = 403;
 const NOT_FOUND: u16 = 404;
 const ALREADY_EXISTS: u16 = 409;
 
-/// A verdict about a claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Verdict {
-    /// Whether its devices are prepared.
-    pub(crate) prepared: bool,
-    /// In CamelCase.
-    pub(crate) reason: String,
-    /// For people.
-    pub(crate) message: String,
-    /// UUIDs of the partitions that were made for the claim.
-    pub(crate) partitions: BTreeMap<DeviceName, MigUuid>,
-}
-
-impl Verdict {
-    /// The claim can be used: reported after it was refused, and when there is news, such as the UUIDs of
-    /// partitions.
-    pub(crate) fn prepared(partitions: BTreeMap<DeviceName, MigUuid>) -> Self {
-        Self {
-            prepared: true,
-            reason: "Prepared".to_owned(),
-            message: "devices are prepared".to_owned(),
-            partitions,
-        }
-    }
-
-    /// The claim can never be prepared as it is.
-    pub(crate) fn refused(category: &str, message: &str) -> Self {
-        Self {
-            prepared: false,
-            reason: camel_case(category),
-            message: message.to_owned(),
-            partitions: BTreeMap::new(),
-        }
-    }
-}
-
-/// A condition about the use of a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct UsageCondition {
-    /// Its type.
-    pub(crate) kind: &'static str,
-    pub(crate) status: bool,
-    /// In CamelCase.
-    pub(crate) reason: &'static str,
-    /// For people.
-    pub(crate) message: String,
-    since: Timestamp,
-}
-
-impl UsageCondition {
-    /// One that is so from now on.
-    pub(crate) fn new(kind: &'static str, status: bool, reason: &'static str, message: String) -> Self {
-        Self { kind, status, reason, message, since: Timestamp::now() }
-    }
-
-    /// Whether it was so for this long.
-    pub(crate) fn is_older_than(&self, age: std::time::Duration) -> bool {
-        Timestamp::now().duration_since(self.since).unsigned_abs() > age
+/// A condition that is so from now on, with a reason in CamelCase and a message for people.
+pub(crate) fn condition(kind: &str, status: bool, reason: &str, message: &str) -> Condition {
+    Condition {
+        type_: kind.to_owned(),
+        status: if status { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message: cut(message, LONGEST_MESSAGE),
+        last_transition_time: Time(Timestamp::now()),
+        observed_generation: None,
     }
 }
 
@@ -221,26 +173,49 @@ impl Notifier {
         }
     }
 
-    /// Puts the verdict into the claim's status, unless it is there already.
-    pub(crate) async fn condition(
+    /// The claim can be used: reported after it was refused, and when there is news, such as the UUIDs of the partitions
+    /// that were made for it. Whether its status says so.
+    pub(crate) async fn prepared(
         &self,
         claim: &Claim,
         before: Option<&Condition>,
-        verdict: &Verdict,
+        partitions: &BTreeMap<DeviceName, MigUuid>,
     ) -> bool {
-        let status = if verdict.prepared { "True" } else { "False" };
-        if verdict.partitions.is_empty()
-            && before.is_some_and(|c| {
-                c.status == status && c.reason == verdict.reason && c.message == verdict.message
-            })
-        {
-            return true;
+        let now = condition(names::conditions::PREPARED, true, "Prepared", "devices are prepared");
+        self.verdict(claim, before, now, partitions).await
+    }
+
+    /// The claim can never be prepared as it is.
+    pub(crate) async fn refused(
+        &self,
+        claim: &Claim,
+        before: Option<&Condition>,
+        category: &str,
+        message: &str,
+    ) {
+        let now = condition(names::conditions::PREPARED, false, &camel_case(category), message);
+        self.verdict(claim, before, now, &BTreeMap::new()).await;
+    }
+
+    /// Puts the verdict into the claim's status, unless it is there already.
+    async fn verdict(
+        &self,
+        claim: &Claim,
+        before: Option<&Condition>,
+        mut now: Condition,
+        partitions: &BTreeMap<DeviceName, MigUuid>,
+    ) -> bool {
+        if let Some(before) = before.filter(|before| before.status == now.status) {
+            if partitions.is_empty() && before.reason == now.reason && before.message == now.message {
+                return true;
+            }
+            now.last_transition_time = before.last_transition_time.clone();
         }
-        let since = before.filter(|c| c.status == status).map(|c| c.last_transition_time.0);
-        let patch = self.patch(claim, status, verdict, since.unwrap_or_else(Timestamp::now));
-        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
-        let params = PatchParams::apply(names::FIELD_MANAGER).force();
-        let written = api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await;
+        let devices = claim.allocation.results.iter().map(|result| {
+            let data = partitions.get(&result.device).map(|uuid| RawExtension(json!({ "uuid": uuid })));
+            AllocatedDeviceStatus { data, ..self.entry(result, vec![now.clone()]) }
+        });
+        let written = self.apply(&claim.reference(), names::FIELD_MANAGER, devices.collect()).await;
         if let Err(error) = &written {
             let error = crate::chain(error);
             tracing::warn!(claim = %claim.reference(), error, "failed to write the claim's condition");
@@ -253,25 +228,11 @@ impl Notifier {
     pub(crate) async fn usage_conditions(
         &self,
         claim: &ClaimRef,
-        devices: Vec<(&AllocatedDevice, Vec<UsageCondition>)>,
+        devices: Vec<(&AllocatedDevice, Vec<Condition>)>,
     ) -> Written {
-        let devices = devices.into_iter().map(|(device, conditions)| {
-            let conditions = conditions.into_iter().map(|c| {
-                json!({
-                    "type": c.kind,
-                    "status": if c.status { "True" } else { "False" },
-                    "reason": c.reason,
-                    "message": c.message,
-                    "lastTransitionTime": Time(c.since),
-                })
-            });
-            self.entry(device, &conditions.collect::<Vec<_>>())
-        });
-        let patch = status_of(claim, &devices.collect::<Vec<_>>());
-        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
-        let params = PatchParams::apply(names::FIELD_MANAGER_USAGE).force();
-        match api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await {
-            Ok(_) => Written::Done,
+        let devices = devices.into_iter().map(|(device, conditions)| self.entry(device, conditions));
+        match self.apply(claim, names::FIELD_MANAGER_USAGE, devices.collect()).await {
+            Ok(()) => Written::Done,
             // It is gone, or another of its name came.
             Err(kube::Error::Api(status)) if [NOT_FOUND, ALREADY_EXISTS].contains(&status.code) => {
                 Written::Done
@@ -292,48 +253,39 @@ impl Notifier {
         }
     }
 
-    fn patch(&self, claim: &Claim, status: &str, verdict: &Verdict, since: Timestamp) -> Value {
-        let condition = json!({
-            "type": names::conditions::PREPARED,
-            "status": status,
-            "reason": verdict.reason,
-            "message": cut(&verdict.message, LONGEST_MESSAGE),
-            "lastTransitionTime": Time(since),
-        });
-        let devices = claim.allocation.results.iter().map(|result| {
-            let mut device = self.entry(result, std::slice::from_ref(&condition));
-            if let (Some(uuid), Some(map)) = (verdict.partitions.get(&result.device), device.as_object_mut())
-            {
-                map.insert("data".to_owned(), json!({ "uuid": uuid }));
-            }
-            device
-        });
-        status_of(&claim.reference(), &devices.collect::<Vec<_>>())
-    }
-
     /// What a claim's status says of one of its devices.
-    fn entry(&self, device: &AllocatedDevice, conditions: &[Value]) -> Value {
-        let mut entry = json!({
-            "driver": self.driver,
-            "pool": device.pool,
-            "device": device.device,
-            "conditions": conditions,
-        });
-        if let (Some(share), Some(map)) = (&device.share_id, entry.as_object_mut()) {
-            map.insert("shareID".to_owned(), json!(share));
+    fn entry(&self, device: &AllocatedDevice, conditions: Vec<Condition>) -> AllocatedDeviceStatus {
+        AllocatedDeviceStatus {
+            driver: self.driver.clone(),
+            pool: device.pool.clone(),
+            device: device.device.to_string(),
+            share_id: device.share_id.clone(),
+            conditions: Some(conditions),
+            ..AllocatedDeviceStatus::default()
         }
-        entry
     }
-}
 
-/// A claim with nothing but this status. The UID keeps it away from a later claim of the same name.
-fn status_of(claim: &ClaimRef, devices: &[Value]) -> Value {
-    json!({
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": { "namespace": claim.namespace, "name": claim.name, "uid": claim.uid },
-        "status": { "devices": devices },
-    })
+    /// Applies a claim with nothing but this status. The UID keeps it away from a later claim of the same name.
+    async fn apply(
+        &self,
+        claim: &ClaimRef,
+        manager: &str,
+        devices: Vec<AllocatedDeviceStatus>,
+    ) -> Result<(), kube::Error> {
+        let patch = ResourceClaim {
+            metadata: ObjectMeta {
+                namespace: Some(claim.namespace.clone()),
+                name: Some(claim.name.clone()),
+                uid: Some(claim.uid.to_string()),
+                ..ObjectMeta::default()
+            },
+            status: Some(ResourceClaimStatus { devices: Some(devices), ..ResourceClaimStatus::default() }),
+            ..ResourceClaim::default()
+        };
+        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
+        let params = PatchParams::apply(manager).force();
+        api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await.map(drop)
+    }
 }
 
 /// A policy in one version.

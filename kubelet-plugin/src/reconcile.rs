@@ -22,7 +22,7 @@ use crate::api::KubeClaims;
 use crate::cdi_watch::FolderWatch;
 use crate::config::Config;
 use crate::edits::HostEdits;
-use crate::events::{Notifier, Verdict, condition_of};
+use crate::events::{Notifier, condition_of};
 use crate::grpc::pod_resources::{self, PodsOfClaims};
 use crate::grpc::registration::Registered;
 use crate::sinks::metrics::Metrics;
@@ -297,7 +297,7 @@ impl Keeper {
         });
         let mut left = false;
         for (claim, said, partitions) in unreported.await.unwrap_or_default() {
-            if self.notifier.condition(&claim, said.as_ref(), &Verdict::prepared(partitions)).await {
+            if self.notifier.prepared(&claim, said.as_ref(), &partitions).await {
                 reported.insert(claim.uid.clone());
             } else {
                 left = true;

@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use crate::claim::{Asked, ClaimError, from_api, in_pool};
 use crate::claim_fetch::ClaimFetcher;
-use crate::events::{Notifier, Verdict, condition_of};
+use crate::events::{Notifier, condition_of};
 use crate::node::{Fact, Facts};
 use crate::sinks::metrics::{self, Metrics};
 use crate::tasks::{ClaimTasks, Reading};
@@ -319,7 +319,7 @@ impl ClaimWork {
             let made = tokio::task::spawn_blocking(move || executor.partitions(&uid)).await;
             let made = made.ok().and_then(Result::ok).unwrap_or_default();
             let partitions = made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
-            one.notifier.condition(&claim, condition.as_ref(), &Verdict::prepared(partitions)).await;
+            one.notifier.prepared(&claim, condition.as_ref(), &partitions).await;
         });
     }
 
@@ -339,9 +339,7 @@ impl ClaimWork {
         self.after.spawn(async move {
             one.notifier.warn(&claim, category, &message).await;
             if let Some((claim, condition)) = seen.filter(|_| for_status) {
-                one.notifier
-                    .condition(&claim, condition.as_ref(), &Verdict::refused(category, &message))
-                    .await;
+                one.notifier.refused(&claim, condition.as_ref(), category, &message).await;
             }
         });
     }

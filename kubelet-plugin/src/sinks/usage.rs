@@ -14,6 +14,8 @@ use divvy_offer::Resolved;
 use divvy_usage::{Change, Due, Mean, UsagePolicy, Watch, pod_utilization};
 use futures::FutureExt;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -22,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
-use crate::events::{EventSubject, Notifier, UsageCondition, Written, usage_conditions_of};
+use crate::events::{EventSubject, Notifier, Written, condition, usage_conditions_of};
 use crate::grpc::pod_resources::PodsOfClaims;
 use crate::sources::usage::Used;
 
@@ -49,7 +51,7 @@ pub(crate) struct UsageSink {
 }
 
 /// What was said of a claim: by device and type.
-type Said = BTreeMap<(DeviceName, &'static str), UsageCondition>;
+type Said = BTreeMap<(DeviceName, String), Condition>;
 
 /// What is remembered from one reading to the next.
 struct Memory {
@@ -150,7 +152,7 @@ impl UsageSink {
                 }
                 let message = overuse_message(*over, *used, *granted);
                 let reason = if *over { "MemoryOverGrant" } else { "MemoryWithinGrant" };
-                let condition = UsageCondition::new(conditions::WITHIN_GRANT, !over, reason, message);
+                let condition = condition(conditions::WITHIN_GRANT, !over, reason, &message);
                 (claim, vec![device.clone()], condition, *over)
             }
             Change::Idle { claim, idle, after, reclaim } => {
@@ -174,7 +176,7 @@ impl UsageSink {
                 } else {
                     ("Used", "the devices of the claim are used again".to_owned())
                 };
-                (claim, devices, UsageCondition::new(conditions::IDLE, *idle, reason, message), false)
+                (claim, devices, condition(conditions::IDLE, *idle, reason, &message), false)
             }
             Change::Due { claim, device, due } => {
                 let (reason, message) = match due {
@@ -188,23 +190,22 @@ impl UsageSink {
                     ),
                     None => (reclaim::NOT_DUE, "nothing calls for the eviction of the pods of the claim"),
                 };
-                let message = message.to_owned();
-                let condition = UsageCondition::new(conditions::RECLAIM_DUE, due.is_some(), reason, message);
+                let condition = condition(conditions::RECLAIM_DUE, due.is_some(), reason, message);
                 (claim, vec![device.clone()], condition, due.is_some())
             }
         };
         tracing::info!(%claim, reason = condition.reason, "{}", condition.message);
-        self.report(claim, condition.reason, &condition.message, bad);
+        self.report(claim, &condition, bad);
         let (_, said) = said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
         for device in devices {
-            said.insert((device, condition.kind), condition.clone());
+            said.insert((device, condition.type_.clone()), condition.clone());
         }
         claim.uid.clone()
     }
 
-    fn report(&self, claim: &ClaimRef, reason: &'static str, message: &str, bad: bool) {
+    fn report(&self, claim: &ClaimRef, condition: &Condition, bad: bool) {
         let (notifier, executor, claim) = (self.notifier.clone(), self.executor.clone(), claim.clone());
-        let message = message.to_owned();
+        let (reason, message) = (condition.reason.clone(), condition.message.clone());
         self.reports.spawn(async move {
             let held = held_of(executor, &claim).await;
             let pods = held.first().map(|held| held.pods.clone()).unwrap_or_default();
@@ -212,7 +213,7 @@ impl UsageSink {
             let note = format!("claim {}: {message}", claim.name);
             let pods = pods.iter().map(|pod| EventSubject::Pod(&claim.namespace, pod));
             for about in std::iter::once(EventSubject::Claim(&claim)).chain(pods) {
-                notifier.report_device(&about, bad, reason, &action, &note).await;
+                notifier.report_device(&about, bad, &reason, &action, &note).await;
             }
         });
     }
@@ -220,7 +221,7 @@ impl UsageSink {
     /// Puts everything that was said of the claim into its status; whether there is nothing left to do.
     fn write(&self, claim: ClaimRef, said: Said) -> JoinHandle<bool> {
         let (notifier, executor) = (self.notifier.clone(), self.executor.clone());
-        let takes_back = said.values().any(|c| c.kind == conditions::RECLAIM_DUE && !c.status);
+        let takes_back = said.values().any(|c| c.type_ == conditions::RECLAIM_DUE && c.status == "False");
         self.reports.spawn(async move {
             let held = held_of(executor, &claim).await;
             let entries = held.iter().map(|held| {
@@ -271,28 +272,23 @@ impl UsageSink {
             for (device, kind) in found {
                 let (_, said) =
                     memory.said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
-                if said.contains_key(&(device.clone(), kind)) {
+                let about = (device, kind.to_owned());
+                if said.contains_key(&about) {
                     // This instance knows better.
                     continue;
                 }
                 let condition = if kind == conditions::RECLAIM_DUE {
                     // Not before this instance has seen it: the other may have ended long ago.
-                    let message = "the node plugin has restarted".to_owned();
-                    UsageCondition::new(kind, false, reclaim::NOT_DUE, message)
+                    condition(kind, false, reclaim::NOT_DUE, "the node plugin has restarted")
                 } else if kind == conditions::IDLE {
                     memory.watch.was_idle(&claim.uid);
-                    UsageCondition::new(
-                        kind,
-                        true,
-                        "NotUsed",
-                        "nothing uses the devices of the claim".to_owned(),
-                    )
+                    condition(kind, true, "NotUsed", "nothing uses the devices of the claim")
                 } else {
-                    memory.watch.was_over(&claim.uid, &device);
-                    let message = "the pods of the claim use more memory than it was granted".to_owned();
-                    UsageCondition::new(kind, false, "MemoryOverGrant", message)
+                    memory.watch.was_over(&claim.uid, &about.0);
+                    let message = "the pods of the claim use more memory than it was granted";
+                    condition(kind, false, "MemoryOverGrant", message)
                 };
-                said.insert((device, kind), condition);
+                said.insert(about, condition);
             }
             if let Some((_, said)) = memory.said.get(&claim.uid)
                 && said.keys().any(|(_, kind)| *kind == conditions::RECLAIM_DUE)
@@ -321,12 +317,12 @@ fn policies_of(resolved: &Resolved) -> BTreeMap<GpuUuid, UsagePolicy> {
 /// Claims whose pods are still to be evicted, and of which that is to be said anew: a controller that acts on it is to ignore
 /// what is old, because a node that does not measure any more cannot take it back.
 fn confirmed(said: &mut BTreeMap<ClaimUid, (ClaimRef, Said)>, every: Duration) -> Vec<ClaimUid> {
-    let mut anew = Vec::new();
+    let (now, mut anew) = (Timestamp::now(), Vec::new());
     for (uid, (_, said)) in said {
         for ((_, kind), condition) in said.iter_mut() {
-            if *kind == conditions::RECLAIM_DUE && condition.status && condition.is_older_than(every) {
-                let message = std::mem::take(&mut condition.message);
-                *condition = UsageCondition::new(condition.kind, true, condition.reason, message);
+            let age = now.duration_since(condition.last_transition_time.0).unsigned_abs();
+            if *kind == conditions::RECLAIM_DUE && condition.status == "True" && age > every {
+                condition.last_transition_time = Time(now);
                 anew.push(uid.clone());
             }
         }
