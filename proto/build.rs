@@ -21,7 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs_err::create_dir_all(&folder)?;
         let files = protox::compile([format!("{name}.proto")], ["protos"])?;
         // Ordered maps: what we answer and what tests print must not depend on a hash.
-        tonic_prost_build::configure().btree_map(".").out_dir(&folder).compile_fds(files)?;
+        // The health service of v1alpha1 has the messages of v1.
+        tonic_prost_build::configure()
+            .btree_map(".")
+            .extern_path(".v1alpha1", "crate::health::v1")
+            .out_dir(&folder)
+            .compile_fds(files)?;
     }
     Ok(())
 }

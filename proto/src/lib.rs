@@ -53,7 +53,7 @@ pub mod health {
     );
 
     generated!(
-        /// Kubernetes 1.34 and later (`v1alpha1.DRAResourceHealth`); goes with 1.40.
+        /// Kubernetes 1.34 and later (`v1alpha1.DRAResourceHealth`), with the messages of v1; goes with 1.40.
         v1alpha1,
         "dra_health_v1alpha1",
         "v1alpha1"

@@ -2,13 +2,13 @@
 //! each change, and often enough that it does not expire. The protocol's types are used in this file only.
 
 use std::collections::BTreeSet;
-use std::pin::Pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use divvy_proto::health::v1::{
+    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest, NodeWatchResourcesResponse,
+};
 use divvy_proto::health::{v1, v1alpha1};
-use futures::Stream;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -33,78 +33,42 @@ pub(crate) struct HealthServer {
     pub(crate) stop: CancellationToken,
 }
 
-type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// Lists of all held devices, one after another.
+type Messages = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
 #[tonic::async_trait]
 impl v1::dra_resource_health_server::DraResourceHealth for HealthServer {
-    type NodeWatchResourcesStream = Messages<v1::NodeWatchResourcesResponse>;
+    type NodeWatchResourcesStream = Messages;
 
     async fn node_watch_resources(
         &self,
-        _: Request<v1::NodeWatchResourcesRequest>,
-    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-        let messages = self.messages().map(|devices| {
-            let devices = devices.into_iter().map(|device| v1::DeviceHealth {
-                device: Some(v1::DeviceIdentifier { pool_name: device.pool, device_name: device.name }),
-                health: if device.problem.is_none() {
-                    v1::HealthStatus::Healthy.into()
-                } else {
-                    v1::HealthStatus::Unhealthy.into()
-                },
-                last_updated_time: device.at,
-                health_check_timeout_seconds: seconds(LEASE),
-                message: device.problem.unwrap_or_default(),
-            });
-            Ok(v1::NodeWatchResourcesResponse { devices: devices.collect() })
-        });
-        Ok(Response::new(Box::pin(messages)))
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Messages>, Status> {
+        Ok(self.watch())
     }
 }
 
 #[tonic::async_trait]
 impl v1alpha1::dra_resource_health_server::DraResourceHealth for HealthServer {
-    type NodeWatchResourcesStream = Messages<v1alpha1::NodeWatchResourcesResponse>;
+    type NodeWatchResourcesStream = Messages;
 
     async fn node_watch_resources(
         &self,
-        _: Request<v1alpha1::NodeWatchResourcesRequest>,
-    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-        let messages = self.messages().map(|devices| {
-            let devices = devices.into_iter().map(|device| v1alpha1::DeviceHealth {
-                device: Some(v1alpha1::DeviceIdentifier { pool_name: device.pool, device_name: device.name }),
-                health: if device.problem.is_none() {
-                    v1alpha1::HealthStatus::Healthy.into()
-                } else {
-                    v1alpha1::HealthStatus::Unhealthy.into()
-                },
-                last_updated_time: device.at,
-                health_check_timeout_seconds: seconds(LEASE),
-                message: device.problem.unwrap_or_default(),
-            });
-            Ok(v1alpha1::NodeWatchResourcesResponse { devices: devices.collect() })
-        });
-        Ok(Response::new(Box::pin(messages)))
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Messages>, Status> {
+        Ok(self.watch())
     }
 }
 
-/// A device and what is wrong with it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct DeviceReport {
-    pool: String,
-    name: String,
-    problem: Option<String>,
-    at: i64,
-}
-
 impl HealthServer {
-    /// One list of all held devices after another, until the kubelet hangs up or the plugin stops.
-    fn messages(&self) -> impl Stream<Item = Vec<DeviceReport>> + use<> {
+    /// Begins to send, until the kubelet hangs up or the plugin stops.
+    fn watch(&self) -> Response<Messages> {
         let (send, reports) = mpsc::channel(1);
         let mut server = self.clone();
         tokio::spawn(async move {
             loop {
                 let now = server.now();
-                if send.send(now).await.is_err() {
+                if send.send(Ok(now)).await.is_err() {
                     return;
                 }
                 tokio::select! {
@@ -115,24 +79,29 @@ impl HealthServer {
                 }
             }
         });
-        ReceiverStream::new(reports)
+        Response::new(ReceiverStream::new(reports))
     }
 
-    fn now(&mut self) -> Vec<DeviceReport> {
+    fn now(&mut self) -> NodeWatchResourcesResponse {
         let Holdings { devices, health } = self.holdings.borrow_and_update().clone();
         let at = seconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         // Shares of one device are one to the kubelet.
-        let all: BTreeSet<DeviceReport> = devices
+        let all: BTreeSet<(String, Option<String>)> = devices
             .held
             .iter()
-            .map(|held| DeviceReport {
-                pool: self.pool.clone(),
-                name: held.hold.device.to_string(),
-                problem: sentence(&health.of(&held.hold)).map(|text| crate::events::cut(&text, LONGEST)),
-                at,
+            .map(|held| {
+                let problem = sentence(&health.of(&held.hold));
+                (held.hold.device.to_string(), problem.map(|text| crate::events::cut(&text, LONGEST)))
             })
             .collect();
-        all.into_iter().collect()
+        let devices = all.into_iter().map(|(device_name, problem)| DeviceHealth {
+            device: Some(DeviceIdentifier { pool_name: self.pool.clone(), device_name }),
+            health: if problem.is_none() { HealthStatus::Healthy } else { HealthStatus::Unhealthy }.into(),
+            last_updated_time: at,
+            health_check_timeout_seconds: seconds(LEASE),
+            message: problem.unwrap_or_default(),
+        });
+        NodeWatchResourcesResponse { devices: devices.collect() }
     }
 }
 
