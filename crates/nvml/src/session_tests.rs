@@ -361,12 +361,12 @@ fn a_driver_that_is_let_go_is_closed_by_the_last_call_at_work_and_opened_by_the_
 fn a_gpu_that_stays_lost_has_the_session_reopened_less_and_less_often() {
     let sim = SimNode::parse("h100x2").unwrap();
     let lost = sim.uuids().remove(0);
-    let (opener, opened) = (sim.clone(), Arc::new(AtomicUsize::new(0)));
-    let counter = opened.clone();
+    let (driver, count) = (sim.clone(), Arc::new(AtomicUsize::new(0)));
+    let counter = count.clone();
     let config = SessionConfig { reopen_after: Duration::from_millis(10), ..config(SOON) };
     let session = Session::new(config, move || {
         counter.fetch_add(1, Ordering::Relaxed);
-        opener.open()
+        driver.open()
     });
     session.list().unwrap();
     sim.lose_gpu(&lost);
@@ -375,6 +375,6 @@ fn a_gpu_that_stays_lost_has_the_session_reopened_less_and_less_often() {
         session.facts(&lost).unwrap_err();
     }
     // At 10, 30, 70 and 150 ms, and then every 80; without a pause every 10.
-    let (opened, most) = (opened.load(Ordering::Relaxed), begun.elapsed().as_millis() / 80 + 6);
-    assert!((2..=usize::try_from(most).unwrap()).contains(&opened), "{opened} of {most}");
+    let (times, most) = (count.load(Ordering::Relaxed), begun.elapsed().as_millis() / 80 + 6);
+    assert!((2..=usize::try_from(most).unwrap()).contains(&times), "{times} of {most}");
 }

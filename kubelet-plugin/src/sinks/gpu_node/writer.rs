@@ -173,18 +173,18 @@ mod tests {
         let named = |policy: &str| {
             Some(GpuNodeStatus { bad_policies: vec![policy.to_owned()], ..GpuNodeStatus::default() })
         };
-        let writes = || api.count("patch", "gpunodes/status");
+        let count = || api.count("patch", "gpunodes/status");
         report.send_replace(named("a"));
         sleep(every / 2).await;
-        assert_eq!(writes(), 1);
+        assert_eq!(count(), 1);
         report.send_replace(named("b"));
         sleep(every / 4).await;
         in_charge.send_replace(false);
         sleep(every * 2).await;
-        assert_eq!(writes(), 1, "another instance writes it now");
+        assert_eq!(count(), 1, "another instance writes it now");
         in_charge.send_replace(true);
         sleep(every * 2).await;
-        assert_eq!(writes(), 2);
+        assert_eq!(count(), 2);
         stop.cancel();
         task.await.unwrap();
     }
