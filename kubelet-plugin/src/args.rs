@@ -147,8 +147,8 @@ fn path(text: &str) -> Result<PathBuf, Infallible> {
 fn mode_lock(text: &str) -> Result<ModeLock, String> {
     match text {
         "auto" | "" => Ok(ModeLock::Auto),
-        "on" => Ok(ModeLock::Enabled),
-        "off" => Ok(ModeLock::Disabled),
+        "on" => Ok(ModeLock::On),
+        "off" => Ok(ModeLock::Off),
         _ => Err("expected auto, on or off".to_owned()),
     }
 }

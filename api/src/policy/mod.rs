@@ -234,20 +234,6 @@ pub enum OfferedMode {
     TimeSlicing,
 }
 
-impl OfferedMode {
-    /// All of them, in the order in which one is chosen where there may be only one.
-    pub const ALL: [Self; 3] = [Self::Whole, Self::Mig, Self::TimeSlicing];
-
-    /// As people read it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Whole => "whole",
-            Self::Mig => "partitions",
-            Self::TimeSlicing => "time-sliced shares",
-        }
-    }
-}
-
 /// Whether one GPU may be offered in several modes at once, so that the first claim decides which one it gets: Auto
 /// (only where the cluster's Kubernetes version supports it; the default), Enabled or Disabled. The first policy that
 /// applies to the node and sets this field decides.
@@ -286,24 +272,20 @@ pub struct MigSettings {
 
 /// The order in which the placements of a profile are tried: Ascending (the default) starts at the first memory slice,
 /// Descending at the last.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum PlacementOrder {
     /// From the first memory slice up.
-    // As NVIDIA's driver; better for 3g.
-    #[default]
     Ascending,
     /// From the last memory slice down.
-    // Keeps the place of a 4g free longer.
     Descending,
 }
 
 /// Who manages the MIG instances of the GPU. OnDemand (the default): the driver creates and destroys them. Static: the
 /// administrator does; the driver offers the instances that exist.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Instances {
     /// The driver creates an instance when a claim needs one and destroys it with the claim. Foreign instances are left
     /// alone.
-    #[default]
     OnDemand,
     /// The administrator: existing instances are offered; the driver neither creates nor destroys any.
     Static,

@@ -164,7 +164,7 @@ impl ServerFeatures {
 
     /// Why a GPU may be published in one mode only; `None` if it may be in several.
     pub fn one_mode(&self) -> Option<OneMode> {
-        if self.lock == ModeLock::Disabled {
+        if self.lock == ModeLock::Off {
             return Some(OneMode::TurnedOff);
         }
         let Some(found) = self.lowest() else { return Some(OneMode::VersionUnknown) };
@@ -236,13 +236,9 @@ mod tests {
         assert_eq!(new.one_mode(), None);
         let conflict = new.with_conflict(true);
         assert_eq!(conflict.one_mode(), Some(OneMode::Conflict));
-        assert_eq!(
-            conflict.with_mode_lock(ModeLock::Enabled).one_mode(),
-            None,
-            "an admin who says on means it"
-        );
+        assert_eq!(conflict.with_mode_lock(ModeLock::On).one_mode(), None, "an admin who says on means it");
         assert_eq!(conflict.with_conflict(false), new);
-        assert_eq!(new.with_mode_lock(ModeLock::Disabled).one_mode(), Some(OneMode::TurnedOff));
+        assert_eq!(new.with_mode_lock(ModeLock::Off).one_mode(), Some(OneMode::TurnedOff));
     }
 
     #[test]
@@ -250,7 +246,7 @@ mod tests {
         let old = ServerFeatures::default().observe(V(1, 35, 8));
         let why = OneMode::TooOld { found: V(1, 35, 8), needed: V(1, 36, 2) };
         assert_eq!(old.one_mode(), Some(why));
-        let on = old.with_mode_lock(ModeLock::Enabled);
+        let on = old.with_mode_lock(ModeLock::On);
         assert_eq!(on.one_mode(), None);
         assert_eq!(on.without([Feature::Partitions]).one_mode(), Some(OneMode::CountersDropped));
         assert_eq!(on.without([Feature::Shares]).one_mode(), None, "whole GPUs and partitions are left");

@@ -38,7 +38,6 @@ mod world;
 
 pub use attributes::attributes;
 pub use carve::{Carved, Input, carve, pool_name};
-pub use divvy_api::policy::{Instances, ModeLock, OfferedMode, PlacementOrder};
 pub use divvy_model::AttributeValue;
 pub use features::{Feature, OneMode, ServerFeatures};
 pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
@@ -48,7 +47,9 @@ pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
 pub use pool::{
     Allowed, Amount, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice, Taint, TaintEffect,
 };
-pub use rules::{GpuRules, Modes, Rules, ShareRules, UsageRules};
+pub use rules::{
+    GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules, UsageRules,
+};
 pub use step::{Outputs, step};
 pub use validate::{Limit, LimitError, validate};
 pub use version::KubeVersion;

@@ -145,7 +145,7 @@ mod tests {
             version: NEW,
             in_use: BTreeSet::new(),
             recorded: BTreeSet::new(),
-            instances: Instances::OnDemand,
+            instances: Instances::Ours,
             any_lives: false,
         }
     }

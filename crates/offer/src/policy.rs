@@ -8,7 +8,7 @@ use divvy_api::policy::{self as api, GpuMatch, GpuPolicy, NodeMatch, PolicyRule}
 use divvy_model::{Gpu, GpuUuid, Inventory, Ordinals, PciAddress, TimeSlice};
 use serde::Serialize;
 
-use crate::{GpuRules, ModeLock, Modes, Rules};
+use crate::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules};
 
 /// What rules ask about a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,14 @@ pub fn resolve(
         })
         .collect();
     let mut resolved = Resolved {
-        mode_lock: policies.iter().find_map(|policy| Some((policy.spec.mode_lock?, policy.name.clone()))),
+        mode_lock: policies.iter().find_map(|policy| {
+            let lock = match policy.spec.mode_lock? {
+                api::ModeLock::Auto => ModeLock::Auto,
+                api::ModeLock::Enabled => ModeLock::On,
+                api::ModeLock::Disabled => ModeLock::Off,
+            };
+            Some((lock, policy.name.clone()))
+        }),
         ..Resolved::default()
     };
     let known: BTreeSet<&GpuUuid> =
@@ -172,14 +179,24 @@ fn is_like(text: &str, pattern: &str) -> bool {
 fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
     let mut rules = defaults.clone();
     if let Some(modes) = &rule.modes {
-        rules.modes = Modes::Only(modes.clone());
+        rules.modes = Modes::Only(modes.iter().copied().map(mode).collect());
     }
     if let Some(mig) = &rule.mig {
         if mig.profiles.is_some() {
             rules.profiles.clone_from(&mig.profiles);
         }
-        rules.order = mig.placement_order.unwrap_or(rules.order);
-        rules.instances = mig.instances.unwrap_or(rules.instances);
+        if let Some(order) = mig.placement_order {
+            rules.order = match order {
+                api::PlacementOrder::Ascending => PlacementOrder::Ascending,
+                api::PlacementOrder::Descending => PlacementOrder::Descending,
+            };
+        }
+        if let Some(instances) = mig.instances {
+            rules.instances = match instances {
+                api::Instances::OnDemand => Instances::Ours,
+                api::Instances::Static => Instances::Static,
+            };
+        }
     }
     if let Some(shares) = &rule.shares {
         rules.shares.slots = shares.slots.unwrap_or(rules.shares.slots);
@@ -202,6 +219,14 @@ fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
         }
     }
     rules
+}
+
+fn mode(mode: api::OfferedMode) -> OfferedMode {
+    match mode {
+        api::OfferedMode::Whole => OfferedMode::Whole,
+        api::OfferedMode::Mig => OfferedMode::Mig,
+        api::OfferedMode::TimeSlicing => OfferedMode::TimeSlicing,
+    }
 }
 
 fn time_slice(slice: api::TimeSlice) -> TimeSlice {

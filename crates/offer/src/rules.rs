@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_api::policy::{Instances, OfferedMode, PlacementOrder};
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{GpuUuid, TimeSlice};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The rules of a node's GPUs; the default for one that is not here.
 pub type Rules = BTreeMap<GpuUuid, GpuRules>;
@@ -81,6 +80,32 @@ impl Modes {
     }
 }
 
+/// A mode that can be offered. In the order in which one is chosen where there may be only one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OfferedMode {
+    /// To one claim.
+    Whole,
+    /// In MIG partitions.
+    Mig,
+    /// In time-sliced shares.
+    TimeSlicing,
+}
+
+impl OfferedMode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Whole, Self::Mig, Self::TimeSlicing];
+
+    /// As people read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Mig => "partitions",
+            Self::TimeSlicing => "time-sliced shares",
+        }
+    }
+}
+
 /// How a GPU is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -101,4 +126,38 @@ impl Default for ShareRules {
     fn default() -> Self {
         Self { slots: 16, smallest_mib: 256, smallest_cores: 0, time_slice: None }
     }
+}
+
+/// Which placement of a profile the scheduler tries first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacementOrder {
+    /// From the first memory slice up: as NVIDIA's driver; better for 3g.
+    #[default]
+    Ascending,
+    /// From the last memory slice down: keeps the place of a 4g free longer.
+    Descending,
+}
+
+/// Whose the MIG instances of a GPU are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Instances {
+    /// Ours: made for a claim and removed after it. Those of others are worked around.
+    #[default]
+    Ours,
+    /// Managed by an administrator: existing ones are published, and none is made or removed.
+    Static,
+}
+
+/// Whether a GPU may be published in several modes at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModeLock {
+    /// Where the cluster is known to keep them apart: by its version, and until a claim proves otherwise.
+    #[default]
+    Auto,
+    /// Whatever the version is.
+    On,
+    Off,
 }

@@ -93,7 +93,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (gpu(), prop::option::of(0..8_u32)).prop_map(|(gpu, at)| Event::Occupied(gpu, at)),
         1 => (34..38_u32, 0..4_u32).prop_map(|(minor, patch)| Event::Server(KubeVersion::new(1, minor, patch))),
         1 => prop::sample::select(Feature::ALL.to_vec()).prop_map(Event::Dropped),
-        1 => prop::sample::select(vec![ModeLock::Auto, ModeLock::Enabled, ModeLock::Disabled]).prop_map(Event::Lock),
+        1 => prop::sample::select(vec![ModeLock::Auto, ModeLock::On, ModeLock::Off]).prop_map(Event::Lock),
         1 => Just(Event::Conflict),
         1 => Just(Event::Restart),
     ]

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use divvy_model::TimeSlice;
 
 use super::*;
-use crate::{Instances, OfferedMode, PlacementOrder, UsageRules};
+use crate::UsageRules;
 
 fn node_of(spec: &str) -> (Inventory, Ordinals) {
     let inventory = Engine::new(&spec.parse().unwrap()).inventory();
@@ -155,7 +155,7 @@ fn the_first_policy_for_the_node_that_speaks_of_the_mode_lock_decides_it() {
     ];
     let node = NodeFacts { name: "n1", labels: &BTreeMap::new() };
     let resolved = resolve(&policies, &node, &inventory, &ordinals, &GpuRules::default());
-    assert_eq!(resolved.mode_lock, Some((ModeLock::Disabled, "c".to_owned())));
+    assert_eq!(resolved.mode_lock, Some((ModeLock::Off, "c".to_owned())));
 }
 
 #[test]
