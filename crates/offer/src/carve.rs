@@ -204,27 +204,13 @@ impl Run<'_> {
         self.cards.entry(ordinal).or_default()
     }
 
-    /// The name's number, unless another GPU has it.
-    pub(crate) fn ordinal(&mut self, gpu: &GpuUuid) -> Option<u32> {
-        let Some(ordinal) = self.input.ordinals.of(gpu) else {
-            self.notes.push(Note::NoOrdinal { gpu: gpu.clone() });
-            return None;
-        };
-        match self.input.ordinals.gpu(ordinal) {
-            Some(other) if other != gpu => {
-                self.notes.push(Note::SameOrdinal { gpu: gpu.clone(), ordinal, other: other.clone() });
-                None
-            }
-            _ => Some(ordinal),
-        }
-    }
-
     fn gpus_that_answer(&mut self) {
         let input = self.input;
         let domains = input.inventory.nvlink_domains();
         let pairs = input.inventory.nvlink_pairs();
         for (uuid, gpu) in &input.inventory.gpus {
-            let Some(ordinal) = self.ordinal(uuid) else { continue };
+            // A new GPU has its number in a moment.
+            let Some(ordinal) = input.ordinals.of(uuid) else { continue };
             let links = Links {
                 domain: domains.get(uuid).map(String::as_str),
                 pair: pairs.get(uuid).map(String::as_str),

