@@ -71,11 +71,12 @@ async fn a_claim_that_is_prepared_after_all_does_not_say_for_ever_that_it_was_re
     node.api.delete::<ResourceClaim>("default", "first").unwrap();
     // Reporting was not possible, as when the plugin is killed right after its answer.
     let before = node.api.count("patch", "resourceclaims/status");
-    node.api.fail_next(1, "patch", "resourceclaims/status", divvy_fake_cluster::Fault::Status(503));
+    node.api.fail_next(10_000, "patch", "resourceclaims/status", divvy_fake_cluster::Fault::Status(503));
     node.prepare(&second).await.unwrap();
     wait("the attempt", || (node.api.count("patch", "resourceclaims/status") > before).then_some(())).await;
     plugin.stop().await;
     assert!(says("False"));
+    node.api.clear_faults();
 
     let plugin = node.start().await;
     wait("the cure", || says("True").then_some(())).await;
