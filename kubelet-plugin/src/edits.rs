@@ -104,7 +104,7 @@ impl HostEdits {
         let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
         // It would bring the main module with it, which may be away on purpose.
         if !matches!(divvy_host::nvidia_module(&self.host), Ok(Some(_))) {
-            // Whoever loads it again, as after an upgrade, may not load the other.
+            // What loads the driver again, as after an upgrade, may not load this module.
             self.uvm_loaded.store(false, Ordering::Relaxed);
             return Ok(control);
         }

@@ -307,7 +307,7 @@ impl<D: GpuDriver + 'static> Inner<D> {
         };
         if dead && code == GpuErrorCode::GPU_IS_LOST {
             let mut pause = lock(&self.pause);
-            // One that nobody wanted opened again for that long was fine.
+            // A session that no call wanted opened again for that long was fine.
             let since = if opened.at.elapsed() > *pause * 2 { self.config.reopen_after } else { *pause };
             *pause = (since * 2).min(self.config.reopen_after * LONGEST_PAUSE);
         }
