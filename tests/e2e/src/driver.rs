@@ -330,7 +330,7 @@ impl<'a> Driver<'a> {
 
     /// The folder with the metadata of a claim's devices, on the node.
     pub fn metadata(&self, claim_uid: &str) -> PathBuf {
-        self.plugin_dir().join("metadata").join(claim_uid)
+        self.cluster.node_path("/run/divvy").join(names::DRIVER).join("metadata").join(claim_uid)
     }
 
     /// The CDI files of a claim, on the node.
