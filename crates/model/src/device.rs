@@ -2,30 +2,29 @@
 
 use std::fmt;
 
-use crate::DeviceName;
-use crate::mig::PartitionName;
+use crate::mig::{PartitionName, number};
+use crate::{Alternative, DeviceName, Sharing, TargetKind};
 
-/// A published alternative of a GPU, by the ordinal in its name. Ordinals are ours and stable
+/// A device by the parts of its name: a target with a sharing. Ordinals are ours and stable
 /// ([`crate::Ordinals`]); they are not NVML indexes and not minor numbers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceKind {
+pub struct DeviceKind {
+    /// The target as the name has it.
+    pub target: NamedTarget,
+    /// The way of use: what follows the target (`-ts`, `-mps`, `-admin`; nothing if exclusive).
+    pub sharing: Sharing,
+}
+
+/// A target as a name has it: without the size of a partition, with what people see of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NamedTarget {
     /// `gpu-<ordinal>`: the whole GPU.
-    Whole {
+    Gpu {
         /// Our stable ordinal of the GPU.
         ordinal: u32,
     },
     /// `gpu-<ordinal>-mig-<profile>-<profile id>-<start>`: a partition of it.
     Partition(PartitionName),
-    /// `gpu-<ordinal>-ts`: time-sliced shares of the whole GPU, for many claims.
-    Share {
-        /// Our stable ordinal of the GPU.
-        ordinal: u32,
-    },
-    /// `gpu-<ordinal>-admin`: the GPU for those with admin access, whatever others have of it (ADR 3).
-    Admin {
-        /// Our stable ordinal of the GPU.
-        ordinal: u32,
-    },
 }
 
 /// A device name that this version does not publish.
@@ -36,52 +35,96 @@ pub enum DeviceKind {
 pub struct ParseDeviceNameError(pub String);
 
 impl DeviceKind {
+    /// Returns the device of a whole GPU for one claim.
+    pub const fn whole(ordinal: u32) -> Self {
+        Self::of_gpu(ordinal, Sharing::Exclusive)
+    }
+
+    /// Returns the device of a whole GPU that is used so.
+    pub const fn of_gpu(ordinal: u32, sharing: Sharing) -> Self {
+        Self {
+            target: NamedTarget::Gpu { ordinal },
+            sharing,
+        }
+    }
+
     /// The ordinal of the GPU the device belongs to.
     pub fn ordinal(&self) -> u32 {
-        match self {
-            Self::Whole { ordinal } | Self::Share { ordinal } | Self::Admin { ordinal } => *ordinal,
-            Self::Partition(name) => name.ordinal,
+        match &self.target {
+            NamedTarget::Gpu { ordinal } => *ordinal,
+            NamedTarget::Partition(name) => name.ordinal,
         }
+    }
+
+    /// Returns the partition that the device is, or is a share of.
+    pub fn partition(&self) -> Option<&PartitionName> {
+        match &self.target {
+            NamedTarget::Gpu { .. } => None,
+            NamedTarget::Partition(name) => Some(name),
+        }
+    }
+
+    /// Returns the kind of target and the way of use.
+    pub fn alternative(&self) -> Alternative {
+        let target = match self.target {
+            NamedTarget::Gpu { .. } => TargetKind::Gpu,
+            NamedTarget::Partition(_) => TargetKind::Partition,
+        };
+        Alternative::new(target, self.sharing)
     }
 
     /// The name in a ResourceSlice.
     pub fn device_name(&self) -> DeviceName {
-        #[expect(clippy::expect_used, reason = "every form below is a DNS label by construction; tested")]
-        self.to_string().parse().expect("device names are DNS labels")
+        #[expect(
+            clippy::expect_used,
+            reason = "every form below is a DNS label by construction; tested"
+        )]
+        self.to_string()
+            .parse()
+            .expect("device names are DNS labels")
     }
 
-    /// Reads a name back.
+    /// Reads the name of a device back, if this version publishes such devices.
     pub fn parse(name: &DeviceName) -> Result<Self, ParseDeviceNameError> {
-        if let Ok(partition) = PartitionName::parse(name) {
-            return Ok(Self::Partition(partition));
+        read(name.as_str())
+            .filter(|device| device.alternative().is_published())
+            .ok_or_else(|| ParseDeviceNameError(name.to_string()))
+    }
+}
+
+/// Reads every name that a target and a sharing can make, published or not.
+fn read(text: &str) -> Option<DeviceKind> {
+    // No suffix is the end of another, so at most one fits. A second one (`gpu-0-ts-ts`) stays in
+    // the target, which then is neither a number nor a partition.
+    let shared = Sharing::ALL
+        .into_iter()
+        .filter(|sharing| !sharing.suffix().is_empty())
+        .find_map(|sharing| Some((text.strip_suffix(sharing.suffix())?, sharing)));
+    let (target, sharing) = shared.unwrap_or((text, Sharing::Exclusive));
+    let target = match number(target.strip_prefix("gpu-")?) {
+        Some(ordinal) => NamedTarget::Gpu { ordinal },
+        None => NamedTarget::Partition(PartitionName::read(target)?),
+    };
+    Some(DeviceKind { target, sharing })
+}
+
+impl From<PartitionName> for DeviceKind {
+    /// Returns the partition for one claim.
+    fn from(name: PartitionName) -> Self {
+        Self {
+            target: NamedTarget::Partition(name),
+            sharing: Sharing::Exclusive,
         }
-        let error = || ParseDeviceNameError(name.to_string());
-        let rest = name.as_str().strip_prefix("gpu-").ok_or_else(error)?;
-        let (rest, kind): (_, fn(u32) -> Self) = match rest.split_once('-') {
-            None => (rest, |ordinal| Self::Whole { ordinal }),
-            Some((rest, "ts")) => (rest, |ordinal| Self::Share { ordinal }),
-            Some((rest, "admin")) => (rest, |ordinal| Self::Admin { ordinal }),
-            Some(_) => return Err(error()),
-        };
-        // A leading zero would be a second name for the same device.
-        if rest.is_empty()
-            || !rest.bytes().all(|b| b.is_ascii_digit())
-            || (rest.len() > 1 && rest.starts_with('0'))
-        {
-            return Err(error());
-        }
-        rest.parse().map(kind).map_err(|_| error())
     }
 }
 
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Whole { ordinal } => write!(f, "gpu-{ordinal}"),
-            Self::Share { ordinal } => write!(f, "gpu-{ordinal}-ts"),
-            Self::Admin { ordinal } => write!(f, "gpu-{ordinal}-admin"),
-            Self::Partition(name) => name.fmt(f),
+        match &self.target {
+            NamedTarget::Gpu { ordinal } => write!(f, "gpu-{ordinal}")?,
+            NamedTarget::Partition(name) => name.fmt(f)?,
         }
+        f.write_str(self.sharing.suffix())
     }
 }
 
@@ -92,22 +135,33 @@ mod tests {
     #[test]
     fn names_read_back_as_written_and_nothing_else_is_accepted() {
         for ordinal in [0, 7, 15, u32::MAX] {
-            for device in
-                [DeviceKind::Whole { ordinal }, DeviceKind::Share { ordinal }, DeviceKind::Admin { ordinal }]
-            {
+            for sharing in [Sharing::Exclusive, Sharing::TimeSliced, Sharing::Admin] {
+                let device = DeviceKind::of_gpu(ordinal, sharing);
                 assert_eq!(device.ordinal(), ordinal);
                 assert_eq!(DeviceKind::parse(&device.device_name()), Ok(device));
             }
         }
         let partition = DeviceKind::parse(&"gpu-3-mig-1g10gb-19-4".parse().unwrap()).unwrap();
-        assert_eq!((partition.ordinal(), partition.to_string()), (3, "gpu-3-mig-1g10gb-19-4".to_owned()));
+        assert_eq!(
+            (partition.ordinal(), partition.to_string()),
+            (3, "gpu-3-mig-1g10gb-19-4".to_owned())
+        );
         assert_eq!(DeviceKind::parse(&partition.device_name()), Ok(partition));
-        assert_eq!(DeviceKind::Share { ordinal: 3 }.to_string(), "gpu-3-ts");
+        assert_eq!(
+            DeviceKind::of_gpu(3, Sharing::TimeSliced).to_string(),
+            "gpu-3-ts"
+        );
         for bad in [
             "gpu-0-mig-19-0",
             "gpu-0-ts-1",
             "gpu-00-ts",
             "gpu-0-mps",
+            "gpu-0-mig-1g10gb-19-0-ts",
+            "gpu-0-mig-static-1g10gb-19-0-mps",
+            "gpu-0-mig-1g10gb-19-0-admin",
+            "gpu-0-ts-ts",
+            "gpu-0-mps-ts",
+            "gpu-4294967296",
             "gpu-ts",
             "gpu-admin",
             "gpu-00",
@@ -117,6 +171,27 @@ mod tests {
             "mig-0",
         ] {
             assert!(DeviceKind::parse(&bad.parse().unwrap()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn each_sharing_of_each_target_has_a_name_of_its_own() {
+        for sharing in Sharing::ALL {
+            for target in [
+                "gpu-3",
+                "gpu-3-mig-1g10gb-me-19-4",
+                "gpu-3-mig-static-1g10gb-19-4",
+            ] {
+                let name = format!("{target}{}", sharing.suffix());
+                let device = read(&name).unwrap();
+                assert_eq!((device.ordinal(), device.sharing), (3, sharing), "{name}");
+                assert_eq!(device.to_string(), name);
+                let whole = DeviceKind {
+                    sharing: Sharing::Exclusive,
+                    ..device
+                };
+                assert_eq!(whole.to_string(), target);
+            }
         }
     }
 }

@@ -1,78 +1,100 @@
-//! [`GpuDriver`]: what a driver for GPUs can do. One method is one NVML operation in model types: blocking, without
-//! retries, raw codes kept. Deadlines, retries and sessions sit above it, once, for all implementations
-//! (`divvy_nvml::Session`). Implemented by `divvy-nvml` (the real library) and `divvy-gpu-sim` (simulated GPUs).
+//! [`GpuDriver`]: the operations of a driver for GPUs. Each method is an NVML operation in model
+//! types: blocking, without retries, raw codes kept. Deadlines, retries and sessions sit above it,
+//! once, for all implementations (`divvy_nvml::Session`). Implemented by `divvy-nvml` (the real
+//! library) and `divvy-gpu-sim` (simulated GPUs).
 
 use std::io;
 use std::time::Duration;
 
 use crate::health::{GpuEvents, GpuVitals};
 use crate::mig::{
-    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
-    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId,
+    GpuInstance, GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use crate::{
-    ComputeMode, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid, MigDevice, MigMode,
-    ProcessSample, SystemFacts,
+    ComputeMode, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid,
+    MigDevice, MigMode, ProcessSample, SystemFacts,
 };
 
-/// Marks changes of GPUs that are under way for other processes, so that these know what may still happen.
+/// Marks changes of GPUs that are under way for other processes, so that these know what may still
+/// happen.
 pub trait CallMarks: Send + Sync {
-    /// A mark that is there until this is dropped, and no longer than the process really lives: a call that hangs in the
-    /// kernel keeps its process from ending.
+    /// A mark that is there until this is dropped, and no longer than the process really lives: a
+    /// call that hangs in the kernel keeps its process from ending.
     fn mark(&self, gpu: &GpuUuid, op: GpuOp) -> io::Result<Box<dyn Send>>;
-    /// A change of the GPU that is under way, of whichever process. One that cannot be excluded counts.
+    /// A change of the GPU that is under way, of whichever process. A change that cannot be
+    /// excluded counts.
     fn marked(&self, gpu: &GpuUuid) -> Option<GpuOp>;
 }
 
-/// Result of an accepted MIG mode change. The change may still be pending; read [`GpuDriver::mig_mode`] again.
+/// Result of an accepted MIG mode change. The change may still be pending; read
+/// [`GpuDriver::mig_mode`] again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigActivation {
     /// The mode is the asked one now.
     Active,
-    /// The mode is only pending, and why: `IN_USE` (processes, monitoring or other clients have the GPU open),
-    /// `RESET_REQUIRED` (before Hopper).
+    /// The mode is only pending, and why: `IN_USE` (processes, monitoring or other clients have the
+    /// GPU open), `RESET_REQUIRED` (before Hopper).
     Pending(GpuErrorCode),
 }
 
-/// A driver for GPUs. Implementations are shared between threads; each call blocks until NVML answers.
+/// A driver for GPUs. Implementations are shared between threads; each call blocks until NVML
+/// answers.
+///
+/// Defaults are for fakes of tests. Drivers that the product uses, and those that pass calls on,
+/// have every method: `#[deny(clippy::missing_trait_methods)]` stands above them, since a forgotten
+/// one would answer `NOT_SUPPORTED` in the place of the driver.
 pub trait GpuDriver: Send + Sync {
     /// Versions of the driver, NVML and CUDA.
     fn system(&self) -> Result<SystemFacts, GpuError>;
 
-    /// UUIDs of all GPUs that answer, in NVML's order (by PCI address). A GPU whose handle cannot be had
-    /// (`GPU_IS_LOST`) is left out here.
+    /// UUIDs of all GPUs that answer, in NVML's order (by PCI address). A GPU whose handle cannot
+    /// be had (`GPU_IS_LOST`) is left out here.
     fn list(&self) -> Result<Vec<GpuUuid>, GpuError>;
 
-    /// Facts of one GPU. `NOT_FOUND` for one that is not there, `GPU_IS_LOST` for one that fell off the bus.
+    /// Facts of one GPU. `NOT_FOUND` for one that is not there, `GPU_IS_LOST` for one that fell off
+    /// the bus.
     fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError>;
 
     /// MIG mode now; `Unsupported` when the GPU cannot do MIG.
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError>;
 
-    /// Processes with a compute context on the GPU, sorted; one entry for each instance in which a process has one. The
-    /// dearest of the readings: the driver walks through all clients of all GPUs.
+    /// Returns whether the kernel module keeps the GPU initialised while no program has it open
+    /// (persistence mode, which nvidia-persistenced sets). Without it the GPU forgets its
+    /// instances, its compute mode and, from Hopper on, its MIG mode when the last program closes
+    /// it.
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        cannot(GpuOp::PersistenceMode, gpu)
+    }
+
+    /// Processes with a compute context on the GPU, sorted; one entry for each instance in which a
+    /// process has one. The dearest of the readings: the driver walks through all clients of all
+    /// GPUs.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
 
-    /// Lets go of the driver until the next call, so that its kernel module can be unloaded: calls at work are
-    /// finished, and the last of them closes. Nothing for a driver that keeps nothing open.
+    /// Lets go of the driver until the next call, so that its kernel module can be unloaded: calls
+    /// at work are finished, and the last of them closes. Nothing for a driver that keeps nothing
+    /// open.
     fn release(&self) {}
 
-    /// Changes of the GPU that have not come back and may still happen: those of this process that are past their
-    /// deadline, and those of other processes ([`CallMarks`]). Empty for a driver whose calls block until they are done.
+    /// Changes of the GPU that have not come back and may still happen: those of this process that
+    /// are past their deadline, and those of other processes ([`CallMarks`]). Empty for a driver
+    /// whose calls block until they are done.
     fn changes_in_flight(&self, gpu: &GpuUuid) -> Vec<GpuOp> {
         let _ = gpu;
         Vec::new()
     }
 
-    /// Health of the GPU: pending recovery action, replaced memory, ECC errors. Values that the driver does not report are
-    /// left out of the answer; `NOT_FOUND` and `GPU_IS_LOST` as for [`GpuDriver::facts`].
+    /// Health of the GPU: pending recovery action, replaced memory, ECC errors. Values that the
+    /// driver does not report are left out of the answer; `NOT_FOUND` and `GPU_IS_LOST` as for
+    /// [`GpuDriver::facts`].
     fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
         cannot(GpuOp::Vitals, gpu)
     }
 
-    /// Waits for events of all GPUs, at most so long, and returns those that came since the last call (of this
-    /// session; the first call starts the watch). Empty after a wait in which nothing happened. One caller at a time:
-    /// each event is reported once.
+    /// Waits for events of all GPUs, at most so long, and returns those that came since the last
+    /// call (of this session; the first call starts the watch). Empty after a wait in which nothing
+    /// happened. Only for a single caller at a time: each event is reported once.
     fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
         let _ = at_most;
         Err(GpuError::global(GpuOp::Events, GpuErrorCode::NOT_SUPPORTED))
@@ -84,35 +106,45 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::Memory, gpu)
     }
 
-    /// Percent of the last moments in which anything computed on the GPU. `NOT_SUPPORTED` while MIG mode is on.
+    /// Percent of the last moments in which anything computed on the GPU. `NOT_SUPPORTED` while MIG
+    /// mode is on.
     fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
         cannot(GpuOp::Utilization, gpu)
     }
 
-    /// What processes have computed after `since` (the driver's time in microseconds; it remembers some seconds), sorted.
-    /// Empty if none has. `NOT_SUPPORTED` while MIG mode is on.
-    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
+    /// Returns what processes have computed after `since` (the driver's time in microseconds; it
+    /// remembers some seconds), sorted. Empty if none has. `NOT_SUPPORTED` while MIG mode is on.
+    fn process_utilization(
+        &self,
+        gpu: &GpuUuid,
+        since: u64,
+    ) -> Result<Vec<ProcessSample>, GpuError> {
         let _ = since;
         cannot(GpuOp::ProcessUtilization, gpu)
     }
 
-    /// Percent of the multiprocessors' time in which they were in use since this was last asked of the same GPU or MIG
-    /// device in this session. `None` if there is nothing to compare with: the first time, or after a pause that is too
-    /// short or too long. `NOT_SUPPORTED` before Hopper.
-    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+    /// Percent of the multiprocessors' time in which they were in use since this was last asked of
+    /// the same GPU or MIG device in this session. `None` if there is nothing to compare with: the
+    /// first time, or after a pause that is too short or too long. `NOT_SUPPORTED` before Hopper.
+    fn sm_utilization(
+        &self,
+        gpu: &GpuUuid,
+        part: Option<&MigDevice>,
+    ) -> Result<Option<f64>, GpuError> {
         let _ = part;
         cannot(GpuOp::SmUtilization, gpu)
     }
 
-    /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library can (from R550
-    /// on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG ([`GpuDriver::mig_mode`] shows which). The
-    /// answer stays the same while the driver stays loaded: keep it.
+    /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library
+    /// can (from R550 on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG
+    /// ([`GpuDriver::mig_mode`] shows which). The answer stays the same while the driver stays
+    /// loaded: keep it.
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         cannot(GpuOp::MigCapabilities, gpu)
     }
 
-    /// Asks for MIG mode on or off. May change the GPU's minor number. Success does not mean that it came about:
-    /// see [`MigActivation`].
+    /// Asks for MIG mode on or off. May change the GPU's minor number. Success does not mean that
+    /// it came about: see [`MigActivation`].
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         let _ = on;
         cannot(GpuOp::SetMigMode, gpu)
@@ -129,9 +161,9 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::GpuInstances, gpu)
     }
 
-    /// Creates a GPU instance at exactly this placement. `INVALID_ARGUMENT` where the profile may not be placed
-    /// there, `INSUFFICIENT_RESOURCES` where something is in the way: another instance, or engines are exhausted.
-    /// After an error other than these the instance may live.
+    /// Creates a GPU instance at exactly this placement. `INVALID_ARGUMENT` where the profile may
+    /// not be placed there, `INSUFFICIENT_RESOURCES` where something is in the way: another
+    /// instance, or engines are exhausted. After an error other than these the instance may live.
     fn create_gpu_instance(
         &self,
         gpu: &GpuUuid,
@@ -142,7 +174,8 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::CreateGpuInstance, gpu)
     }
 
-    /// Destroys a GPU instance. `IN_USE` while it has compute instances or processes, `NOT_FOUND` if it is gone.
+    /// Destroys a GPU instance. `IN_USE` while it has compute instances or processes, `NOT_FOUND`
+    /// if it is gone.
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
         let _ = id;
         cannot(GpuOp::DestroyGpuInstance, gpu)
@@ -159,7 +192,8 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::ComputeProfiles, gpu)
     }
 
-    /// Compute instances that live in a GPU instance now, by id, with the UUIDs of their MIG devices.
+    /// Compute instances that live in a GPU instance now, by id, with the UUIDs of their MIG
+    /// devices.
     fn compute_instances(
         &self,
         gpu: &GpuUuid,
@@ -169,8 +203,9 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::ComputeInstances, gpu)
     }
 
-    /// Creates a compute instance, with a UUID that no other had. `INSUFFICIENT_RESOURCES` where the GPU instance
-    /// has not so many slices left. After other errors than that the instance may live.
+    /// Creates a compute instance, with a UUID that no other had. `INSUFFICIENT_RESOURCES` where
+    /// the GPU instance has not so many slices left. After other errors than that the instance may
+    /// live.
     fn create_compute_instance(
         &self,
         gpu: &GpuUuid,
@@ -193,11 +228,12 @@ pub trait GpuDriver: Send + Sync {
     }
 }
 
-/// The answer of a driver that cannot do it (fakes that need not).
+/// Answers for a driver that cannot do it (fakes that need not).
 fn cannot<T>(op: GpuOp, gpu: &GpuUuid) -> Result<T, GpuError> {
     Err(GpuError::on_gpu(op, GpuErrorCode::NOT_SUPPORTED, gpu))
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     fn system(&self) -> Result<SystemFacts, GpuError> {
         (**self).system()
@@ -213,6 +249,9 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     }
     fn release(&self) {
         (**self).release();
+    }
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        (**self).persistence_mode(gpu)
     }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         (**self).processes(gpu)
@@ -232,10 +271,18 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
     fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
         (**self).utilization(gpu)
     }
-    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
+    fn process_utilization(
+        &self,
+        gpu: &GpuUuid,
+        since: u64,
+    ) -> Result<Vec<ProcessSample>, GpuError> {
         (**self).process_utilization(gpu, since)
     }
-    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+    fn sm_utilization(
+        &self,
+        gpu: &GpuUuid,
+        part: Option<&MigDevice>,
+    ) -> Result<Option<f64>, GpuError> {
         (**self).sm_utilization(gpu, part)
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {

@@ -1,4 +1,4 @@
-//! What can go wrong with a [`crate::GpuDriver`] call: operation, NVML's raw code, GPU.
+//! Failures of a [`crate::GpuDriver`] call: operation, NVML's raw code, GPU.
 
 use std::fmt;
 
@@ -20,6 +20,8 @@ pub enum GpuOp {
     Facts,
     /// `nvmlDeviceGetMigMode`.
     MigMode,
+    /// `nvmlDeviceGetPersistenceMode`.
+    PersistenceMode,
     /// `nvmlDeviceGetComputeRunningProcesses`.
     Processes,
     /// `nvmlDeviceGetGpuInstanceProfileInfo` and `…PossiblePlacements_v2`.
@@ -57,12 +59,13 @@ pub enum GpuOp {
 }
 
 impl GpuOp {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Init,
         Self::System,
         Self::List,
         Self::Facts,
         Self::MigMode,
+        Self::PersistenceMode,
         Self::Processes,
         Self::MigCapabilities,
         Self::SetMigMode,
@@ -82,7 +85,8 @@ impl GpuOp {
         Self::SmUtilization,
     ];
 
-    /// Whether the operation changes the GPU, so that a call whose answer got lost may have had its effect.
+    /// Returns whether the operation changes the GPU, so that a call whose answer got lost may have
+    /// had its effect.
     pub fn changes_gpu(self) -> bool {
         match self {
             Self::SetMigMode
@@ -96,6 +100,7 @@ impl GpuOp {
             | Self::List
             | Self::Facts
             | Self::MigMode
+            | Self::PersistenceMode
             | Self::Processes
             | Self::MigCapabilities
             | Self::GpuInstances
@@ -118,6 +123,7 @@ impl GpuOp {
             Self::List => "list",
             Self::Facts => "facts",
             Self::MigMode => "mig_mode",
+            Self::PersistenceMode => "persistence_mode",
             Self::Processes => "processes",
             Self::MigCapabilities => "mig_capabilities",
             Self::SetMigMode => "set_mig_mode",
@@ -213,13 +219,14 @@ impl fmt::Display for GpuErrorCode {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("NVML {} failed{}: {code}{}", .op.name(), on(.gpu.as_ref()), hint(*.code, .detail.as_deref()))]
 pub struct GpuError {
-    /// What was called.
+    /// The operation that was called.
     pub op: GpuOp,
     /// NVML's code.
     pub code: GpuErrorCode,
     /// The GPU concerned, if one.
     pub gpu: Option<GpuUuid>,
-    /// What the code cannot say: the missing symbol, the library path, the loader's message.
+    /// Details that the code cannot say: the missing symbol, the library path, the loader's
+    /// message.
     pub detail: Option<String>,
 }
 
@@ -249,22 +256,38 @@ fn hint(code: GpuErrorCode, detail: Option<&str>) -> String {
 impl GpuError {
     /// An error of an operation on one GPU.
     pub fn on_gpu(op: GpuOp, code: GpuErrorCode, gpu: &GpuUuid) -> Self {
-        Self { op, code, gpu: Some(gpu.clone()), detail: None }
+        Self {
+            op,
+            code,
+            gpu: Some(gpu.clone()),
+            detail: None,
+        }
     }
 
     /// An error of an operation on the whole machine.
     pub fn global(op: GpuOp, code: GpuErrorCode) -> Self {
-        Self { op, code, gpu: None, detail: None }
+        Self {
+            op,
+            code,
+            gpu: None,
+            detail: None,
+        }
     }
 
     /// The same error with what the code cannot say.
     #[must_use]
     pub fn with_detail(self, detail: impl Into<String>) -> Self {
-        Self { detail: Some(detail.into()), ..self }
+        Self {
+            detail: Some(detail.into()),
+            ..self
+        }
     }
 
-    /// Whether a repetition may help: the cause can pass by itself within seconds.
+    /// Returns whether a repetition may help: the cause can pass by itself within seconds.
     pub fn is_transient(&self) -> bool {
+        // `DRIVER_NOT_LOADED` and `UNINITIALIZED` are met while the driver is replaced, `IN_USE`
+        // while another program has the GPU open. `UNKNOWN` is counted in because NVML uses it for
+        // passing faults too; callers bound their retries.
         matches!(
             self.code,
             GpuErrorCode::TIMEOUT

@@ -1,4 +1,5 @@
-//! What NVML says about a machine and its GPUs, in our words. Values we don't know stay visible as `Unknown`.
+//! Facts that NVML knows of a machine and its GPUs, in our words. Values we don't know stay visible
+//! as `Unknown`.
 
 use std::fmt;
 
@@ -27,7 +28,10 @@ pub struct CudaVersion {
 impl CudaVersion {
     /// From NVML's number: `1000 * major + 10 * minor`.
     pub fn from_nvml(raw: u32) -> Self {
-        Self { major: raw / 1000, minor: raw % 1000 / 10 }
+        Self {
+            major: raw / 1000,
+            minor: raw % 1000 / 10,
+        }
     }
 }
 
@@ -102,7 +106,8 @@ impl Architecture {
         }
     }
 
-    /// The name as NVIDIA's DRA driver publishes it; `None` for an unknown number (it is left out, not invented).
+    /// The name as NVIDIA's DRA driver publishes it; `None` for an unknown number (it is left out,
+    /// not invented).
     pub fn name(self) -> Option<&'static str> {
         Some(match self {
             Self::Kepler => "Kepler",
@@ -119,8 +124,10 @@ impl Architecture {
         })
     }
 
-    /// Whether MIG mode changes at once, without a GPU reset (Hopper and later).
+    /// Returns whether MIG mode changes at once, without a GPU reset (Hopper and later).
     pub fn toggles_mig_without_reset(self) -> bool {
+        // `Unknown` sorts behind all others, so it has to be excluded: a GPU that does need a reset
+        // would stay with a pending mode.
         !matches!(self, Self::Unknown(_)) && self >= Self::Hopper
     }
 }
@@ -132,6 +139,7 @@ pub struct Brand(pub u32);
 impl Brand {
     /// The name as NVIDIA's DRA driver publishes it; `None` for an unknown number.
     pub fn name(self) -> Option<&'static str> {
+        // Indexed by `nvmlBrandType_t`, which has no gaps up to 16.
         const NAMES: [&str; 17] = [
             "Unknown",
             "Quadro",
@@ -151,7 +159,9 @@ impl Brand {
             "GeForceRTX",
             "TitanRTX",
         ];
-        usize::try_from(self.0).ok().and_then(|i| NAMES.get(i).copied())
+        usize::try_from(self.0)
+            .ok()
+            .and_then(|i| NAMES.get(i).copied())
     }
 }
 
@@ -162,26 +172,26 @@ pub enum MigMode {
     Unsupported,
     /// MIG is possible; `current` now, `pending` after the next reset. Equal unless a change waits.
     Supported {
-        /// Whether MIG mode is on now.
+        /// True if MIG mode is on now.
         current: bool,
-        /// Whether MIG mode will be on after the next reset.
+        /// True if MIG mode will be on after the next reset.
         pending: bool,
     },
 }
 
 impl MigMode {
-    /// Whether MIG mode is on now.
+    /// Returns whether MIG mode is on now.
     pub fn is_on(self) -> bool {
         matches!(self, Self::Supported { current: true, .. })
     }
 }
 
-/// Who may have a compute context on a GPU (`nvmlDeviceGetComputeMode`; `nvidia-smi -c`).
+/// The rule for compute contexts on a GPU (`nvmlDeviceGetComputeMode`; `nvidia-smi -c`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ComputeMode {
     /// Any number of processes.
     Default,
-    /// One process at a time: what an MPS daemon wants, and what it leaves behind.
+    /// A single process at a time: an MPS daemon wants this, and leaves it behind.
     ExclusiveProcess,
     /// No process at all.
     Prohibited,
@@ -210,7 +220,7 @@ impl ComputeMode {
 }
 
 impl fmt::Display for ComputeMode {
-    /// As `nvidia-smi -c` takes it.
+    /// Writes it as `nvidia-smi -c` takes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Default => "DEFAULT",
@@ -250,25 +260,32 @@ pub struct GpuProcess {
     /// The compute instance in that.
     #[serde(default)]
     pub compute_instance: Option<u32>,
-    /// Memory of its contexts in bytes, those themselves included; `None` where the driver does not say (without the
-    /// rights, and on some systems).
+    /// Memory of its contexts in bytes, those themselves included; `None` where the driver does not
+    /// say (without the rights, and on some systems).
     #[serde(default)]
     pub memory_bytes: Option<u64>,
 }
 
 impl GpuProcess {
-    /// A process whose memory is not known, in the only compute instance of a GPU instance if that is given.
+    /// A process whose memory is not known, in the only compute instance of a GPU instance if that
+    /// is given.
     pub fn new(pid: u32, gpu_instance: Option<u32>) -> Self {
-        Self { pid, gpu_instance, compute_instance: gpu_instance.map(|_| 0), memory_bytes: None }
+        Self {
+            pid,
+            gpu_instance,
+            compute_instance: gpu_instance.map(|_| 0),
+            memory_bytes: None,
+        }
     }
 }
 
-/// Facts about one GPU that do not change while it is bound to the driver, except [`GpuFacts::mig_mode`] and
-/// [`GpuFacts::compute_mode`].
+/// Facts about one GPU that do not change while it is bound to the driver, except
+/// [`GpuFacts::mig_mode`] and [`GpuFacts::compute_mode`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuFacts {
     pub uuid: GpuUuid,
-    /// Minor number of `/dev/nvidia<minor>`; `None` if NVML does not report it (some WSL and vGPU set-ups).
+    /// Minor number of `/dev/nvidia<minor>`; `None` if NVML does not report it (some WSL and vGPU
+    /// set-ups).
     pub minor: Option<u32>,
     /// Name, such as `NVIDIA H100 80GB HBM3`.
     pub product_name: String,
@@ -278,19 +295,21 @@ pub struct GpuFacts {
     pub compute_capability: ComputeCapability,
     /// Total memory in bytes; `None` where NVML says NOT_SUPPORTED (coherent integrated GPUs).
     pub memory_bytes: Option<u64>,
-    /// Streaming multiprocessors of the whole GPU; `None` if unknown. NVML does not count them while MIG mode is on: an
-    /// inventory has what it knew before then, or those of the largest profile.
+    /// Streaming multiprocessors of the whole GPU; `None` if unknown. NVML does not count them
+    /// while MIG mode is on: an inventory has what it knew before then, or those of the largest
+    /// profile.
     pub multiprocessors: Option<u32>,
     pub pci_address: PciAddress,
     /// `device << 16 | vendor`, as NVML's `pciDeviceId`.
     pub pci_device_id: u32,
     pub mig_mode: MigMode,
-    /// Who may compute on it; `None` if NVML does not say.
+    /// The rule for compute contexts on it; `None` if NVML does not say.
     #[serde(default)]
     pub compute_mode: Option<ComputeMode>,
     /// `HMM`, `ATS` or `None`; `None` (the Option) if NVML has nothing to say.
     pub addressing_mode: Option<String>,
-    /// Whether NVLink-C2C to the processor is on (`nvmlDeviceGetC2cModeInfoV`); `None` if NVML does not say.
+    /// State of NVLink-C2C to the processor (`nvmlDeviceGetC2cModeInfoV`); `None` if NVML does not
+    /// say.
     #[serde(default)]
     pub c2c: Option<bool>,
     /// Module number on a baseboard (`nvmlDeviceGetModuleId`).

@@ -1,4 +1,5 @@
-//! Identifiers, each validated once at construction so that the rest of the code can rely on its form.
+//! Identifiers, each validated once at construction so that the rest of the code can rely on its
+//! form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {text:?} is not valid: expected {expected}")]
 pub struct IdError {
-    /// What the text was taken for.
+    /// The kind of identifier that the text was taken for.
     pub kind: &'static str,
     /// The text itself.
     pub text: String,
@@ -71,7 +72,8 @@ macro_rules! id {
 }
 
 id!(
-    /// A GPU's UUID as NVML gives it, `GPU-…`. Stable over reboots; the key of everything we keep about a GPU.
+    /// A GPU's UUID as NVML gives it, `GPU-…`. Stable over reboots; the key of everything we keep
+    /// about a GPU.
     GpuUuid, "GPU UUID", "GPU- and a UUID", |t| t.strip_prefix("GPU-").is_some_and(is_uuid_like)
 );
 id!(
@@ -83,7 +85,8 @@ id!(
     ClaimUid, "claim UID", "1 to 63 letters, digits and dashes", |t| !t.is_empty() && t.len() <= 63 && t.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 );
 id!(
-    /// `/proc/sys/kernel/random/boot_id`: records of another boot describe hardware state that is gone.
+    /// `/proc/sys/kernel/random/boot_id`: records of another boot describe hardware state that is
+    /// gone.
     BootId, "boot id", "a UUID", |t| !t.is_empty() && is_token(t)
 );
 id!(
@@ -92,7 +95,11 @@ id!(
 );
 
 fn is_token(text: &str) -> bool {
-    text.len() <= 128 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'/')
+    // Besides UUIDs this takes the form of drivers before R470, `MIG-GPU-<uuid>/<gi>/<ci>`.
+    text.len() <= 128
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'/')
 }
 
 fn is_uuid_like(text: &str) -> bool {
@@ -105,11 +112,14 @@ fn is_uuid_like(text: &str) -> bool {
 
 fn is_dns_label(text: &str) -> bool {
     let ok = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let (Some(first), Some(last)) = (text.bytes().next(), text.bytes().last()) else { return false };
+    let (Some(first), Some(last)) = (text.bytes().next(), text.bytes().last()) else {
+        return false;
+    };
     text.len() <= 63 && ok(first) && ok(last) && text.bytes().all(|b| ok(b) || b == b'-')
 }
 
-/// A PCI address, `domain:bus:device.function`. NVML writes an eight-digit domain, sysfs and Kubernetes four.
+/// A PCI address, `domain:bus:device.function`. NVML writes an eight-digit domain, sysfs and
+/// Kubernetes four.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
@@ -123,8 +133,9 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Whether the address has the form of the standard attribute `resource.kubernetes.io/pciBusID` (a domain of
-    /// four digits). Longer domains are left out of what is published.
+    /// Returns whether the address has the form of the standard attribute
+    /// `resource.kubernetes.io/pciBusID` (a domain of four digits). Longer domains are left out of
+    /// what is published.
     pub fn is_standard(self) -> bool {
         self.domain <= 0xffff
     }
@@ -132,7 +143,11 @@ impl PciAddress {
 
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
+        write!(
+            f,
+            "{:04x}:{:02x}:{:02x}.{:x}",
+            self.domain, self.bus, self.device, self.function
+        )
     }
 }
 
@@ -146,7 +161,12 @@ impl FromStr for PciAddress {
             let bus = u8::from_str_radix(parts.next()?, 16).ok()?;
             let device = u8::from_str_radix(parts.next()?, 16).ok()?;
             let function = u8::from_str_radix(function, 16).ok()?;
-            (device < 32 && function < 8).then_some(Self { domain, bus, device, function })
+            (device < 32 && function < 8).then_some(Self {
+                domain,
+                bus,
+                device,
+                function,
+            })
         };
         parse().ok_or_else(|| IdError {
             kind: "PCI address",
@@ -179,16 +199,36 @@ mod tests {
         assert_eq!(nvml, "0000:3b:00.0".parse().unwrap());
         assert_eq!(nvml.to_string(), "0000:3b:00.0");
         assert!(nvml.is_standard());
-        assert!(!"00010000:3B:00.0".parse::<PciAddress>().unwrap().is_standard());
-        for bad in ["", "3b:00.0", "0000:3b:00", "0000:3b:20.0", "0000:3b:00.8", "0000:3g:00.0"] {
+        assert!(
+            !"00010000:3B:00.0"
+                .parse::<PciAddress>()
+                .unwrap()
+                .is_standard()
+        );
+        for bad in [
+            "",
+            "3b:00.0",
+            "0000:3b:00",
+            "0000:3b:20.0",
+            "0000:3b:00.8",
+            "0000:3g:00.0",
+        ] {
             assert!(bad.parse::<PciAddress>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn identifiers_refuse_what_could_not_be_one() {
-        assert!("GPU-12345678-1234-1234-1234-123456780001".parse::<GpuUuid>().is_ok());
-        assert!("MIG-12345678-1234-1234-1234-123456780001".parse::<GpuUuid>().is_err());
+        assert!(
+            "GPU-12345678-1234-1234-1234-123456780001"
+                .parse::<GpuUuid>()
+                .is_ok()
+        );
+        assert!(
+            "MIG-12345678-1234-1234-1234-123456780001"
+                .parse::<GpuUuid>()
+                .is_err()
+        );
         assert!("../../etc".parse::<ClaimUid>().is_err());
         assert!("gpu-0-mig-1g10gb-19-0".parse::<DeviceName>().is_ok());
         assert!("GPU-0".parse::<DeviceName>().is_err());

@@ -1,5 +1,5 @@
-//! [`Inventory`]: everything known about a node's GPUs at one moment; the input of `carve` and of the prepare
-//! decision.
+//! [`Inventory`]: everything known about a node's GPUs at one moment; the input of `carve` and of
+//! the prepare decision.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +17,14 @@ pub struct HostTopology {
     pub pcie_root: Option<String>,
 }
 
-/// One GPU: NVML's facts and its place in the host.
+/// A GPU: NVML's facts and its place in the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     pub facts: GpuFacts,
     /// Place in the host.
     pub topology: HostTopology,
-    /// Its MIG profiles and its instances when it was read; `None` where they are unknown: the GPU does not support MIG, or
-    /// the driver does not report them while MIG mode is off.
+    /// Its MIG profiles and its instances when it was read; `None` where they are unknown: the GPU
+    /// does not support MIG, or the driver does not report them while MIG mode is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<GpuMig>,
 }
@@ -34,10 +34,11 @@ pub struct Gpu {
 pub struct GpuMig {
     /// Profiles and placements.
     pub capabilities: MigCapabilities,
-    /// GPU instances that lived when it was last read, by id; none while MIG mode is off. Only a hint: who wants to
-    /// change something asks the driver.
-    pub instances: Vec<GpuInstance>,
-    /// The MIG devices of those instances that have exactly one compute instance, as old as the list.
+    /// GPU instances that lived when it was last read, by id; none while MIG mode is off, `None`
+    /// where the driver has not listed them yet. Only a hint: before a change the driver is asked.
+    pub instances: Option<Vec<GpuInstance>>,
+    /// The MIG devices of those instances that have exactly one compute instance, as old as the
+    /// list.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub uuids: BTreeMap<GpuInstanceId, MigUuid>,
 }
@@ -46,7 +47,7 @@ pub struct GpuMig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProblem {
     pub gpu: GpuUuid,
-    /// What its driver said.
+    /// The error that its driver reported.
     pub error: GpuError,
 }
 
@@ -62,21 +63,28 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// The NVLink domain of each GPU, as an opaque label: GPUs with the same label reach each other over NVLink.
-    /// A fabric's label is `<cluster>.<clique>`; behind NVSwitches all GPUs of the node are one domain; otherwise
-    /// the connected components of direct links, each named after its first GPU (by UUID). GPUs without a link
-    /// have no label.
+    /// The NVLink domain of each GPU, as an opaque label: GPUs with the same label reach each other
+    /// over NVLink. A fabric's label is `<cluster>.<clique>`; behind NVSwitches all GPUs of the
+    /// node are one domain; otherwise the connected components of direct links, each named after
+    /// its first GPU (by UUID). GPUs without a link have no label.
     pub fn nvlink_domains(&self) -> BTreeMap<GpuUuid, String> {
         use crate::NvLinkPeer;
-        let by_pci: BTreeMap<_, _> =
-            self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
+        // NVML names the other end of a link by its PCI address.
+        let by_pci: BTreeMap<_, _> = self
+            .gpus
+            .iter()
+            .map(|(uuid, gpu)| (gpu.facts.pci_address, uuid))
+            .collect();
         let switched: Vec<&GpuUuid> = self
             .gpus
             .iter()
             .filter(|(_, gpu)| gpu.facts.nvlinks.contains(&NvLinkPeer::Switch))
             .map(|(uuid, _)| uuid)
             .collect();
-        let mut root: BTreeMap<&GpuUuid, &GpuUuid> = self.gpus.keys().map(|uuid| (uuid, uuid)).collect();
+        // Connected components by union-find. The smaller UUID becomes the root, so that a label
+        // does not depend on the order of GPUs or links.
+        let mut root: BTreeMap<&GpuUuid, &GpuUuid> =
+            self.gpus.keys().map(|uuid| (uuid, uuid)).collect();
         let mut join = |a, b| {
             let (a, b) = (find(&root, a), find(&root, b));
             let (low, high) = if a <= b { (a, b) } else { (b, a) };
@@ -84,6 +92,8 @@ impl Inventory {
         };
         for (uuid, gpu) in &self.gpus {
             for link in &gpu.facts.nvlinks {
+                // An address that is not in the inventory is of a GPU that cannot be read or is
+                // bound to another driver: it joins nothing.
                 if let NvLinkPeer::Gpu(address) = link
                     && let Some(peer) = by_pci.get(address)
                 {
@@ -91,6 +101,7 @@ impl Inventory {
                 }
             }
         }
+        // Behind NVSwitches every GPU reaches every other, so all of them become one component.
         for pair in switched.windows(2) {
             if let [a, b] = pair {
                 join(a, b);
@@ -99,9 +110,17 @@ impl Inventory {
         self.gpus
             .iter()
             .filter_map(|(uuid, gpu)| {
+                // The fabric goes first: it reaches beyond the node, and its label is the same on
+                // all nodes of the clique. Links to other things than GPUs and switches lead to no
+                // GPU and give no label.
                 let label = match &gpu.facts.fabric {
                     Some(fabric) => format!("{}.{}", fabric.cluster_uuid, fabric.clique_id),
-                    None if gpu.facts.nvlinks.iter().any(|l| !matches!(l, NvLinkPeer::Other(_))) => {
+                    None if gpu
+                        .facts
+                        .nvlinks
+                        .iter()
+                        .any(|l| !matches!(l, NvLinkPeer::Other(_))) =>
+                    {
                         find(&root, uuid).to_string()
                     }
                     None => return None,
@@ -111,12 +130,15 @@ impl Inventory {
             .collect()
     }
 
-    /// For GPUs bridged in twos: the label of the pair (its first GPU's UUID). A GPU with direct links to exactly
-    /// one other GPU of the node, and that one back to it alone, is in a pair.
+    /// For GPUs bridged in twos: the label of the pair (its first GPU's UUID). A GPU with direct
+    /// links to exactly one other GPU of the node, and that one back to it alone, is in a pair.
     pub fn nvlink_pairs(&self) -> BTreeMap<GpuUuid, String> {
         use crate::NvLinkPeer;
-        let by_pci: BTreeMap<_, _> =
-            self.gpus.iter().map(|(uuid, gpu)| (gpu.facts.pci_address, uuid)).collect();
+        let by_pci: BTreeMap<_, _> = self
+            .gpus
+            .iter()
+            .map(|(uuid, gpu)| (gpu.facts.pci_address, uuid))
+            .collect();
         let only_peer = |uuid: &GpuUuid| -> Option<&GpuUuid> {
             let mut peers: Vec<_> = self
                 .gpus
@@ -129,6 +151,9 @@ impl Inventory {
                     NvLinkPeer::Switch | NvLinkPeer::Other(_) => None,
                 })
                 .collect();
+            // Several links to one peer are neighbours, since the links are sorted. A switch, or a
+            // GPU outside the inventory, is a `None` beside the peer, and the GPU is then in no
+            // pair.
             peers.dedup();
             match peers.as_slice() {
                 [Some(peer)] => Some(peer),
@@ -139,6 +164,7 @@ impl Inventory {
             .keys()
             .filter_map(|uuid| {
                 let peer = only_peer(uuid)?;
+                // Both ends have to agree: a GPU in a chain of three has one peer that has two.
                 (only_peer(peer)? == uuid).then(|| (uuid.clone(), uuid.min(peer).to_string()))
             })
             .collect()

@@ -1,39 +1,53 @@
 //! The vocabulary every other crate shares: identifiers, facts about GPUs, modes and holds, and the
 //! [`GpuDriver`] trait that the real library, the simulator and the mock implement.
 //!
-//! Pure: values and functions of values. No clock, files, async or Kubernetes client. Who uses it: `carve` turns
-//! an [`Inventory`] into devices, `claims` decides over [`Hold`]s and [`Mode`]s, `nvml` and `gpu-sim` implement
-//! [`GpuDriver`], `host` fills [`HostTopology`].
+//! Pure: values and functions of values. No clock, files, async or Kubernetes client. Its users:
+//! `carve` turns an [`Inventory`] into devices, `claims` decides over [`Hold`]s and [`Mode`]s,
+//! `nvml` and `gpu-sim` implement [`GpuDriver`], `host` fills [`HostTopology`].
 
 mod attribute;
+mod chain;
 mod device;
 mod driver;
 mod driver_error;
+mod enforcement;
 mod gpu;
+mod hash;
 pub mod health;
+mod hold;
 mod ids;
 mod inventory;
+mod lock;
 pub mod mig;
 mod mode;
 mod ordinals;
 mod peculiarities;
 mod quantity;
+mod sharing;
+mod target;
 mod usage;
 mod version;
 
 pub use attribute::AttributeValue;
-pub use device::{DeviceKind, ParseDeviceNameError};
+pub use chain::{Chain, chain};
+pub use device::{DeviceKind, NamedTarget, ParseDeviceNameError};
 pub use driver::{CallMarks, GpuDriver, MigActivation};
 pub use driver_error::{GpuError, GpuErrorCode, GpuOp};
+pub use enforcement::{Enforcement, Limits};
 pub use gpu::{
-    Architecture, Brand, ComputeCapability, ComputeMode, CudaVersion, FabricFacts, GpuFacts, GpuProcess,
-    MigMode, NvLinkPeer, SystemFacts,
+    Architecture, Brand, ComputeCapability, ComputeMode, CudaVersion, FabricFacts, GpuFacts,
+    GpuProcess, MigMode, NvLinkPeer, SystemFacts,
 };
+pub use hash::fnv1a;
+pub use hold::Hold;
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
 pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
-pub use mode::{Grant, Hold, HoldKind, Mode, TimeSlice};
+pub use lock::lock;
+pub use mode::{Grant, Mode, TimeSlice};
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
 pub use quantity::{Format, Quantity, QuantityError};
+pub use sharing::{Alternative, ShareUnit, Sharing};
+pub use target::{ParsePlaceError, Place, Target, TargetKind};
 pub use usage::{GpuMemory, MigDevice, ProcessSample};
 pub use version::normalise_version;

@@ -1,19 +1,18 @@
-//! What a GPU is used for now, and the uses themselves.
+//! The mode of a GPU: what it is used for now.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mig::{GpuInstanceProfileId, Placement};
-use crate::{ClaimUid, DeviceName, GpuUuid};
+use crate::{Alternative, ShareUnit};
 
-/// What a GPU is now. Decided by the first hold that lands, freed by the last (the mode lock).
+/// The state of a GPU. Decided by the first hold that lands, freed by the last (the mode lock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// No claim holds it.
     Idle,
-    /// One claim holds the whole GPU.
+    /// A claim holds the whole GPU.
     Whole,
     /// Claims hold partitions.
     Partitioned,
@@ -24,6 +23,23 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All modes, those in use first.
+    pub const ALL: [Self; 5] = [
+        Self::Whole,
+        Self::Partitioned,
+        Self::TimeSliced,
+        Self::Mps,
+        Self::Idle,
+    ];
+
+    /// Returns the mode of a GPU that is held in these ways. Any of them says it: holds of two
+    /// modes exclude each other.
+    pub fn of(held: impl IntoIterator<Item = Alternative>) -> Self {
+        held.into_iter()
+            .find_map(Alternative::mode)
+            .unwrap_or(Self::Idle)
+    }
+
     /// The mode as people read it.
     pub fn name(self) -> &'static str {
         match self {
@@ -36,42 +52,12 @@ impl Mode {
     }
 }
 
-/// How a claim uses a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum HoldKind {
-    /// Exclusive use of the whole GPU.
-    Whole,
-    /// Exclusive use of a partition.
-    Partition {
-        profile: GpuInstanceProfileId,
-        /// Its memory slices.
-        placement: Placement,
-    },
-    /// A time-sliced share of the whole GPU: beside other shares, and nothing else.
-    Share,
-    /// Admin access: sees the GPU, never changes its mode, conflicts with no other hold (KEP-5018).
-    Admin,
-}
-
-impl HoldKind {
-    /// The mode this use needs the GPU to be in; `None` when it is content with any.
-    pub fn needs(self) -> Option<Mode> {
-        match self {
-            Self::Whole => Some(Mode::Whole),
-            Self::Partition { .. } => Some(Mode::Partitioned),
-            Self::Share => Some(Mode::TimeSliced),
-            Self::Admin => None,
-        }
-    }
-}
-
-/// How long the contexts of a time-shared GPU run in turn, as `nvidia-smi compute-policy` counts it. The lengths
-/// themselves are the driver's secret.
+/// The length of the time for which the contexts of a time-shared GPU run in turn, as `nvidia-smi
+/// compute-policy` counts it. The lengths themselves are the driver's secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimeSlice {
-    /// What the driver chooses.
+    /// The driver's choice.
     Default,
     /// Short: others come soon.
     Short,
@@ -95,7 +81,7 @@ impl TimeSlice {
         }
     }
 
-    /// As people write and read it.
+    /// Returns it as people write and read it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "Default",
@@ -117,26 +103,18 @@ impl fmt::Display for TimeSlice {
     }
 }
 
-/// What prepare may do with a GPU: the node's policies say so.
+/// Changes of a GPU that prepare may make: the node's policies say so.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Whether it may change the MIG mode where that needs no reset. `None`: as granted before.
+    /// Permission to change the MIG mode where that needs no reset. `None`: as granted before.
     pub may_change_mode: Option<bool>,
+    /// True if a rule offers partitions of the GPU: while none does, a MIG mode that divvy turned
+    /// on is given back once nothing is held. `None`: as granted before.
+    pub offers_partitions: Option<bool>,
     /// The time slice of the GPU while claims have shares of it. `None`: none is set.
     pub share_time_slice: Option<TimeSlice>,
-}
-
-/// A claim's use of a device.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Hold {
-    /// The claim that holds.
-    pub claim: ClaimUid,
-    /// The GPU held, whatever part of it.
-    pub gpu: GpuUuid,
-    /// The device as it was allocated.
-    pub device: DeviceName,
-    pub kind: HoldKind,
-    /// The time slice that the claim asked for with a whole GPU, or that the GPU's shares had; `None` is content with any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub time_slice: Option<TimeSlice>,
+    /// The unit in which shares of the GPU are published. `None`: there are none.
+    pub share_unit: Option<ShareUnit>,
+    /// The memory in MiB that shares do not get: shares by percent are parts of the rest.
+    pub share_reserved_mib: u64,
 }

@@ -1,9 +1,9 @@
 //! Kubernetes quantities, exact: the one parser of divvy.
 //!
-//! A quantity is a decimal number with at most nine fractional digits and a suffix (`40Gi`, `100m`, `5e3`).
-//! The value is kept as a whole number of *nano* units in an `i128`: every sum and comparison is exact up to
-//! about 1.7e29, far beyond anything an amount of memory or a counter can be; a larger number is an error
-//! and never a wrong value.
+//! A quantity is a decimal number with at most nine fractional digits and a suffix (`40Gi`, `100m`,
+//! `5e3`). The value is kept as a whole number of *nano* units in an `i128`: every sum and
+//! comparison is exact up to about 1.7e29, far beyond anything an amount of memory or a counter can
+//! be; a larger number is an error and never a wrong value.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -11,18 +11,36 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// One unit, in nanos.
+/// A unit, in nanos.
 const ONE: i128 = 1_000_000_000;
 
 /// Fractional digits that are kept while parsing; what lies beyond only decides the rounding.
+// 20 is the most with which `fraction * 1024^6` fits an `i128` (1.2e38 of 1.7e38).
 const MAX_FRACTION_DIGITS: usize = 20;
 
 /// Suffixes of powers of ten, with the exponent.
-const DECIMAL: [(&str, i32); 10] =
-    [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
+const DECIMAL: [(&str, i32); 10] = [
+    ("n", -9),
+    ("u", -6),
+    ("m", -3),
+    ("", 0),
+    ("k", 3),
+    ("M", 6),
+    ("G", 9),
+    ("T", 12),
+    ("P", 15),
+    ("E", 18),
+];
 
 /// Suffixes of powers of 1024, with the power.
-const BINARY: [(&str, u32); 6] = [("Ki", 1), ("Mi", 2), ("Gi", 3), ("Ti", 4), ("Pi", 5), ("Ei", 6)];
+const BINARY: [(&str, u32); 6] = [
+    ("Ki", 1),
+    ("Mi", 2),
+    ("Gi", 3),
+    ("Ti", 4),
+    ("Pi", 5),
+    ("Ei", 6),
+];
 
 /// Why a text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -37,7 +55,7 @@ pub enum QuantityError {
     Range(String),
 }
 
-/// How a quantity is written; arithmetic keeps the format of the left operand.
+/// The notation of a quantity; arithmetic keeps the format of the left operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// `1Ki`, `2Gi`.
@@ -60,14 +78,20 @@ pub struct Quantity {
 impl Quantity {
     /// A whole number of units: an `i64` or a `u64`, say. Saturates beyond the range.
     pub fn from_units(units: impl Into<i128>, format: Format) -> Self {
-        Self { nanos: units.into().saturating_mul(ONE), format }
+        Self {
+            nanos: units.into().saturating_mul(ONE),
+            format,
+        }
     }
 
     /// A number of billionths.
     pub fn from_nanos(nanos: i128, format: Format) -> Self {
         // An amount below one has no binary form that is easier to read.
-        let format =
-            if format == Format::BinarySi && 0 < nanos && nanos < ONE { Format::DecimalSi } else { format };
+        let format = if format == Format::BinarySi && 0 < nanos && nanos < ONE {
+            Format::DecimalSi
+        } else {
+            format
+        };
         Self { nanos, format }
     }
 
@@ -76,7 +100,7 @@ impl Quantity {
         self.nanos
     }
 
-    /// How it is written.
+    /// Returns how it is written.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -92,12 +116,20 @@ impl Quantity {
 
     /// The amount as an integer, where it is one and fits.
     pub fn to_i64(&self) -> Option<i64> {
-        if self.nanos % ONE == 0 { i64::try_from(self.nanos / ONE).ok() } else { None }
+        if self.nanos % ONE == 0 {
+            i64::try_from(self.nanos / ONE).ok()
+        } else {
+            None
+        }
     }
 
     /// The amount as a number of bytes or pieces, where it is a whole one and fits.
     pub fn to_u64(&self) -> Option<u64> {
-        if self.nanos % ONE == 0 { u64::try_from(self.nanos / ONE).ok() } else { None }
+        if self.nanos % ONE == 0 {
+            u64::try_from(self.nanos / ONE).ok()
+        } else {
+            None
+        }
     }
 
     /// The amount rounded away from zero to whole units, as Kubernetes' `Value()` does.
@@ -106,7 +138,10 @@ impl Quantity {
     }
 
     /// The nearest double.
-    #[expect(clippy::cast_precision_loss, reason = "the caller asked for an approximation")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the caller asked for an approximation"
+    )]
     pub fn to_f64(&self) -> f64 {
         self.nanos as f64 / ONE as f64
     }
@@ -114,13 +149,19 @@ impl Quantity {
     /// The exact sum, in the format of `self`; `None` when it does not fit.
     #[must_use]
     pub fn checked_add(&self, other: &Self) -> Option<Self> {
-        Some(Self { nanos: self.nanos.checked_add(other.nanos)?, format: self.format })
+        Some(Self {
+            nanos: self.nanos.checked_add(other.nanos)?,
+            format: self.format,
+        })
     }
 
     /// The exact difference, in the format of `self`; `None` when it does not fit.
     #[must_use]
     pub fn checked_sub(&self, other: &Self) -> Option<Self> {
-        Some(Self { nanos: self.nanos.checked_sub(other.nanos)?, format: self.format })
+        Some(Self {
+            nanos: self.nanos.checked_sub(other.nanos)?,
+            format: self.format,
+        })
     }
 }
 
@@ -163,26 +204,46 @@ impl FromStr for Quantity {
             return Err(wrong());
         }
         let number = Number::new(whole, fraction);
-        let (magnitude, format) = if let Some((_, power)) = BINARY.iter().find(|(s, _)| *s == suffix) {
-            (number.and_then(|n| n.times_1024_pow(*power)), Format::BinarySi)
-        } else if let Some((_, exponent)) = DECIMAL.iter().find(|(s, _)| *s == suffix) {
-            (number.and_then(|n| n.times_ten_pow(*exponent)), Format::DecimalSi)
-        } else {
-            let exponent = suffix.strip_prefix(['e', 'E']).ok_or_else(wrong)?;
-            let digits = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
-            if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-                return Err(wrong());
-            }
-            let exponent: i32 = exponent.parse().map_err(|_| QuantityError::Range(text.to_owned()))?;
-            (number.and_then(|n| n.times_ten_pow(exponent)), Format::DecimalExponent)
-        };
+        // Suffixes as `resource.ParseQuantity` has them. Decimal ones are tried before exponents: a
+        // bare `E` is exa, and `E3` is 10^3. A suffix that does not exist is reported before a
+        // number that is too large.
+        let (magnitude, format) =
+            if let Some((_, power)) = BINARY.iter().find(|(s, _)| *s == suffix) {
+                (
+                    number.and_then(|n| n.times_1024_pow(*power)),
+                    Format::BinarySi,
+                )
+            } else if let Some((_, exponent)) = DECIMAL.iter().find(|(s, _)| *s == suffix) {
+                (
+                    number.and_then(|n| n.times_ten_pow(*exponent)),
+                    Format::DecimalSi,
+                )
+            } else {
+                let exponent = suffix.strip_prefix(['e', 'E']).ok_or_else(wrong)?;
+                let digits = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+                if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+                    return Err(wrong());
+                }
+                let exponent: i32 = exponent
+                    .parse()
+                    .map_err(|_| QuantityError::Range(text.to_owned()))?;
+                (
+                    number.and_then(|n| n.times_ten_pow(exponent)),
+                    Format::DecimalExponent,
+                )
+            };
+        // The sign comes last: the magnitude is rounded up, so both signs round away from zero.
         let nanos = magnitude.ok_or_else(|| QuantityError::Range(text.to_owned()))?;
         let magnitude = Self::from_nanos(nanos, format);
-        Ok(Self { nanos: if negative { -nanos } else { nanos }, ..magnitude })
+        Ok(Self {
+            nanos: if negative { -nanos } else { nanos },
+            ..magnitude
+        })
     }
 }
 
-/// Digits read from a text: `units * 10^digits + fraction`, and whether non-zero digits were cut off.
+/// Digits read from a text: `units * 10^digits + fraction`, and whether non-zero digits were cut
+/// off.
 struct Number {
     units: i128,
     fraction: i128,
@@ -193,11 +254,21 @@ struct Number {
 impl Number {
     fn new(whole: &str, fraction: &str) -> Option<Self> {
         let fraction = fraction.trim_end_matches('0');
-        let kept = fraction.get(..fraction.len().min(MAX_FRACTION_DIGITS)).unwrap_or_default();
+        let kept = fraction
+            .get(..fraction.len().min(MAX_FRACTION_DIGITS))
+            .unwrap_or_default();
         let whole = whole.trim_start_matches('0');
         Some(Self {
-            units: if whole.is_empty() { 0 } else { whole.parse().ok()? },
-            fraction: if kept.is_empty() { 0 } else { kept.parse().ok()? },
+            units: if whole.is_empty() {
+                0
+            } else {
+                whole.parse().ok()?
+            },
+            fraction: if kept.is_empty() {
+                0
+            } else {
+                kept.parse().ok()?
+            },
             fraction_digits: u32::try_from(kept.len()).ok()?,
             cut: kept.len() < fraction.len(),
         })
@@ -211,6 +282,8 @@ impl Number {
     fn times_1024_pow(&self, power: u32) -> Option<i128> {
         let factor = 1024_i128.checked_pow(power)?;
         let units = self.units.checked_mul(factor)?.checked_mul(ONE)?;
+        // Multiplied before it is divided: with the factor, digits beyond the ninth may be whole
+        // nano units.
         let fraction = self.fraction.checked_mul(factor)?;
         let fraction = match 9_u32.checked_sub(self.fraction_digits) {
             Some(up) => fraction.checked_mul(10_i128.checked_pow(up)?)?,
@@ -224,38 +297,65 @@ impl Number {
         if self.is_zero() {
             return Some(0);
         }
-        let scale = exponent.checked_add(9)?.checked_sub(i32::try_from(self.fraction_digits).ok()?)?;
-        let all = match self.units.checked_mul(10_i128.checked_pow(self.fraction_digits)?) {
+        let scale = exponent
+            .checked_add(9)?
+            .checked_sub(i32::try_from(self.fraction_digits).ok()?)?;
+        let all = match self
+            .units
+            .checked_mul(10_i128.checked_pow(self.fraction_digits)?)
+        {
             Some(units) => units.checked_add(self.fraction)?,
             // Many digits before and after the point: the fraction can only round.
             None => return self.times_ten_pow_wide(exponent),
         };
         if scale >= 0 {
-            all.checked_mul(10_i128.checked_pow(scale.unsigned_abs())?)?.checked_add(i128::from(self.cut))
+            all.checked_mul(10_i128.checked_pow(scale.unsigned_abs())?)?
+                .checked_add(i128::from(self.cut))
         } else {
             // A divisor beyond i128 leaves a number that is not zero: the smallest amount.
-            let divisor = 10_i128.checked_pow(scale.unsigned_abs()).unwrap_or(i128::MAX);
+            let divisor = 10_i128
+                .checked_pow(scale.unsigned_abs())
+                .unwrap_or(i128::MAX);
+            // Digits that were cut off round up too, unless the division has done so already.
             let exact = all % divisor == 0;
             Some(div_away(all, divisor) + i128::from(exact && self.cut))
         }
     }
 
     fn times_ten_pow_wide(&self, exponent: i32) -> Option<i128> {
-        let units = Self { units: self.units, fraction: 0, fraction_digits: 0, cut: false };
-        let rest =
-            Self { units: 0, fraction: self.fraction, fraction_digits: self.fraction_digits, cut: self.cut };
-        units.times_ten_pow(exponent)?.checked_add(rest.times_ten_pow(exponent)?)
+        let units = Self {
+            units: self.units,
+            fraction: 0,
+            fraction_digits: 0,
+            cut: false,
+        };
+        let rest = Self {
+            units: 0,
+            fraction: self.fraction,
+            fraction_digits: self.fraction_digits,
+            cut: self.cut,
+        };
+        units
+            .times_ten_pow(exponent)?
+            .checked_add(rest.times_ten_pow(exponent)?)
     }
 }
 
 /// Integer division that rounds away from zero.
 fn div_away(value: i128, divisor: i128) -> i128 {
     let quotient = value / divisor;
-    if value % divisor == 0 { quotient } else { quotient + value.signum() }
+    if value % divisor == 0 {
+        quotient
+    } else {
+        quotient + value.signum()
+    }
 }
 
 fn split_digits(text: &str) -> (&str, &str) {
-    let end = text.bytes().position(|b| !b.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .bytes()
+        .position(|b| !b.is_ascii_digit())
+        .unwrap_or(text.len());
     text.split_at(end)
 }
 
@@ -263,13 +363,18 @@ impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.nanos % ONE == 0;
         let units = self.nanos / ONE;
+        // The form of `resource.Quantity.CanonicalizeBytes`: binary amounts between -1024 and 1024,
+        // and those that are not whole, are written in decimal.
         if self.format == Format::BinarySi && whole && units.unsigned_abs() >= 1024 {
             let (mut number, mut power) = (units, 0_usize);
             while number % 1024 == 0 && power < BINARY.len() {
                 number /= 1024;
                 power += 1;
             }
-            let suffix = power.checked_sub(1).and_then(|p| BINARY.get(p)).map_or("", |(s, _)| *s);
+            let suffix = power
+                .checked_sub(1)
+                .and_then(|p| BINARY.get(p))
+                .map_or("", |(s, _)| *s);
             return write!(f, "{number}{suffix}");
         }
         if self.nanos == 0 {
@@ -282,9 +387,16 @@ impl fmt::Display for Quantity {
             exponent += 3;
         }
         if self.format == Format::DecimalExponent {
-            return if exponent == 0 { write!(f, "{number}") } else { write!(f, "{number}e{exponent}") };
+            return if exponent == 0 {
+                write!(f, "{number}")
+            } else {
+                write!(f, "{number}e{exponent}")
+            };
         }
-        let suffix = DECIMAL.iter().find(|(_, e)| *e == exponent).map_or("", |(s, _)| *s);
+        let suffix = DECIMAL
+            .iter()
+            .find(|(_, e)| *e == exponent)
+            .map_or("", |(s, _)| *s);
         write!(f, "{number}{suffix}")
     }
 }

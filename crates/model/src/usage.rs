@@ -1,4 +1,5 @@
-//! How much of a GPU is used: what a driver measures. A value that a driver does not know is an error or `None`, never 0.
+//! Usage of a GPU, as a driver measures it. A value that a driver does not know is an error or
+//! `None`, never 0.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +25,8 @@ pub struct MigDevice {
     pub uuid: MigUuid,
 }
 
-/// Use of the multiprocessors by a process (`nvmlProcessUtilizationSample_t`), as the driver writes it: implausible values
-/// and processes that have ended occur.
+/// Use of the multiprocessors by a process (`nvmlProcessUtilizationSample_t`), as the driver writes
+/// it: implausible values and processes that have ended occur.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProcessSample {
     pub pid: u32,

@@ -1,11 +1,13 @@
-//! Health of GPUs: what the driver reports ([`GpuEvent`], [`GpuVitals`]), what an Xid means ([`XidClass`]), and the
-//! conclusion ([`HealthBook`]). Pure: time is a parameter. The node plugin feeds the book and turns its conclusions into
-//! taints, Events, metrics and answers for the kubelet.
+//! Health of GPUs: what the driver reports ([`GpuEvent`], [`GpuVitals`]), what an Xid means
+//! ([`XidClass`]), and the conclusion ([`HealthBook`]). Pure: time is a parameter. The node plugin
+//! feeds the book and turns its conclusions into taints, Events, metrics and answers for the
+//! kubelet.
 //!
 //! Facts: `nvmlDeviceGetFieldValues` field 230 (recovery action), `nvmlDeviceGetRemappedRows`,
-//! `nvmlDeviceGetTotalEccErrors`, `nvmlEventSetWait_v2`, and NVIDIA's Xid catalog of October 2025.
+//! `nvmlDeviceGetTotalEccErrors`, `nvmlDeviceGetGpuFabricInfoV`, `nvmlEventSetWait_v2`, and NVIDIA's Xid catalog of October 2025.
 
 mod book;
+mod fabric;
 mod remembered;
 #[cfg(test)]
 mod tests;
@@ -20,10 +22,11 @@ use crate::mig::{ComputeInstanceId, GpuInstanceId};
 use crate::{GpuErrorCode, GpuUuid};
 
 pub use book::{Ailments, GpuHealth, HealthBook, HealthChange, HealthRules, Illness};
+pub use fabric::{FabricFault, FabricState};
 pub use remembered::Remembered;
 pub use xid::XidClass;
 
-/// What an event is about.
+/// The subject of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuEventKind {
@@ -33,7 +36,8 @@ pub enum GpuEventKind {
     UncorrectedEcc,
     /// A memory row or page could not be replaced.
     RetirementFailure,
-    /// The GPU reports that it is not available, or that another recovery action is due, which its vitals show.
+    /// The GPU reports that it is not available, or that another recovery action is due, which its
+    /// vitals show.
     LookAgain,
     /// Anything else, by its bit in NVML.
     Other(u64),
@@ -42,7 +46,7 @@ pub enum GpuEventKind {
 /// Something a GPU reported of its own accord.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuEvent {
-    /// Which; `None` where the driver does not say.
+    /// The GPU; `None` where the driver does not say.
     pub gpu: Option<GpuUuid>,
     pub kind: GpuEventKind,
     /// The GPU instance concerned; `None` is the whole GPU.
@@ -51,7 +55,7 @@ pub struct GpuEvent {
     pub compute_instance: Option<ComputeInstanceId>,
 }
 
-/// What came in one wait for events.
+/// Events that came in one wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuEvents {
     /// In the order in which they came.
@@ -60,7 +64,7 @@ pub struct GpuEvents {
     pub unmonitored: BTreeMap<GpuUuid, GpuErrorCode>,
 }
 
-/// What has to be done before the GPU is fit again (`nvmlDeviceGpuRecoveryAction_t`).
+/// The action that is needed before the GPU is fit again (`nvmlDeviceGpuRecoveryAction_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecoveryAction {
@@ -73,9 +77,10 @@ pub enum RecoveryAction {
     DrainPeers,
     /// Let everything on the GPU end, then reset it.
     DrainAndReset,
-    /// Recover the IMEX domain, of which the GPU is a member: memory that nodes share over NVLink. The GPU itself is fit.
+    /// Recover the IMEX domain, of which the GPU is a member: memory that nodes share over NVLink.
+    /// The GPU itself is fit.
     RecoverImexDomain,
-    /// One that we don't know.
+    /// An action that we don't know.
     Unknown(u32),
 }
 
@@ -93,7 +98,7 @@ impl RecoveryAction {
         }
     }
 
-    /// Whether something has to be done about the GPU itself.
+    /// Returns whether something has to be done about the GPU itself.
     pub fn concerns_gpu(self) -> bool {
         !matches!(self, Self::Nothing | Self::RecoverImexDomain)
     }
@@ -121,17 +126,20 @@ pub struct RowRemap {
     pub failed: bool,
 }
 
-/// What a poll reports about a GPU's health. Values that the driver does not report are left out.
+/// Readings of a poll of a GPU's health. Values that the driver does not report are left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuVitals {
-    /// What is to be done; `None` with drivers that do not say.
+    /// The action that is needed; `None` with drivers that do not say.
     pub recovery: Option<RecoveryAction>,
     pub remap: Option<RowRemap>,
     /// ECC errors since the last reset that were not corrected.
     pub uncorrected_ecc: Option<u64>,
+    /// Registration with the NVLink fabric; `None` without one, and before Hopper.
+    #[serde(default)]
+    pub fabric: Option<FabricState>,
 }
 
-/// What is wrong with a GPU or a partition. Ordered by gravity.
+/// A fault of a GPU or a partition. Ordered by gravity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ailment {
@@ -139,6 +147,8 @@ pub enum Ailment {
     Lost,
     /// A recovery action is due.
     Recovery(RecoveryAction),
+    /// Its NVLink fabric is not ready: CUDA fails on it.
+    Fabric(FabricFault),
     /// Bad memory could not be replaced.
     RemapFailed,
     /// An Xid that the GPU does not get over by itself.
@@ -152,15 +162,24 @@ pub enum Ailment {
 }
 
 impl Ailment {
-    /// One of each name.
-    pub const NAMES: [&str; 7] =
-        ["lost", "recovery", "row-remap-failed", "xid", "ecc", "row-remap-pending", "silent"];
+    /// An ailment of each name.
+    pub const NAMES: [&str; 8] = [
+        "lost",
+        "recovery",
+        "fabric",
+        "row-remap-failed",
+        "xid",
+        "ecc",
+        "row-remap-pending",
+        "silent",
+    ];
 
     /// A short stable name, for metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lost => "lost",
             Self::Recovery(_) => "recovery",
+            Self::Fabric(_) => "fabric",
             Self::RemapFailed => "row-remap-failed",
             Self::Xid(_) => "xid",
             Self::Ecc => "ecc",
@@ -171,18 +190,31 @@ impl Ailment {
 
     pub fn remedy(self) -> &'static str {
         match self {
-            Self::Lost => "reset the GPU or reboot the node; if it stays lost, check the board",
+            Self::Lost => {
+                "reset the GPU or reboot the node (docs/maintenance.md); if it stays lost, check the board"
+            }
             Self::Recovery(RecoveryAction::Reboot) => "drain and reboot the node",
-            Self::Recovery(RecoveryAction::DrainPeers) => "let the pods that use its NVLink peers end",
+            Self::Recovery(RecoveryAction::DrainPeers) => {
+                "let the pods that use its NVLink peers end"
+            }
+            Self::Fabric(FabricFault::Unhealthy) => {
+                "check the NVSwitches and NVLinks (`nvidia-smi nvlink --status`, `dmesg | grep -i sxid`)"
+            }
+            Self::Fabric(_) => {
+                "check that the fabric manager runs and is of the driver's version (`systemctl status nvidia-fabricmanager`); until then CUDA fails on the GPU with error 802"
+            }
             Self::RemapFailed => "have the board replaced",
-            Self::Silent => "check for a hanging driver (`dmesg`), then reset the GPU or reboot the node",
+            Self::Silent => {
+                "check for a hanging driver (`dmesg`), then reset the GPU or reboot the node (docs/maintenance.md)"
+            }
             Self::Recovery(_) | Self::Xid(_) | Self::Ecc | Self::RemapPending => {
-                "let its pods end, then reset it (`nvidia-smi --gpu-reset`) or reboot the node"
+                "drain the node, then reset the GPU or reboot (docs/maintenance.md)"
             }
         }
     }
 
-    /// Known from the replacement of memory, which a GPU does not report while it has MIG instances: no answer does not end it.
+    /// Known from the replacement of memory, which a GPU does not report while it has MIG
+    /// instances: no answer does not end it.
     pub(crate) fn is_of_memory(self) -> bool {
         matches!(self, Self::RemapFailed | Self::RemapPending)
     }
@@ -202,10 +234,17 @@ impl fmt::Display for Ailment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost => f.write_str("fell off the bus"),
-            Self::Recovery(RecoveryAction::Unknown(raw)) => write!(f, "needs recovery action {raw}"),
+            Self::Recovery(RecoveryAction::Unknown(raw)) => {
+                write!(f, "needs recovery action {raw}")
+            }
             Self::Recovery(action) => write!(f, "needs recovery: {}", action.name()),
+            Self::Fabric(fault) => fault.fmt(f),
             Self::RemapFailed => f.write_str("failed to remap bad memory rows"),
-            Self::Xid(number) => write!(f, "reported Xid {number} ({})", XidClass::of(*number).name()),
+            Self::Xid(number) => write!(
+                f,
+                "reported Xid {number} ({})",
+                XidClass::of(*number).name()
+            ),
             Self::Ecc => f.write_str("had uncorrectable ECC errors"),
             Self::RemapPending => f.write_str("needs a reset to apply remapped memory rows"),
             Self::Silent => f.write_str("does not answer"),

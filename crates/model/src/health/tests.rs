@@ -13,20 +13,34 @@ fn at(seconds: u64) -> Duration {
 
 fn event(kind: GpuEventKind, gpu_instance: Option<u32>) -> GpuEvent {
     let gpu_instance = gpu_instance.map(GpuInstanceId);
-    GpuEvent { gpu: Some(gpu()), kind, gpu_instance, compute_instance: None }
+    GpuEvent {
+        gpu: Some(gpu()),
+        kind,
+        gpu_instance,
+        compute_instance: None,
+    }
 }
 
 fn vitals(recovery: Option<u32>) -> GpuVitals {
-    GpuVitals { recovery: recovery.map(RecoveryAction::from_nvml), ..GpuVitals::default() }
+    GpuVitals {
+        recovery: recovery.map(RecoveryAction::from_nvml),
+        ..GpuVitals::default()
+    }
 }
 
 fn sick(book: &HealthBook) -> Vec<Ailment> {
-    book.gpus().get(&gpu()).map(|g| g.ailments.keys().copied().collect()).unwrap_or_default()
+    book.gpus()
+        .get(&gpu())
+        .map(|g| g.ailments.keys().copied().collect())
+        .unwrap_or_default()
 }
 
 fn sick_partitions(book: &HealthBook) -> Vec<(u32, Ailment)> {
     let gpu = &book.gpus()[&gpu()];
-    gpu.partitions.iter().flat_map(|(id, all)| all.keys().map(|a| (id.0, *a))).collect()
+    gpu.partitions
+        .iter()
+        .flat_map(|(id, all)| all.keys().map(|a| (id.0, *a)))
+        .collect()
 }
 
 /// Polls every 30 s from `from` on with these vitals until the GPU is well; when that is.
@@ -40,7 +54,8 @@ fn well_at(book: &mut HealthBook, from: u64, answer: GpuVitals) -> Option<u64> {
 
 #[test]
 fn each_xid_has_the_effect_of_its_class() {
-    // Xid, class, the effect on a GPU whose driver reports recovery actions, and on one whose driver does not.
+    // Xid, class, the effect on a GPU whose driver reports recovery actions, and on one whose
+    // driver does not.
     let table = [
         (13, XidClass::Application, false, false),
         (31, XidClass::Application, false, false),
@@ -76,27 +91,55 @@ fn each_xid_has_the_effect_of_its_class() {
 
 #[test]
 fn ignored_xids_count_for_nothing() {
-    let rules = HealthRules { ignored_xids: BTreeSet::from([109]), ..HealthRules::default() };
+    let rules = HealthRules {
+        ignored_xids: BTreeSet::from([109]),
+        ..HealthRules::default()
+    };
     let mut book = HealthBook::default();
-    assert_eq!(book.event(&rules, at(0), &event(GpuEventKind::Xid(109), None)), []);
+    assert_eq!(
+        book.event(&rules, at(0), &event(GpuEventKind::Xid(109), None)),
+        []
+    );
     assert_eq!(book, HealthBook::default());
 }
 
 #[test]
-fn an_xid_is_over_after_enough_good_polls_and_time_and_a_new_one_starts_again() {
+fn an_xid_is_over_after_good_polls_and_time_and_a_new_one_restarts() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     book.poll(&rules, at(0), &gpu(), Ok(vitals(Some(0))));
-    let change = |over| HealthChange { gpu: gpu(), partition: None, ailment: Ailment::Xid(48), over };
-    assert_eq!(book.event(&rules, at(10), &event(GpuEventKind::Xid(48), None)), [change(false)]);
-    assert_eq!(book.event(&rules, at(12), &event(GpuEventKind::Xid(48), None)), []);
+    let change = |over| HealthChange {
+        gpu: gpu(),
+        partition: None,
+        ailment: Ailment::Xid(48),
+        over,
+    };
+    assert_eq!(
+        book.event(&rules, at(10), &event(GpuEventKind::Xid(48), None)),
+        [change(false)]
+    );
+    assert_eq!(
+        book.event(&rules, at(12), &event(GpuEventKind::Xid(48), None)),
+        []
+    );
     for now in [13, 14, 15, 16] {
-        assert_eq!(book.poll(&rules, at(now), &gpu(), Ok(vitals(Some(0)))), [], "too soon");
+        assert_eq!(
+            book.poll(&rules, at(now), &gpu(), Ok(vitals(Some(0)))),
+            [],
+            "too soon"
+        );
     }
     book.event(&rules, at(70), &event(GpuEventKind::Xid(48), None));
     assert_eq!(book.poll(&rules, at(129), &gpu(), Ok(vitals(Some(0)))), []);
-    assert_eq!(book.poll(&rules, at(131), &gpu(), Ok(vitals(Some(0)))), [], "only two polls");
-    assert_eq!(book.poll(&rules, at(132), &gpu(), Ok(vitals(Some(0)))), [change(true)]);
+    assert_eq!(
+        book.poll(&rules, at(131), &gpu(), Ok(vitals(Some(0)))),
+        [],
+        "only two polls"
+    );
+    assert_eq!(
+        book.poll(&rules, at(132), &gpu(), Ok(vitals(Some(0)))),
+        [change(true)]
+    );
     assert!(!book.has_patients());
 }
 
@@ -105,7 +148,11 @@ fn without_recovery_actions_an_xid_stays_until_the_gpu_was_away() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     book.event(&rules, at(0), &event(GpuEventKind::Xid(79), Some(3)));
-    assert_eq!(sick(&book), [Ailment::Xid(79)], "off the bus is the whole GPU's affair");
+    assert_eq!(
+        sick(&book),
+        [Ailment::Xid(79)],
+        "off the bus is the whole GPU's affair"
+    );
     assert_eq!(well_at(&mut book, 100, vitals(None)), None);
     for gone in [GpuErrorCode::GPU_IS_LOST, GpuErrorCode::DRIVER_NOT_LOADED] {
         book.event(&rules, at(900), &event(GpuEventKind::Xid(79), None));
@@ -134,9 +181,57 @@ fn a_recovery_action_lasts_as_long_as_the_driver_says() {
 }
 
 #[test]
+fn a_fabric_that_is_not_ready_makes_the_gpu_sick_until_it_is() {
+    let fabric = |state, status, health| GpuVitals {
+        fabric: Some(FabricState {
+            state,
+            status,
+            health,
+        }),
+        ..vitals(Some(0))
+    };
+    let table = [
+        ((1, 0, 0), Some(FabricFault::NotStarted), "not-started"),
+        ((2, 0, 0), Some(FabricFault::InProgress), "in-progress"),
+        // The status of a registration that is not complete means nothing.
+        ((2, 15, 0), Some(FabricFault::InProgress), "in-progress"),
+        ((3, 999, 0), Some(FabricFault::Failed(999)), "failed"),
+        ((3, 0, 2), Some(FabricFault::Unhealthy), "unhealthy"),
+        // Without a fabric; ready; before R570; limited capacity; unknown.
+        ((0, 0, 0), None, ""),
+        ((3, 0, 1), None, ""),
+        ((3, 0, 0), None, ""),
+        ((3, 0, 3), None, ""),
+        ((7, 0, 0), None, ""),
+    ];
+    for ((state, status, health), fault, name) in table {
+        let mut book = HealthBook::default();
+        let answer = fabric(state, status, health);
+        let well = well_at(&mut book, 0, answer);
+        let expected: Vec<_> = fault.into_iter().map(Ailment::Fabric).collect();
+        assert_eq!(sick(&book), expected, "{state} {status} {health}");
+        assert_eq!(well.is_none(), fault.is_some());
+        assert_eq!(fault.map(FabricFault::name).unwrap_or_default(), name);
+        // One question without an answer does not end it; the state that is good does.
+        let unanswered = well_at(&mut book, 600, vitals(Some(0)));
+        assert_eq!(unanswered.is_none(), fault.is_some());
+        assert!(well_at(&mut book, 1200, fabric(3, 0, 1)).is_some());
+    }
+    let failed = Ailment::Fabric(FabricFault::Failed(999));
+    assert_eq!(
+        failed.to_string(),
+        "could not be registered with its NVLink fabric (UNKNOWN (999))"
+    );
+    assert!(failed.remedy().contains("nvidia-fabricmanager"));
+}
+
+#[test]
 fn bad_memory_and_a_lost_or_silent_gpu_are_distinguished() {
     let rules = HealthRules::default();
-    let remap = |pending, failed| GpuVitals { remap: Some(RowRemap { pending, failed }), ..vitals(Some(0)) };
+    let remap = |pending, failed| GpuVitals {
+        remap: Some(RowRemap { pending, failed }),
+        ..vitals(Some(0))
+    };
     let mut book = HealthBook::default();
     book.poll(&rules, at(0), &gpu(), Ok(remap(true, true)));
     assert_eq!(sick(&book), [Ailment::RemapFailed, Ailment::RemapPending]);
@@ -149,7 +244,11 @@ fn bad_memory_and_a_lost_or_silent_gpu_are_distinguished() {
     for now in [300, 330] {
         book.poll(&rules, at(now), &gpu(), Err(GpuErrorCode::TIMEOUT));
     }
-    assert_eq!((sick(&book), book.has_patients()), (vec![], true), "a bad minute is no illness");
+    assert_eq!(
+        (sick(&book), book.has_patients()),
+        (vec![], true),
+        "a bad minute is no illness"
+    );
     book.poll(&rules, at(360), &gpu(), Err(GpuErrorCode::TIMEOUT));
     assert_eq!(sick(&book), [Ailment::Silent]);
     assert_eq!(well_at(&mut book, 390, vitals(None)), Some(450));
@@ -158,7 +257,10 @@ fn bad_memory_and_a_lost_or_silent_gpu_are_distinguished() {
 #[test]
 fn ecc_errors_count_from_the_first_look_on() {
     let rules = HealthRules::default();
-    let ecc = |count| GpuVitals { uncorrected_ecc: Some(count), ..vitals(Some(0)) };
+    let ecc = |count| GpuVitals {
+        uncorrected_ecc: Some(count),
+        ..vitals(Some(0))
+    };
     let mut book = HealthBook::default();
     book.poll(&rules, at(0), &gpu(), Ok(ecc(7)));
     assert_eq!(sick(&book), [], "old news");
@@ -166,46 +268,80 @@ fn ecc_errors_count_from_the_first_look_on() {
     assert_eq!(sick(&book), [Ailment::Ecc]);
     assert_eq!(well_at(&mut book, 60, ecc(8)), Some(120));
     book.event(&rules, at(200), &event(GpuEventKind::UncorrectedEcc, None));
-    book.event(&rules, at(200), &event(GpuEventKind::RetirementFailure, None));
+    book.event(
+        &rules,
+        at(200),
+        &event(GpuEventKind::RetirementFailure, None),
+    );
     assert_eq!(sick(&book), [Ailment::RemapFailed, Ailment::Ecc]);
 }
 
 #[test]
-fn what_is_wrong_with_a_partition_is_not_the_gpus_and_ends_with_the_partition() {
+fn a_fault_of_a_partition_is_not_the_gpus_and_ends_with_the_partition() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     book.poll(&rules, at(0), &gpu(), Ok(vitals(Some(0))));
     book.event(&rules, at(1), &event(GpuEventKind::Xid(95), Some(9)));
     book.event(&rules, at(1), &event(GpuEventKind::Xid(95), Some(11)));
     assert_eq!(sick(&book), []);
-    assert_eq!(sick_partitions(&book), [(9, Ailment::Xid(95)), (11, Ailment::Xid(95))]);
+    assert_eq!(
+        sick_partitions(&book),
+        [(9, Ailment::Xid(95)), (11, Ailment::Xid(95))]
+    );
     book.event(&rules, at(3), &event(GpuEventKind::Xid(95), Some(12)));
     let over = book.living(at(2), &gpu(), &BTreeSet::from([GpuInstanceId(11)]));
     let left = [(11, Ailment::Xid(95)), (12, Ailment::Xid(95))];
-    assert_eq!(sick_partitions(&book), left, "12 may have been made after the answer");
+    assert_eq!(
+        sick_partitions(&book),
+        left,
+        "12 may have been made after the answer"
+    );
     let all_over = book.living(at(4), &gpu(), &BTreeSet::from([GpuInstanceId(11)]));
     assert_eq!(all_over.len(), 1);
     let partition = Some(GpuInstanceId(9));
-    assert_eq!(over, [HealthChange { gpu: gpu(), partition, ailment: Ailment::Xid(95), over: true }]);
+    assert_eq!(
+        over,
+        [HealthChange {
+            gpu: gpu(),
+            partition,
+            ailment: Ailment::Xid(95),
+            over: true
+        }]
+    );
     assert_eq!(well_at(&mut book, 30, vitals(Some(0))), Some(90));
 }
 
 #[test]
-fn a_gpu_that_was_taken_out_is_forgotten_and_a_lost_one_only_after_a_while() {
+fn a_removed_gpu_is_forgotten_and_a_lost_one_only_after_a_while() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     let gone = Err(GpuErrorCode::NOT_FOUND);
     book.poll(&rules, at(0), &gpu(), Ok(vitals(Some(1))));
     let ailment = Ailment::Recovery(RecoveryAction::Reset);
-    let over = |ailment| HealthChange { gpu: gpu(), partition: None, ailment, over: true };
+    let over = |ailment| HealthChange {
+        gpu: gpu(),
+        partition: None,
+        ailment,
+        over: true,
+    };
     assert_eq!(book.poll(&rules, at(30), &gpu(), gone), [over(ailment)]);
-    assert_eq!((book.gpus().len(), book.removed()), (0, &BTreeSet::from([gpu()])));
+    assert_eq!(
+        (book.gpus().len(), book.removed()),
+        (0, &BTreeSet::from([gpu()]))
+    );
     assert_eq!(book.poll(&rules, at(60), &gpu(), gone), []);
 
     book.poll(&rules, at(90), &gpu(), Err(GpuErrorCode::GPU_IS_LOST));
     book.poll(&rules, at(120), &gpu(), gone);
-    assert_eq!(sick(&book), [Ailment::Lost], "a fresh session finds no lost GPUs");
-    assert_eq!(book.poll(&rules, at(690), &gpu(), gone), [over(Ailment::Lost)]);
+    assert_eq!(
+        sick(&book),
+        [Ailment::Lost],
+        "a fresh session finds no lost GPUs"
+    );
+    assert_eq!(
+        book.poll(&rules, at(690), &gpu(), gone),
+        [over(Ailment::Lost)]
+    );
     book.poll(&rules, at(700), &gpu(), Ok(vitals(Some(0))));
     assert_eq!(book.removed().len(), 0);
 }
@@ -214,11 +350,15 @@ fn a_gpu_that_was_taken_out_is_forgotten_and_a_lost_one_only_after_a_while() {
 fn an_ailment_says_what_it_is_and_what_helps() {
     let reset = Ailment::Recovery(RecoveryAction::Reset);
     assert_eq!(reset.to_string(), "needs recovery: reset");
-    assert!(reset.remedy().contains("nvidia-smi --gpu-reset"));
+    // A reset needs an empty node, and other programs of NVIDIA stopped: the page has the steps.
+    for ailment in [reset, Ailment::Ecc, Ailment::RemapPending, Ailment::Lost] {
+        assert!(ailment.remedy().contains("docs/maintenance.md"));
+    }
     assert_eq!(Ailment::Xid(79).to_string(), "reported Xid 79 (node)");
     let all = [
         Ailment::Lost,
         reset,
+        Ailment::Fabric(FabricFault::InProgress),
         Ailment::RemapFailed,
         Ailment::Xid(1),
         Ailment::Ecc,
@@ -229,7 +369,7 @@ fn an_ailment_says_what_it_is_and_what_helps() {
 }
 
 #[test]
-fn faults_known_from_events_continue_in_a_later_process_until_the_gpu_was_away() {
+fn faults_from_events_survive_a_restart_until_the_gpu_was_away() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     book.poll(&rules, at(0), &gpu(), Ok(vitals(None)));
@@ -242,7 +382,11 @@ fn faults_known_from_events_continue_in_a_later_process_until_the_gpu_was_away()
         (sick(&later), sick_partitions(&later)),
         (vec![Ailment::Xid(79)], vec![(3, Ailment::Xid(95))])
     );
-    assert_eq!(well_at(&mut later, 0, vitals(None)), None, "the driver does not say that it is over");
+    assert_eq!(
+        well_at(&mut later, 0, vitals(None)),
+        None,
+        "the driver does not say that it is over"
+    );
     later.all_away();
     let mut latest = HealthBook::default();
     latest.remember(at(0), later.remembered());
@@ -253,10 +397,20 @@ fn faults_known_from_events_continue_in_a_later_process_until_the_gpu_was_away()
 #[test]
 fn bad_memory_is_not_over_because_the_gpu_does_not_report_it() {
     let mut book = HealthBook::default();
-    let remap = |remap| GpuVitals { remap, ..vitals(Some(0)) };
-    let bad = remap(Some(RowRemap { pending: true, failed: true }));
+    let remap = |remap| GpuVitals {
+        remap,
+        ..vitals(Some(0))
+    };
+    let bad = remap(Some(RowRemap {
+        pending: true,
+        failed: true,
+    }));
     book.poll(&HealthRules::default(), at(0), &gpu(), Ok(bad));
-    assert_eq!(well_at(&mut book, 30, remap(None)), None, "as while MIG instances live");
+    assert_eq!(
+        well_at(&mut book, 30, remap(None)),
+        None,
+        "as while MIG instances live"
+    );
     assert_eq!(sick(&book), [Ailment::RemapFailed, Ailment::RemapPending]);
     assert!(well_at(&mut book, 1000, remap(Some(RowRemap::default()))).is_some());
 }
@@ -277,16 +431,35 @@ fn ecc_errors_during_a_poll_without_the_count_are_counted() {
     let rules = HealthRules::default();
     let mut book = HealthBook::default();
     for count in [Some(1), None, Some(2)] {
-        book.poll(&rules, at(0), &gpu(), Ok(GpuVitals { uncorrected_ecc: count, ..vitals(None) }));
+        book.poll(
+            &rules,
+            at(0),
+            &gpu(),
+            Ok(GpuVitals {
+                uncorrected_ecc: count,
+                ..vitals(None)
+            }),
+        );
     }
     assert_eq!(sick(&book), [Ailment::Ecc]);
 }
 
 #[test]
 fn bad_memory_that_cannot_be_read_now_is_known_to_a_later_process() {
-    let (rules, remap) = (HealthRules::default(), |remap| GpuVitals { remap, ..vitals(Some(0)) });
+    let (rules, remap) = (HealthRules::default(), |remap| GpuVitals {
+        remap,
+        ..vitals(Some(0))
+    });
     let mut book = HealthBook::default();
-    book.poll(&rules, at(0), &gpu(), Ok(remap(Some(RowRemap { pending: true, failed: false }))));
+    book.poll(
+        &rules,
+        at(0),
+        &gpu(),
+        Ok(remap(Some(RowRemap {
+            pending: true,
+            failed: false,
+        }))),
+    );
     book.event(&rules, at(1), &event(GpuEventKind::RetirementFailure, None));
     let mut later = HealthBook::default();
     later.remember(at(0), book.remembered());
@@ -296,18 +469,30 @@ fn bad_memory_that_cannot_be_read_now_is_known_to_a_later_process() {
 }
 
 #[test]
-fn a_recovery_that_is_due_is_not_over_because_the_driver_does_not_answer_that_question() {
+fn a_due_recovery_is_not_over_because_the_driver_does_not_answer() {
     let mut book = HealthBook::default();
     book.poll(&HealthRules::default(), at(0), &gpu(), Ok(vitals(Some(1))));
     assert_eq!(well_at(&mut book, 30, vitals(None)), None);
     assert!(well_at(&mut book, 900, vitals(Some(0))).is_some());
 }
 
+/// Covers a GPU that has MIG instances again when it is back.
 #[test]
-fn rows_that_waited_for_a_reset_are_done_once_the_gpu_was_away_although_it_has_mig_instances_again() {
-    let (rules, remap) = (HealthRules::default(), |remap| GpuVitals { remap, ..vitals(Some(0)) });
+fn rows_awaiting_a_reset_are_done_once_the_gpu_was_away() {
+    let (rules, remap) = (HealthRules::default(), |remap| GpuVitals {
+        remap,
+        ..vitals(Some(0))
+    });
     let mut book = HealthBook::default();
-    book.poll(&rules, at(0), &gpu(), Ok(remap(Some(RowRemap { pending: true, failed: false }))));
+    book.poll(
+        &rules,
+        at(0),
+        &gpu(),
+        Ok(remap(Some(RowRemap {
+            pending: true,
+            failed: false,
+        }))),
+    );
     book.all_away();
     assert!(well_at(&mut book, 30, remap(None)).is_some());
 }

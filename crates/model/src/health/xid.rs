@@ -1,8 +1,9 @@
-//! What an Xid means, by the immediate action of NVIDIA's catalog (October 2025, Ampere and later).
+//! The meaning of an Xid, by the immediate action of NVIDIA's catalog (October 2025, Ampere and
+//! later).
 
 use serde::{Deserialize, Serialize};
 
-/// What an Xid asks for.
+/// The reaction that an Xid asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum XidClass {
@@ -20,12 +21,21 @@ pub enum XidClass {
 }
 
 impl XidClass {
-    pub const ALL: [Self; 6] =
-        [Self::Application, Self::Information, Self::Reset, Self::Node, Self::FollowUp, Self::Unknown];
+    pub const ALL: [Self; 6] = [
+        Self::Application,
+        Self::Information,
+        Self::Reset,
+        Self::Node,
+        Self::FollowUp,
+        Self::Unknown,
+    ];
 
-    /// The class of an Xid. 109 is a reset by the catalog, although NVIDIA's own Kubernetes components ignore it.
+    /// The class of an Xid. 109 is a reset by the catalog, although NVIDIA's own Kubernetes
+    /// components ignore it.
     pub fn of(xid: u32) -> Self {
         match xid {
+            // `RESTART_APP`; and 43 and 45, by which the driver reports that it has stopped a
+            // process.
             8
             | 11
             | 13
@@ -46,11 +56,16 @@ impl XidClass {
             | 96..=105
             | 126..=135
             | 139 => Self::Application,
-            14 | 37 | 38 | 44 | 63 | 66 | 67 | 92 | 93 | 106 | 107 | 121 | 137 | 141 | 152 | 153 | 157
-            | 160 | 161 => Self::Information,
-            46 | 48 | 54 | 62 | 64 | 78 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 155 | 156 | 158
-            | 159 => Self::Reset,
+            // `IGNORE`: notes of the driver, such as that a bad row was remapped (63).
+            14 | 37 | 38 | 44 | 63 | 66 | 67 | 92 | 93 | 106 | 107 | 121 | 137 | 141 | 152
+            | 153 | 157 | 160 | 161 => Self::Information,
+            // `RESET_GPU`; 48 (uncorrectable ECC), whose workflow ends in a reset; and 54, 78 and
+            // 159, for which the catalog names actions on the board or its software.
+            46 | 48 | 54 | 62 | 64 | 78 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 155
+            | 156 | 158 | 159 => Self::Reset,
+            // `RESTART_BM`, for a GPU that fell off the bus, and `RESTART_VM`.
             79 | 151 => Self::Node,
+            // Workflows. 154 reports that another recovery action is due.
             74 | 144..=150 | 154 => Self::FollowUp,
             _ => Self::Unknown,
         }
@@ -68,7 +83,7 @@ impl XidClass {
         }
     }
 
-    /// Whether the GPU is fit although it reported this.
+    /// Returns whether the GPU is fit although it reported this.
     pub fn is_harmless(self) -> bool {
         matches!(self, Self::Application | Self::Information)
     }

@@ -6,8 +6,9 @@ use super::{GpuInstanceProfileId, name::number};
 use crate::DeviceName;
 
 /// `gpu-<ordinal>-mig-<profile>-<profile id>-<start>`, such as `gpu-0-mig-1g10gb-19-0`, or
-/// `gpu-<ordinal>-mig-static-<profile>-<profile id>-<start>` for a partition that was made outside divvy. The profile in
-/// it is for people and may change with the driver; GPU, profile id and start say which partition is meant.
+/// `gpu-<ordinal>-mig-static-<profile>-<profile id>-<start>` for a partition that was made outside
+/// divvy. The profile in it is for people and may change with the driver; GPU, profile id and start
+/// say which partition is meant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartitionName {
     /// Our stable ordinal of the GPU ([`crate::Ordinals`]).
@@ -16,7 +17,8 @@ pub struct PartitionName {
     pub profile: GpuInstanceProfileId,
     /// First memory slice.
     pub start: u32,
-    /// Whether the partition was made outside divvy: prepare finds it, and never creates or destroys it.
+    /// True if the partition was made outside divvy: prepare finds it, and never creates or
+    /// destroys it.
     pub is_static: bool,
 }
 
@@ -27,33 +29,58 @@ pub struct PartitionName {
 )]
 pub struct ParsePartitionNameError(pub String);
 
-/// What is left of 63 characters beside the other parts at their longest.
+/// The rest of 63 characters beside the other parts at their longest.
+// 63 less `gpu-4294967295-mig-` (19) and `-4294967295-4294967295` (22).
 const MAX_LABEL: usize = 22;
-/// In front of the profile of a partition that was made outside divvy. No profile name begins with it.
+/// In front of the profile of a partition that was made outside divvy. No profile name begins with
+/// it.
 const STATIC: &str = "static-";
 
 impl PartitionName {
-    /// The name of a partition. `profile_name` loses its dots, and other characters that a device name cannot have
-    /// become dashes, as in NVIDIA's driver.
-    pub fn new(ordinal: u32, profile_name: &str, profile: GpuInstanceProfileId, start: u32) -> Self {
+    /// The name of a partition. `profile_name` loses its dots, and other characters that a device
+    /// name cannot have become dashes, as in NVIDIA's driver.
+    pub fn new(
+        ordinal: u32,
+        profile_name: &str,
+        profile: GpuInstanceProfileId,
+        start: u32,
+    ) -> Self {
         let mut label: String = profile_name
             .chars()
             .filter(|c| *c != '.')
             .map(|c| c.to_ascii_lowercase())
-            .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+            .map(|c| {
+                if c.is_ascii_lowercase() || c.is_ascii_digit() {
+                    c
+                } else {
+                    '-'
+                }
+            })
+            // A longer name is cut: profile id and start distinguish partitions, the label is for
+            // people.
             .take(MAX_LABEL)
             .collect();
         if label.is_empty() {
             label.push_str("unknown");
         }
-        Self { ordinal, label, profile, start, is_static: false }
+        Self {
+            ordinal,
+            label,
+            profile,
+            start,
+            is_static: false,
+        }
     }
 
-    /// The name of the same partition where it was made outside divvy (policy `mig.instances: Static`).
+    /// The name of the same partition where it was made outside divvy (policy `mig.instances:
+    /// Static`).
     #[must_use]
     pub fn into_static(mut self) -> Self {
         self.label.truncate(MAX_LABEL - STATIC.len());
-        Self { is_static: true, ..self }
+        Self {
+            is_static: true,
+            ..self
+        }
     }
 
     /// The profile as the name has it, such as `1g10gb-me`.
@@ -61,7 +88,7 @@ impl PartitionName {
         &self.label
     }
 
-    /// Whether both name the same partition, whatever they call its profile.
+    /// Returns whether both name the same partition, whatever they call its profile.
     pub fn is_same_partition(&self, other: &Self) -> bool {
         (self.ordinal, self.profile, self.start, self.is_static)
             == (other.ordinal, other.profile, other.start, other.is_static)
@@ -69,21 +96,35 @@ impl PartitionName {
 
     /// The name in a ResourceSlice.
     pub fn device_name(&self) -> DeviceName {
-        #[expect(clippy::expect_used, reason = "a DNS label by construction; tested at its longest")]
-        self.to_string().parse().expect("partition names are DNS labels")
+        #[expect(
+            clippy::expect_used,
+            reason = "a DNS label by construction; tested at its longest"
+        )]
+        self.to_string()
+            .parse()
+            .expect("partition names are DNS labels")
     }
 
     /// Reads a name back.
     pub fn parse(name: &DeviceName) -> Result<Self, ParsePartitionNameError> {
-        read(name.as_str()).ok_or_else(|| ParsePartitionNameError(name.to_string()))
+        Self::read(name.as_str()).ok_or_else(|| ParsePartitionNameError(name.to_string()))
+    }
+
+    /// Reads a name, or the part of a longer one that names the partition.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        read(text)
     }
 }
 
 fn read(text: &str) -> Option<PartitionName> {
     let (ordinal, rest) = text.strip_prefix("gpu-")?.split_once("-mig-")?;
+    // From the end: labels have dashes (`1g10gb-me`), the two numbers behind them have none.
     let mut parts = rest.rsplitn(3, '-');
     let (start, profile, label) = (parts.next()?, parts.next()?, parts.next()?);
-    let (is_static, label) = label.strip_prefix(STATIC).map_or((false, label), |label| (true, label));
+    let (is_static, label) = label
+        .strip_prefix(STATIC)
+        .map_or((false, label), |label| (true, label));
+    // The limits of `new` and `into_static`: a longer label is not one that this driver writes.
     if label.is_empty() || label.len() + if is_static { STATIC.len() } else { 0 } > MAX_LABEL {
         return None;
     }
@@ -98,9 +139,18 @@ fn read(text: &str) -> Option<PartitionName> {
 
 impl fmt::Display for PartitionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ordinal, label, profile, start, is_static } = self;
+        let Self {
+            ordinal,
+            label,
+            profile,
+            start,
+            is_static,
+        } = self;
         let made_outside = if *is_static { STATIC } else { "" };
-        write!(f, "gpu-{ordinal}-mig-{made_outside}{label}-{profile}-{start}")
+        write!(
+            f,
+            "gpu-{ordinal}-mig-{made_outside}{label}-{profile}-{start}"
+        )
     }
 }
 
@@ -117,7 +167,12 @@ mod tests {
             ((3, "1g.24gb-me", 67, 9), "gpu-3-mig-1g24gb-me-67-9"),
             ((0, "", 4, 0), "gpu-0-mig-unknown-4-0"),
             (
-                (u32::MAX, "A Very_Long.Name+of+something", u32::MAX, u32::MAX),
+                (
+                    u32::MAX,
+                    "A Very_Long.Name+of+something",
+                    u32::MAX,
+                    u32::MAX,
+                ),
                 "gpu-4294967295-mig-a-very-longname-of-som-4294967295-4294967295",
             ),
         ];
@@ -134,7 +189,12 @@ mod tests {
             ((0, "1g.10gb", 19, 0), "gpu-0-mig-static-1g10gb-19-0"),
             ((0, "", 4, 0), "gpu-0-mig-static-unknown-4-0"),
             (
-                (u32::MAX, "A Very_Long.Name+of+something", u32::MAX, u32::MAX),
+                (
+                    u32::MAX,
+                    "A Very_Long.Name+of+something",
+                    u32::MAX,
+                    u32::MAX,
+                ),
                 "gpu-4294967295-mig-static-a-very-longname-4294967295-4294967295",
             ),
         ];

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{ComputeInstanceProfileId, GpuInstanceProfileId, Placement};
 use crate::{GpuUuid, MigUuid};
 
-/// A place on a GPU that a GPU instance with one compute instance may fill. There whether or not one does.
+/// A place on a GPU that a GPU instance with one compute instance may fill. There whether or not
+/// one does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Partition {
     pub gpu: GpuUuid,
@@ -16,13 +17,14 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Whether a living instance of the same GPU fills exactly this place.
+    /// Returns whether a living instance of the same GPU fills exactly this place.
     pub fn is_filled_by(&self, instance: &GpuInstance) -> bool {
         self.profile == instance.profile && self.placement == instance.placement
     }
 }
 
-/// NVML's id of a living GPU instance. Follows from size and placement, so a later instance may have it again.
+/// NVML's id of a living GPU instance. Follows from size and placement, so a later instance may
+/// have it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuInstanceId(pub u32);
@@ -41,13 +43,15 @@ pub struct GpuInstance {
 #[serde(transparent)]
 pub struct ComputeInstanceId(pub u32);
 
-/// A compute instance that lives in a GPU instance now (`nvmlComputeInstanceInfo_t`): what a container is given.
+/// A compute instance that lives in a GPU instance now (`nvmlComputeInstanceInfo_t`): what a
+/// container is given.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ComputeInstance {
     pub id: ComputeInstanceId,
     /// The GPU instance it lives in.
     pub gpu_instance: GpuInstanceId,
     pub profile: ComputeInstanceProfileId,
-    /// UUID of its MIG device; new at every creation, so it distinguishes a successor from the instance that was recorded.
+    /// UUID of its MIG device; new at every creation, so it distinguishes a successor from the
+    /// instance that was recorded.
     pub uuid: MigUuid,
 }

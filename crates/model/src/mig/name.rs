@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The name of a profile. A name depends on the driver (the memory it keeps for itself changes), so it is for people
-/// and selectors; the key is [`super::GpuInstanceProfileId`].
+/// The name of a profile. A name depends on the driver (the memory it keeps for itself changes), so
+/// it is for people and selectors; the key is [`super::GpuInstanceProfileId`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ProfileName {
@@ -18,22 +18,38 @@ pub struct ProfileName {
 
 /// A text that is not a profile's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not the name of a MIG profile (expected a form such as 1g.10gb, 1g.10gb+me or 1c.2g.20gb)")]
+#[error(
+    "{0:?} is not the name of a MIG profile (expected a form such as 1g.10gb, 1g.10gb+me or 1c.2g.20gb)"
+)]
 pub struct ParseProfileNameError(pub String);
 
 impl ProfileName {
-    /// The name of the profile with `slices` compute slices and `memory_mib` MiB on a GPU with `total_bytes` of
-    /// memory (as `nvmlDeviceGetMemoryInfo` counts it). `suffix` is [`super::ProfileVariant::suffix`].
+    /// The name of the profile with `slices` compute slices and `memory_mib` MiB on a GPU with
+    /// `total_bytes` of memory (as `nvmlDeviceGetMemoryInfo` counts it). `suffix` is
+    /// [`super::ProfileVariant::suffix`].
     pub fn compute(slices: u32, memory_mib: u64, total_bytes: u64, suffix: &'static str) -> Self {
         let (bytes, total) = (u128::from(memory_mib) << 20, u128::from(total_bytes));
-        // The GPU's memory in GiB, rounded up, times the profile's part of it in eighths, rounded up.
-        let eighths = if total == 0 { 0 } else { (bytes * 8).div_ceil(total) };
+        // The GPU's memory in GiB, rounded up, times the profile's part of it in eighths, rounded
+        // up.
+        let eighths = if total == 0 {
+            0
+        } else {
+            (bytes * 8).div_ceil(total)
+        };
+        // Rounded half up, as go-nvlib does, whose algorithm gives the names that nvidia-smi
+        // prints.
         let gb = (eighths * total.div_ceil(1 << 30) + 4) / 8;
         let memory_gb = u64::try_from(gb).unwrap_or(u64::MAX);
-        Self { compute_slices: None, slices, memory_gb, suffix: suffix.to_owned() }
+        Self {
+            compute_slices: None,
+            slices,
+            memory_gb,
+            suffix: suffix.to_owned(),
+        }
     }
 
-    /// Slices of the compute instance, where the name says that it takes fewer than its GPU instance has.
+    /// Slices of the compute instance, where the name says that it takes fewer than its GPU
+    /// instance has.
     pub fn compute_slices(&self) -> Option<u32> {
         self.compute_slices
     }
@@ -80,26 +96,36 @@ fn parse(text: &str) -> Option<ProfileName> {
         None => (None, slices),
     };
     let slices = number(slices)?;
+    // A compute instance takes one slice up to all of its GPU instance's.
     let fits = (1..=slices).contains(&compute_slices.unwrap_or(slices));
     if !fits || !is_suffix(suffix) {
         return None;
     }
-    Some(ProfileName { compute_slices, slices, memory_gb: number(memory)?, suffix: suffix.to_owned() })
+    Some(ProfileName {
+        compute_slices,
+        slices,
+        memory_gb: number(memory)?,
+        suffix: suffix.to_owned(),
+    })
 }
 
 /// A number without sign and leading zero: one name, one text.
-pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
+pub(crate) fn number<T: FromStr>(text: &str) -> Option<T> {
     let plain = text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if plain { text.parse().ok() } else { None }
 }
 
 /// Nothing, or one sign and different attributes with commas between them.
 fn is_suffix(text: &str) -> bool {
-    let Some(attributes) = text.strip_prefix(['+', '-']) else { return text.is_empty() };
+    let Some(attributes) = text.strip_prefix(['+', '-']) else {
+        return text.is_empty();
+    };
     let mut seen = std::collections::BTreeSet::new();
     attributes.split(',').all(|attribute| {
         attribute.starts_with(|c: char| c.is_ascii_lowercase())
-            && attribute.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'.')
+            && attribute
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'.')
             && seen.insert(attribute)
     })
 }
@@ -124,12 +150,18 @@ mod tests {
     #[test]
     fn names_are_those_that_nvidia_smi_prints() {
         type Row = (u32, u64, &'static str);
-        // Total MiB of the GPU, then MiB and published name of each profile. Boards with a simulation are checked
-        // row by row beside their tables; here are others, and the cases where rounding decides.
+        // Total MiB of the GPU, then MiB and published name of each profile. Boards with a
+        // simulation are checked row by row beside their tables; here are others, and the cases
+        // where rounding decides.
         let boards: &[(u64, &[Row])] = &[
             (
                 40536,
-                &[(1, 4864, "1g.5gb"), (2, 9856, "2g.10gb"), (3, 19968, "3g.20gb"), (7, 40192, "7g.40gb")],
+                &[
+                    (1, 4864, "1g.5gb"),
+                    (2, 9856, "2g.10gb"),
+                    (3, 19968, "3g.20gb"),
+                    (7, 40192, "7g.40gb"),
+                ],
             ),
             (
                 143_771,
@@ -146,10 +178,16 @@ mod tests {
         ];
         for (total, rows) in boards {
             for (slices, mib, name) in *rows {
-                assert_eq!(ProfileName::compute(*slices, *mib, total << 20, "").to_string(), *name);
+                assert_eq!(
+                    ProfileName::compute(*slices, *mib, total << 20, "").to_string(),
+                    *name
+                );
             }
         }
-        assert_eq!(ProfileName::compute(1, 9984, 81559 << 20, "+me").to_string(), "1g.10gb+me");
+        assert_eq!(
+            ProfileName::compute(1, 9984, 81559 << 20, "+me").to_string(),
+            "1g.10gb+me"
+        );
     }
 
     #[test]
@@ -164,7 +202,10 @@ mod tests {
             "1g.0gb",
             "1g.24gb+gfx,me",
         ] {
-            assert_eq!(good.parse::<ProfileName>().map(|name| name.to_string()), Ok(good.to_owned()));
+            assert_eq!(
+                good.parse::<ProfileName>().map(|name| name.to_string()),
+                Ok(good.to_owned())
+            );
         }
         for bad in [
             "",
@@ -186,7 +227,10 @@ mod tests {
             "0g.5gb",
             "1g.99999999999999999999gb",
         ] {
-            assert_eq!(bad.parse::<ProfileName>(), Err(ParseProfileNameError(bad.to_owned())));
+            assert_eq!(
+                bad.parse::<ProfileName>(),
+                Err(ParseProfileNameError(bad.to_owned()))
+            );
         }
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// NVML's id of a GPU-instance profile (`nvmlGpuInstanceProfileInfo_t.id`): opaque, the same on one board whatever
-/// the driver, unlike the profile's name. Our key for a profile.
+/// NVML's id of a GPU-instance profile (`nvmlGpuInstanceProfileInfo_t.id`): opaque, the same on one
+/// board whatever the driver, unlike the profile's name. Our key for a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuInstanceProfileId(pub u32);
@@ -16,15 +16,18 @@ impl fmt::Display for GpuInstanceProfileId {
     }
 }
 
-/// NVML's number of a kind of GPU instance (`NVML_GPU_INSTANCE_PROFILE_*`): what a profile is asked for by.
+/// NVML's number of a kind of GPU instance (`NVML_GPU_INSTANCE_PROFILE_*`): what a profile is asked
+/// for by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuInstanceProfileIndex(pub u32);
 
 impl GpuInstanceProfileIndex {
-    /// What sets the profile apart from the plain one of its size.
+    /// Returns what sets the profile apart from the plain one of its size.
     pub fn variant(self) -> ProfileVariant {
         match self.0 {
+            // `1_SLICE` to `6_SLICE` and, with double memory, `1_SLICE_REV2`; then `…_REV1`,
+            // `…_GFX`, `…_NO_ME` and `…_ALL_ME`, as nvml.h numbers them.
             0..=6 | 9 => ProfileVariant::Plain,
             7 | 8 => ProfileVariant::Media,
             0xa..=0xc | 0x11 => ProfileVariant::Graphics,
@@ -35,7 +38,7 @@ impl GpuInstanceProfileIndex {
     }
 }
 
-/// What sets a profile apart from the plain one of its size; the suffix of its name.
+/// The difference of a profile from the plain one of its size; the suffix of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProfileVariant {
@@ -66,14 +69,14 @@ impl ProfileVariant {
         })
     }
 
-    /// Whether it is published only when asked for: every device costs the scheduler of the whole cluster
-    ///.
+    /// Returns whether it is published only when asked for: every device costs the scheduler of the
+    /// whole cluster.
     pub fn is_rare(self) -> bool {
         self != Self::Plain
     }
 
-    /// Whether instances take from what the whole GPU has only once, so that the driver refuses a second one (or a
-    /// neighbour) even where the placement is free.
+    /// Returns whether instances take from what the whole GPU has only once, so that the driver
+    /// refuses a second one (or a neighbour) even where the placement is free.
     pub fn is_limited(self) -> bool {
         matches!(self, Self::Media | Self::AllMedia | Self::Unknown(_))
     }
@@ -97,20 +100,20 @@ impl Placement {
         self.start..self.end()
     }
 
-    /// Whether both need a slice that there is only once.
+    /// Returns whether both need a slice that there is only once.
     pub fn overlaps(self, other: Self) -> bool {
         self.start.max(other.start) < self.end().min(other.end())
     }
 }
 
 impl fmt::Display for Placement {
-    /// As nvidia-smi writes it: `start:size`.
+    /// Writes it as nvidia-smi does: `start:size`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.start, self.size)
     }
 }
 
-/// How many of each engine.
+/// Numbers of engines, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engines {
     pub copy: u32,
@@ -121,7 +124,7 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Whether there is any engine for media.
+    /// Returns whether there is any engine for media.
     pub fn has_media(self) -> bool {
         self.decoders + self.encoders + self.jpeg + self.ofa > 0
     }
@@ -139,10 +142,12 @@ pub struct GpuInstanceProfile {
     pub slices: u32,
     /// Memory in MiB; 0 where memory is the host's.
     pub memory_mib: u64,
-    /// Streaming multiprocessors. Not slices times a constant: some double-memory profiles have more.
+    /// Streaming multiprocessors. Not slices times a constant: some double-memory profiles have
+    /// more.
     pub multiprocessors: u32,
     pub engines: Engines,
-    /// How many instances the driver says fit. Wrong on the A30: see [`crate::mig::MigCapabilities::most`].
+    /// The number of instances that fit, as the driver says. Wrong on the A30: see
+    /// [`crate::mig::MigCapabilities::most`].
     pub max_instances: u32,
     /// Where instances may be placed, in memory slices; ascending.
     pub placements: Vec<Placement>,
@@ -151,14 +156,18 @@ pub struct GpuInstanceProfile {
 }
 
 impl GpuInstanceProfile {
-    /// What sets it apart from the plain profile of its size.
+    /// Returns what sets it apart from the plain profile of its size.
     pub fn variant(&self) -> ProfileVariant {
         self.index.variant()
     }
 
     /// Memory slices of an instance.
     pub fn memory_slices(&self) -> u32 {
-        self.placements.iter().map(|placement| placement.size).max().unwrap_or(0)
+        self.placements
+            .iter()
+            .map(|placement| placement.size)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Memory in bytes.
@@ -166,9 +175,9 @@ impl GpuInstanceProfile {
         self.memory_mib.saturating_mul(1 << 20)
     }
 
-    /// The compute-instance profile that takes the whole instance: as many slices and, of those, the most
-    /// multiprocessors. (By slices alone, a double-memory instance that has more multiprocessors than its slices
-    /// say would lose some of them.)
+    /// The compute-instance profile that takes the whole instance: as many slices and, of those,
+    /// the most multiprocessors. (By slices alone, a double-memory instance that has more
+    /// multiprocessors than its slices say would lose some of them.)
     pub fn whole_compute_profile<'a>(
         &self,
         offered: &'a [ComputeInstanceProfile],
@@ -192,7 +201,8 @@ pub struct ComputeInstanceProfileId(pub u32);
 #[serde(transparent)]
 pub struct ComputeInstanceProfileIndex(pub u32);
 
-/// A size in which a GPU instance gives out compute instances (`nvmlGpuInstanceGetComputeInstanceProfileInfo`).
+/// A size in which a GPU instance gives out compute instances
+/// (`nvmlGpuInstanceGetComputeInstanceProfileInfo`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeInstanceProfile {
     pub id: ComputeInstanceProfileId,
@@ -202,7 +212,7 @@ pub struct ComputeInstanceProfile {
     pub slices: u32,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// How many fit into the GPU instance.
+    /// The number that fits into the GPU instance.
     pub max_instances: u32,
     /// Engines, shared with the other compute instances of the GPU instance.
     pub shared: Engines,
@@ -215,9 +225,20 @@ mod tests {
     #[test]
     fn placements_overlap_when_they_share_a_slice() {
         let at = |start, size| Placement { start, size };
-        assert!(at(0, 4).overlaps(at(3, 1)) && at(3, 1).overlaps(at(0, 4)) && at(2, 2).overlaps(at(2, 2)));
-        assert!(!at(0, 4).overlaps(at(4, 4)) && !at(4, 4).overlaps(at(0, 4)) && !at(0, 4).overlaps(at(2, 0)));
-        assert_eq!((at(4, 2).slices(), at(4, 2).to_string()), (4..6, "4:2".to_owned()));
+        assert!(
+            at(0, 4).overlaps(at(3, 1))
+                && at(3, 1).overlaps(at(0, 4))
+                && at(2, 2).overlaps(at(2, 2))
+        );
+        assert!(
+            !at(0, 4).overlaps(at(4, 4))
+                && !at(4, 4).overlaps(at(0, 4))
+                && !at(0, 4).overlaps(at(2, 0))
+        );
+        assert_eq!(
+            (at(4, 2).slices(), at(4, 2).to_string()),
+            (4..6, "4:2".to_owned())
+        );
     }
 
     #[test]
@@ -226,13 +247,17 @@ mod tests {
         assert_eq!([0, 4, 9].map(variant), [ProfileVariant::Plain; 3]);
         assert_eq!([7, 8].map(variant), [ProfileVariant::Media; 2]);
         assert_eq!(
-            (variant(0x12), variant(0x12).is_rare(), variant(0x12).suffix()),
+            (
+                variant(0x12),
+                variant(0x12).is_rare(),
+                variant(0x12).suffix()
+            ),
             (ProfileVariant::Unknown(0x12), true, None)
         );
     }
 
     #[test]
-    fn the_compute_instance_takes_all_multiprocessors_of_a_double_memory_instance() {
+    fn the_compute_instance_fills_a_double_memory_instance() {
         let ci = |index, slices, multiprocessors| ComputeInstanceProfile {
             id: ComputeInstanceProfileId(index),
             index: ComputeInstanceProfileIndex(index),
@@ -254,7 +279,10 @@ mod tests {
         };
         let offered = [ci(0, 1, 18), ci(7, 1, 30), ci(1, 2, 30), ci(9, 1, 36)];
         assert_eq!(double.whole_compute_profile(&offered), Some(&offered[1]));
-        assert_eq!(double.whole_compute_profile(&offered[..1]), Some(&offered[0]));
+        assert_eq!(
+            double.whole_compute_profile(&offered[..1]),
+            Some(&offered[0])
+        );
         assert_eq!(double.whole_compute_profile(&offered[2..]), None);
     }
 }

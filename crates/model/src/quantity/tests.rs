@@ -49,21 +49,43 @@ fn every_suffix_has_its_value_and_canonical_form() {
         ("0.00000000000000000000000000000000001", 1, "1n"),
         ("1e-400", 1, "1e-9"),
         ("0e999999", 0, "0"),
-        ("9223372036854775807", i128::from(i64::MAX) * ONE, "9223372036854775807"),
+        (
+            "9223372036854775807",
+            i128::from(i64::MAX) * ONE,
+            "9223372036854775807",
+        ),
     ] {
         let got = q(text);
-        assert_eq!((got.nanos(), got.to_string().as_str()), (nanos, canonical), "{text}");
+        assert_eq!(
+            (got.nanos(), got.to_string().as_str()),
+            (nanos, canonical),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn what_is_no_number_or_too_large_is_refused() {
-    for text in ["", ".", "-", "Gi", "1 Gi", "1gi", "1Kib", "1e", "1e+", "1ee3", "1.2.3", "0x10", "1K", "١"]
-    {
-        assert_eq!(text.parse::<Quantity>(), Err(QuantityError::Format(text.to_owned())), "{text}");
+    for text in [
+        "", ".", "-", "Gi", "1 Gi", "1gi", "1Kib", "1e", "1e+", "1ee3", "1.2.3", "0x10", "1K", "١",
+    ] {
+        assert_eq!(
+            text.parse::<Quantity>(),
+            Err(QuantityError::Format(text.to_owned())),
+            "{text}"
+        );
     }
-    for text in ["1e30", "1e99999999999", "340282366920938463463374607431768211456", "1000000000000Ei"] {
-        assert_eq!(text.parse::<Quantity>(), Err(QuantityError::Range(text.to_owned())), "{text}");
+    for text in [
+        "1e30",
+        "1e99999999999",
+        "340282366920938463463374607431768211456",
+        "1000000000000Ei",
+    ] {
+        assert_eq!(
+            text.parse::<Quantity>(),
+            Err(QuantityError::Range(text.to_owned())),
+            "{text}"
+        );
     }
 }
 
@@ -78,13 +100,28 @@ fn order_and_equality_are_of_the_amount() {
 
 #[test]
 fn arithmetic_is_exact_and_keeps_the_left_format() {
-    assert_eq!(q("1Gi").checked_sub(&q("1")).map(|v| v.to_string()), Some("1073741823".to_owned()));
-    assert_eq!(q("1Gi").checked_add(&q("1024Mi")).map(|v| v.to_string()), Some("2Gi".to_owned()));
-    assert_eq!(q("1").checked_add(&q("1n")).map(|v| v.to_string()), Some("1000000001n".to_owned()));
+    assert_eq!(
+        q("1Gi").checked_sub(&q("1")).map(|v| v.to_string()),
+        Some("1073741823".to_owned())
+    );
+    assert_eq!(
+        q("1Gi").checked_add(&q("1024Mi")).map(|v| v.to_string()),
+        Some("2Gi".to_owned())
+    );
+    assert_eq!(
+        q("1").checked_add(&q("1n")).map(|v| v.to_string()),
+        Some("1000000001n".to_owned())
+    );
     assert_eq!(q("100m").to_i64(), None);
     assert_eq!(q("2k").to_i64(), Some(2000));
-    assert_eq!((q("2Gi").to_u64(), q("-1").to_u64(), q("0.5").to_u64()), (Some(2 << 30), None, None));
-    assert_eq!(Quantity::from_units(u64::MAX, Format::BinarySi).to_u64(), Some(u64::MAX));
+    assert_eq!(
+        (q("2Gi").to_u64(), q("-1").to_u64(), q("0.5").to_u64()),
+        (Some(2 << 30), None, None)
+    );
+    assert_eq!(
+        Quantity::from_units(u64::MAX, Format::BinarySi).to_u64(),
+        Some(u64::MAX)
+    );
     assert_eq!((q("100m").rounded_up(), q("-100m").rounded_up()), (1, -1));
     assert!((q("1500m").to_f64() - 1.5).abs() < f64::EPSILON);
 }
@@ -92,14 +129,22 @@ fn arithmetic_is_exact_and_keeps_the_left_format() {
 /// Amounts of every magnitude, as text in each of the formats.
 fn any_text() -> impl Strategy<Value = String> {
     let suffix = prop::sample::select(vec![
-        "n", "u", "m", "", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "e3", "E-2", "e9",
+        "n", "u", "m", "", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "e3", "E-2",
+        "e9",
     ]);
-    (any::<bool>(), 0_u64..1 << 30, prop::option::of(0_u32..1_000_000), suffix).prop_map(
-        |(negative, whole, fraction, suffix)| {
-            let fraction = fraction.map(|f| format!(".{f:06}")).unwrap_or_default();
-            format!("{}{whole}{fraction}{suffix}", if negative { "-" } else { "" })
-        },
+    (
+        any::<bool>(),
+        0_u64..1 << 30,
+        prop::option::of(0_u32..1_000_000),
+        suffix,
     )
+        .prop_map(|(negative, whole, fraction, suffix)| {
+            let fraction = fraction.map(|f| format!(".{f:06}")).unwrap_or_default();
+            format!(
+                "{}{whole}{fraction}{suffix}",
+                if negative { "-" } else { "" }
+            )
+        })
 }
 
 proptest! {
