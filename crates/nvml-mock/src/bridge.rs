@@ -12,11 +12,12 @@ use divvy_model::{GpuError, GpuErrorCode, GpuOp, GpuUuid, MigUuid};
 
 use crate::generations::Generation;
 use crate::state::MockState;
+use crate::trial;
 
-/// How often a hanging call looks whether it may go on.
+/// Pause between two looks of a hanging call whether it may go on.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// How often a wait for events looks whether there are any.
+/// Pause between two looks of a wait for events.
 const LOOK_FOR_EVENTS: Duration = Duration::from_millis(200);
 
 /// So far apart samples of the performance monitors have to be.
@@ -44,7 +45,7 @@ struct Session {
     gpm_samples: BTreeMap<u64, Option<GpmSample>>,
 }
 
-/// What a sample of the performance monitors holds.
+/// Content of a sample of the performance monitors.
 #[derive(Clone, PartialEq)]
 struct GpmSample {
     gpu: GpuUuid,
@@ -61,7 +62,8 @@ struct EventSet {
     is_undefined: bool,
 }
 
-/// What a handle stands for, whether or not it is there. Handles of one kind do for no other.
+/// Object that a handle stands for, whether or not it is there. Handles of one kind do for no
+/// other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Thing {
     Gpu(GpuUuid),
@@ -80,14 +82,16 @@ fn session() -> MutexGuard<'static, Session> {
 }
 
 pub(crate) fn init() -> Result<(), GpuErrorCode> {
-    let state = match open_state() {
-        Ok(state) => Arc::new(state),
+    let state = match trial::in_memory().map_or_else(|| open_state().map(Arc::new), Ok) {
+        Ok(state) => state,
         Err(message) => {
             complain(&message);
             return Err(GpuErrorCode::UNKNOWN);
         }
     };
-    meeting_faults(&state, GpuOp::Init, None, || read(&state)?.init().map_err(|e| e.code))?;
+    meeting_faults(&state, GpuOp::Init, None, || {
+        read(&state)?.init().map_err(|e| e.code)
+    })?;
     let mut session = session();
     if session.users == 0 || session.state.is_none() {
         session.state = Some(state);
@@ -98,11 +102,24 @@ pub(crate) fn init() -> Result<(), GpuErrorCode> {
 
 pub(crate) fn shutdown() -> Result<(), GpuErrorCode> {
     let mut session = session();
-    session.users = session.users.checked_sub(1).ok_or(GpuErrorCode::UNINITIALIZED)?;
+    session.users = session
+        .users
+        .checked_sub(1)
+        .ok_or(GpuErrorCode::UNINITIALIZED)?;
     if session.users == 0 {
-        session.state = None;
+        let state = session.state.take();
         session.event_sets.clear();
         session.gpm_samples.clear();
+        drop(session);
+        // Other processes that have the library open are not counted: this one is taken for the
+        // last, unless a GPU has clients of other names.
+        let forgets = |engine: &Engine| engine.gpus().iter().any(|gpu| !gpu.persistent);
+        if let Some(state) = state
+            && state.read().is_ok_and(|engine| forgets(&engine))
+            && let Err(error) = state.edit(Engine::close)
+        {
+            complain(&error.to_string());
+        }
     }
     Ok(())
 }
@@ -147,7 +164,8 @@ pub(crate) fn gpu_for<T>(
     meeting_faults(&state()?, op, Some(&uuid_of(handle)?), || gpu(handle, ask))
 }
 
-/// Changes a GPU, with the faults of the operation. Half of what it takes passes before, half after.
+/// Changes a GPU, with the faults of the operation. Half of what it takes passes before, half
+/// after.
 pub(crate) fn change<T>(
     op: GpuOp,
     gpu: &GpuUuid,
@@ -158,6 +176,9 @@ pub(crate) fn change<T>(
         let half = read(&state)?.latency.of(op) / 2;
         thread::sleep(half);
         let result = state.edit(change).map_err(|_| GpuErrorCode::UNKNOWN)?;
+        if result.is_ok() {
+            trial::changed();
+        }
         thread::sleep(half);
         result.map_err(|e| e.code)
     })
@@ -182,11 +203,26 @@ pub(crate) fn handle_of(
     none: GpuErrorCode,
 ) -> Result<usize, GpuErrorCode> {
     let engine = engine()?;
-    let (_, gpu) = engine.gpus().iter().enumerate().find(|(index, g)| fits(*index, g)).ok_or(none)?;
+    let (_, gpu) = engine
+        .gpus()
+        .iter()
+        .enumerate()
+        .find(|(index, g)| fits(*index, g))
+        .ok_or(none)?;
     if gpu.lost {
         return Err(GpuErrorCode::GPU_IS_LOST);
     }
     Ok(handle_to(Thing::Gpu(gpu.facts.uuid.clone())))
+}
+
+/// Ends all sessions and forgets all handles, for a test that has other GPUs from now on.
+pub(crate) fn forget_all() {
+    let mut session = session();
+    session.users = 0;
+    session.state = None;
+    session.handles.clear();
+    session.event_sets.clear();
+    session.gpm_samples.clear();
 }
 
 /// The handle of a thing, which need not be there.
@@ -200,14 +236,20 @@ pub(crate) fn handle_to(thing: Thing) -> usize {
     at + 1
 }
 
-/// What a handle stands for.
+/// Finds the object that a handle stands for.
 pub(crate) fn thing(handle: usize) -> Result<Thing, GpuErrorCode> {
-    let at = handle.checked_sub(1).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    let at = handle
+        .checked_sub(1)
+        .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
     let session = session();
     if session.state.is_none() {
         return Err(GpuErrorCode::UNINITIALIZED);
     }
-    session.handles.get(at).cloned().ok_or(GpuErrorCode::INVALID_ARGUMENT)
+    session
+        .handles
+        .get(at)
+        .cloned()
+        .ok_or(GpuErrorCode::INVALID_ARGUMENT)
 }
 
 /// The GPU behind a GPU's handle.
@@ -221,8 +263,16 @@ pub(crate) fn uuid_of(handle: usize) -> Result<GpuUuid, GpuErrorCode> {
 /// Every MIG device of a GPU, in NVML's order: by GPU instance, then by compute instance.
 pub(crate) fn mig_devices(gpu: &GpuUuid) -> Result<Vec<ComputeInstance>, GpuErrorCode> {
     let engine = engine()?;
-    let found = engine.gpus().iter().find(|g| g.facts.uuid == *gpu).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
-    Ok(found.instances.iter().flat_map(|i| i.compute.clone()).collect())
+    let found = engine
+        .gpus()
+        .iter()
+        .find(|g| g.facts.uuid == *gpu)
+        .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    Ok(found
+        .instances
+        .iter()
+        .flat_map(|i| i.compute.clone())
+        .collect())
 }
 
 /// The compute instance behind a MIG device's handle, if it still lives.
@@ -254,15 +304,24 @@ fn event_set(handle: usize) -> Result<u64, GpuErrorCode> {
 
 pub(crate) fn free_event_set(handle: usize) -> Result<(), GpuErrorCode> {
     let number = event_set(handle)?;
-    session().event_sets.remove(&number).map(|_| ()).ok_or(GpuErrorCode::INVALID_ARGUMENT)
+    session()
+        .event_sets
+        .remove(&number)
+        .map(|_| ())
+        .ok_or(GpuErrorCode::INVALID_ARGUMENT)
 }
 
 /// Events of a GPU are recorded in the set from now on.
 pub(crate) fn register_events(gpu: &GpuUuid, set: usize) -> Result<(), GpuErrorCode> {
     let number = event_set(set)?;
-    let next = meeting_faults(&state()?, GpuOp::Events, Some(gpu), || Ok(engine()?.events_sent()));
+    let next = meeting_faults(&state()?, GpuOp::Events, Some(gpu), || {
+        Ok(engine()?.events_sent())
+    });
     let mut session = session();
-    let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    let set = session
+        .event_sets
+        .get_mut(&number)
+        .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
     set.is_undefined |= next == Err(GpuErrorCode::UNKNOWN);
     set.members.entry(gpu.clone()).or_insert(next?);
     Ok(())
@@ -276,13 +335,19 @@ pub(crate) fn wait_event(set: usize, at_most: Duration) -> Result<SimEvent, GpuE
         loop {
             let engine = engine()?;
             let mut session = session();
-            let set = session.event_sets.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+            let set = session
+                .event_sets
+                .get_mut(&number)
+                .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
             if set.is_undefined {
                 return Err(GpuErrorCode::UNKNOWN);
             }
             let members = &mut set.members;
-            let recorded =
-                |event: &&SimEvent| members.get(&event.gpu).is_some_and(|next| event.number >= *next);
+            let recorded = |event: &&SimEvent| {
+                members
+                    .get(&event.gpu)
+                    .is_some_and(|next| event.number >= *next)
+            };
             if let Some(event) = engine.events_from(0).find(recorded).cloned() {
                 members.insert(event.gpu.clone(), event.number + 1);
                 return Ok(event);
@@ -301,7 +366,9 @@ pub(crate) fn wait_event(set: usize, at_most: Duration) -> Result<SimEvent, GpuE
 pub(crate) fn make_gpm_sample() -> Result<usize, GpuErrorCode> {
     engine()?;
     let mut session = session();
-    let free = (0..u64::MAX).find(|number| !session.gpm_samples.contains_key(number)).unwrap_or_default();
+    let free = (0..u64::MAX)
+        .find(|number| !session.gpm_samples.contains_key(number))
+        .unwrap_or_default();
     session.gpm_samples.insert(free, None);
     drop(session);
     Ok(handle_to(Thing::GpmSample(free)))
@@ -316,7 +383,11 @@ fn gpm_number(handle: usize) -> Result<u64, GpuErrorCode> {
 
 pub(crate) fn free_gpm_sample(handle: usize) -> Result<(), GpuErrorCode> {
     let number = gpm_number(handle)?;
-    session().gpm_samples.remove(&number).map(drop).ok_or(GpuErrorCode::INVALID_ARGUMENT)
+    session()
+        .gpm_samples
+        .remove(&number)
+        .map(drop)
+        .ok_or(GpuErrorCode::INVALID_ARGUMENT)
 }
 
 /// Fills a sample.
@@ -326,10 +397,20 @@ pub(crate) fn take_gpm_sample(
     sample: usize,
 ) -> Result<(), GpuErrorCode> {
     let (gpu, number) = (uuid_of(device)?, gpm_number(sample)?);
-    let percent = ask(Some(GpuOp::SmUtilization), &gpu, |engine| engine.sm_busy(&gpu, instance))?;
+    let percent = ask(Some(GpuOp::SmUtilization), &gpu, |engine| {
+        engine.sm_busy(&gpu, instance)
+    })?;
     let mut session = session();
-    let sample = session.gpm_samples.get_mut(&number).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
-    *sample = Some(GpmSample { gpu, instance, at: Instant::now(), percent });
+    let sample = session
+        .gpm_samples
+        .get_mut(&number)
+        .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+    *sample = Some(GpmSample {
+        gpu,
+        instance,
+        at: Instant::now(),
+        percent,
+    });
     Ok(())
 }
 
@@ -341,9 +422,16 @@ pub(crate) fn compare_gpm_samples(first: usize, second: usize) -> Result<u32, Gp
     let (Some(first), Some(second)) = (taken(numbers.0), taken(numbers.1)) else {
         return Err(GpuErrorCode::INVALID_ARGUMENT);
     };
-    let apart = second.at.checked_duration_since(first.at).unwrap_or_default();
+    let apart = second
+        .at
+        .checked_duration_since(first.at)
+        .unwrap_or_default();
     let same = (&first.gpu, first.instance) == (&second.gpu, second.instance);
-    if same && apart >= APART { Ok(second.percent) } else { Err(GpuErrorCode::INVALID_ARGUMENT) }
+    if same && apart >= APART {
+        Ok(second.percent)
+    } else {
+        Err(GpuErrorCode::INVALID_ARGUMENT)
+    }
 }
 
 fn state() -> Result<Arc<MockState>, GpuErrorCode> {
@@ -357,7 +445,8 @@ fn read(state: &Arc<MockState>) -> Result<Arc<Engine>, GpuErrorCode> {
     })
 }
 
-/// Does the work of a call, or what a fault makes of it. Changes the file only where a fault counts the call.
+/// Does the work of a call, or what a fault makes of it. Changes the file only where a fault counts
+/// the call.
 fn meeting_faults<T>(
     state: &Arc<MockState>,
     op: GpuOp,
@@ -367,7 +456,9 @@ fn meeting_faults<T>(
     if !read(state)?.has_faults() {
         return work();
     }
-    let mut begin = state.edit(|engine| engine.begin(op, gpu)).map_err(|_| GpuErrorCode::UNKNOWN)?;
+    let mut begin = state
+        .edit(|engine| engine.begin(op, gpu))
+        .map_err(|_| GpuErrorCode::UNKNOWN)?;
     if let Begin::Hang(id) = begin {
         begin = hang(state, id)?;
     }
@@ -403,9 +494,13 @@ fn open_state() -> Result<MockState, String> {
         None => own_path().ok_or("set DIVVY_MOCK_STATE: the library's own path is not known")?,
     };
     let gpus = std::env::var("DIVVY_MOCK_GPUS").unwrap_or_else(|_| "h100x2".to_owned());
-    let gpus = gpus.parse().map_err(|error| format!("DIVVY_MOCK_GPUS: {error}"))?;
+    let gpus = gpus
+        .parse()
+        .map_err(|error| format!("DIVVY_MOCK_GPUS: {error}"))?;
     MockState::open_or_create(&path, &gpus).map_err(|error| {
-        let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
+        let cause = std::error::Error::source(&error)
+            .map(|c| format!(": {c}"))
+            .unwrap_or_default();
         format!("{error}{cause}")
     })
 }
@@ -426,10 +521,15 @@ fn own_path() -> Option<PathBuf> {
 pub(crate) fn mapped_file(fits: impl Fn(&str) -> bool) -> Option<String> {
     let maps = fs_err::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| fits(line))?;
-    line.find('/').and_then(|at| line.get(at..)).map(str::to_owned)
+    line.find('/')
+        .and_then(|at| line.get(at..))
+        .map(str::to_owned)
 }
 
-#[expect(clippy::print_stderr, reason = "a library whose ABI has only numbers for errors has no other way")]
+#[expect(
+    clippy::print_stderr,
+    reason = "a library whose ABI has only numbers for errors has no other way"
+)]
 fn complain(message: &str) {
     eprintln!("divvy-nvml-mock: {message}");
 }

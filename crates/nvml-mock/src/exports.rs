@@ -1,18 +1,30 @@
-//! Which symbols of the library serve which operation: a test loads the library and looks for each.
+//! The symbols of the library that serve each operation: a test loads the library and looks for
+//! each.
 
 use divvy_model::GpuOp;
 
-/// The symbols an operation of [`divvy_model::GpuDriver`] needs. The first is the one that meets the faults set for
-/// the operation, once per call. (Reading facts and capabilities calls `nvmlDeviceGetMigMode` too, listing compute
-/// instances asks for their profiles: so they meet faults of those. What is looked up by an id and not found meets
-/// none.)
+/// The symbols an operation of [`divvy_model::GpuDriver`] needs. The first is the one that meets
+/// the faults set for the operation, once per call. (Reading facts and capabilities calls
+/// `nvmlDeviceGetMigMode` too, listing compute instances asks for their profiles: so they meet
+/// faults of those. An id that is looked up and not found meets none.)
 pub fn symbols(op: GpuOp) -> &'static [&'static str] {
     match op {
-        GpuOp::Init => &["nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"],
-        GpuOp::System => {
-            &["nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion", "nvmlSystemGetCudaDriverVersion"]
-        }
-        GpuOp::List => &["nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"],
+        GpuOp::Init => &[
+            "nvmlInit_v2",
+            "nvmlInitWithFlags",
+            "nvmlShutdown",
+            "nvmlErrorString",
+        ],
+        GpuOp::System => &[
+            "nvmlSystemGetDriverVersion",
+            "nvmlSystemGetNVMLVersion",
+            "nvmlSystemGetCudaDriverVersion",
+        ],
+        GpuOp::List => &[
+            "nvmlDeviceGetCount_v2",
+            "nvmlDeviceGetHandleByIndex_v2",
+            "nvmlDeviceGetUUID",
+        ],
         GpuOp::Facts => &[
             "nvmlDeviceGetName",
             "nvmlDeviceGetHandleByUUID",
@@ -35,9 +47,11 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlDeviceGetGpuFabricInfoV",
         ],
         GpuOp::MigMode => &["nvmlDeviceGetMigMode"],
-        GpuOp::Processes => {
-            &["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"]
-        }
+        GpuOp::PersistenceMode => &["nvmlDeviceGetPersistenceMode"],
+        GpuOp::Processes => &[
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        ],
         GpuOp::MigCapabilities => &[
             // Only when it is asked for field 199.
             "nvmlDeviceGetFieldValues",
@@ -55,11 +69,15 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
         // Only for the first profile.
         GpuOp::ComputeProfiles => &["nvmlGpuInstanceGetComputeInstanceProfileInfo"],
         // Only for the first profile.
-        GpuOp::ComputeInstances => &["nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceGetInfo_v2"],
+        GpuOp::ComputeInstances => &[
+            "nvmlGpuInstanceGetComputeInstances",
+            "nvmlComputeInstanceGetInfo_v2",
+        ],
         GpuOp::CreateComputeInstance => &["nvmlGpuInstanceCreateComputeInstance"],
-        GpuOp::DestroyComputeInstance => {
-            &["nvmlComputeInstanceDestroy", "nvmlGpuInstanceGetComputeInstanceById"]
-        }
+        GpuOp::DestroyComputeInstance => &[
+            "nvmlComputeInstanceDestroy",
+            "nvmlGpuInstanceGetComputeInstanceById",
+        ],
         GpuOp::Vitals => &[
             // Only when it is asked for field 230.
             "nvmlDeviceGetFieldValues",
@@ -89,7 +107,8 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
     }
 }
 
-/// Exported for other users of NVML, or for what an older driver lacks; no operation of ours needs them.
+/// Exported for other users of NVML, or for what an older driver lacks; no operation of ours needs
+/// them.
 pub const ALSO: &[&str] = &[
     "nvmlSystemGetCudaDriverVersion_v2",
     "nvmlDeviceGetComputeRunningProcesses_v2",

@@ -1,12 +1,14 @@
-//! What drivers of each generation have: the library behaves as that of the driver whose version the state has.
+//! Functions that drivers of each generation have: the library behaves as that of the driver whose
+//! version the state has.
 //!
-//! From the change log of NVIDIA's NVML reference (R510 to R615) and nvml.h of CUDA 12.0, 12.4, 13.0 and 13.3; R535's lists
-//! of processes from go-nvml#75 and nvitop#79 and #89. What a test loads also has to lack the functions
-//! ([`Generation::lacks`]): here they are there in every library.
+//! From the change log of NVIDIA's NVML reference (R510 to R615) and nvml.h of CUDA 12.0, 12.4,
+//! 13.0 and 13.3; R535's lists of processes from go-nvml#75 and nvitop#79 and #89. The library
+//! that a test loads also has to lack the functions ([`Generation::lacks`]): here they are there in
+//! every library.
 
 use divvy_model::CudaVersion;
 
-/// One driver of each generation, and of R535 one of each kind.
+/// A driver of each generation, and of R535 one of each kind.
 pub const GENERATIONS: &[Generation] = &[
     Generation::new(525, 147, "525.147.05", (12, 0)),
     Generation::new(535, 54, "535.54.03", (12, 2)),
@@ -21,7 +23,8 @@ pub const GENERATIONS: &[Generation] = &[
     Generation::new(610, 10, "610.10.01", (13, 3)),
 ];
 
-/// Boards of each generation with MIG and of those without, and the first branch of drivers that knows each.
+/// Boards of each generation with MIG and of those without, and the first branch of drivers that
+/// knows each.
 const BOARDS: [(&str, u32); 7] = [
     ("t4", 410),
     ("a100-40", 450),
@@ -39,9 +42,11 @@ const SINCE: &[(u32, &str)] = &[
     (580, "nvmlDeviceGetAddressingMode"),
 ];
 
-/// What 535.98 took back before 535.104 had it again.
-const NOT_IN_535_98: [&str; 2] =
-    ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"];
+/// Functions that 535.98 took back before 535.104 had them again.
+const NOT_IN_535_98: [&str; 2] = [
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+];
 
 /// A driver, by the first two numbers of its version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,43 +60,68 @@ pub struct Generation {
 }
 
 impl Generation {
-    const fn new(major: u32, minor: u32, version: &'static str, (cuda, minor_cuda): (u32, u32)) -> Self {
-        Self { major, minor, version, cuda: CudaVersion { major: cuda, minor: minor_cuda } }
+    const fn new(
+        major: u32,
+        minor: u32,
+        version: &'static str,
+        (cuda, minor_cuda): (u32, u32),
+    ) -> Self {
+        Self {
+            major,
+            minor,
+            version,
+            cuda: CudaVersion {
+                major: cuda,
+                minor: minor_cuda,
+            },
+        }
     }
 
-    /// The last generation that is not newer than a version; the oldest for one that cannot be read.
+    /// The last generation that is not newer than a version; the oldest for one that cannot be
+    /// read.
     pub(crate) fn of(version: &str) -> Self {
         let mut numbers = version.split('.').map(|part| part.parse::<u32>().ok());
         let asked = (numbers.next().flatten(), numbers.next().flatten());
-        let found = GENERATIONS.iter().take_while(|g| (Some(g.major), Some(g.minor)) <= asked);
+        let found = GENERATIONS
+            .iter()
+            .take_while(|g| (Some(g.major), Some(g.minor)) <= asked);
         let oldest = Self::new(0, 0, "", (0, 0));
         found.last().copied().unwrap_or(oldest)
     }
 
-    /// One of each of the boards that the tables of drivers have and that it knows.
+    /// Lists one of each of the boards that the tables of drivers have and that it knows.
     pub fn boards(self) -> String {
         let known = BOARDS.iter().filter(|(_, since)| self.major >= *since);
-        known.map(|(board, _)| format!("{board}x1")).collect::<Vec<_>>().join(",")
+        known
+            .map(|(board, _)| format!("{board}x1"))
+            .collect::<Vec<_>>()
+            .join(",")
     }
 
     /// Functions that its library does not have.
     pub fn lacks(self) -> Vec<&'static str> {
-        let later = SINCE.iter().filter(|(since, _)| self.major < *since).map(|(_, name)| *name);
+        let later = SINCE
+            .iter()
+            .filter(|(since, _)| self.major < *since)
+            .map(|(_, name)| *name);
         let taken = (self.major, self.minor) == (535, 98);
-        later.chain(NOT_IN_535_98.into_iter().filter(|_| taken)).collect()
+        later
+            .chain(NOT_IN_535_98.into_iter().filter(|_| taken))
+            .collect()
     }
 
-    /// Whether lists of processes of version 3 have the longer entries.
+    /// Returns whether lists of processes of version 3 have the longer entries.
     pub(crate) fn has_long_processes(self) -> bool {
         self.major == 535 && self.minor < 98
     }
 
-    /// Whether version 3 of the structs of MIG profiles is known.
+    /// Returns whether version 3 of the structs of MIG profiles is known.
     pub(crate) fn has_profile_v3(self) -> bool {
         self.major >= 545
     }
 
-    /// One more than the highest number of a profile of GPU instances: graphics came with R570, all or no media with R575.
+    /// Returns the number after the highest of a profile of GPU instances: graphics came with R570,
+    /// all or no media with R575.
     pub(crate) fn gpu_instance_profiles(self) -> u32 {
         match self.major {
             ..570 => 0x0a,
@@ -100,36 +130,41 @@ impl Generation {
         }
     }
 
-    /// Whether version 3 of the struct of the fabric is known.
+    /// Returns whether version 3 of the struct of the fabric is known.
     pub(crate) fn has_fabric_v3(self) -> bool {
         self.major >= 580
     }
 
-    /// Whether a recovery action is reported, and that it became another.
+    /// Returns whether a recovery action is reported, and that it became another.
     pub(crate) fn reports_recovery(self) -> bool {
         self.major >= 565
     }
 
-    /// Whether an event reports that memory could not be replaced.
+    /// Returns whether an event reports that memory could not be replaced.
     pub(crate) fn reports_retirement(self) -> bool {
         self.major >= 560
     }
 
-    /// One more than the highest number of an NVLink.
+    /// Returns the number after the highest of an NVLink.
     pub(crate) fn links(self) -> u32 {
         if self.major >= 590 { 36 } else { 18 }
     }
 }
 
-/// Makes the built library one that lacks functions: overwrites the first letter of their names in its symbol table, so that
-/// the loader finds nothing under them. Returns those that were not there.
+/// Makes the built library one that lacks functions: overwrites the first letter of their names in
+/// its symbol table, so that the loader finds nothing under them. Returns those that were not
+/// there.
 pub fn without_symbols<'a>(library: &mut [u8], symbols: &[&'a str]) -> Vec<&'a str> {
     let mut left = symbols.to_vec();
     for name in symbols {
         let wanted = [&[0], name.as_bytes(), &[0]].concat();
         let is_name = |(_, found): &(usize, &[u8])| *found == wanted;
-        let places: Vec<_> =
-            library.windows(wanted.len()).enumerate().filter(is_name).map(|(at, _)| at).collect();
+        let places: Vec<_> = library
+            .windows(wanted.len())
+            .enumerate()
+            .filter(is_name)
+            .map(|(at, _)| at)
+            .collect();
         for at in places {
             if let Some(letter) = library.get_mut(at + 1) {
                 *letter = b'x';

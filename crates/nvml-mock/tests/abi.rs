@@ -1,4 +1,5 @@
-//! The C ABI as a C program uses it, wrong uses included; and the state as scripts and other processes change it.
+//! The C ABI as a C program uses it, wrong uses included; and the state as scripts and other
+//! processes change it.
 #![expect(clippy::unwrap_used, reason = "a test says by panicking what failed")]
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
@@ -32,10 +33,19 @@ impl Nvml {
     fn load() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("libnvidia-ml.so.1");
-        let built = std::env::current_exe().unwrap().parent().unwrap().join("libnvidia_ml.so");
+        let built = std::env::current_exe()
+            .unwrap()
+            .parent()
+            .unwrap()
+            .join("libnvidia_ml.so");
         fs_err::copy(built, &path).unwrap();
         // SAFETY: loading runs no code of ours beyond the standard library's.
-        Self { library: unsafe { Library::new(&path) }.unwrap(), path, _dir: dir }
+        let library = unsafe { Library::new(&path) }.unwrap();
+        Self {
+            library,
+            path,
+            _dir: dir,
+        }
     }
 
     fn state(&self) -> MockState {
@@ -63,10 +73,9 @@ impl Nvml {
         let mut handle: Handle = ptr::null_mut();
         // SAFETY: as in nvml.h.
         let code = unsafe {
-            self.symbol::<extern "C" fn(c_uint, *mut Handle) -> u32>("nvmlDeviceGetHandleByIndex_v2")(
-                index,
-                &raw mut handle,
-            )
+            self.symbol::<extern "C" fn(c_uint, *mut Handle) -> u32>(
+                "nvmlDeviceGetHandleByIndex_v2",
+            )(index, &raw mut handle)
         };
         (code, handle)
     }
@@ -75,18 +84,18 @@ impl Nvml {
         let mut handle: Handle = ptr::null_mut();
         // SAFETY: as in nvml.h.
         unsafe {
-            self.symbol::<extern "C" fn(*const c_char, *mut Handle) -> u32>("nvmlDeviceGetHandleByUUID")(
-                uuid.as_ptr(),
-                &raw mut handle,
-            )
+            self.symbol::<extern "C" fn(*const c_char, *mut Handle) -> u32>(
+                "nvmlDeviceGetHandleByUUID",
+            )(uuid.as_ptr(), &raw mut handle)
         }
     }
 
     fn number(&self, name: &str, gpu: Handle) -> (u32, c_uint) {
         let mut number = 0;
         // SAFETY: only for symbols that nvml.h declares with a handle and one out number.
-        let code =
-            unsafe { self.symbol::<extern "C" fn(Handle, *mut c_uint) -> u32>(name)(gpu, &raw mut number) };
+        let code = unsafe {
+            self.symbol::<extern "C" fn(Handle, *mut c_uint) -> u32>(name)(gpu, &raw mut number)
+        };
         (code, number)
     }
 
@@ -108,9 +117,16 @@ impl Nvml {
 #[test]
 fn calls_before_init_and_after_the_last_shutdown_are_refused() {
     let nvml = Nvml::load();
-    assert_eq!((nvml.at(0).0, nvml.shutdown()), (UNINITIALIZED, UNINITIALIZED));
+    assert_eq!(
+        (nvml.at(0).0, nvml.shutdown()),
+        (UNINITIALIZED, UNINITIALIZED)
+    );
     assert_eq!((nvml.init(), nvml.init()), (OK, OK));
-    assert_eq!((nvml.shutdown(), nvml.at(0).0), (OK, OK), "one user is left");
+    assert_eq!(
+        (nvml.shutdown(), nvml.at(0).0),
+        (OK, OK),
+        "one user is left"
+    );
     assert_eq!((nvml.shutdown(), nvml.at(0).0), (OK, UNINITIALIZED));
 }
 
@@ -120,20 +136,43 @@ fn wrong_arguments_get_the_codes_of_the_real_library() {
     assert_eq!(nvml.init(), OK);
     let (_, gpu) = nvml.at(0);
     assert_eq!(nvml.at(2).0, INVALID_ARGUMENT);
-    assert_eq!(nvml.by_uuid(c"GPU-00000000-0000-0000-0000-000000000000"), NOT_FOUND);
-    assert_eq!(nvml.number("nvmlDeviceGetBrand", ptr::null_mut()).0, INVALID_ARGUMENT);
-    assert_eq!(nvml.number("nvmlDeviceGetBrand", ptr::without_provenance_mut(4711)).0, INVALID_ARGUMENT);
+    assert_eq!(
+        nvml.by_uuid(c"GPU-00000000-0000-0000-0000-000000000000"),
+        NOT_FOUND
+    );
+    assert_eq!(
+        nvml.number("nvmlDeviceGetBrand", ptr::null_mut()).0,
+        INVALID_ARGUMENT
+    );
+    assert_eq!(
+        nvml.number("nvmlDeviceGetBrand", ptr::without_provenance_mut(4711))
+            .0,
+        INVALID_ARGUMENT
+    );
     assert_eq!(nvml.name(gpu, 21).0, INSUFFICIENT_SIZE);
-    assert_eq!(nvml.name(gpu, 22), (OK, b"NVIDIA H100 80GB HBM3\0".to_vec()));
+    assert_eq!(
+        nvml.name(gpu, 22),
+        (OK, b"NVIDIA H100 80GB HBM3\0".to_vec())
+    );
 
-    let mut memory = nvmlMemory_v2_t { version: 0x28 | 1 << 24, total: 0, reserved: 0, free: 0, used: 0 };
+    let mut memory = nvmlMemory_v2_t {
+        version: 0x28 | 1 << 24,
+        total: 0,
+        reserved: 0,
+        free: 0,
+        used: 0,
+    };
     // SAFETY: as in nvml.h.
     unsafe {
-        let ask =
-            nvml.symbol::<extern "C" fn(Handle, *mut nvmlMemory_v2_t) -> u32>("nvmlDeviceGetMemoryInfo_v2");
+        let ask = nvml.symbol::<extern "C" fn(Handle, *mut nvmlMemory_v2_t) -> u32>(
+            "nvmlDeviceGetMemoryInfo_v2",
+        );
         assert_eq!(ask(gpu, &raw mut memory), VERSION_MISMATCH);
         memory.version = 0x28 | 2 << 24;
-        assert_eq!((ask(gpu, &raw mut memory), memory.total), (OK, 85_520_809_984));
+        assert_eq!(
+            (ask(gpu, &raw mut memory), memory.total),
+            (OK, 85_520_809_984)
+        );
         assert_eq!(ask(gpu, ptr::null_mut()), INVALID_ARGUMENT);
     }
 }
@@ -158,7 +197,10 @@ fn version_2_of_the_fabric_struct_is_not_written_beyond() {
             "nvmlDeviceGetGpuFabricInfoV",
         )(gpu, &raw mut info)
     };
-    assert_eq!((code, info.state, info.healthMask, info.healthSummary), (OK, 0, 0, 7));
+    assert_eq!(
+        (code, info.state, info.healthMask, info.healthSummary),
+        (OK, 0, 0, 7)
+    );
 }
 
 #[test]
@@ -167,39 +209,57 @@ fn processes_need_room() {
     assert_eq!(nvml.init(), OK);
     let (_, gpu) = nvml.at(0);
     let list = "nvmlDeviceGetComputeRunningProcesses_v3";
-    let ask = |room: &mut c_uint, infos: &mut [nvmlProcessInfo_t]| {
-        // SAFETY: as in nvml.h; `room` is the slice's length in each call below.
-        unsafe {
-            nvml.symbol::<extern "C" fn(Handle, *mut c_uint, *mut nvmlProcessInfo_t) -> u32>(list)(
-                gpu,
-                room,
-                infos.as_mut_ptr(),
-            )
-        }
-    };
+    let ask =
+        |room: &mut c_uint, infos: &mut [nvmlProcessInfo_t]| {
+            // SAFETY: as in nvml.h; `room` is the slice's length in each call below.
+            unsafe {
+                nvml.symbol::<extern "C" fn(Handle, *mut c_uint, *mut nvmlProcessInfo_t) -> u32>(
+                    list,
+                )(gpu, room, infos.as_mut_ptr())
+            }
+        };
     let mut none = 0;
     assert_eq!((ask(&mut none, &mut []), none), (OK, 0));
     mock_gpus(&nvml.path, &["process", "0", "42"]);
     let mut room = 0;
     assert_eq!((ask(&mut room, &mut []), room), (INSUFFICIENT_SIZE, 1));
-    let mut infos = [nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 }];
+    let mut infos = [nvmlProcessInfo_t {
+        pid: 0,
+        usedGpuMemory: 0,
+        gpuInstanceId: 0,
+        computeInstanceId: 0,
+    }];
     assert_eq!((ask(&mut room, &mut infos), room), (OK, 1));
     assert_eq!((infos[0].pid, infos[0].gpuInstanceId), (42, u32::MAX));
 }
 
 fn mock_gpus(library: &Path, args: &[&str]) -> String {
     let state = format!("{}.json", library.display());
-    let output = Command::new(env!("CARGO_BIN_EXE_mock-gpus")).arg(state).args(args).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_mock-gpus"))
+        .arg(state)
+        .args(args)
+        .output()
+        .unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    if output.status.success() { text(output.stdout) } else { text(output.stderr) }
+    if output.status.success() {
+        text(output.stdout)
+    } else {
+        text(output.stderr)
+    }
 }
 
 #[test]
 fn what_a_script_changes_is_seen_by_a_process_that_runs() {
     let nvml = Nvml::load();
     let absent = mock_gpus(&nvml.path, &["list"]);
-    assert!(absent.starts_with("mock-gpus: mock GPU state cannot be used: "), "{absent}");
-    assert!(absent.contains(&format!("{}.json", nvml.path.display())), "{absent}");
+    assert!(
+        absent.starts_with("mock-gpus: mock GPU state cannot be used: "),
+        "{absent}"
+    );
+    assert!(
+        absent.contains(&format!("{}.json", nvml.path.display())),
+        "{absent}"
+    );
     assert_eq!(mock_gpus(&nvml.path, &["create", "l4x1,h100x1"]), "");
     assert_eq!(nvml.init(), OK);
     assert_eq!(
@@ -210,8 +270,14 @@ fn what_a_script_changes_is_seen_by_a_process_that_runs() {
     assert_eq!(nvml.number("nvmlDeviceGetModuleId", l4).0, NOT_SUPPORTED);
 
     mock_gpus(&nvml.path, &["lose", "0"]);
-    assert_eq!((nvml.at(0).0, nvml.number("nvmlDeviceGetMinorNumber", l4).0), (GPU_IS_LOST, GPU_IS_LOST));
-    mock_gpus(&nvml.path, &["restore", "GPU-12345678-1234-1234-0000-123456780000"]);
+    assert_eq!(
+        (nvml.at(0).0, nvml.number("nvmlDeviceGetMinorNumber", l4).0),
+        (GPU_IS_LOST, GPU_IS_LOST)
+    );
+    mock_gpus(
+        &nvml.path,
+        &["restore", "GPU-12345678-1234-1234-0000-123456780000"],
+    );
     assert_eq!(nvml.number("nvmlDeviceGetMinorNumber", l4), (OK, 0));
 
     let fault = r#"{"op":"facts","times":1,"effect":{"fail":23}}"#;
@@ -221,10 +287,19 @@ fn what_a_script_changes_is_seen_by_a_process_that_runs() {
     let boot = mock_gpus(&nvml.path, &["boot-id"]);
     mock_gpus(&nvml.path, &["reboot"]);
     assert_ne!(mock_gpus(&nvml.path, &["boot-id"]), boot);
-    assert_eq!(mock_gpus(&nvml.path, &["add", "t4"]), "GPU-12345678-1234-1234-0000-123456780002\n");
+    assert_eq!(
+        mock_gpus(&nvml.path, &["add", "t4"]),
+        "GPU-12345678-1234-1234-0000-123456780002\n"
+    );
     assert_eq!(nvml.state().read().unwrap().gpus().len(), 3);
     mock_gpus(&nvml.path, &["remove", "0"]);
-    assert_eq!(nvml.number("nvmlDeviceGetMinorNumber", l4).0, INVALID_ARGUMENT);
-    assert_eq!(mock_gpus(&nvml.path, &["lose", "9"]), "mock-gpus: no GPU \"9\"\n");
+    assert_eq!(
+        nvml.number("nvmlDeviceGetMinorNumber", l4).0,
+        INVALID_ARGUMENT
+    );
+    assert_eq!(
+        mock_gpus(&nvml.path, &["lose", "9"]),
+        "mock-gpus: no GPU \"9\"\n"
+    );
     assert!(mock_gpus(&nvml.path, &["add", "voodoo2"]).contains("known: a10, a100-40, "));
 }

@@ -9,13 +9,18 @@ use nvidia_ml::{ALSO, symbols};
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstanceInfo_t, nvmlComputeInstancePlacement_t, nvmlComputeInstanceProfileInfo_t,
     nvmlDeviceAddressingMode_t, nvmlEventData_t, nvmlFieldValue_t, nvmlGpuFabricInfo_t,
-    nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
-    nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t,
-    nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlGpuInstanceInfo_t,
+    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlGpuInstanceProfileInfo_v3_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
+    nvmlProcessInfo_t,
 };
 
 fn library() -> PathBuf {
-    std::env::current_exe().unwrap().parent().unwrap().join("libnvidia_ml.so")
+    std::env::current_exe()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .join("libnvidia_ml.so")
 }
 
 #[test]
@@ -24,7 +29,11 @@ fn every_operation_of_the_engine_is_exported() {
     let library = unsafe { libloading::Library::new(library()) }.unwrap();
     let missing = |names: &[&'static str]| -> Vec<&'static str> {
         // SAFETY: the symbols are looked up, not used.
-        names.iter().copied().filter(|s| unsafe { library.get::<fn()>(*s) }.is_err()).collect()
+        names
+            .iter()
+            .copied()
+            .filter(|s| unsafe { library.get::<fn()>(*s) }.is_err())
+            .collect()
     };
     for op in GpuOp::ALL {
         assert_eq!(missing(symbols(op)), [""; 0], "{op:?}");
@@ -41,23 +50,63 @@ fn the_library_carries_the_name_that_programs_load() {
 
 #[test]
 fn each_c_struct_is_laid_out_as_nvml_h_says() {
-    // Worked out by hand from nvml.h's fields by the rules of a 64-bit C ABI, not from the Rust types.
+    // Worked out by hand from nvml.h's fields by the rules of a 64-bit C ABI, not from the Rust
+    // types.
     assert_eq!(size_of::<nvmlPciInfo_t>(), 68);
-    assert_eq!((offset_of!(nvmlPciInfo_t, domain), offset_of!(nvmlPciInfo_t, busId)), (16, 36));
-    assert_eq!((size_of::<nvmlMemory_t>(), offset_of!(nvmlMemory_t, used)), (24, 16));
-    assert_eq!((size_of::<nvmlMemory_v2_t>(), offset_of!(nvmlMemory_v2_t, total)), (40, 8));
-    assert_eq!((size_of::<nvmlProcessInfo_t>(), offset_of!(nvmlProcessInfo_t, gpuInstanceId)), (24, 16));
-    assert_eq!((size_of::<nvmlGpuFabricInfo_t>(), offset_of!(nvmlGpuFabricInfo_t, state)), (28, 24));
     assert_eq!(
-        (size_of::<nvmlGpuFabricInfo_v2_t>(), offset_of!(nvmlGpuFabricInfo_v2_t, healthMask)),
+        (
+            offset_of!(nvmlPciInfo_t, domain),
+            offset_of!(nvmlPciInfo_t, busId)
+        ),
+        (16, 36)
+    );
+    assert_eq!(
+        (size_of::<nvmlMemory_t>(), offset_of!(nvmlMemory_t, used)),
+        (24, 16)
+    );
+    assert_eq!(
+        (
+            size_of::<nvmlMemory_v2_t>(),
+            offset_of!(nvmlMemory_v2_t, total)
+        ),
+        (40, 8)
+    );
+    assert_eq!(
+        (
+            size_of::<nvmlProcessInfo_t>(),
+            offset_of!(nvmlProcessInfo_t, gpuInstanceId)
+        ),
+        (24, 16)
+    );
+    assert_eq!(
+        (
+            size_of::<nvmlGpuFabricInfo_t>(),
+            offset_of!(nvmlGpuFabricInfo_t, state)
+        ),
+        (28, 24)
+    );
+    assert_eq!(
+        (
+            size_of::<nvmlGpuFabricInfo_v2_t>(),
+            offset_of!(nvmlGpuFabricInfo_v2_t, healthMask)
+        ),
         (36, 32)
     );
     assert_eq!(
-        (size_of::<nvmlGpuFabricInfo_v3_t>(), offset_of!(nvmlGpuFabricInfo_v3_t, healthSummary)),
+        (
+            size_of::<nvmlGpuFabricInfo_v3_t>(),
+            offset_of!(nvmlGpuFabricInfo_v3_t, healthSummary)
+        ),
         (40, 36)
     );
     assert_eq!(size_of::<nvmlDeviceAddressingMode_t>(), 8);
-    assert_eq!((size_of::<nvmlFieldValue_t>(), offset_of!(nvmlFieldValue_t, value)), (40, 32));
+    assert_eq!(
+        (
+            size_of::<nvmlFieldValue_t>(),
+            offset_of!(nvmlFieldValue_t, value)
+        ),
+        (40, 32)
+    );
     assert_eq!(
         (
             size_of::<nvmlEventData_t>(),
@@ -73,7 +122,10 @@ fn each_c_struct_of_mig_is_laid_out_as_nvml_h_says() {
     assert_eq!(size_of::<nvmlGpuInstancePlacement_t>(), 8);
     assert_eq!(size_of::<nvmlComputeInstancePlacement_t>(), 8);
     assert_eq!(
-        (size_of::<nvmlGpuInstanceProfileInfo_t>(), offset_of!(nvmlGpuInstanceProfileInfo_t, memorySizeMB)),
+        (
+            size_of::<nvmlGpuInstanceProfileInfo_t>(),
+            offset_of!(nvmlGpuInstanceProfileInfo_t, memorySizeMB)
+        ),
         (48, 40)
     );
     // Twelve numbers, then eight bytes aligned, then the name.
@@ -96,7 +148,13 @@ fn each_c_struct_of_mig_is_laid_out_as_nvml_h_says() {
         ),
         (152, 8, 40, 48, 144)
     );
-    assert_eq!((size_of::<nvmlGpuInstanceInfo_t>(), offset_of!(nvmlGpuInstanceInfo_t, placement)), (24, 16));
+    assert_eq!(
+        (
+            size_of::<nvmlGpuInstanceInfo_t>(),
+            offset_of!(nvmlGpuInstanceInfo_t, placement)
+        ),
+        (24, 16)
+    );
     assert_eq!(
         (
             size_of::<nvmlComputeInstanceProfileInfo_t>(),

@@ -1,5 +1,6 @@
-//! Reads this machine's GPUs and prints them as JSON, with the conformance checks that fail. The check to run on
-//! real hardware: `cargo run -p divvy-nvml --example inventory [LIBRARY]`. Exits with 1 if a check fails.
+//! Reads this machine's GPUs and prints them as JSON, with the conformance checks that fail. The
+//! check to run on real hardware: `cargo run -p divvy-nvml --example inventory [LIBRARY]`. Exits
+//! with 1 if a check fails.
 #![expect(clippy::print_stdout, reason = "printing is what it is for")]
 
 use std::path::PathBuf;
@@ -12,11 +13,19 @@ use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     let library = std::env::args_os().nth(1).map(PathBuf::from);
-    let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(library.as_deref()));
+    let session = Session::new(SessionConfig::default(), move || {
+        NvmlDriver::open(library.as_deref())
+    });
     let report = report(&session);
     println!("{report:#}");
-    let clean = report.get("violations").is_some_and(|v| v.as_array().is_some_and(Vec::is_empty));
-    if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let clean = report
+        .get("violations")
+        .is_some_and(|v| v.as_array().is_some_and(Vec::is_empty));
+    if clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn report(driver: &dyn GpuDriver) -> Value {
@@ -24,7 +33,10 @@ fn report(driver: &dyn GpuDriver) -> Value {
         Ok(inventory) => inventory,
         Err(error) => return json!({ "error": error.to_string() }),
     };
-    let violations: Vec<String> = conformance(driver, &Expect::default()).into_iter().map(|v| v.0).collect();
+    let violations: Vec<String> = conformance(driver, &Expect::default())
+        .into_iter()
+        .map(|v| v.0)
+        .collect();
     let processes = |gpu| match driver.processes(gpu) {
         Ok(processes) => json!(processes),
         Err(error) => json!(error.to_string()),

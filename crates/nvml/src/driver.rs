@@ -3,41 +3,45 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_model::health::{GpuEvents, GpuVitals};
 use divvy_model::mig::{
-    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
-    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId,
+    GpuInstance, GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess,
-    GpuUuid, MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts,
+    ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp,
+    GpuProcess, GpuUuid, MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts, lock,
 };
 
 use crate::ffi::{Failure, Handle, Library, ends_session};
 use crate::gpm::Samples;
 use crate::health::Watch;
+use crate::kept::Kept;
 use crate::{facts, health, mig};
 
-/// What the loader is asked for when no path is given.
+/// Name by which the loader is asked when no path is given.
 pub const DEFAULT_LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// The real NVML library, opened. Shut down when dropped; share it in an `Arc`.
 pub struct NvmlDriver {
-    library: Library,
+    pub(crate) library: Library,
     path: PathBuf,
-    /// Looking a handle up costs up to seconds on a busy machine; a handle stays valid for the whole session.
-    handles: Mutex<BTreeMap<GpuUuid, Handle>>,
-    /// Profiles by which instances are listed: the same as long as the driver is loaded.
-    profiles: Mutex<BTreeMap<GpuUuid, BTreeSet<GpuInstanceProfileId>>>,
+    /// Looking a handle up costs up to seconds on a busy machine; a handle stays valid for the
+    /// whole session.
+    pub(crate) handles: Mutex<BTreeMap<GpuUuid, Handle>>,
+    /// Profiles by which instances are listed.
+    profiles: Kept<BTreeSet<GpuInstanceProfileId>>,
+    /// Profiles and placements: reading them takes longer than everything else.
+    capabilities: Kept<MigCapabilities>,
     /// GPUs left out of [`GpuDriver::list`] that were logged already, by index and code.
     left_out: Mutex<BTreeSet<(u32, u32)>>,
     /// Events are waited for under this lock; no other call needs it.
     watch: Mutex<Option<Watch>>,
-    gpm: Samples,
+    pub(crate) gpm: Samples,
     /// A GPU may have been unbound since the watch began: it has to begin anew.
     rebound: AtomicBool,
 }
@@ -53,7 +57,8 @@ impl Drop for NvmlDriver {
 }
 
 impl NvmlDriver {
-    /// Loads the library at `path` ([`DEFAULT_LIBRARY`] by the loader's own search if `None`) and initialises it.
+    /// Loads the library at `path` ([`DEFAULT_LIBRARY`] by the loader's own search if `None`) and
+    /// initialises it.
     pub fn open(path: Option<&Path>) -> Result<Self, GpuError> {
         let path = path.unwrap_or(Path::new(DEFAULT_LIBRARY));
         let library = Library::open(path.as_os_str()).map_err(|f| error(GpuOp::Init, None, f))?;
@@ -61,7 +66,8 @@ impl NvmlDriver {
             library,
             path: path.to_owned(),
             handles: Mutex::new(BTreeMap::new()),
-            profiles: Mutex::new(BTreeMap::new()),
+            profiles: Kept::default(),
+            capabilities: Kept::default(),
             left_out: Mutex::new(BTreeSet::new()),
             watch: Mutex::new(None),
             gpm: Samples::default(),
@@ -77,7 +83,9 @@ impl NvmlDriver {
         if let Some(handle) = cached {
             match self.library.uuid(handle) {
                 Ok(uuid) if uuid == gpu.as_str() => return Ok(handle),
-                Err(failure) if failure.code == GpuErrorCode::GPU_IS_LOST => return Err(fail(failure)),
+                Err(failure) if failure.code == GpuErrorCode::GPU_IS_LOST => {
+                    return Err(fail(failure));
+                }
                 // Another GPU took the place, or the session is a new one: look it up again.
                 Ok(_) | Err(_) => lock(&self.handles).remove(gpu),
             };
@@ -87,7 +95,7 @@ impl NvmlDriver {
         Ok(handle)
     }
 
-    /// One operation on one GPU.
+    /// Makes one operation on one GPU.
     fn on<T>(
         &self,
         op: GpuOp,
@@ -98,28 +106,41 @@ impl NvmlDriver {
         call(&self.library, handle).map_err(|f| error(op, Some(gpu), f))
     }
 
-    fn profile_ids(&self, gpu: &GpuUuid, handle: Handle) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
-        // A statement of its own: the lock must be free again below.
-        let known = lock(&self.profiles).get(gpu).cloned();
-        if let Some(profiles) = known {
-            return Ok(profiles);
-        }
-        let profiles = mig::profile_ids(&self.library, handle)?;
-        if !profiles.is_empty() {
-            lock(&self.profiles).insert(gpu.clone(), profiles.clone());
-        }
-        Ok(profiles)
+    fn profile_ids(
+        &self,
+        gpu: &GpuUuid,
+        handle: Handle,
+    ) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
+        self.profiles.get_or_ask(gpu, || {
+            let profiles = mig::profile_ids(&self.library, handle)?;
+            // An old driver with MIG mode off lists none.
+            let is_whole = !profiles.is_empty();
+            Ok((profiles, is_whole))
+        })
     }
 
     fn uuid_at(&self, index: u32) -> Result<GpuUuid, Failure> {
+        // The loop over indices is how NVML lists GPUs; an index is no name, since it changes when
+        // a card leaves.
         let handle = self.library.handle_by_index(index)?;
         let text = self.library.uuid(handle)?;
-        let uuid: GpuUuid = text.parse().map_err(|error: divvy_model::IdError| Failure {
-            code: GpuErrorCode::UNKNOWN,
-            detail: Some(error.to_string()),
-        })?;
+        let uuid: GpuUuid = text
+            .parse()
+            .map_err(|error: divvy_model::IdError| Failure {
+                code: GpuErrorCode::UNKNOWN,
+                detail: Some(error.to_string()),
+            })?;
         lock(&self.handles).insert(uuid.clone(), handle);
         Ok(uuid)
+    }
+
+    /// Returns the GPUs that [`GpuDriver::list`] has left out since they did not answer, by their
+    /// index at NVML, each with NVML's error.
+    pub fn left_out(&self) -> Vec<(u32, GpuErrorCode)> {
+        let all = lock(&self.left_out);
+        all.iter()
+            .map(|(index, code)| (*index, GpuErrorCode(*code)))
+            .collect()
     }
 
     /// Logs once that a GPU is left out.
@@ -132,14 +153,15 @@ impl NvmlDriver {
 
 /// The model's error for a failed call.
 pub(crate) fn error(op: GpuOp, gpu: Option<&GpuUuid>, failure: Failure) -> GpuError {
-    GpuError { op, code: failure.code, gpu: gpu.cloned(), detail: failure.detail }
+    GpuError {
+        op,
+        code: failure.code,
+        gpu: gpu.cloned(),
+        detail: failure.detail,
+    }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each holder makes one insertion or removal: a panic leaves nothing half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
+#[deny(clippy::missing_trait_methods)]
 impl GpuDriver for NvmlDriver {
     fn system(&self) -> Result<SystemFacts, GpuError> {
         let (library, fail) = (&self.library, |f| error(GpuOp::System, None, f));
@@ -159,8 +181,9 @@ impl GpuDriver for NvmlDriver {
         for index in 0..count {
             match self.uuid_at(index) {
                 Ok(uuid) => uuids.push(uuid),
+                // An answer about NVML as a whole holds for every index.
                 Err(f) if concerns_all(GpuOp::List, f.code) => return Err(fail(f)),
-                // One bad GPU does not hide the others.
+                // A bad GPU does not hide the others.
                 Err(f) => self.note_left_out(index, &f),
             }
         }
@@ -181,6 +204,7 @@ impl GpuDriver for NvmlDriver {
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         let handle = self.handle(GpuOp::Processes, gpu)?;
         let fail = |f| error(GpuOp::Processes, Some(gpu), f);
+        // Graphics processes are not asked for: a display server holds no GPU for computing.
         let compute = self.library.compute_processes(handle).map_err(fail)?;
         let mps = match self.library.mps_processes(handle) {
             Err(failure) if failure.means_absent() => Vec::new(),
@@ -197,12 +221,22 @@ impl GpuDriver for NvmlDriver {
         Ok(all.into_values().collect())
     }
 
+    /// Nothing: a session is let go by dropping it.
+    fn release(&self) {}
+
+    /// None: calls block until they are done.
+    fn changes_in_flight(&self, _: &GpuUuid) -> Vec<GpuOp> {
+        Vec::new()
+    }
+
     fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
         self.on(GpuOp::Vitals, gpu, health::vitals)
     }
 
     fn wait_events(&self, at_most: Duration) -> Result<GpuEvents, GpuError> {
         let fail = |f| error(GpuOp::Events, None, f);
+        // A single thread waits at a time. The set of a GPU that was unbound hears nothing more of
+        // it.
         let mut kept = lock(&self.watch);
         if self.rebound.swap(false, Ordering::Relaxed)
             && let Some(old) = kept.take()
@@ -213,14 +247,19 @@ impl GpuDriver for NvmlDriver {
             Some(watch) => watch,
             none => none.insert(Watch::begin(&self.library).map_err(fail)?),
         };
+        // Register GPUs that came, or that refused before.
         if watch.is_due() {
             let listed = self.list()?.into_iter();
-            let handles = listed.filter_map(|uuid| Some((self.handle(GpuOp::Events, &uuid).ok()?, uuid)));
+            let handles =
+                listed.filter_map(|uuid| Some((self.handle(GpuOp::Events, &uuid).ok()?, uuid)));
             if let Err(failure) = watch.join(&self.library, handles) {
-                kept.take().into_iter().for_each(|broken| broken.end(&self.library));
+                kept.take()
+                    .into_iter()
+                    .for_each(|broken| broken.end(&self.library));
                 return Err(fail(failure));
             }
         }
+        // Wait. A failure keeps the set: the driver remembers events for it.
         watch.wait(&self.library, at_most).map_err(fail)
     }
 
@@ -238,22 +277,43 @@ impl GpuDriver for NvmlDriver {
         self.on(GpuOp::Utilization, gpu, Library::utilization)
     }
 
-    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
-        let mut samples = self.on(GpuOp::ProcessUtilization, gpu, |l, h| l.process_utilization(h, since))?;
+    fn process_utilization(
+        &self,
+        gpu: &GpuUuid,
+        since: u64,
+    ) -> Result<Vec<ProcessSample>, GpuError> {
+        let mut samples = self.on(GpuOp::ProcessUtilization, gpu, |l, h| {
+            l.process_utilization(h, since)
+        })?;
         samples.sort_unstable();
         Ok(samples)
     }
 
-    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
-        self.on(GpuOp::SmUtilization, gpu, |l, h| self.gpm.measure(l, h, gpu, part))
+    fn sm_utilization(
+        &self,
+        gpu: &GpuUuid,
+        part: Option<&MigDevice>,
+    ) -> Result<Option<f64>, GpuError> {
+        self.on(GpuOp::SmUtilization, gpu, |l, h| {
+            self.gpm.measure(l, h, gpu, part)
+        })
+    }
+
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        self.on(GpuOp::PersistenceMode, gpu, Library::persistence_mode)
     }
 
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
-        self.on(GpuOp::MigCapabilities, gpu, mig::capabilities)
+        self.on(GpuOp::MigCapabilities, gpu, |library, handle| {
+            self.capabilities
+                .get_or_ask(gpu, || mig::capabilities(library, handle))
+        })
     }
 
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
-        let result = self.on(GpuOp::SetMigMode, gpu, |library, handle| mig::set_mode(library, handle, on));
+        let result = self.on(GpuOp::SetMigMode, gpu, |library, handle| {
+            mig::set_mode(library, handle, on)
+        });
         // The GPU may have been unbound or reset on the way, even if that failed.
         lock(&self.handles).remove(gpu);
         self.rebound.store(true, Ordering::Relaxed);
@@ -261,7 +321,9 @@ impl GpuDriver for NvmlDriver {
     }
 
     fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
-        self.on(GpuOp::SetComputeMode, gpu, |library, handle| library.set_compute_mode(handle, to.to_nvml()))
+        self.on(GpuOp::SetComputeMode, gpu, |library, handle| {
+            library.set_compute_mode(handle, to.to_nvml())
+        })
     }
 
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
@@ -282,7 +344,9 @@ impl GpuDriver for NvmlDriver {
     }
 
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
-        self.on(GpuOp::DestroyGpuInstance, gpu, |l, h| mig::destroy_gpu_instance(l, h, id))
+        self.on(GpuOp::DestroyGpuInstance, gpu, |l, h| {
+            mig::destroy_gpu_instance(l, h, id)
+        })
     }
 
     fn compute_profiles(
@@ -290,7 +354,9 @@ impl GpuDriver for NvmlDriver {
         gpu: &GpuUuid,
         gpu_instance: GpuInstanceId,
     ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
-        self.on(GpuOp::ComputeProfiles, gpu, |l, h| mig::compute_profiles(l, h, gpu_instance))
+        self.on(GpuOp::ComputeProfiles, gpu, |l, h| {
+            mig::compute_profiles(l, h, gpu_instance)
+        })
     }
 
     fn compute_instances(
@@ -298,7 +364,9 @@ impl GpuDriver for NvmlDriver {
         gpu: &GpuUuid,
         gpu_instance: GpuInstanceId,
     ) -> Result<Vec<ComputeInstance>, GpuError> {
-        self.on(GpuOp::ComputeInstances, gpu, |l, h| mig::compute_instances(l, h, gpu_instance))
+        self.on(GpuOp::ComputeInstances, gpu, |l, h| {
+            mig::compute_instances(l, h, gpu_instance)
+        })
     }
 
     fn create_compute_instance(
@@ -324,14 +392,17 @@ impl GpuDriver for NvmlDriver {
     }
 }
 
-/// Whether a code says something about NVML as a whole and not about one GPU. `LIBRARY_NOT_FOUND` does so only where NVML
-/// is opened ([`GpuOp::Init`]): some calls need other libraries, and mean those.
+/// Returns whether a code says something about NVML as a whole and not about one GPU.
+/// `LIBRARY_NOT_FOUND` does so only where NVML is opened ([`GpuOp::Init`]): some calls need other
+/// libraries, and mean those.
 pub(crate) fn concerns_all(op: GpuOp, code: GpuErrorCode) -> bool {
     op == GpuOp::Init || code == GpuErrorCode::FUNCTION_NOT_FOUND || ends_session(code)
 }
 
 impl fmt::Debug for NvmlDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NvmlDriver").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("NvmlDriver")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }

@@ -58,33 +58,55 @@ fn an_odd_answer_to_an_unimportant_question_takes_no_gpu_out() {
         let driver = library.open();
         let seen = inventory(&driver);
         assert_eq!((seen.gpus.len(), seen.problems), (2, vec![]), "{code}");
-        assert_eq!((seen.system.cuda_version, seen.system.nvml_version), (None, None), "{code}");
+        assert_eq!(
+            (seen.system.cuda_version, seen.system.nvml_version),
+            (None, None),
+            "{code}"
+        );
         let facts = &seen.gpus[&library.uuids()[0]].facts;
-        assert_eq!((facts.minor, facts.memory_bytes, facts.nvlinks.len()), (None, None, 0), "{code}");
+        assert_eq!(
+            (facts.minor, facts.memory_bytes, facts.nvlinks.len()),
+            (None, None, 0),
+            "{code}"
+        );
         let (uuid, driver) = (library.uuids().remove(0), &driver);
-        let reported = GpuVitals { recovery: None, ..library.state.read().unwrap().vitals(&uuid).unwrap() };
+        let reported = GpuVitals {
+            recovery: None,
+            ..library.state.read().unwrap().vitals(&uuid).unwrap()
+        };
         assert_eq!(driver.vitals(&uuid), Ok(reported), "{code}");
     }
 }
 
 #[test]
-fn a_gpu_that_answers_no_question_of_its_health_as_it_should_does_not_answer() {
-    let all = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors"];
+fn a_gpu_with_odd_answers_about_its_health_does_not_answer() {
+    let all = [
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetRemappedRows",
+        "nvmlDeviceGetTotalEccErrors",
+    ];
     let library = TestLibrary::answering("h100x1", &all, GpuErrorCode::UNKNOWN);
     let error = library.open().vitals(&library.uuids()[0]).unwrap_err();
     assert_eq!(error.code, GpuErrorCode::UNKNOWN);
 }
 
 #[test]
-fn codes_that_end_the_session_and_a_lost_gpu_are_errors_to_whichever_question() {
+fn codes_that_end_the_session_and_a_lost_gpu_are_always_errors() {
     for (function, code) in [
         ("nvmlDeviceGetBrand", GpuErrorCode::GPU_IS_LOST),
         ("nvmlDeviceGetNvLinkState", GpuErrorCode::UNINITIALIZED),
         ("nvmlDeviceGetModuleId", GpuErrorCode::DRIVER_NOT_LOADED),
-        ("nvmlDeviceGetMemoryInfo_v2", GpuErrorCode::LIB_RM_VERSION_MISMATCH),
+        (
+            "nvmlDeviceGetMemoryInfo_v2",
+            GpuErrorCode::LIB_RM_VERSION_MISMATCH,
+        ),
     ] {
         let library = TestLibrary::answering("h100x1", &[function], code);
-        assert_eq!(library.open().facts(&library.uuids()[0]).unwrap_err().code, code, "{function}");
+        assert_eq!(
+            library.open().facts(&library.uuids()[0]).unwrap_err().code,
+            code,
+            "{function}"
+        );
     }
 }
 
@@ -97,7 +119,12 @@ fn a_mig_profile_without_placements_costs_that_profile_only() {
         let fault = Fault::fail(code).of(GpuOp::MigCapabilities).times(2);
         library.state.edit(|e| e.set_fault(fault)).unwrap();
         let reported = library.open().mig_capabilities(&uuid).unwrap();
-        let known = library.state.read().unwrap().mig_capabilities(&uuid).unwrap();
+        let known = library
+            .state
+            .read()
+            .unwrap()
+            .mig_capabilities(&uuid)
+            .unwrap();
         assert_eq!(reported.profiles(), &known.profiles()[1..], "{code}");
     }
 }
@@ -106,7 +133,10 @@ fn a_mig_profile_without_placements_costs_that_profile_only() {
 fn why_no_mig_profile_can_be_placed_is_said() {
     let placements = ["nvmlDeviceGetGpuInstancePossiblePlacements_v2"];
     let library = TestLibrary::answering("h100x1", &placements, GpuErrorCode::NO_PERMISSION);
-    let error = library.open().mig_capabilities(&library.uuids()[0]).unwrap_err();
+    let error = library
+        .open()
+        .mig_capabilities(&library.uuids()[0])
+        .unwrap_err();
     assert_eq!(error.code, GpuErrorCode::NO_PERMISSION);
 }
 
@@ -117,14 +147,34 @@ fn multiprocessors_stay_known_while_mig_mode_is_on() {
     let driver = library.open();
     let count = |before: Option<&Inventory>| {
         let seen = read_inventory_after(&driver, &|_| HostTopology::default(), before).unwrap();
-        (uuids.iter().map(|uuid| seen.gpus[uuid].facts.multiprocessors).collect::<Vec<_>>(), seen)
+        (
+            uuids
+                .iter()
+                .map(|uuid| seen.gpus[uuid].facts.multiprocessors)
+                .collect::<Vec<_>>(),
+            seen,
+        )
     };
     let (off, before) = count(None);
-    let on = MigMode::Supported { current: true, pending: true };
-    let switch = |e: &mut Engine| uuids.iter().for_each(|uuid| e.gpu(uuid).unwrap().facts.mig_mode = on);
+    let on = MigMode::Supported {
+        current: true,
+        pending: true,
+    };
+    let switch = |e: &mut Engine| {
+        for uuid in &uuids {
+            e.gpu(uuid).unwrap().facts.mig_mode = on;
+        }
+    };
     library.state.edit(switch).unwrap();
-    assert_eq!((&off[..], count(Some(&before)).0), (&[Some(108), Some(132)][..], off.clone()));
-    assert_eq!(count(None).0, [Some(98), Some(132)], "of the largest profile, where nothing was known");
+    assert_eq!(
+        (&off[..], count(Some(&before)).0),
+        (&[Some(108), Some(132)][..], off.clone())
+    );
+    assert_eq!(
+        count(None).0,
+        [Some(98), Some(132)],
+        "of the largest profile, where nothing was known"
+    );
 }
 
 #[test]
@@ -138,15 +188,62 @@ fn lists_of_processes_are_read_as_each_driver_writes_them() {
             ..GpuProcess::new(pid, pid.is_multiple_of(2).then_some(7))
         };
         let expected: Vec<_> = (1000..1100).map(process).collect();
-        library.state.edit(|e| e.gpu(&uuid).unwrap().processes.extend(expected.clone())).unwrap();
-        assert_eq!(library.open().processes(&uuid).unwrap(), expected, "{}", driver.version);
+        library
+            .state
+            .edit(|e| e.gpu(&uuid).unwrap().processes.extend(expected.clone()))
+            .unwrap();
+        assert_eq!(
+            library.open().processes(&uuid).unwrap(),
+            expected,
+            "{}",
+            driver.version
+        );
     }
-    let neither = ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"];
+    let neither = [
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetComputeRunningProcesses_v2",
+    ];
     let library = TestLibrary::without("h100x1", &neither);
-    let error = library.open().processes(&library.uuids()[0]).unwrap_err().to_string();
+    let error = library
+        .open()
+        .processes(&library.uuids()[0])
+        .unwrap_err()
+        .to_string();
     assert!(
-        error
-            .ends_with("(the library has no nvmlDeviceGetComputeRunningProcesses_v2: the driver is too old)"),
+        error.ends_with(
+            "(the library has no nvmlDeviceGetComputeRunningProcesses_v2: the driver is too old)"
+        ),
         "{error}"
     );
+}
+
+/// The driver gives a handle to another GPU after one was taken out.
+#[test]
+fn a_handle_that_is_another_gpus_now_is_looked_up_anew() {
+    let library = TestLibrary::new("h100x2");
+    let [one, two] = library.uuids().try_into().unwrap();
+    let driver = library.open();
+    let of = |gpu| driver.facts(gpu).unwrap().pci_address;
+    let expected = (of(&one), of(&two));
+    assert_ne!(expected.0, expected.1);
+    let mut handles = driver.handles.lock().unwrap();
+    let others = handles[&two];
+    handles.insert(one.clone(), others);
+    drop(handles);
+    assert_eq!((of(&one), of(&two)), expected);
+}
+
+/// Looking a handle up takes the driver seconds, and a lost GPU has none.
+#[test]
+fn a_lost_gpu_is_not_looked_up_anew() {
+    let library = TestLibrary::new("h100x1");
+    let gpu = library.uuids().remove(0);
+    let driver = library.open();
+    driver.facts(&gpu).unwrap();
+    let trial = &driver.library.trial;
+    let lookups = trial.calls("nvmlDeviceGetHandleByUUID");
+    trial.fail_once_in("nvmlDeviceGetUUID", 0, GpuErrorCode::GPU_IS_LOST);
+    let error = driver.facts(&gpu).unwrap_err();
+    assert_eq!(error.code, GpuErrorCode::GPU_IS_LOST);
+    assert_eq!(trial.calls("nvmlDeviceGetHandleByUUID"), lookups);
 }

@@ -1,26 +1,39 @@
-//! The facts of one GPU, read call by call: what NVML does not say is left out, what it says in numbers we don't
-//! know is kept as a number.
+//! The facts of one GPU, read call by call: what NVML does not say is left out, what it says in
+//! numbers we don't know is kept as a number.
 
+use divvy_model::health::FabricState;
 use divvy_model::{
-    Architecture, Brand, ComputeCapability, ComputeMode, FabricFacts, GpuErrorCode, GpuFacts, GpuUuid,
-    MigMode, NvLinkPeer, PciAddress,
+    Architecture, Brand, ComputeCapability, ComputeMode, FabricFacts, GpuErrorCode, GpuFacts,
+    GpuUuid, MigMode, NvLinkPeer, PciAddress,
 };
 
 use crate::ffi::{Fabric, Failure, Handle, Library, Pci};
 
-/// One more than the highest link number any NVML knows (`NVML_NVLINK_MAX_LINKS`: 18 before NVML 13, 36 since).
+/// Number after the highest of a link that any NVML knows (`NVML_NVLINK_MAX_LINKS`: 18 before NVML
+/// 13, 36 since).
 const LINKS: u32 = 36;
 
+/// Far more memory than any GPU has: 1 PiB.
+const MOST_BYTES: u64 = 1 << 50;
+
 pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<GpuFacts, Failure> {
+    // First the answers without which the GPU cannot be used or named. Each other fact may be
+    // missing (ADR 7).
     let product_name = library.name(handle)?;
     let (major, minor) = library.compute_capability(handle)?;
     let compute_capability = ComputeCapability { major, minor };
     let pci = library.pci(handle)?;
     let pci_address = address(&pci).ok_or_else(|| Failure {
         code: GpuErrorCode::UNKNOWN,
-        detail: Some(format!("NVML's PCI address {:?} cannot be read", pci.bus_id)),
+        detail: Some(format!(
+            "NVML's PCI address {:?} cannot be read",
+            pci.bus_id
+        )),
     })?;
-    let asked = Asked { library, gpu: handle };
+    let asked = Asked {
+        library,
+        gpu: handle,
+    };
     let cores = asked.optional("cores", Library::cores)?;
     Ok(GpuFacts {
         uuid: uuid.clone(),
@@ -28,7 +41,9 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         product_name,
         brand: Brand(asked.optional("brand", Library::brand)?.unwrap_or(0)),
         architecture: Architecture::from_nvml(
-            asked.optional("architecture", Library::architecture)?.unwrap_or(u32::MAX),
+            asked
+                .optional("architecture", Library::architecture)?
+                .unwrap_or(u32::MAX),
         ),
         compute_capability,
         memory_bytes: memory(library, handle)?,
@@ -36,14 +51,16 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         pci_address,
         pci_device_id: pci.device_id,
         mig_mode: mig_mode(library, handle)?,
-        compute_mode: asked.optional("compute mode", Library::compute_mode)?.and_then(ComputeMode::from_nvml),
+        compute_mode: asked
+            .optional("compute mode", Library::compute_mode)?
+            .and_then(ComputeMode::from_nvml),
         addressing_mode: asked
             .optional("addressing mode", Library::addressing_mode)?
             .and_then(addressing_mode),
         c2c: asked.optional("NVLink-C2C", Library::c2c_enabled)?,
         module_id: asked.optional("module id", Library::module_id)?,
         nvlinks: asked.nvlinks()?,
-        fabric: asked.fabric()?,
+        fabric: fabric(library, handle)?.and_then(attached),
     })
 }
 
@@ -56,9 +73,33 @@ struct Asked<'a> {
 
 pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Failure> {
     match library.mig_mode(handle) {
-        Ok((current, pending)) => Ok(MigMode::Supported { current: current != 0, pending: pending != 0 }),
-        Err(f) if matches!(f.code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND) => {
-            Ok(MigMode::Unsupported)
+        Ok((current, pending)) => Ok(MigMode::Supported {
+            current: current != 0,
+            pending: pending != 0,
+        }),
+        // A library without the call is older than MIG (before R450).
+        Err(f)
+            if matches!(
+                f.code,
+                GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND
+            ) =>
+        {
+            // A library without the function is older than MIG, and says so for good.
+            if f.detail.is_some() {
+                return Ok(MigMode::Unsupported);
+            }
+            // A single odd answer must not make a whole GPU of one that is cut: a board without MIG has
+            // no profile either.
+            match library.gpu_instance_profile(handle, 0) {
+                Ok(_) => Err(Failure {
+                    code: GpuErrorCode::UNKNOWN,
+                    detail: Some(format!(
+                        "NVML reports MIG profiles, and no MIG mode ({})",
+                        f.code
+                    )),
+                }),
+                Err(_) => Ok(MigMode::Unsupported),
+            }
         }
         Err(f) => Err(f),
     }
@@ -66,25 +107,59 @@ pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Fai
 
 /// Version 2 counts the memory the driver reserves; where an older driver lacks it, version 1.
 pub(crate) fn memory(library: &Library, handle: Handle) -> Result<Option<u64>, Failure> {
-    let asked = Asked { library, gpu: handle };
+    let asked = Asked {
+        library,
+        gpu: handle,
+    };
     let bytes = match asked.optional("memory", Library::memory_v2)? {
         Some(memory) => Some(memory.total),
         None => asked.optional("memory, in the first version", Library::memory_v1)?,
     };
-    Ok(bytes.filter(|b| *b > 0))
+    // Zero is the answer of GPUs whose memory is the host's.
+    Ok(bytes.filter(|bytes| (1..=MOST_BYTES).contains(bytes)))
+}
+
+/// Reads a GPU's place in its NVLink fabric: by the struct of version 3, else 2, else by the first
+/// call.
+pub(crate) fn fabric(library: &Library, handle: Handle) -> Result<Option<Fabric>, Failure> {
+    let asked = Asked {
+        library,
+        gpu: handle,
+    };
+    let mut info = asked.optional("fabric", Library::fabric_v3)?;
+    if info.is_none() {
+        info = asked.optional("fabric, in version 2", Library::fabric_v2)?;
+    }
+    if info.is_none() {
+        info = asked.optional("fabric, in the first version", Library::fabric_v1)?;
+    }
+    Ok(info)
 }
 
 /// Membership counts once registration is complete and successful, in a cluster that has a name.
 fn attached(fabric: Fabric) -> Option<FabricFacts> {
-    const COMPLETED: u8 = 3;
-    if fabric.state != COMPLETED || fabric.status != 0 || fabric.cluster_uuid == [0; 16] {
+    // A registration that failed is complete too, and a GPU outside of a fabric has no cluster.
+    if fabric.state != FabricState::COMPLETED
+        || fabric.status != 0
+        || fabric.cluster_uuid == [0; 16]
+    {
         return None;
     }
+    // In the form of a UUID, as NVIDIA's label `nvidia.com/gpu.clique` has it.
     let hex = format!("{:032x}", u128::from_be_bytes(fabric.cluster_uuid));
     let part = |range| hex.get(range).unwrap_or_default();
-    let cluster_uuid =
-        format!("{}-{}-{}-{}-{}", part(0..8), part(8..12), part(12..16), part(16..20), part(20..32));
-    Some(FabricFacts { cluster_uuid, clique_id: fabric.clique_id })
+    let cluster_uuid = format!(
+        "{}-{}-{}-{}-{}",
+        part(0..8),
+        part(8..12),
+        part(12..16),
+        part(16..20),
+        part(20..32)
+    );
+    Some(FabricFacts {
+        cluster_uuid,
+        clique_id: fabric.clique_id,
+    })
 }
 
 impl Asked<'_> {
@@ -93,19 +168,8 @@ impl Asked<'_> {
         question: &'static str,
         ask: impl FnOnce(&Library, Handle) -> Result<T, Failure>,
     ) -> Result<Option<T>, Failure> {
-        self.library.optional(Some(self.gpu), question, ask(self.library, self.gpu))
-    }
-
-    /// The struct of version 3, else 2, else the first call.
-    fn fabric(self) -> Result<Option<FabricFacts>, Failure> {
-        let mut info = self.optional("fabric", Library::fabric_v3)?;
-        if info.is_none() {
-            info = self.optional("fabric, in version 2", Library::fabric_v2)?;
-        }
-        if info.is_none() {
-            info = self.optional("fabric, in the first version", Library::fabric_v1)?;
-        }
-        Ok(info.and_then(attached))
+        self.library
+            .optional(Some(self.gpu), question, ask(self.library, self.gpu))
     }
 
     fn nvlinks(self) -> Result<Vec<NvLinkPeer>, Failure> {
@@ -113,7 +177,10 @@ impl Asked<'_> {
         for link in 0..LINKS {
             let active = self.library.nvlink_is_active(self.gpu, link);
             // No links with this number and above.
-            if active.as_ref().is_err_and(|f| f.code == GpuErrorCode::INVALID_ARGUMENT) {
+            if active
+                .as_ref()
+                .is_err_and(|f| f.code == GpuErrorCode::INVALID_ARGUMENT)
+            {
                 break;
             }
             if self.optional("NVLink", |_, _| active)? == Some(true) {
@@ -125,17 +192,23 @@ impl Asked<'_> {
     }
 
     fn peer(self, link: u32) -> Result<NvLinkPeer, Failure> {
+        // `NVML_NVLINK_DEVICE_TYPE_*`.
         const GPU: u32 = 0;
         const SWITCH: u32 = 2;
         const UNKNOWN: u32 = 0xff;
-        let kind =
-            self.optional("NVLink's other end", |library, gpu| library.nvlink_remote_type(gpu, link))?;
+        let kind = self.optional("NVLink's other end", |library, gpu| {
+            library.nvlink_remote_type(gpu, link)
+        })?;
         Ok(match kind.unwrap_or(UNKNOWN) {
             SWITCH => NvLinkPeer::Switch,
             GPU => {
-                let pci =
-                    self.optional("NVLink's peer", |library, gpu| library.nvlink_remote_pci(gpu, link))?;
-                pci.as_ref().and_then(address).map_or(NvLinkPeer::Other(GPU), NvLinkPeer::Gpu)
+                let pci = self.optional("NVLink's peer", |library, gpu| {
+                    library.nvlink_remote_pci(gpu, link)
+                })?;
+                // A GPU without an address that can be read joins no domain.
+                pci.as_ref()
+                    .and_then(address)
+                    .map_or(NvLinkPeer::Other(GPU), NvLinkPeer::Gpu)
             }
             other => NvLinkPeer::Other(other),
         })
@@ -145,10 +218,23 @@ impl Asked<'_> {
 fn address(pci: &Pci) -> Option<PciAddress> {
     let numbers = || {
         let (bus, device) = (u8::try_from(pci.bus).ok()?, u8::try_from(pci.device).ok()?);
-        (device < 32).then_some(PciAddress { domain: pci.domain, bus, device, function: 0 })
+        // Nothing was written where all is zero: no GPU is there.
+        let is_given = (pci.domain, bus, device) != (0, 0, 0);
+        (is_given && device < 32).then_some(PciAddress {
+            domain: pci.domain,
+            bus,
+            device,
+            function: 0,
+        })
     };
     // The text carries the function; the numbers are there when a library leaves the text empty.
-    pci.bus_id.parse().ok().or_else(|| if pci.bus_id.is_empty() { numbers() } else { None })
+    pci.bus_id.parse().ok().or_else(|| {
+        if pci.bus_id.is_empty() {
+            numbers()
+        } else {
+            None
+        }
+    })
 }
 
 fn addressing_mode(raw: u32) -> Option<String> {
@@ -160,10 +246,13 @@ fn addressing_mode(raw: u32) -> Option<String> {
     })
 }
 
-/// NVML counts CUDA cores; the compute capability implies the number of cores per multiprocessor. `None` for a
-/// capability we don't know, and where the cores don't divide evenly: left out, not guessed.
+/// NVML counts CUDA cores; the compute capability implies the number of cores per multiprocessor.
+/// `None` for a capability we don't know, and where the cores don't divide evenly: left out, not
+/// guessed.
 fn multiprocessors(cores: u32, capability: ComputeCapability) -> Option<u32> {
     let per_multiprocessor = match (capability.major, capability.minor) {
+        // FP32 cores of a multiprocessor, from the CUDA programming guide's table of throughput by
+        // compute capability.
         (3, _) => 192,
         (5 | 9..=12, _) | (6 | 8, 1..) => 128,
         (6 | 8, 0) | (7, _) => 64,
@@ -178,19 +267,31 @@ mod tests {
 
     #[test]
     fn multiprocessors_follow_from_cores_where_the_capability_is_known() {
-        let count = |cores, major, minor| multiprocessors(cores, ComputeCapability { major, minor });
+        let count =
+            |cores, major, minor| multiprocessors(cores, ComputeCapability { major, minor });
         assert_eq!(count(16896, 9, 0), Some(132));
         assert_eq!(count(6912, 8, 0), Some(108));
         assert_eq!(count(7424, 8, 9), Some(58));
         assert_eq!(count(2560, 7, 5), Some(40));
         assert_eq!(count(18944, 10, 0), Some(148));
-        assert_eq!((count(100, 9, 0), count(12800, 99, 0), count(0, 9, 0)), (None, None, None));
+        assert_eq!(
+            (count(100, 9, 0), count(12800, 99, 0), count(0, 9, 0)),
+            (None, None, None)
+        );
     }
 
     #[test]
     fn a_fabric_counts_only_when_registered_and_named() {
-        let uuid = [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0, 1, 2, 3, 4, 5, 6, 7, 8];
-        let full = Fabric { cluster_uuid: uuid, status: 0, clique_id: 7, state: 3 };
+        let uuid = [
+            0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0, 1, 2, 3, 4, 5, 6, 7, 8,
+        ];
+        let full = Fabric {
+            cluster_uuid: uuid,
+            status: 0,
+            clique_id: 7,
+            state: 3,
+            health: 1,
+        };
         assert_eq!(
             attached(full),
             Some(FabricFacts {
@@ -201,7 +302,10 @@ mod tests {
         for part in [
             Fabric { state: 2, ..full },
             Fabric { status: 15, ..full },
-            Fabric { cluster_uuid: [0; 16], ..full },
+            Fabric {
+                cluster_uuid: [0; 16],
+                ..full
+            },
         ] {
             assert_eq!(attached(part), None, "{part:?}");
         }
@@ -209,9 +313,17 @@ mod tests {
 
     #[test]
     fn an_address_is_read_from_the_text_or_else_the_numbers() {
-        let pci =
-            |bus_id: &str| Pci { bus_id: bus_id.to_owned(), domain: 1, bus: 0x3b, device: 0, device_id: 0 };
-        assert_eq!(address(&pci("00000000:3B:00.0")), "0000:3b:00.0".parse().ok());
+        let pci = |bus_id: &str| Pci {
+            bus_id: bus_id.to_owned(),
+            domain: 1,
+            bus: 0x3b,
+            device: 0,
+            device_id: 0,
+        };
+        assert_eq!(
+            address(&pci("00000000:3B:00.0")),
+            "0000:3b:00.0".parse().ok()
+        );
         assert_eq!(address(&pci("")), "0001:3b:00.0".parse().ok());
         assert_eq!(address(&pci("nonsense")), None);
     }

@@ -1,9 +1,9 @@
-//! [`divvy_model::GpuDriver`] over the real NVML library, and what sits above any such driver: [`Session`], which
-//! gives each call a thread and a deadline and reopens NVML when it must, [`wait_for_driver`] and
-//! [`read_inventory`].
+//! [`divvy_model::GpuDriver`] over the real NVML library, and what sits above any such driver:
+//! [`Session`], which gives each call a thread and a deadline and reopens NVML when it must,
+//! [`wait_for_driver`] and [`read_inventory`].
 //!
-//! The node plugin and `divvy inventory` open an [`NvmlDriver`] inside a [`Session`]; tests and the demo put a
-//! simulated node there. All `unsafe` of the product is in the module `ffi`.
+//! The node plugin and `divvy inventory` open an [`NvmlDriver`] inside a [`Session`]; tests and the
+//! demo put a simulated node there. All `unsafe` of the product is in the module `ffi`.
 
 mod driver;
 mod facts;
@@ -11,6 +11,7 @@ mod ffi;
 mod gpm;
 mod health;
 mod inventory;
+mod kept;
 mod mig;
 mod session;
 mod wait;
@@ -24,6 +25,8 @@ mod health_tests;
 mod matrix_tests;
 #[cfg(test)]
 mod mig_tests;
+#[cfg(test)]
+mod odd_tests;
 #[cfg(test)]
 mod session_tests;
 #[cfg(test)]

@@ -3,30 +3,50 @@
 use std::collections::BTreeSet;
 
 use divvy_model::mig::{
-    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
-    GpuInstanceId, GpuInstanceProfile, GpuInstanceProfileId, GpuInstanceProfileIndex, MigCapabilities,
-    Placement,
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId,
+    GpuInstance, GpuInstanceId, GpuInstanceProfile, GpuInstanceProfileId, GpuInstanceProfileIndex,
+    MigCapabilities, Placement,
 };
 use divvy_model::{GpuErrorCode, IdError, MigActivation, MigMode, MigUuid};
 
 use crate::facts;
 use crate::ffi::{ComputeInstanceHandle, Failure, GpuInstanceHandle, Handle, Library};
 
-/// Far above the highest number of a profile that any NVML knows, for a library that never says that there are no
-/// more.
+/// Far above the highest number of a profile that any NVML knows, for a library that never says
+/// that there are no more.
 const INDICES: u32 = 64;
 
-/// The first driver that reports profiles and placements with MIG mode off, where the library does not say so itself.
+/// So many numbers in a row that the library does not know are the end. A number for which a board
+/// has no profile may be answered so, too.
+const ENDS: u32 = 4;
+
+/// The first driver that reports profiles and placements with MIG mode off, where the library does
+/// not say so itself.
 const QUERY_WITHOUT_MIG: u32 = 550;
 
-/// Asks by rising number until the library says that there are no more; numbers this board has no profile for are
-/// left out.
+/// Asks by rising number until the library says several times that there are no more; numbers this
+/// board has no profile for are left out. Either is asked twice: an instance of a profile that one
+/// odd answer left out would not be listed, and count as gone.
 fn by_index<T>(ask: impl Fn(u32) -> Result<T, Failure>) -> Result<Vec<(u32, T)>, Failure> {
-    let mut found = Vec::new();
+    let is_none = |failure: &Failure| {
+        [GpuErrorCode::INVALID_ARGUMENT, GpuErrorCode::NOT_SUPPORTED].contains(&failure.code)
+    };
+    let (mut found, mut ends) = (Vec::new(), 0);
     for index in 0..INDICES {
-        match ask(index) {
+        let answer = twice(&is_none, || ask(index));
+        ends = match &answer {
+            Err(failure) if failure.code == GpuErrorCode::INVALID_ARGUMENT => ends + 1,
+            _ => 0,
+        };
+        match answer {
             Ok(value) => found.push((index, value)),
-            Err(failure) if failure.code == GpuErrorCode::INVALID_ARGUMENT => break,
+            // nvml.h: INVALID_ARGUMENT is beyond the last number that the library knows,
+            // NOT_SUPPORTED a profile that this board does not have.
+            Err(failure) if failure.code == GpuErrorCode::INVALID_ARGUMENT => {
+                if ends == ENDS {
+                    break;
+                }
+            }
             Err(failure) if failure.code == GpuErrorCode::NOT_SUPPORTED => {}
             Err(failure) => return Err(failure),
         }
@@ -34,26 +54,56 @@ fn by_index<T>(ask: impl Fn(u32) -> Result<T, Failure>) -> Result<Vec<(u32, T)>,
     Ok(found)
 }
 
-pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabilities, Failure> {
+/// Asks, and once more after a failure of this kind.
+fn twice<T>(
+    is_so: &dyn Fn(&Failure) -> bool,
+    ask: impl Fn() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    ask().or_else(|failure| if is_so(&failure) { ask() } else { Err(failure) })
+}
+
+/// Reads the profiles of a GPU and their placements. The second value says whether nothing was
+/// left out because of an odd answer.
+pub(crate) fn capabilities(
+    library: &Library,
+    gpu: Handle,
+) -> Result<(MigCapabilities, bool), Failure> {
     let not_supported = |detail: Option<&str>| Failure {
         code: GpuErrorCode::NOT_SUPPORTED,
         detail: detail.map(str::to_owned),
     };
-    let by_itself =
-        library.optional(Some(gpu), "MIG without MIG mode", library.reports_profiles_without_mig(gpu))?;
+    let by_itself = library.optional(
+        Some(gpu),
+        "MIG without MIG mode",
+        library.reports_profiles_without_mig(gpu),
+    )?;
+    // Before R550 the driver reports profiles and placements only with MIG mode on. Libraries from
+    // CUDA 12.4 on say by a field whether it does more.
     match facts::mig_mode(library, gpu)? {
         MigMode::Unsupported => return Err(not_supported(None)),
-        MigMode::Supported { current: false, .. } if by_itself != Some(true) && !is_recent(library)? => {
-            return Err(not_supported(Some("this driver reports MIG profiles only with MIG mode on")));
+        MigMode::Supported { current: false, .. }
+            if by_itself != Some(true) && !is_recent(library)? =>
+        {
+            return Err(not_supported(Some(
+                "this driver reports MIG profiles only with MIG mode on",
+            )));
         }
         MigMode::Supported { .. } => {}
     }
+    // Partitions are named by it: without it they would get names that no class knows.
+    let memory = facts::memory(library, gpu)?.ok_or_else(|| {
+        not_supported(Some(
+            "NVML does not report the GPU's memory, by which MIG profiles are named",
+        ))
+    })?;
     let mut profiles = Vec::new();
-    let mut unreported = None;
+    let (mut unreported, mut is_whole) = (None, true);
     for (index, info) in by_index(|index| library.gpu_instance_profile(gpu, index))? {
         let id = GpuInstanceProfileId(info.id);
         let placements = library.placements(gpu, id);
         if let Err(failure) = &placements {
+            // A plain no is an answer: this board has no place for the profile.
+            is_whole &= failure.is_plain_no();
             unreported.get_or_insert(failure.clone());
         }
         profiles.push(GpuInstanceProfile {
@@ -64,27 +114,34 @@ pub(crate) fn capabilities(library: &Library, gpu: Handle) -> Result<MigCapabili
             multiprocessors: info.multiprocessors,
             engines: info.engines,
             max_instances: info.instances,
-            // Some profiles have none on some boards. Without an answer, only this profile cannot be placed.
+            // Some profiles have none on some boards. Without an answer, only this profile cannot
+            // be placed.
             placements: library
                 .optional(Some(gpu), "placements of a MIG profile", placements)?
                 .unwrap_or_default(),
             driver_name: info.name.filter(|name| !name.is_empty()),
         });
     }
-    let capabilities = MigCapabilities::new(facts::memory(library, gpu)?.unwrap_or(0), profiles);
+    let capabilities = MigCapabilities::new(memory, profiles);
     if capabilities.profiles().is_empty() {
-        return Err(unreported.unwrap_or_else(|| not_supported(Some("NVML reports no MIG profile"))));
+        return Err(
+            unreported.unwrap_or_else(|| not_supported(Some("NVML reports no MIG profile")))
+        );
     }
-    Ok(capabilities)
+    Ok((capabilities, is_whole))
 }
 
 fn is_recent(library: &Library) -> Result<bool, Failure> {
     let version = library.driver_version()?;
-    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    let major = version
+        .split('.')
+        .next()
+        .and_then(|major| major.parse::<u32>().ok());
     Ok(major.is_some_and(|major| major >= QUERY_WITHOUT_MIG))
 }
 
 pub(crate) fn set_mode(library: &Library, gpu: Handle, on: bool) -> Result<MigActivation, Failure> {
+    // NVML returns success also where the mode is only pending. The second status says so.
     Ok(match library.set_mig_mode(gpu, on)? {
         0 => MigActivation::Active,
         code => MigActivation::Pending(GpuErrorCode(code)),
@@ -92,9 +149,15 @@ pub(crate) fn set_mode(library: &Library, gpu: Handle, on: bool) -> Result<MigAc
 }
 
 /// Ids of all profiles of a board, which instances are listed by; also with MIG mode off.
-pub(crate) fn profile_ids(library: &Library, gpu: Handle) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
+pub(crate) fn profile_ids(
+    library: &Library,
+    gpu: Handle,
+) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
     let profiles = by_index(|index| library.gpu_instance_profile(gpu, index))?;
-    Ok(profiles.into_iter().map(|(_, info)| GpuInstanceProfileId(info.id)).collect())
+    Ok(profiles
+        .into_iter()
+        .map(|(_, info)| GpuInstanceProfileId(info.id))
+        .collect())
 }
 
 pub(crate) fn gpu_instances(
@@ -106,12 +169,16 @@ pub(crate) fn gpu_instances(
         // No board without MIG, and no old driver with MIG mode off, has anything to list by.
         return Err(Failure::code(GpuErrorCode::NOT_SUPPORTED));
     }
+    let is_gone = |failure: &Failure| {
+        [GpuErrorCode::NOT_FOUND, GpuErrorCode::INVALID_ARGUMENT].contains(&failure.code)
+    };
     let mut living = Vec::new();
     for profile in profiles {
         for instance in library.gpu_instances(gpu, *profile)? {
-            match library.gpu_instance_info(instance) {
-                // Another program has removed it since it was listed: that says nothing of the others.
-                Err(Failure { code: GpuErrorCode::NOT_FOUND | GpuErrorCode::INVALID_ARGUMENT, .. }) => {}
+            match twice(&is_gone, || library.gpu_instance_info(instance)) {
+                // Another program has removed it since it was listed: that says nothing of the
+                // others.
+                Err(failure) if is_gone(&failure) => {}
                 info => living.push(info?),
             }
         }
@@ -128,14 +195,28 @@ pub(crate) fn create_gpu_instance(
     placement: Placement,
 ) -> Result<GpuInstance, Failure> {
     let instance = library.create_gpu_instance(gpu, profile, placement)?;
-    library.gpu_instance_info(instance).map_err(|failure| Failure {
-        // It exists, whatever this code would mean for its creation.
-        code: GpuErrorCode::UNKNOWN,
-        detail: Some(format!("it was created, and cannot be read: {}", failure.code)),
-    })
+    library
+        .gpu_instance_info(instance)
+        .map_err(|failure| unreadable(&failure))
 }
 
-pub(crate) fn destroy_gpu_instance(library: &Library, gpu: Handle, id: GpuInstanceId) -> Result<(), Failure> {
+/// Returns the failure of a creation after which the instance exists: whatever the code of the
+/// question about it would mean for its creation, the instance is there.
+fn unreadable(failure: &Failure) -> Failure {
+    Failure {
+        code: GpuErrorCode::UNKNOWN,
+        detail: Some(format!(
+            "it was created, and cannot be read: {}",
+            failure.code
+        )),
+    }
+}
+
+pub(crate) fn destroy_gpu_instance(
+    library: &Library,
+    gpu: Handle,
+    id: GpuInstanceId,
+) -> Result<(), Failure> {
     let instance = library.gpu_instance_by_id(gpu, id)?;
     library.destroy_gpu_instance(instance)
 }
@@ -148,7 +229,10 @@ pub(crate) fn compute_profiles(
     offered(library, library.gpu_instance_by_id(gpu, id)?)
 }
 
-fn offered(library: &Library, instance: GpuInstanceHandle) -> Result<Vec<ComputeInstanceProfile>, Failure> {
+fn offered(
+    library: &Library,
+    instance: GpuInstanceHandle,
+) -> Result<Vec<ComputeInstanceProfile>, Failure> {
     let profiles = by_index(|index| library.compute_profile(instance, index))?;
     Ok(profiles.into_iter().map(|(_, profile)| profile).collect())
 }
@@ -159,7 +243,10 @@ pub(crate) fn compute_instances(
     id: GpuInstanceId,
 ) -> Result<Vec<ComputeInstance>, Failure> {
     let instance = library.gpu_instance_by_id(gpu, id)?;
-    let profiles: BTreeSet<_> = offered(library, instance)?.into_iter().map(|profile| profile.id).collect();
+    let profiles: BTreeSet<_> = offered(library, instance)?
+        .into_iter()
+        .map(|profile| profile.id)
+        .collect();
     let mut living = Vec::new();
     for profile in profiles {
         for compute in library.compute_instances(instance, profile)? {
@@ -180,8 +267,16 @@ fn compute_instance(
     let uuid: MigUuid = library
         .uuid(device)?
         .parse()
-        .map_err(|error: IdError| Failure { code: GpuErrorCode::UNKNOWN, detail: Some(error.to_string()) })?;
-    Ok(ComputeInstance { id, gpu_instance, profile, uuid })
+        .map_err(|error: IdError| Failure {
+            code: GpuErrorCode::UNKNOWN,
+            detail: Some(error.to_string()),
+        })?;
+    Ok(ComputeInstance {
+        id,
+        gpu_instance,
+        profile,
+        uuid,
+    })
 }
 
 pub(crate) fn create_compute_instance(
@@ -192,7 +287,7 @@ pub(crate) fn create_compute_instance(
 ) -> Result<ComputeInstance, Failure> {
     let instance = library.gpu_instance_by_id(gpu, id)?;
     let compute = library.create_compute_instance(instance, profile)?;
-    compute_instance(library, id, compute)
+    compute_instance(library, id, compute).map_err(|failure| unreadable(&failure))
 }
 
 pub(crate) fn destroy_compute_instance(

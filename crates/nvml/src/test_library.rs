@@ -1,4 +1,5 @@
-//! The mock library for one test: a copy of its own (a loaded file has one set of statics), with its state beside it.
+//! The mock library for one test: a copy of its own (a loaded file has one set of statics), with
+//! its state beside it.
 
 use std::path::{Path, PathBuf};
 
@@ -21,14 +22,21 @@ impl TestLibrary {
     /// The library of a driver: without what that lacks, and answering as that does.
     pub(crate) fn of(driver: Generation, gpus: &str) -> Self {
         let library = Self::without(gpus, &driver.lacks());
-        library.state.edit(|e| e.set_driver_version(driver.version, driver.cuda)).unwrap();
+        library
+            .state
+            .edit(|e| e.set_driver_version(driver.version, driver.cuda))
+            .unwrap();
         library
     }
 
     /// A library that lacks some symbols, as an older driver's does.
     pub(crate) fn without(gpus: &str, symbols: &[&str]) -> Self {
         Self::changed(gpus, |bytes| {
-            assert_eq!(without_symbols(bytes, symbols), [""; 0], "not in the library");
+            assert_eq!(
+                without_symbols(bytes, symbols),
+                [""; 0],
+                "not in the library"
+            );
         })
     }
 
@@ -62,7 +70,13 @@ impl TestLibrary {
     }
 
     pub(crate) fn uuids(&self) -> Vec<GpuUuid> {
-        self.state.read().unwrap().gpus().iter().map(|g| g.facts.uuid.clone()).collect()
+        self.state
+            .read()
+            .unwrap()
+            .gpus()
+            .iter()
+            .map(|g| g.facts.uuid.clone())
+            .collect()
     }
 }
 
@@ -77,7 +91,11 @@ fn state_of(library: &Path) -> PathBuf {
 }
 
 fn built() -> PathBuf {
-    std::env::current_exe().unwrap().parent().unwrap().join("libnvidia_ml.so")
+    std::env::current_exe()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .join("libnvidia_ml.so")
 }
 
 /// Where a function's code is in the file.
@@ -91,7 +109,9 @@ fn place_of(function: &str) -> usize {
     let offset = |line: &str| {
         let mut fields = line.split_whitespace();
         let (from, to) = fields.next()?.split_once('-')?;
-        (hex(from)..hex(to)).contains(&address).then(|| address - hex(from) + hex(fields.nth(1).unwrap()))
+        (hex(from)..hex(to))
+            .contains(&address)
+            .then(|| address - hex(from) + hex(fields.nth(1).unwrap()))
     };
     maps.lines().find_map(offset).unwrap()
 }

@@ -18,7 +18,12 @@ use crate::{NvmlDriver, read_inventory};
 fn assert_same_facts(library: &TestLibrary) {
     let engine = library.state.read().unwrap();
     let driver = library.open();
-    let read: Vec<GpuFacts> = driver.list().unwrap().iter().map(|u| driver.facts(u).unwrap()).collect();
+    let read: Vec<GpuFacts> = driver
+        .list()
+        .unwrap()
+        .iter()
+        .map(|u| driver.facts(u).unwrap())
+        .collect();
     let engine_says: Vec<GpuFacts> = engine.gpus().iter().map(|g| engine.facts_of(g)).collect();
     assert_eq!(read, engine_says);
     assert_eq!(driver.system().unwrap(), engine.system);
@@ -26,7 +31,13 @@ fn assert_same_facts(library: &TestLibrary) {
 
 #[test]
 fn the_mock_library_passes_the_conformance_checks_and_reports_all_facts() {
-    for gpus in ["h100x2", "h100-nvlx4,l4x2,t4x1", "a100-40x4,a30x2", "h100x16", "none"] {
+    for gpus in [
+        "h100x2",
+        "h100-nvlx4,l4x2,t4x1",
+        "a100-40x4,a30x2",
+        "h100x16",
+        "none",
+    ] {
         let library = TestLibrary::new(gpus);
         let expect = Expect {
             gpus: Some(library.uuids().len()),
@@ -50,7 +61,10 @@ fn facts_that_a_board_has_or_lacks_come_through() {
             h100.addressing_mode = Some("ATS".to_owned());
             h100.c2c = Some(true);
             h100.compute_mode = Some(ComputeMode::ExclusiveProcess);
-            h100.mig_mode = MigMode::Supported { current: true, pending: false };
+            h100.mig_mode = MigMode::Supported {
+                current: true,
+                pending: false,
+            };
             h100.fabric = Some(FabricFacts {
                 cluster_uuid: "0f0e0d0c-0b0a-0908-0706-050403020100".to_owned(),
                 clique_id: 32766,
@@ -66,9 +80,19 @@ fn facts_that_a_board_has_or_lacks_come_through() {
         })
         .unwrap();
     let driver = library.open();
-    assert_eq!(driver.facts(&uuids[0]).unwrap().multiprocessors, None, "NVML counts no cores in MIG mode");
-    let off = MigMode::Supported { current: false, pending: false };
-    library.state.edit(|e| e.gpu(&uuids[0]).unwrap().facts.mig_mode = off).unwrap();
+    assert_eq!(
+        driver.facts(&uuids[0]).unwrap().multiprocessors,
+        None,
+        "NVML counts no cores in MIG mode"
+    );
+    let off = MigMode::Supported {
+        current: false,
+        pending: false,
+    };
+    library
+        .state
+        .edit(|e| e.gpu(&uuids[0]).unwrap().facts.mig_mode = off)
+        .unwrap();
     assert_same_facts(&library);
 }
 
@@ -89,8 +113,10 @@ fn an_old_drivers_library_still_gives_what_it_has() {
             "nvmlDeviceGetMigMode",
         ],
     );
-    let fabric =
-        FabricFacts { cluster_uuid: "0f0e0d0c-0b0a-0908-0706-050403020100".to_owned(), clique_id: 1 };
+    let fabric = FabricFacts {
+        cluster_uuid: "0f0e0d0c-0b0a-0908-0706-050403020100".to_owned(),
+        clique_id: 1,
+    };
     let uuids = library.uuids();
     library
         .state
@@ -134,7 +160,9 @@ fn a_symbol_that_cannot_be_done_without_is_named() {
 
     let library = TestLibrary::without("h100x1", &["nvmlInit_v2"]);
     assert_eq!(
-        NvmlDriver::open(Some(&library.path())).unwrap_err().to_string(),
+        NvmlDriver::open(Some(&library.path()))
+            .unwrap_err()
+            .to_string(),
         "NVML init failed: FUNCTION_NOT_FOUND (13) (the library has no nvmlInit_v2: the driver is too old)"
     );
 }
@@ -164,13 +192,22 @@ fn codes_come_through_raw_those_the_wrapper_does_not_know_too() {
         let fault = Fault::fail(code).of(GpuOp::Processes);
         library.state.edit(|e| e.set_fault(fault)).unwrap();
         let error = driver.processes(&uuid).unwrap_err();
-        assert_eq!((error.op, error.code, error.gpu), (GpuOp::Processes, code, Some(uuid.clone())));
+        assert_eq!(
+            (error.op, error.code, error.gpu),
+            (GpuOp::Processes, code, Some(uuid.clone()))
+        );
         library.state.edit(|e| e.clear_faults(None)).unwrap();
     }
     drop(driver);
     for code in [9, 18, 23, 27, 999, 4711].map(GpuErrorCode) {
-        library.state.edit(|e| e.set_fault(Fault::fail(code).of(GpuOp::Init).times(1))).unwrap();
-        assert_eq!(NvmlDriver::open(Some(&library.path())).unwrap_err().code, code);
+        library
+            .state
+            .edit(|e| e.set_fault(Fault::fail(code).of(GpuOp::Init).times(1)))
+            .unwrap();
+        assert_eq!(
+            NvmlDriver::open(Some(&library.path())).unwrap_err().code,
+            code
+        );
     }
 }
 
@@ -181,11 +218,18 @@ fn each_fault_meets_its_operation_once_a_call() {
     let driver = library.open();
     let gpu = &uuids[0];
     driver.set_mig_mode(gpu, true).unwrap();
-    let living =
-        library.state.edit(|e| e.make_foreign_instance(gpu, GpuInstanceProfileId(19), 0)).unwrap().unwrap();
+    let living = library
+        .state
+        .edit(|e| e.make_foreign_instance(gpu, GpuInstanceProfileId(19), 0))
+        .unwrap()
+        .unwrap();
     let at = |start| Placement { start, size: 1 };
-    let [empty, open] =
-        [1, 3].map(|n| driver.create_gpu_instance(gpu, GpuInstanceProfileId(19), at(n)).unwrap().id);
+    let [empty, open] = [1, 3].map(|n| {
+        driver
+            .create_gpu_instance(gpu, GpuInstanceProfileId(19), at(n))
+            .unwrap()
+            .id
+    });
     let fails = |op: GpuOp| -> Vec<bool> {
         if op == GpuOp::Events {
             // The first wait registers every GPU, each of which could meet the fault.
@@ -196,30 +240,34 @@ fn each_fault_meets_its_operation_once_a_call() {
             GpuOp::MigCapabilities | GpuOp::Vitals => GpuErrorCode::GPU_IS_LOST,
             _ => GpuErrorCode::UNKNOWN,
         };
-        library.state.edit(|e| e.set_fault(Fault::fail(code).of(op).times(1))).unwrap();
+        library
+            .state
+            .edit(|e| e.set_fault(Fault::fail(code).of(op).times(1)))
+            .unwrap();
         let failed = (0..2).map(|_| match op {
             GpuOp::Init => NvmlDriver::open(Some(&library.path())).is_err(),
             GpuOp::System => driver.system().is_err(),
             GpuOp::List => driver.list().is_err(),
             GpuOp::Facts => driver.facts(&uuids[0]).is_err(),
             GpuOp::MigMode => driver.mig_mode(&uuids[0]).is_err(),
+            GpuOp::PersistenceMode => driver.persistence_mode(gpu).is_err(),
             GpuOp::Processes => driver.processes(gpu).is_err(),
             GpuOp::MigCapabilities => driver.mig_capabilities(gpu).is_err(),
             GpuOp::SetMigMode => driver.set_mig_mode(gpu, true).is_err(),
             GpuOp::SetComputeMode => driver.set_compute_mode(gpu, ComputeMode::Default).is_err(),
             GpuOp::GpuInstances => driver.gpu_instances(gpu).is_err(),
-            GpuOp::CreateGpuInstance => {
-                driver.create_gpu_instance(gpu, GpuInstanceProfileId(19), at(2)).is_err()
-            }
+            GpuOp::CreateGpuInstance => driver
+                .create_gpu_instance(gpu, GpuInstanceProfileId(19), at(2))
+                .is_err(),
             GpuOp::DestroyGpuInstance => driver.destroy_gpu_instance(gpu, empty).is_err(),
             GpuOp::ComputeProfiles => driver.compute_profiles(gpu, living.gpu_instance).is_err(),
             GpuOp::ComputeInstances => driver.compute_instances(gpu, living.gpu_instance).is_err(),
-            GpuOp::CreateComputeInstance => {
-                driver.create_compute_instance(gpu, open, living.profile).is_err()
-            }
-            GpuOp::DestroyComputeInstance => {
-                driver.destroy_compute_instance(gpu, living.gpu_instance, living.id).is_err()
-            }
+            GpuOp::CreateComputeInstance => driver
+                .create_compute_instance(gpu, open, living.profile)
+                .is_err(),
+            GpuOp::DestroyComputeInstance => driver
+                .destroy_compute_instance(gpu, living.gpu_instance, living.id)
+                .is_err(),
             GpuOp::Vitals => driver.vitals(gpu).is_err(),
             GpuOp::Events => driver.wait_events(Duration::ZERO).is_err(),
             GpuOp::Memory => driver.memory(&uuids[1], None).is_err(),
@@ -241,21 +289,43 @@ fn gpus_that_are_lost_removed_or_added_while_running_are_seen() {
     let driver = library.open();
     assert_eq!(driver.list().unwrap(), uuids);
 
-    library.state.edit(|e| e.gpu(&uuids[1]).unwrap().lost = true).unwrap();
+    library
+        .state
+        .edit(|e| e.gpu(&uuids[1]).unwrap().lost = true)
+        .unwrap();
     assert_eq!(driver.list().unwrap(), [uuids[0].clone(), uuids[2].clone()]);
-    assert_eq!(driver.facts(&uuids[1]).unwrap_err().code, GpuErrorCode::GPU_IS_LOST);
+    assert_eq!(driver.left_out(), [(1, GpuErrorCode::GPU_IS_LOST)]);
+    assert_eq!(
+        driver.facts(&uuids[1]).unwrap_err().code,
+        GpuErrorCode::GPU_IS_LOST
+    );
 
     library.state.edit(|e| e.remove_gpu(&uuids[1])).unwrap();
-    assert_eq!(driver.facts(&uuids[1]).unwrap_err().code, GpuErrorCode::NOT_FOUND);
+    assert_eq!(
+        driver.facts(&uuids[1]).unwrap_err().code,
+        GpuErrorCode::NOT_FOUND
+    );
 
-    let added = library.state.edit(|e| e.add_gpu(divvy_gpu_sim::profile("h100").unwrap())).unwrap().unwrap();
-    assert_eq!(driver.list().unwrap(), [uuids[0].clone(), added.clone(), uuids[2].clone()]);
+    let added = library
+        .state
+        .edit(|e| e.add_gpu(divvy_gpu_sim::profile("h100").unwrap()))
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        driver.list().unwrap(),
+        [uuids[0].clone(), added.clone(), uuids[2].clone()]
+    );
     assert_eq!(driver.facts(&added).unwrap().uuid, added);
 
     library.state.edit(|e| e.set_driver_loaded(false)).unwrap();
-    assert_eq!(driver.list().unwrap_err().code, GpuErrorCode::DRIVER_NOT_LOADED);
     assert_eq!(
-        NvmlDriver::open(Some(&library.path())).unwrap_err().to_string(),
+        driver.list().unwrap_err().code,
+        GpuErrorCode::DRIVER_NOT_LOADED
+    );
+    assert_eq!(
+        NvmlDriver::open(Some(&library.path()))
+            .unwrap_err()
+            .to_string(),
         "NVML init failed: DRIVER_NOT_LOADED (9) (the NVIDIA kernel module is not loaded)"
     );
 }
@@ -264,10 +334,14 @@ fn gpus_that_are_lost_removed_or_added_while_running_are_seen() {
 fn more_processes_than_asked_room_for_are_all_listed() {
     let library = TestLibrary::new("h100x1");
     let uuid = library.uuids().remove(0);
-    let processes: Vec<GpuProcess> =
-        (1..=100).map(|pid| GpuProcess::new(pid, (pid % 2 == 0).then_some(pid % 7))).collect();
+    let processes: Vec<GpuProcess> = (1..=100)
+        .map(|pid| GpuProcess::new(pid, (pid % 2 == 0).then_some(pid % 7)))
+        .collect();
     let expected = processes.clone();
-    library.state.edit(|e| e.gpu(&uuid).unwrap().processes.extend(processes)).unwrap();
+    library
+        .state
+        .edit(|e| e.gpu(&uuid).unwrap().processes.extend(processes))
+        .unwrap();
     assert_eq!(library.open().processes(&uuid).unwrap(), expected);
 }
 
@@ -275,12 +349,17 @@ fn more_processes_than_asked_room_for_are_all_listed() {
 fn an_inventory_has_one_bad_gpu_as_a_problem_and_the_others_in_full() {
     let library = TestLibrary::new("h100x3");
     let uuids = library.uuids();
-    let fault = Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::Facts).on(&uuids[1]);
+    let fault = Fault::fail(GpuErrorCode::UNKNOWN)
+        .of(GpuOp::Facts)
+        .on(&uuids[1]);
     library.state.edit(|e| e.set_fault(fault)).unwrap();
     let engine = library.state.read().unwrap();
     let driver = library.open();
     let topology = engine.topology();
-    let inventory = read_inventory(&driver, &|pci| topology.get(&pci).cloned().unwrap_or_default()).unwrap();
+    let inventory = read_inventory(&driver, &|pci| {
+        topology.get(&pci).cloned().unwrap_or_default()
+    })
+    .unwrap();
     let mut expected = engine.inventory();
     expected.gpus.remove(&uuids[1]);
     expected.problems = inventory.problems.clone();
@@ -296,18 +375,28 @@ fn an_inventory_has_one_bad_gpu_as_a_problem_and_the_others_in_full() {
 }
 
 #[test]
-fn mig_profiles_are_read_once_per_driver_and_kept_while_they_are_not_reported() {
+fn mig_profiles_are_kept_while_they_are_not_reported_by_the_same_driver() {
     let sim = divvy_gpu_sim::SimNode::parse("h100x1").unwrap();
     let uuid = sim.uuids().remove(0);
     let nowhere = |_| HostTopology::default();
     let read = |before: Option<&divvy_model::Inventory>| {
         let inventory = crate::read_inventory_after(&sim, &nowhere, before).unwrap();
-        (inventory.gpus[&uuid].mig.clone(), sim.calls(GpuOp::MigCapabilities), inventory)
+        (
+            inventory.gpus[&uuid].mig.clone(),
+            sim.calls(GpuOp::MigCapabilities),
+            inventory,
+        )
     };
     let (first, calls, inventory) = read(None);
-    assert_eq!((first.as_ref().map(|mig| mig.instances.len()), calls), (Some(0), 1));
+    assert_eq!(
+        (first.as_ref().map(|mig| mig.instances.clone()), calls),
+        (Some(Some(Vec::new())), 1)
+    );
     sim.fault(Fault::fail(GpuErrorCode::NOT_SUPPORTED).of(GpuOp::MigCapabilities));
-    assert_eq!(read(Some(&inventory)), (first.clone(), 1, inventory.clone()));
+    assert_eq!(
+        read(Some(&inventory)),
+        (first.clone(), 2, inventory.clone())
+    );
 
     sim.set_mig_mode(&uuid, true).unwrap();
     let made = sim
@@ -318,13 +407,29 @@ fn mig_profiles_are_read_once_per_driver_and_kept_while_they_are_not_reported() 
         )
         .unwrap();
     let (with_one, _, inventory) = read(Some(&inventory));
-    assert_eq!(with_one.as_ref().unwrap().instances, [made]);
+    assert_eq!(with_one.as_ref().unwrap().instances, Some(vec![made]));
     sim.fault(Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::GpuInstances));
-    assert_eq!(read(Some(&inventory)).0, with_one, "what was known is not forgotten");
+    assert_eq!(
+        read(Some(&inventory)).0,
+        with_one,
+        "what was known is not forgotten"
+    );
 
-    sim.edit(|e| e.set_driver_version("590.10.01", divvy_model::CudaVersion { major: 13, minor: 1 }));
+    sim.edit(|e| {
+        e.set_driver_version(
+            "590.10.01",
+            divvy_model::CudaVersion {
+                major: 13,
+                minor: 1,
+            },
+        );
+    });
     let (unknown, calls, _) = read(Some(&inventory));
-    assert_eq!((unknown, calls), (None, 2), "another driver is asked anew");
+    assert_eq!(
+        (unknown, calls),
+        (None, 5),
+        "another driver may have others"
+    );
 }
 
 #[test]
@@ -340,7 +445,10 @@ fn the_wrappers_own_safe_methods_read_the_mock_too() {
     assert_eq!(device.pci_info().unwrap().bus_id, "00000000:2A:00.0");
     assert_eq!(device.num_cores().unwrap(), 16896);
     assert_eq!(
-        nvml.device_by_pci_bus_id("00000000:2A:00.0").unwrap().uuid().unwrap(),
+        nvml.device_by_pci_bus_id("00000000:2A:00.0")
+            .unwrap()
+            .uuid()
+            .unwrap(),
         library.uuids()[1].as_str()
     );
 }

@@ -13,10 +13,12 @@ use super::mig::{gpu_instance, put_list, stale, to_pointer};
 use super::{Answer, code, put};
 use crate::bridge::{self, Thing};
 
-/// One more than the highest profile number that the library of the simulated driver knows.
+/// Number after the highest profile number that the library of the simulated driver knows.
 const COMPUTE_INSTANCE_PROFILES: c_uint = 9;
 
-fn compute_instance(handle: nvmlComputeInstance_t) -> Answer<(GpuUuid, GpuInstanceId, ComputeInstanceId)> {
+fn compute_instance(
+    handle: nvmlComputeInstance_t,
+) -> Answer<(GpuUuid, GpuInstanceId, ComputeInstanceId)> {
     match bridge::thing(handle.addr())? {
         Thing::ComputeInstance(gpu, inside, id) => Ok((gpu, inside, id)),
         _ => Err(GpuErrorCode::INVALID_ARGUMENT),
@@ -37,7 +39,10 @@ unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
         let (gpu, id) = gpu_instance(instance)?;
         let op = (index == 0).then_some(GpuOp::ComputeProfiles);
         let offered = bridge::ask(op, &gpu, |e| e.compute_profiles(&gpu, id)).map_err(stale)?;
-        let p = offered.into_iter().find(|p| p.index.0 == index).ok_or(GpuErrorCode::NOT_SUPPORTED)?;
+        let p = offered
+            .into_iter()
+            .find(|p| p.index.0 == index)
+            .ok_or(GpuErrorCode::NOT_SUPPORTED)?;
         Ok(nvmlComputeInstanceProfileInfo_t {
             id: p.id.0,
             sliceCount: p.slices,
@@ -66,7 +71,11 @@ unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
         let made = bridge::change(GpuOp::CreateComputeInstance, &gpu, |e| {
             e.create_compute_instance(&gpu, inside, profile)
         });
-        Ok(to_pointer(Thing::ComputeInstance(gpu, inside, made.map_err(stale)?.id)))
+        Ok(to_pointer(Thing::ComputeInstance(
+            gpu,
+            inside,
+            made.map_err(stale)?.id,
+        )))
     };
     // SAFETY: see `abi`.
     unsafe { put(compute, create) }
@@ -76,8 +85,10 @@ unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
 extern "C" fn nvmlComputeInstanceDestroy(compute: nvmlComputeInstance_t) -> nvmlReturn_t {
     let destroy = || {
         let (gpu, inside, id) = compute_instance(compute)?;
-        bridge::change(GpuOp::DestroyComputeInstance, &gpu, |e| e.destroy_compute_instance(&gpu, inside, id))
-            .map_err(stale)
+        bridge::change(GpuOp::DestroyComputeInstance, &gpu, |e| {
+            e.destroy_compute_instance(&gpu, inside, id)
+        })
+        .map_err(stale)
     };
     code(destroy())
 }
@@ -92,14 +103,20 @@ unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
     let ask = || {
         let (gpu, inside) = gpu_instance(instance)?;
         let profile = ComputeInstanceProfileId(profile);
-        let offered = bridge::ask(None, &gpu, |e| e.compute_profiles(&gpu, inside)).map_err(stale)?;
+        let offered =
+            bridge::ask(None, &gpu, |e| e.compute_profiles(&gpu, inside)).map_err(stale)?;
         if offered.iter().all(|p| p.id != profile) {
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }
-        let op = offered.iter().all(|p| p.id >= profile).then_some(GpuOp::ComputeInstances);
+        let op = offered
+            .iter()
+            .all(|p| p.id >= profile)
+            .then_some(GpuOp::ComputeInstances);
         let living = bridge::ask(op, &gpu, |e| e.compute_instances(&gpu, inside)).map_err(stale)?;
         let of_profile = living.into_iter().filter(|c| c.profile == profile);
-        Ok(of_profile.map(|c| to_pointer(Thing::ComputeInstance(gpu.clone(), inside, c.id))).collect())
+        Ok(of_profile
+            .map(|c| to_pointer(Thing::ComputeInstance(gpu.clone(), inside, c.id)))
+            .collect())
     };
     // SAFETY: see `abi`.
     unsafe { put_list(computes, count, ask()) }
@@ -113,8 +130,12 @@ unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
 ) -> nvmlReturn_t {
     let ask = || {
         let (gpu, inside) = gpu_instance(instance)?;
-        let living = bridge::ask(None, &gpu, |e| e.compute_instances(&gpu, inside)).map_err(stale)?;
-        let found = living.into_iter().find(|c| c.id.0 == id).ok_or(GpuErrorCode::NOT_FOUND)?;
+        let living =
+            bridge::ask(None, &gpu, |e| e.compute_instances(&gpu, inside)).map_err(stale)?;
+        let found = living
+            .into_iter()
+            .find(|c| c.id.0 == id)
+            .ok_or(GpuErrorCode::NOT_FOUND)?;
         Ok(to_pointer(Thing::ComputeInstance(gpu, inside, found.id)))
     };
     // SAFETY: see `abi`.
@@ -128,16 +149,27 @@ unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
 ) -> nvmlReturn_t {
     let ask = || {
         let (gpu, inside, id) = compute_instance(compute)?;
-        let living = bridge::ask(None, &gpu, |e| e.compute_instances(&gpu, inside)).map_err(stale)?;
-        let found = living.into_iter().find(|c| c.id == id).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
-        let offered = bridge::ask(None, &gpu, |e| e.compute_profiles(&gpu, inside)).map_err(stale)?;
-        let size = offered.iter().find(|p| p.id == found.profile).map_or(0, |p| p.slices);
+        let living =
+            bridge::ask(None, &gpu, |e| e.compute_instances(&gpu, inside)).map_err(stale)?;
+        let found = living
+            .into_iter()
+            .find(|c| c.id == id)
+            .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+        let offered =
+            bridge::ask(None, &gpu, |e| e.compute_profiles(&gpu, inside)).map_err(stale)?;
+        let size = offered
+            .iter()
+            .find(|p| p.id == found.profile)
+            .map_or(0, |p| p.slices);
         Ok(nvmlComputeInstanceInfo_t {
             device: to_pointer(Thing::MigDevice(gpu.clone(), found.uuid)),
             gpuInstance: to_pointer(Thing::GpuInstance(gpu, inside)),
             id: found.id.0,
             profileId: found.profile.0,
-            placement: nvmlComputeInstancePlacement_t { start: found.id.0, size },
+            placement: nvmlComputeInstancePlacement_t {
+                start: found.id.0,
+                size,
+            },
         })
     };
     // SAFETY: see `abi`.

@@ -1,23 +1,27 @@
-//! What one GPU says about itself. SAFETY: see the parent.
+//! Facts of one GPU. SAFETY: see the parent.
 
 use std::ffi::{c_char, c_int, c_uint};
 
 use divvy_gpu_sim::{Engine, SimGpu};
 use divvy_model::{ComputeMode, GpuErrorCode, GpuOp, MigMode};
 use nvml_wrapper_sys::bindings::{
-    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t, nvmlPciInfo_t,
-    nvmlReturn_t, nvmlValue_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlFieldValue_t,
+    nvmlPciInfo_t, nvmlReturn_t, nvmlValue_t,
 };
 
-use super::{code, gpu, pci_info, put, put_text, struct_version, version_of};
+use super::{code, gpu, pci_info, put, put_count, put_text, struct_version, version_of};
 use crate::bridge::{self, Thing};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) -> nvmlReturn_t {
     let ask = || {
         bridge::gpu(device.addr(), |engine, gpu| {
-            let at = engine.gpus().iter().position(|g| g.facts.uuid == gpu.facts.uuid);
-            at.and_then(|i| i.try_into().ok()).ok_or(GpuErrorCode::UNKNOWN)
+            let at = engine
+                .gpus()
+                .iter()
+                .position(|g| g.facts.uuid == gpu.facts.uuid);
+            at.and_then(|i| i.try_into().ok())
+                .ok_or(GpuErrorCode::UNKNOWN)
         })
     };
     // SAFETY: see `abi`.
@@ -44,7 +48,11 @@ unsafe extern "C" fn nvmlDeviceGetName(
     name: *mut c_char,
     length: c_uint,
 ) -> nvmlReturn_t {
-    let ask = || bridge::gpu_for(GpuOp::Facts, device.addr(), |_, g| Ok(g.facts.product_name.clone()));
+    let ask = || {
+        bridge::gpu_for(GpuOp::Facts, device.addr(), |_, g| {
+            Ok(g.facts.product_name.clone())
+        })
+    };
     // SAFETY: see `abi`.
     unsafe { put_text(name, length, ask) }
 }
@@ -56,10 +64,28 @@ unsafe extern "C" fn nvmlDeviceGetBrand(device: nvmlDevice_t, brand: *mut c_uint
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeMode(device: nvmlDevice_t, mode: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetComputeMode(
+    device: nvmlDevice_t,
+    mode: *mut c_uint,
+) -> nvmlReturn_t {
     let mode_of = |g: &SimGpu| g.facts.compute_mode.ok_or(GpuErrorCode::NOT_SUPPORTED);
     // SAFETY: see `abi`.
     unsafe { put(mode, || gpu(device, |g| Ok(mode_of(g)?.to_nvml()))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPersistenceMode(
+    device: nvmlDevice_t,
+    mode: *mut c_uint,
+) -> nvmlReturn_t {
+    // SAFETY: see `abi`.
+    unsafe {
+        put(mode, || {
+            bridge::gpu_for(GpuOp::PersistenceMode, device.addr(), |_, g| {
+                Ok(c_uint::from(g.persistent))
+            })
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -67,25 +93,46 @@ extern "C" fn nvmlDeviceSetComputeMode(device: nvmlDevice_t, mode: c_uint) -> nv
     let set = || {
         let to = ComputeMode::from_nvml(mode).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
         let gpu = bridge::uuid_of(device.addr())?;
-        bridge::change(GpuOp::SetComputeMode, &gpu, |e| e.set_compute_mode(&gpu, to))
+        bridge::change(GpuOp::SetComputeMode, &gpu, |e| {
+            e.set_compute_mode(&gpu, to)
+        })
     };
     code(set())
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, minor: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetMinorNumber(
+    device: nvmlDevice_t,
+    minor: *mut c_uint,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(minor, || gpu(device, |g| g.facts.minor.ok_or(GpuErrorCode::NOT_SUPPORTED))) }
+    unsafe {
+        put(minor, || {
+            gpu(device, |g| g.facts.minor.ok_or(GpuErrorCode::NOT_SUPPORTED))
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, pci: *mut nvmlPciInfo_t) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(
+    device: nvmlDevice_t,
+    pci: *mut nvmlPciInfo_t,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(pci, || gpu(device, |g| Ok(pci_info(g.facts.pci_address, g.facts.pci_device_id)))) }
+    unsafe {
+        put(pci, || {
+            gpu(device, |g| {
+                Ok(pci_info(g.facts.pci_address, g.facts.pci_device_id))
+            })
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetArchitecture(device: nvmlDevice_t, arch: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetArchitecture(
+    device: nvmlDevice_t,
+    arch: *mut c_uint,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
     unsafe { put(arch, || gpu(device, |g| Ok(g.facts.architecture.to_nvml()))) }
 }
@@ -98,19 +145,30 @@ unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
 ) -> nvmlReturn_t {
     let number = |n: u32| n.try_into().map_err(|_| GpuErrorCode::UNKNOWN);
     // SAFETY: see `abi`.
-    let first = unsafe { put(major, || gpu(device, |g| number(g.facts.compute_capability.major))) };
+    let first = unsafe {
+        put(major, || {
+            gpu(device, |g| number(g.facts.compute_capability.major))
+        })
+    };
     if first != 0 {
         return first;
     }
     // SAFETY: see `abi`.
-    unsafe { put(minor, || gpu(device, |g| number(g.facts.compute_capability.minor))) }
+    unsafe {
+        put(minor, || {
+            gpu(device, |g| number(g.facts.compute_capability.minor))
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetNumGpuCores(device: nvmlDevice_t, cores: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetNumGpuCores(
+    device: nvmlDevice_t,
+    cores: *mut c_uint,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
     unsafe {
-        put(cores, || {
+        put_count(cores, || {
             gpu(device, |g| match g.cores() {
                 _ if g.facts.mig_mode.is_on() => Err(GpuErrorCode::NOT_SUPPORTED),
                 0 => Err(GpuErrorCode::NOT_SUPPORTED),
@@ -127,9 +185,13 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
     pending: *mut c_uint,
 ) -> nvmlReturn_t {
     let ask = || {
-        bridge::gpu_for(GpuOp::MigMode, device.addr(), |_, g| match g.facts.mig_mode {
-            MigMode::Unsupported => Err(GpuErrorCode::NOT_SUPPORTED),
-            MigMode::Supported { current, pending } => Ok((u32::from(current), u32::from(pending))),
+        bridge::gpu_for(GpuOp::MigMode, device.addr(), |_, g| {
+            match g.facts.mig_mode {
+                MigMode::Unsupported => Err(GpuErrorCode::NOT_SUPPORTED),
+                MigMode::Supported { current, pending } => {
+                    Ok((u32::from(current), u32::from(pending)))
+                }
+            }
         })
     };
     if current.is_null() || pending.is_null() {
@@ -145,9 +207,18 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetModuleId(device: nvmlDevice_t, module: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetModuleId(
+    device: nvmlDevice_t,
+    module: *mut c_uint,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(module, || gpu(device, |g| g.facts.module_id.ok_or(GpuErrorCode::NOT_SUPPORTED))) }
+    unsafe {
+        put(module, || {
+            gpu(device, |g| {
+                g.facts.module_id.ok_or(GpuErrorCode::NOT_SUPPORTED)
+            })
+        })
+    }
 }
 
 /// Without a version, despite its name.
@@ -158,7 +229,9 @@ unsafe extern "C" fn nvmlDeviceGetC2cModeInfoV(
 ) -> nvmlReturn_t {
     let ask = || {
         let on = gpu(device, |g| g.facts.c2c.ok_or(GpuErrorCode::NOT_SUPPORTED))?;
-        Ok(nvmlC2cModeInfo_v1_t { isC2cEnabled: on.into() })
+        Ok(nvmlC2cModeInfo_v1_t {
+            isC2cEnabled: on.into(),
+        })
     };
     // SAFETY: see `abi`.
     unsafe { put(info, ask) }
@@ -213,9 +286,11 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
                 MIG_QUERY_WITHOUT_MIG if engine.reports_profiles_without_mig() => {
                     Ok(u32::from(g.facts.mig_mode != MigMode::Unsupported))
                 }
-                RECOVERY_ACTION if bridge::generation(engine).reports_recovery() => {
-                    g.vitals.recovery.map(super::health::raw_action).ok_or(GpuErrorCode::NOT_SUPPORTED)
-                }
+                RECOVERY_ACTION if bridge::generation(engine).reports_recovery() => g
+                    .vitals
+                    .recovery
+                    .map(super::health::raw_action)
+                    .ok_or(GpuErrorCode::NOT_SUPPORTED),
                 _ => Err(GpuErrorCode::NOT_SUPPORTED),
             };
             value.nvmlReturn = code(answer.map(|number| {

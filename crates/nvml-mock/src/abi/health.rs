@@ -15,11 +15,19 @@ const DOUBLE_BIT_ECC: c_ulonglong = 0x2;
 const XID_CRITICAL: c_ulonglong = 0x8;
 const RETIREMENT_FAILURE: c_ulonglong = 0x800;
 const RECOVERY_ACTION: c_ulonglong = 0x8000;
-/// What the simulated GPUs can send, and some kinds that are never simulated.
+/// Returns the events that the simulated GPUs can send, and some kinds that are never simulated.
 fn supported(engine: &Engine) -> c_ulonglong {
     let generation = bridge::generation(engine);
-    let retirement = if generation.reports_retirement() { RETIREMENT_FAILURE } else { 0 };
-    let recovery = if generation.reports_recovery() { RECOVERY_ACTION } else { 0 };
+    let retirement = if generation.reports_retirement() {
+        RETIREMENT_FAILURE
+    } else {
+        0
+    };
+    let recovery = if generation.reports_recovery() {
+        RECOVERY_ACTION
+    } else {
+        0
+    };
     0x1 | DOUBLE_BIT_ECC | XID_CRITICAL | 0x10 | retirement | recovery
 }
 
@@ -37,7 +45,10 @@ pub(super) fn raw_action(action: RecoveryAction) -> c_uint {
 
 /// Before Ampere bad memory was replaced by pages.
 fn retires_pages(gpu: &SimGpu) -> bool {
-    matches!(gpu.facts.architecture, Architecture::Turing | Architecture::Volta)
+    matches!(
+        gpu.facts.architecture,
+        Architecture::Turing | Architecture::Volta
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -50,7 +61,10 @@ unsafe extern "C" fn nvmlDeviceGetRemappedRows(
 ) -> nvmlReturn_t {
     let remap = gpu(device, |g| {
         let reports = !retires_pages(g) && g.instances.is_empty();
-        g.vitals.remap.filter(|_| reports).ok_or(GpuErrorCode::NOT_SUPPORTED)
+        g.vitals
+            .remap
+            .filter(|_| reports)
+            .ok_or(GpuErrorCode::NOT_SUPPORTED)
     });
     let remap = match remap {
         Ok(remap) => remap,
@@ -77,7 +91,8 @@ unsafe extern "C" fn nvmlDeviceGetRetiredPagesPendingStatus(
     device: nvmlDevice_t,
     pending: *mut c_uint,
 ) -> nvmlReturn_t {
-    // Boards with rows say NOT_SUPPORTED; here that no page is pending, which no reader of theirs may take for an answer.
+    // Boards with rows say NOT_SUPPORTED; here that no page is pending, which no reader of theirs
+    // may take for an answer.
     let ask = || {
         gpu(device, |g| match g.vitals.remap {
             Some(remap) => Ok((remap.pending && retires_pages(g)).into()),
@@ -115,7 +130,11 @@ unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlEventSetCreate(set: *mut nvmlEventSet_t) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(set, || Ok(std::ptr::without_provenance_mut(bridge::make_event_set()?))) }
+    unsafe {
+        put(set, || {
+            Ok(std::ptr::without_provenance_mut(bridge::make_event_set()?))
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -129,7 +148,11 @@ unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(
     kinds: *mut c_ulonglong,
 ) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(kinds, || bridge::gpu(device.addr(), |engine, _| Ok(supported(engine)))) }
+    unsafe {
+        put(kinds, || {
+            bridge::gpu(device.addr(), |engine, _| Ok(supported(engine)))
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -140,7 +163,7 @@ extern "C" fn nvmlDeviceRegisterEvents(
 ) -> nvmlReturn_t {
     let register = || {
         let uuid = bridge::uuid_of(device.addr())?;
-        // As the real one: nothing is registered if one kind cannot be.
+        // Like the real driver: nothing is registered if a single kind cannot be.
         if kinds & !bridge::gpu(device.addr(), |engine, _| Ok(supported(engine)))? != 0 {
             return Err(GpuErrorCode::NOT_SUPPORTED);
         }

@@ -2,20 +2,23 @@
 
 use std::ffi::c_uint;
 
+use divvy_model::health::FabricState;
 use divvy_model::{GpuErrorCode, NvLinkPeer, PciAddress};
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlPciInfo_t,
-    nvmlReturn_t,
+    nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
+    nvmlPciInfo_t, nvmlReturn_t,
 };
 
 use super::{Answer, gpu, pci_info, put, struct_version, version_of};
 use crate::bridge;
 
 fn link(device: nvmlDevice_t, link: c_uint) -> Answer<Option<NvLinkPeer>> {
-    bridge::gpu(device.addr(), |engine, gpu| match engine.facts_of(gpu).nvlinks.as_slice() {
-        _ if link >= bridge::generation(engine).links() => Err(GpuErrorCode::INVALID_ARGUMENT),
-        [] => Err(GpuErrorCode::NOT_SUPPORTED),
-        peers => Ok(peers.get(link as usize).copied()),
+    bridge::gpu(device.addr(), |engine, gpu| {
+        match engine.facts_of(gpu).nvlinks.as_slice() {
+            _ if link >= bridge::generation(engine).links() => Err(GpuErrorCode::INVALID_ARGUMENT),
+            [] => Err(GpuErrorCode::NOT_SUPPORTED),
+            peers => Ok(peers.get(link as usize).copied()),
+        }
     })
 }
 
@@ -52,7 +55,12 @@ unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     pci: *mut nvmlPciInfo_t,
 ) -> nvmlReturn_t {
     // The address NVSwitches of a baseboard have in common here; readers use a switch's kind only.
-    const SWITCH: PciAddress = PciAddress { domain: 0, bus: 0x05, device: 0, function: 0 };
+    const SWITCH: PciAddress = PciAddress {
+        domain: 0,
+        bus: 0x05,
+        device: 0,
+        function: 0,
+    };
     let ask = || match link(device, number)? {
         Some(NvLinkPeer::Gpu(address)) => Ok(pci_info(address, 0)),
         Some(NvLinkPeer::Switch) => Ok(pci_info(SWITCH, 0)),
@@ -118,14 +126,21 @@ fn fabric(device: nvmlDevice_t) -> Answer<nvmlGpuFabricInfo_v3_t> {
             healthMask: 0,
             healthSummary: 0,
         };
-        let Some(fabric) = &g.facts.fabric else { return Ok(none) };
-        let number = u128::from_str_radix(&fabric.cluster_uuid.replace('-', ""), 16);
-        let cluster = number.map_err(|_| GpuErrorCode::UNKNOWN)?.to_be_bytes();
+        // A member is registered, unless a test says otherwise.
+        let member = g.facts.fabric.as_ref();
+        let Some(registered) = g.vitals.fabric.or(member.map(|_| FabricState::READY)) else {
+            return Ok(none);
+        };
+        let cluster = member.map_or(Ok(0), |fabric| {
+            u128::from_str_radix(&fabric.cluster_uuid.replace('-', ""), 16)
+        });
+        let cluster = cluster.map_err(|_| GpuErrorCode::UNKNOWN)?.to_be_bytes();
         Ok(nvmlGpuFabricInfo_v3_t {
             clusterUuid: cluster,
-            cliqueId: fabric.clique_id,
-            state: 3,
-            healthSummary: 1,
+            cliqueId: member.map_or(0, |fabric| fabric.clique_id),
+            state: registered.state,
+            status: registered.status,
+            healthSummary: registered.health,
             ..none
         })
     })

@@ -16,7 +16,10 @@ const MOST: c_uint = 8;
 pub(super) fn by_uuid(uuid: &str) -> Answer<usize> {
     for gpu in bridge::engine()?.gpus() {
         let gpu = &gpu.facts.uuid;
-        if let Some(found) = bridge::mig_devices(gpu)?.into_iter().find(|c| c.uuid.as_str() == uuid) {
+        if let Some(found) = bridge::mig_devices(gpu)?
+            .into_iter()
+            .find(|c| c.uuid.as_str() == uuid)
+        {
             return Ok(bridge::handle_to(Thing::MigDevice(gpu.clone(), found.uuid)));
         }
     }
@@ -24,19 +27,39 @@ pub(super) fn by_uuid(uuid: &str) -> Answer<usize> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(device: nvmlDevice_t, is: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(
+    device: nvmlDevice_t,
+    is: *mut c_uint,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(is, || Ok(u32::from(matches!(bridge::thing(device.addr())?, Thing::MigDevice(..))))) }
+    unsafe {
+        put(is, || {
+            Ok(u32::from(matches!(
+                bridge::thing(device.addr())?,
+                Thing::MigDevice(..)
+            )))
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetGpuInstanceId(device: nvmlDevice_t, id: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetGpuInstanceId(
+    device: nvmlDevice_t,
+    id: *mut c_uint,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(id, || Ok(bridge::mig_device(device.addr())?.1.gpu_instance.0)) }
+    unsafe {
+        put(id, || {
+            Ok(bridge::mig_device(device.addr())?.1.gpu_instance.0)
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeInstanceId(device: nvmlDevice_t, id: *mut c_uint) -> nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetComputeInstanceId(
+    device: nvmlDevice_t,
+    id: *mut c_uint,
+) -> nvmlReturn_t {
     // SAFETY: see `abi`.
     unsafe { put(id, || Ok(bridge::mig_device(device.addr())?.1.id.0)) }
 }
@@ -46,7 +69,11 @@ unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(
     device: nvmlDevice_t,
     count: *mut c_uint,
 ) -> nvmlReturn_t {
-    let ask = || bridge::gpu(device.addr(), |_, g| Ok(if g.facts.mig_mode.is_on() { MOST } else { 0 }));
+    let ask = || {
+        bridge::gpu(device.addr(), |_, g| {
+            Ok(if g.facts.mig_mode.is_on() { MOST } else { 0 })
+        })
+    };
     // SAFETY: see `abi`.
     unsafe { put(count, ask) }
 }
@@ -64,7 +91,10 @@ unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }
         let found = bridge::mig_devices(&gpu)?.into_iter().nth(index as usize);
-        Ok(to_pointer(Thing::MigDevice(gpu, found.ok_or(GpuErrorCode::NOT_FOUND)?.uuid)))
+        Ok(to_pointer(Thing::MigDevice(
+            gpu,
+            found.ok_or(GpuErrorCode::NOT_FOUND)?.uuid,
+        )))
     };
     // SAFETY: see `abi`.
     unsafe { put(mig_device, ask) }
@@ -76,5 +106,11 @@ unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     device: *mut nvmlDevice_t,
 ) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(device, || Ok(to_pointer(Thing::Gpu(bridge::mig_device(mig_device.addr())?.0)))) }
+    unsafe {
+        put(device, || {
+            Ok(to_pointer(Thing::Gpu(
+                bridge::mig_device(mig_device.addr())?.0,
+            )))
+        })
+    }
 }

@@ -1,8 +1,9 @@
 //! NVML's C functions. Pointers in, pointers out: everything else is in `bridge`.
 //!
-//! SAFETY, for every function in here and below: `nvml.h` makes the caller promise that an out pointer is valid for
-//! a value of its type, a buffer for its length, and a text for reading up to its NUL. Null is checked for, as NVML
-//! does. A device handle is only a number here and is never followed.
+//! SAFETY, for every function in here and below: `nvml.h` makes the caller promise that an out
+//! pointer is valid for a value of its type, a buffer for its length, and a text for reading up to
+//! its NUL. Null is checked for, as NVML does. A device handle is only a number here and is never
+//! followed.
 
 mod compute;
 mod device;
@@ -16,6 +17,7 @@ mod usage;
 
 use std::ffi::{CString, c_char, c_uint};
 use std::mem::size_of;
+use std::panic::Location;
 use std::ptr;
 
 use divvy_gpu_sim::SimGpu;
@@ -23,34 +25,90 @@ use divvy_model::{GpuErrorCode, PciAddress};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t, nvmlReturn_t};
 
 use crate::bridge;
+use crate::trial::{self, Odd};
 
 pub(super) type Answer<T> = Result<T, GpuErrorCode>;
 
-pub(super) fn code(answer: Answer<()>) -> nvmlReturn_t {
+fn plain(answer: Answer<()>) -> nvmlReturn_t {
     match answer {
         Ok(()) => 0,
         Err(code) => code.0,
     }
 }
 
+/// Answers a call whose work is done.
+#[track_caller]
+pub(super) fn code(answer: Answer<()>) -> nvmlReturn_t {
+    let odd = trial::odd(Location::caller(), false);
+    if let Some(Odd::Fails(code) | Odd::FailsAfter(code)) = odd {
+        return trial::code_after(code);
+    }
+    trial::done();
+    plain(answer)
+}
+
 /// Writes an answer where the caller wants it.
 ///
 /// # Safety
 /// `out` is null or valid for writing a `T`.
+#[track_caller]
 pub(super) unsafe fn put<T>(out: *mut T, answer: impl FnOnce() -> Answer<T>) -> nvmlReturn_t {
+    // Another number or handle cannot be distinguished from the right one; of a struct that is zero
+    // or full of ones it can be seen that nothing is right.
+    let is_struct = size_of::<T>() >= 16;
+    // SAFETY: by this function's contract.
+    unsafe { put_odd(out, is_struct, answer) }
+}
+
+/// Writes a count where the caller wants it.
+///
+/// # Safety
+/// `out` is null or valid for writing a number.
+#[track_caller]
+pub(super) unsafe fn put_count(
+    out: *mut c_uint,
+    answer: impl FnOnce() -> Answer<c_uint>,
+) -> nvmlReturn_t {
+    // SAFETY: by this function's contract.
+    unsafe { put_odd(out, true, answer) }
+}
+
+/// # Safety
+/// `out` is null or valid for writing a `T`.
+#[track_caller]
+unsafe fn put_odd<T>(
+    out: *mut T,
+    has_value: bool,
+    answer: impl FnOnce() -> Answer<T>,
+) -> nvmlReturn_t {
     if out.is_null() {
         return GpuErrorCode::INVALID_ARGUMENT.0;
     }
-    code(answer().map(|value| {
+    let odd = trial::odd(Location::caller(), has_value);
+    if let Some(Odd::Fails(code)) = odd {
+        return code;
+    }
+    let value = match answer() {
+        Ok(value) => value,
+        Err(code) => return code.0,
+    };
+    match odd {
+        Some(Odd::FailsAfter(code)) => return trial::code_after(code),
+        Some(Odd::WritesNothing | Odd::LeavesOut) => {}
         // SAFETY: not null, and valid by this function's contract.
-        unsafe { out.write(value) }
-    }))
+        Some(Odd::WritesOnes) => unsafe { out.write_bytes(0xff, 1) },
+        // SAFETY: as above.
+        Some(Odd::Fails(_)) | None => unsafe { out.write(value) },
+    }
+    trial::done();
+    0
 }
 
 /// Writes a text with its NUL.
 ///
 /// # Safety
 /// `out` is null or valid for writing `length` characters.
+#[track_caller]
 pub(super) unsafe fn put_text(
     out: *mut c_char,
     length: c_uint,
@@ -59,7 +117,20 @@ pub(super) unsafe fn put_text(
     if out.is_null() {
         return GpuErrorCode::INVALID_ARGUMENT.0;
     }
-    code(answer().and_then(|text| {
+    let odd = trial::odd(Location::caller(), true);
+    if let Some(Odd::Fails(code) | Odd::FailsAfter(code)) = odd {
+        return code;
+    }
+    plain(answer().and_then(|text| {
+        match odd {
+            Some(Odd::WritesOnes) => {
+                // SAFETY: not null, and valid for `length` characters by this function's contract.
+                unsafe { out.write_bytes(0xff, length as usize) };
+                return Ok(());
+            }
+            Some(_) => return Ok(()),
+            None => {}
+        }
         let text = CString::new(text).map_err(|_| GpuErrorCode::UNKNOWN)?;
         let bytes = text.as_bytes_with_nul();
         if bytes.len() > length as usize {
@@ -87,9 +158,17 @@ pub(super) unsafe fn version_of(versioned: *const c_uint) -> Answer<c_uint> {
 }
 
 pub(super) fn pci_info(address: PciAddress, device_id: u32) -> nvmlPciInfo_t {
-    let PciAddress { domain, bus, device, function } = address;
+    let PciAddress {
+        domain,
+        bus,
+        device,
+        function,
+    } = address;
     nvmlPciInfo_t {
-        busIdLegacy: chars(&format!("{:04X}:{bus:02X}:{device:02X}.{function:X}", domain & 0xffff)),
+        busIdLegacy: chars(&format!(
+            "{:04X}:{bus:02X}:{device:02X}.{function:X}",
+            domain & 0xffff
+        )),
         domain,
         bus: bus.into(),
         device: device.into(),
@@ -109,7 +188,10 @@ pub(super) fn chars<const N: usize>(text: &str) -> [c_char; N] {
 }
 
 /// NVML's versioned structs say which they are: size and version number.
-#[expect(clippy::cast_possible_truncation, reason = "the structs have less than 16 MiB")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the structs have less than 16 MiB"
+)]
 pub(super) const fn struct_version<T>(version: u32) -> u32 {
     size_of::<T>() as u32 | version << 24
 }

@@ -1,10 +1,12 @@
-//! Who runs on a GPU. SAFETY: see the parent.
+//! Processes on a GPU. SAFETY: see the parent.
 
 use std::ffi::c_uint;
 use std::mem::size_of;
 
 use divvy_model::{GpuErrorCode, GpuOp, GpuProcess};
-use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v2_t, nvmlReturn_t,
+};
 
 use super::{Answer, code};
 use crate::bridge;
@@ -12,7 +14,9 @@ use crate::bridge;
 type Processes = Vec<GpuProcess>;
 
 fn of_compute(device: nvmlDevice_t) -> Answer<Processes> {
-    bridge::gpu_for(GpuOp::Processes, device.addr(), |_, g| Ok(g.processes.iter().cloned().collect()))
+    bridge::gpu_for(GpuOp::Processes, device.addr(), |_, g| {
+        Ok(g.processes.iter().cloned().collect())
+    })
 }
 
 fn of_mps(device: nvmlDevice_t) -> Answer<Processes> {
@@ -22,7 +26,8 @@ fn of_mps(device: nvmlDevice_t) -> Answer<Processes> {
 /// Bytes from one entry to the next in lists of version 3.
 fn size_v3() -> usize {
     const CONFIDENTIAL_MEMORY: usize = size_of::<u64>();
-    let long = bridge::engine().is_ok_and(|engine| bridge::generation(&engine).has_long_processes());
+    let long =
+        bridge::engine().is_ok_and(|engine| bridge::generation(&engine).has_long_processes());
     size_of::<nvmlProcessInfo_t>() + if long { CONFIDENTIAL_MEMORY } else { 0 }
 }
 
@@ -53,7 +58,14 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
     infos: *mut nvmlProcessInfo_v2_t,
 ) -> nvmlReturn_t {
     // SAFETY: see `abi`; the structs are the same.
-    unsafe { put_processes(count, infos.cast(), size_of::<nvmlProcessInfo_v2_t>(), of_compute(device)) }
+    unsafe {
+        put_processes(
+            count,
+            infos.cast(),
+            size_of::<nvmlProcessInfo_v2_t>(),
+            of_compute(device),
+        )
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -63,7 +75,14 @@ unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
     infos: *mut nvmlProcessInfo_v2_t,
 ) -> nvmlReturn_t {
     // SAFETY: see `abi`; the structs are the same.
-    unsafe { put_processes(count, infos.cast(), size_of::<nvmlProcessInfo_v2_t>(), of_mps(device)) }
+    unsafe {
+        put_processes(
+            count,
+            infos.cast(),
+            size_of::<nvmlProcessInfo_v2_t>(),
+            of_mps(device),
+        )
+    }
 }
 
 /// # Safety
@@ -97,12 +116,15 @@ unsafe fn put_processes(
                 gpuInstanceId: process.gpu_instance.unwrap_or(u32::MAX),
                 computeInstanceId: process.compute_instance.unwrap_or(u32::MAX),
             };
-            // SAFETY: `at` is below `room`, for which `infos` is valid by this function's contract; each size is a
-            // multiple of the struct's alignment.
+            // SAFETY: `at` is below `room`, for which `infos` is valid by this function's contract;
+            // each size is a multiple of the struct's alignment.
             unsafe {
                 let entry = infos.byte_add(at * size);
                 entry.write(info);
-                entry.add(1).cast::<u8>().write_bytes(0, size - size_of::<nvmlProcessInfo_t>());
+                entry
+                    .add(1)
+                    .cast::<u8>()
+                    .write_bytes(0, size - size_of::<nvmlProcessInfo_t>());
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What GPUs are used for. SAFETY: see the parent.
+//! Use of GPUs. SAFETY: see the parent.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,23 +6,31 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use divvy_model::mig::GpuInstanceId;
 use divvy_model::{GpuErrorCode, GpuMemory, GpuOp, MigDevice};
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSupport_t, nvmlMemory_t, nvmlMemory_v2_t,
-    nvmlProcessUtilizationSample_t, nvmlReturn_t, nvmlUtilization_t,
+    nvmlDevice_t, nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSupport_t, nvmlMemory_t,
+    nvmlMemory_v2_t, nvmlProcessUtilizationSample_t, nvmlReturn_t, nvmlUtilization_t,
 };
 
 use super::{Answer, code, put, struct_version, version_of};
 use crate::bridge::{self, Thing, uuid_of};
 
-/// Of a GPU or a MIG device.
+/// Reads the memory of a GPU or a MIG device.
 fn memory_of(device: nvmlDevice_t) -> Answer<GpuMemory> {
     let (gpu, part) = match bridge::thing(device.addr())? {
         Thing::MigDevice(..) => {
             let (gpu, found) = bridge::mig_device(device.addr())?;
-            (gpu, Some(MigDevice { gpu_instance: found.gpu_instance, uuid: found.uuid }))
+            (
+                gpu,
+                Some(MigDevice {
+                    gpu_instance: found.gpu_instance,
+                    uuid: found.uuid,
+                }),
+            )
         }
         _ => (uuid_of(device.addr())?, None),
     };
-    bridge::ask(Some(GpuOp::Memory), &gpu, |engine| engine.memory(&gpu, part.as_ref()))
+    bridge::ask(Some(GpuOp::Memory), &gpu, |engine| {
+        engine.memory(&gpu, part.as_ref())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -31,9 +39,17 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo(
     memory: *mut nvmlMemory_t,
 ) -> nvmlReturn_t {
     let ask = || {
-        let GpuMemory { total, used, reserved } = memory_of(device)?;
+        let GpuMemory {
+            total,
+            used,
+            reserved,
+        } = memory_of(device)?;
         let used = used + reserved;
-        Ok(nvmlMemory_t { total, free: total.saturating_sub(used), used })
+        Ok(nvmlMemory_t {
+            total,
+            free: total.saturating_sub(used),
+            used,
+        })
     };
     // SAFETY: see `abi`.
     unsafe { put(memory, ask) }
@@ -46,8 +62,18 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
 ) -> nvmlReturn_t {
     let version = struct_version::<nvmlMemory_v2_t>(2);
     let ask = || {
-        let GpuMemory { total, used, reserved } = memory_of(device)?;
-        Ok(nvmlMemory_v2_t { version, total, reserved, free: total.saturating_sub(used + reserved), used })
+        let GpuMemory {
+            total,
+            used,
+            reserved,
+        } = memory_of(device)?;
+        Ok(nvmlMemory_v2_t {
+            version,
+            total,
+            reserved,
+            free: total.saturating_sub(used + reserved),
+            used,
+        })
     };
     // SAFETY: see `abi`; a versioned struct has at least its version.
     unsafe {
@@ -66,8 +92,13 @@ unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
 ) -> nvmlReturn_t {
     let ask = || {
         let gpu = uuid_of(device.addr())?;
-        let percent = bridge::ask(Some(GpuOp::Utilization), &gpu, |engine| engine.utilization(&gpu))?;
-        Ok(nvmlUtilization_t { gpu: percent, memory: 0 })
+        let percent = bridge::ask(Some(GpuOp::Utilization), &gpu, |engine| {
+            engine.utilization(&gpu)
+        })?;
+        Ok(nvmlUtilization_t {
+            gpu: percent,
+            memory: 0,
+        })
     };
     // SAFETY: see `abi`.
     unsafe { put(rates, ask) }
@@ -85,11 +116,17 @@ unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     }
     let ask = || {
         let gpu = uuid_of(device.addr())?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let now = u64::try_from(now.as_micros()).map_err(|_| GpuErrorCode::UNKNOWN)?;
         let ask = |engine: &divvy_gpu_sim::Engine| engine.process_utilization(&gpu, since, now);
         let found = bridge::ask(Some(GpuOp::ProcessUtilization), &gpu, ask)?;
-        if found.is_empty() { Err(GpuErrorCode::NOT_FOUND) } else { Ok(found) }
+        if found.is_empty() {
+            Err(GpuErrorCode::NOT_FOUND)
+        } else {
+            Ok(found)
+        }
     };
     code(ask().and_then(|found| {
         // SAFETY: see `abi`.
@@ -122,7 +159,10 @@ unsafe extern "C" fn nvmlGpmQueryDeviceSupport(
 ) -> nvmlReturn_t {
     let ask = || {
         let has = bridge::gpu(device.addr(), |engine, gpu| Ok(engine.measures_sm(gpu)))?;
-        Ok(nvmlGpmSupport_t { version: 1, isSupportedDevice: has.into() })
+        Ok(nvmlGpmSupport_t {
+            version: 1,
+            isSupportedDevice: has.into(),
+        })
     };
     // SAFETY: see `abi`.
     unsafe { put(support, ask) }
@@ -131,7 +171,11 @@ unsafe extern "C" fn nvmlGpmQueryDeviceSupport(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlGpmSampleAlloc(sample: *mut nvmlGpmSample_t) -> nvmlReturn_t {
     // SAFETY: see `abi`.
-    unsafe { put(sample, || Ok(std::ptr::without_provenance_mut(bridge::make_gpm_sample()?))) }
+    unsafe {
+        put(sample, || {
+            Ok(std::ptr::without_provenance_mut(bridge::make_gpm_sample()?))
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -150,7 +194,11 @@ extern "C" fn nvmlGpmMigSampleGet(
     instance: c_uint,
     sample: nvmlGpmSample_t,
 ) -> nvmlReturn_t {
-    code(bridge::take_gpm_sample(device.addr(), Some(GpuInstanceId(instance)), sample.addr()))
+    code(bridge::take_gpm_sample(
+        device.addr(),
+        Some(GpuInstanceId(instance)),
+        sample.addr(),
+    ))
 }
 
 #[unsafe(no_mangle)]
@@ -168,7 +216,11 @@ unsafe extern "C" fn nvmlGpmMetricsGet(asked: *mut nvmlGpmMetricsGet_t) -> nvmlR
     code(used.map(|percent| {
         for metric in asked.metrics.iter_mut().take(asked.numMetrics as usize) {
             let known = metric.metricId == SM_UTIL;
-            metric.nvmlReturn = if known { 0 } else { GpuErrorCode::NOT_SUPPORTED.0 };
+            metric.nvmlReturn = if known {
+                0
+            } else {
+                GpuErrorCode::NOT_SUPPORTED.0
+            };
             metric.value = if known { percent.into() } else { 0.0 };
         }
     }))

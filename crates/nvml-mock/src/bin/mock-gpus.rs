@@ -4,9 +4,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use divvy_gpu_sim::{Engine, Fault, MigLatency, SimInstance, profile, profiles};
-use divvy_model::health::{GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
+use divvy_model::health::{FabricState, GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
 use divvy_model::mig::{GpuInstance, GpuInstanceProfileId};
-use divvy_model::{GpuProcess, GpuUuid, MigActivation};
+use divvy_model::{GpuErrorCode, GpuProcess, GpuUuid, MigActivation};
 use nvidia_ml::MockState;
 
 const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
@@ -27,6 +27,7 @@ const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
   xid GPU NUMBER [GI]      a GPU sends an Xid, of a GPU instance
   recovery GPU ACTION      none, reset, reboot, drain-peers, drain-and-reset, recover-imex-domain: the action that the GPU requests; unreported: as with older drivers
   remap GPU STATE          none, pending, failed: replacement of memory rows
+  fabric GPU STATE         ready, not-started, in-progress, failed, unhealthy: registration with the NVLink fabric; none: as without one
   ecc GPU COUNT            uncorrected ECC errors since the last reset
   reset GPU                reset a GPU: a pending MIG mode takes effect
   foreign GPU PROFILE START  MIG: an admin makes an instance, by profile id; says its UUID
@@ -47,7 +48,11 @@ fn main() -> ExitCode {
     } else {
         std::io::stderr().write_all(text.as_bytes())
     };
-    if written.is_err() { ExitCode::FAILURE } else { code }
+    if written.is_err() {
+        ExitCode::FAILURE
+    } else {
+        code
+    }
 }
 
 fn run(args: &[&str]) -> Result<String, String> {
@@ -56,13 +61,21 @@ fn run(args: &[&str]) -> Result<String, String> {
         _ => return Err(USAGE.to_owned()),
     };
     let explain = |error: nvidia_ml::StateError| {
-        let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
+        let cause = std::error::Error::source(&error)
+            .map(|c| format!(": {c}"))
+            .unwrap_or_default();
         format!("{error}{cause}")
     };
     if command == "create" {
-        let [gpus] = rest else { return Err(USAGE.to_owned()) };
-        let gpus = gpus.parse().map_err(|e: divvy_gpu_sim::SpecError| e.to_string())?;
-        return MockState::open_or_create(file, &gpus).map(|_| String::new()).map_err(explain);
+        let [gpus] = rest else {
+            return Err(USAGE.to_owned());
+        };
+        let gpus = gpus
+            .parse()
+            .map_err(|e: divvy_gpu_sim::SpecError| e.to_string())?;
+        return MockState::open_or_create(file, &gpus)
+            .map(|_| String::new())
+            .map_err(explain);
     }
     let state = MockState::open(file).map_err(explain)?;
     match (command, rest) {
@@ -73,13 +86,18 @@ fn run(args: &[&str]) -> Result<String, String> {
         ("boot-id", []) => Ok(format!("{}\n", state.read().map_err(explain)?.boot_id())),
         ("list", []) => Ok(list(&*state.read().map_err(explain)?)),
         ("instances", []) => Ok(instances(&*state.read().map_err(explain)?)),
-        _ => state.edit(|engine| change(engine, command, rest)).map_err(explain)?,
+        _ => state
+            .edit(|engine| change(engine, command, rest))
+            .map_err(explain)?,
     }
 }
 
 fn list(engine: &Engine) -> String {
     let line = |(index, gpu): (usize, &divvy_gpu_sim::SimGpu)| {
-        let minor = gpu.facts.minor.map_or_else(|| "-".to_owned(), |m| m.to_string());
+        let minor = gpu
+            .facts
+            .minor
+            .map_or_else(|| "-".to_owned(), |m| m.to_string());
         let lost = if gpu.lost { " lost" } else { "" };
         format!("{index} {} {minor} {}{lost}\n", gpu.facts.uuid, gpu.model)
     };
@@ -88,13 +106,23 @@ fn list(engine: &Engine) -> String {
 
 fn instances(engine: &Engine) -> String {
     let line = |index: usize, living: &SimInstance| {
-        let GpuInstance { id, profile, placement } = living.instance;
+        let GpuInstance {
+            id,
+            profile,
+            placement,
+        } = living.instance;
         let fixed = format!("{index} {} {profile} {placement}", id.0);
         let uuids = living.compute.iter().map(|c| c.uuid.to_string());
-        [fixed].into_iter().chain(uuids).collect::<Vec<_>>().join(" ") + "\n"
+        [fixed]
+            .into_iter()
+            .chain(uuids)
+            .collect::<Vec<_>>()
+            .join(" ")
+            + "\n"
     };
     let gpus = engine.gpus().iter().enumerate();
-    gpus.flat_map(|(index, gpu)| gpu.instances.iter().map(move |living| line(index, living))).collect()
+    gpus.flat_map(|(index, gpu)| gpu.instances.iter().map(move |living| line(index, living)))
+        .collect()
 }
 
 fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, String> {
@@ -111,12 +139,20 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
             engine.remove_gpu(&uuid);
         }
         ("add", [model]) => {
-            let known = || profiles().iter().map(|p| p.key).collect::<Vec<_>>().join(", ");
-            let board = profile(model).ok_or_else(|| format!("no model {model:?}; known: {}", known()))?;
+            let known = || {
+                profiles()
+                    .iter()
+                    .map(|p| p.key)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            };
+            let board =
+                profile(model).ok_or_else(|| format!("no model {model:?}; known: {}", known()))?;
             said = format!("{}\n", engine.add_gpu(board).ok_or("the node is full")?);
         }
         ("fault", [json]) => {
-            let fault: Fault = serde_json::from_str(json).map_err(|e| format!("not a fault: {e}"))?;
+            let fault: Fault =
+                serde_json::from_str(json).map_err(|e| format!("not a fault: {e}"))?;
             said = format!("{}\n", engine.set_fault(fault).0);
         }
         ("release", []) => engine.release(None),
@@ -124,12 +160,17 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
         ("driver", ["loaded"]) => engine.set_driver_loaded(true),
         ("driver", ["unloaded"]) => engine.set_driver_loaded(false),
         ("end", [pid]) => {
-            let pid: u32 = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
+            let pid: u32 = pid
+                .parse()
+                .map_err(|_| format!("{pid:?} is not a process id"))?;
             engine.end_process(pid);
         }
         ("mig", [gpu, mode @ ("on" | "off")]) => {
             let uuid = find(engine, gpu)?;
-            said = match engine.set_mig_mode(&uuid, *mode == "on").map_err(|e| e.to_string())? {
+            said = match engine
+                .set_mig_mode(&uuid, *mode == "on")
+                .map_err(|e| e.to_string())?
+            {
                 MigActivation::Active => format!("{mode}\n"),
                 MigActivation::Pending(code) => format!("pending: {code}\n"),
             };
@@ -178,7 +219,9 @@ fn change_gpu(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<(), S
     match (command, rest) {
         ("process", [gpu, pid, more @ ..]) => {
             let gpu_instance = inside(more)?;
-            let pid = pid.parse().map_err(|_| format!("{pid:?} is not a process id"))?;
+            let pid = pid
+                .parse()
+                .map_err(|_| format!("{pid:?} is not a process id"))?;
             let uuid = find(engine, gpu)?;
             if let Some(gpu) = engine.gpu(&uuid) {
                 gpu.processes.insert(GpuProcess::new(pid, gpu_instance));
@@ -187,7 +230,11 @@ fn change_gpu(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<(), S
         ("usage", [gpu, pid, bytes, percent]) => {
             let bytes = match *bytes {
                 "-" => None,
-                bytes => Some(bytes.parse().map_err(|_| format!("{bytes:?} is not a number"))?),
+                bytes => Some(
+                    bytes
+                        .parse()
+                        .map_err(|_| format!("{bytes:?} is not a number"))?,
+                ),
             };
             let uuid = find(engine, gpu)?;
             engine.set_usage(&uuid, number(pid)?, bytes, number(percent)?);
@@ -197,7 +244,7 @@ fn change_gpu(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<(), S
             let uuid = find(engine, gpu)?;
             engine.send_event(&uuid, GpuEventKind::Xid(number(xid)?), gpu_instance);
         }
-        ("recovery" | "remap" | "ecc", [gpu, what]) => {
+        ("recovery" | "remap" | "fabric" | "ecc", [gpu, what]) => {
             let uuid = find(engine, gpu)?;
             if let Some(gpu) = engine.gpu(&uuid) {
                 ail(&mut gpu.vitals, command, what)?;
@@ -213,24 +260,59 @@ fn ail(vitals: &mut GpuVitals, command: &str, what: &str) -> Result<(), String> 
         ("recovery", "unreported") => vitals.recovery = None,
         ("recovery", "none") => vitals.recovery = Some(RecoveryAction::Nothing),
         ("recovery", name) => {
-            let action = (1..=5).map(RecoveryAction::from_nvml).find(|action| action.name() == name);
+            let action = (1..=5)
+                .map(RecoveryAction::from_nvml)
+                .find(|action| action.name() == name);
             vitals.recovery = Some(action.ok_or_else(|| USAGE.to_owned())?);
         }
         ("remap", "none") => vitals.remap = Some(RowRemap::default()),
-        ("remap", "pending") => vitals.remap = Some(RowRemap { pending: true, failed: false }),
-        ("remap", "failed") => vitals.remap = Some(RowRemap { pending: false, failed: true }),
+        ("remap", "pending") => {
+            vitals.remap = Some(RowRemap {
+                pending: true,
+                failed: false,
+            });
+        }
+        ("remap", "failed") => {
+            vitals.remap = Some(RowRemap {
+                pending: false,
+                failed: true,
+            });
+        }
+        ("fabric", "none") => vitals.fabric = None,
+        ("fabric", state) => vitals.fabric = Some(fabric(state)?),
         ("ecc", count) => vitals.uncorrected_ecc = Some(number(count)?.into()),
         _ => return Err(USAGE.to_owned()),
     }
     Ok(())
 }
 
+fn fabric(text: &str) -> Result<FabricState, String> {
+    let ready = FabricState::READY;
+    let (state, status, health) = match text {
+        "ready" => return Ok(ready),
+        "not-started" => (FabricState::NOT_STARTED, 0, 0),
+        "in-progress" => (FabricState::IN_PROGRESS, 0, 0),
+        "failed" => (FabricState::COMPLETED, GpuErrorCode::UNKNOWN.0, 0),
+        "unhealthy" => (FabricState::COMPLETED, 0, FabricState::UNHEALTHY),
+        _ => return Err(USAGE.to_owned()),
+    };
+    Ok(FabricState {
+        state,
+        status,
+        health,
+    })
+}
+
 fn number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("{text:?} is not a number"))
+    text.parse()
+        .map_err(|_| format!("{text:?} is not a number"))
 }
 
 fn find(engine: &Engine, gpu: &str) -> Result<GpuUuid, String> {
     let uuids = || engine.gpus().iter().map(|g| &g.facts.uuid);
     let by_index = gpu.parse().ok().and_then(|index: usize| uuids().nth(index));
-    by_index.or_else(|| uuids().find(|u| u.as_str() == gpu)).cloned().ok_or_else(|| format!("no GPU {gpu:?}"))
+    by_index
+        .or_else(|| uuids().find(|u| u.as_str() == gpu))
+        .cloned()
+        .ok_or_else(|| format!("no GPU {gpu:?}"))
 }

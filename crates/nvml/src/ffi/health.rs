@@ -6,15 +6,17 @@ use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlEventSet_t, nvmlFieldValue
 use super::mig::Plain;
 use super::{Failure, Handle, Library, check, missing};
 
-/// An event set. Has to be given back with [`Library::free_event_set`] while the library that made it lives.
+/// An event set. Has to be given back with [`Library::free_event_set`] while the library that made
+/// it lives.
 pub(crate) struct EventSet(nvmlEventSet_t);
 
-// SAFETY: the set is an opaque value that only NVML looks behind, and NVML may be called from any thread.
+// SAFETY: the set is an opaque value that only NVML looks behind, and NVML may be called from any
+// thread.
 unsafe impl Send for EventSet {}
 
 impl Plain for nvmlEventData_t {}
 
-/// What NVML says about an event.
+/// NVML's words for an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventData {
     pub(crate) device: Handle,
@@ -30,14 +32,18 @@ impl Library {
     /// Field 230.
     pub(crate) fn recovery_action(&self, gpu: Handle) -> Result<u32, Failure> {
         const GET_GPU_RECOVERY_ACTION: u32 = 230;
-        let mut value = nvmlFieldValue_t { fieldId: GET_GPU_RECOVERY_ACTION, ..Plain::zeroed() };
+        let mut value = nvmlFieldValue_t {
+            fieldId: GET_GPU_RECOVERY_ACTION,
+            ..Plain::zeroed()
+        };
         call!(self.nvmlDeviceGetFieldValues(gpu.0, 1, &raw mut value))?;
         check(value.nvmlReturn)?;
-        // SAFETY: each member of the union is a number, and all its bytes are set: from zero, or by NVML.
+        // SAFETY: each member of the union is a number, and all its bytes are set: from zero, or by
+        // NVML.
         Ok(unsafe { value.value.uiVal })
     }
 
-    /// Whether replaced rows wait for a reset, and whether replacing failed.
+    /// Reads whether replaced rows wait for a reset, and whether replacing failed.
     pub(crate) fn remapped_rows(&self, gpu: Handle) -> Result<(bool, bool), Failure> {
         let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
         call!(self.nvmlDeviceGetRemappedRows(
@@ -50,7 +56,8 @@ impl Library {
         Ok((pending != 0, failed != 0))
     }
 
-    /// As [`Library::remapped_rows`] for boards before Ampere: whether retired pages wait for a reboot.
+    /// Reads the same for boards before Ampere: whether retired pages wait for a
+    /// reboot.
     pub(crate) fn retired_pages_pending(&self, gpu: Handle) -> Result<bool, Failure> {
         let mut pending = 0;
         call!(self.nvmlDeviceGetRetiredPagesPendingStatus(gpu.0, &raw mut pending))?;
@@ -89,12 +96,21 @@ impl Library {
     }
 
     /// A failure may leave the set undefined: it is to be freed.
-    pub(crate) fn register_events(&self, gpu: Handle, kinds: u64, set: &EventSet) -> Result<(), Failure> {
+    pub(crate) fn register_events(
+        &self,
+        gpu: Handle,
+        kinds: u64,
+        set: &EventSet,
+    ) -> Result<(), Failure> {
         call!(self.nvmlDeviceRegisterEvents(gpu.0, kinds, set.0))
     }
 
     /// Waits for one event; `None` if none came.
-    pub(crate) fn wait_event(&self, set: &EventSet, millis: u32) -> Result<Option<EventData>, Failure> {
+    pub(crate) fn wait_event(
+        &self,
+        set: &EventSet,
+        millis: u32,
+    ) -> Result<Option<EventData>, Failure> {
         let mut data: nvmlEventData_t = Plain::zeroed();
         match call!(self.nvmlEventSetWait_v2(set.0, &raw mut data, millis)) {
             Ok(()) => Ok(Some(EventData {
