@@ -6,7 +6,7 @@ use std::fmt;
 use divvy_model::{ClaimUid, DeviceName};
 use serde::{Deserialize, Serialize};
 
-/// One allocated device of ours (`status.allocation.devices.results[]`).
+/// An allocated device of ours (`status.allocation.devices.results[]`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedDevice {
@@ -16,10 +16,10 @@ pub struct AllocatedDevice {
     pub pool: String,
     /// Name of the device in the pool.
     pub device: DeviceName,
-    /// Which share of a device that may be allocated several times.
+    /// ID of the share, for a device that may be allocated several times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    /// Whether this is admin access: the device may be in use by others, who must not notice.
+    /// True for admin access: the device may be in use by others, who must not notice.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
     /// Capacity this share was granted, quantities as text.
@@ -27,12 +27,13 @@ pub struct AllocatedDevice {
     pub consumed_capacity: BTreeMap<String, String>,
 }
 
-/// What makes a prepare the same prepare: the same claim UID can be allocated anew, so results and time count too.
+/// The identity of an allocation. A claim with the same UID can be allocated anew, so a prepare is
+/// the same one only if results and time agree too.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Allocation {
-    /// `status.allocation.allocationTimestamp` as RFC 3339 text; older API servers have none. Two texts may be the same
-    /// time: [`Allocation::same_time`].
+    /// `status.allocation.allocationTimestamp` as RFC 3339 text; older API servers have none. Two
+    /// texts may be the same time: [`Allocation::same_time`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
     /// Our devices, in the API's order.
@@ -40,14 +41,16 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Whether these are the same time, however they are written: a record is older than the program that reads it.
+    /// Returns true if two texts name the same time, however they are written: the record may be
+    /// older than the program that reads it.
     pub(crate) fn same_time(one: Option<&str>, other: Option<&str>) -> bool {
+        // A text that does not parse as a time is equal only to itself.
         let instant = |text: Option<&str>| text?.parse::<jiff::Timestamp>().ok();
         one == other || instant(one).is_some_and(|one| Some(one) == instant(other))
     }
 }
 
-/// Where a config entry was written.
+/// Source of a config entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConfigSource {
     /// In the DeviceClass.
@@ -56,10 +59,10 @@ pub enum ConfigSource {
     Claim,
 }
 
-/// One entry of `status.allocation.devices.config[]`, of any driver.
+/// An entry of `status.allocation.devices.config[]`, of any driver.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigEntry {
-    /// Where it was written.
+    /// Source, which decides its rank: entries of the claim win over those of the class.
     pub source: ConfigSource,
     /// Requests it is for; empty means all.
     pub requests: Vec<String>,
@@ -91,8 +94,9 @@ impl fmt::Display for ClaimRef {
     }
 }
 
-/// A claim that another one is refused for. Its names are for its own namespace: refusals are Events and conditions that the
-/// tenant of the refused claim reads. Elsewhere its UID has to do, by which an administrator finds it.
+/// A claim that another one is refused for. Its names are for its own namespace: refusals are
+/// Events and conditions that the tenant of the refused claim reads. Elsewhere its UID has to do,
+/// by which an administrator finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherClaim {
     claim: ClaimRef,
@@ -100,12 +104,15 @@ pub struct OtherClaim {
 }
 
 impl OtherClaim {
-    /// `claim` as a tenant of this namespace may know it.
+    /// Makes the view of `claim` that a tenant of `namespace` may have.
     pub fn seen_from(namespace: &str, claim: &ClaimRef) -> Self {
-        Self { claim: claim.clone(), is_near: claim.namespace == namespace }
+        Self {
+            claim: claim.clone(),
+            is_near: claim.namespace == namespace,
+        }
     }
 
-    /// The claim, for what administrators read.
+    /// Returns the claim, for texts that administrators read.
     pub fn claim(&self) -> &ClaimRef {
         &self.claim
     }
@@ -138,18 +145,22 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The claim's names.
+    /// Returns the claim's names.
     pub fn reference(&self) -> ClaimRef {
-        ClaimRef { uid: self.uid.clone(), namespace: self.namespace.clone(), name: self.name.clone() }
+        ClaimRef {
+            uid: self.uid.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
     }
 
-    /// Whether the claim has this device allocated.
+    /// Returns true if the claim has this device allocated.
     pub fn allocates(&self, device: &DeviceName) -> bool {
         self.allocation.results.iter().any(|r| r.device == *device)
     }
 }
 
-/// The request's name without a subrequest: what the kubelet and containers know it by.
+/// Returns the request's name without a subrequest, as the kubelet and containers know it.
 pub fn base_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }

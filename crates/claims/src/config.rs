@@ -1,23 +1,26 @@
-//! Which config entry a device gets: the last applicable entry of the device's kind wins whole, claim over class.
+//! Resolution of config entries: a device gets the last applicable entry of its kind as a whole,
+//! claim over class. Entries are never merged field by field.
 
 use divvy_api::{ConfigKind, DeviceConfig};
-use divvy_model::DeviceKind;
+use divvy_model::{DeviceKind, NamedTarget, Sharing};
 
 use crate::refusal::EntryAt;
 use crate::{Claim, ConfigEntry, ConfigSource, Why, base_request};
 
-/// Which devices of a request an entry is for.
+/// Reach of an entry within a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Applies {
-    /// Those of its kind: it lists no requests, or a request whose alternatives may differ in kind, or it is of a class,
-    /// whose devices may.
+    /// Applies to the devices of its kind: it lists no requests, or a request whose alternatives
+    /// may differ in kind, or it is of a class, whose devices may.
     ToItsKind,
-    /// All of them: its author named the request. Another kind is a mistake.
+    /// Applies to all devices: its author named the request. A device of another kind is a mistake.
     ByName,
 }
 
 fn applies(entry: &ConfigEntry, request: &str) -> Option<Applies> {
     let names = |name: &str| entry.requests.iter().any(|r| r == name);
+    // Not for entries of a class: there the scheduler has filled in the requests that use the
+    // class, which their author did not know.
     if entry.source == ConfigSource::Claim && names(request) {
         Some(Applies::ByName)
     } else if entry.requests.is_empty() || names(request) || names(base_request(request)) {
@@ -27,39 +30,67 @@ fn applies(entry: &ConfigEntry, request: &str) -> Option<Applies> {
     }
 }
 
-/// Class entries before claim entries, each in the order written. Later ones win.
+/// Returns class entries before claim entries, each in the order written. Later ones win.
 fn in_order(configs: &[ConfigEntry]) -> Vec<(EntryAt, &ConfigEntry)> {
+    // The index is that within the source, as the author counts the entries of the object in hand.
     let of = |source: ConfigSource| {
         let own = configs.iter().filter(move |e| e.source == source);
-        own.enumerate().map(move |(index, e)| (EntryAt { source, index }, e))
+        own.enumerate()
+            .map(move |(index, e)| (EntryAt { source, index }, e))
     };
-    of(ConfigSource::Class).chain(of(ConfigSource::Claim)).collect()
+    of(ConfigSource::Class)
+        .chain(of(ConfigSource::Claim))
+        .collect()
 }
 
-/// The config of a result's request; the default of its kind when no entry applies. Entries of other drivers are
-/// not looked at, and entries of ours that name none of this request are not decoded: a subrequest that was not
-/// chosen may have a config this version cannot read.
-pub fn resolve(claim: &Claim, driver: &str, request: &str, device: &DeviceKind) -> Result<DeviceConfig, Why> {
-    let wanted = match device {
-        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => ConfigKind::Gpu,
-        DeviceKind::Partition(_) => ConfigKind::Mig,
-        DeviceKind::Share { .. } => ConfigKind::Share,
+/// Returns the config of a result's request; the default of its kind when no entry applies. Entries
+/// of other drivers are not looked at, and entries of ours that name none of this request are not
+/// decoded: a subrequest that was not chosen may have a config this version cannot read.
+pub fn resolve(
+    claim: &Claim,
+    driver: &str,
+    request: &str,
+    device: &DeviceKind,
+) -> Result<DeviceConfig, Why> {
+    // The kind follows from the device that was allocated, not from the request: alternatives of a
+    // request may differ in kind.
+    let wanted = match (&device.target, device.sharing) {
+        (_, Sharing::TimeSliced | Sharing::Mps) => ConfigKind::Share,
+        (NamedTarget::Gpu { .. }, Sharing::Exclusive | Sharing::Admin) => ConfigKind::Gpu,
+        (NamedTarget::Partition(_), Sharing::Exclusive | Sharing::Admin) => ConfigKind::Mig,
     };
+    // Decode all entries that apply, also those that a later one overrides: a mistake in any of
+    // them is reported where it stands, whatever wins.
     let mut candidates = Vec::new();
-    for (at, entry) in in_order(&claim.configs).into_iter().filter(|(_, entry)| entry.driver == driver) {
+    for (at, entry) in in_order(&claim.configs)
+        .into_iter()
+        .filter(|(_, entry)| entry.driver == driver)
+    {
         if let Some(how) = applies(entry, request) {
-            let config =
-                divvy_api::decode(&entry.parameters).map_err(|source| Why::BadConfig { at, source })?;
+            let config = divvy_api::decode(&entry.parameters)
+                .map_err(|source| Why::BadConfig { at, source })?;
             candidates.push((at, how, config));
         }
     }
     let is_wanted = |config: &DeviceConfig| config.kind == wanted;
-    let wrong = candidates.iter().find(|(_, how, config)| *how == Applies::ByName && !is_wanted(config));
+    // An entry that names this very request cannot be meant for another device. To ignore it would
+    // start the pod without what its author asked for.
+    let wrong = candidates
+        .iter()
+        .find(|(_, how, config)| *how == Applies::ByName && !is_wanted(config));
     if let Some((at, _, config)) = wrong {
         let (request, found, wanted) = (request.to_owned(), config.kind.name(), wanted.name());
-        return Err(Why::WrongConfigKind { at: *at, request, found, wanted });
+        return Err(Why::WrongConfigKind {
+            at: *at,
+            request,
+            found,
+            wanted,
+        });
     }
-    let chosen = candidates.into_iter().map(|(_, _, config)| config).rfind(is_wanted);
+    let chosen = candidates
+        .into_iter()
+        .map(|(_, _, config)| config)
+        .rfind(is_wanted);
     Ok(chosen.unwrap_or_else(|| DeviceConfig::empty(wanted)))
 }
 
@@ -70,7 +101,7 @@ mod tests {
     use divvy_model::TimeSlice;
     use serde_json::json;
 
-    const GPU_0: DeviceKind = DeviceKind::Whole { ordinal: 0 };
+    const GPU_0: DeviceKind = DeviceKind::whole(0);
 
     fn entry(
         source: ConfigSource,
@@ -79,7 +110,12 @@ mod tests {
         parameters: serde_json::Value,
     ) -> ConfigEntry {
         let requests = requests.iter().map(|r| (*r).to_owned()).collect();
-        ConfigEntry { source, requests, driver: driver.to_owned(), parameters }
+        ConfigEntry {
+            source,
+            requests,
+            driver: driver.to_owned(),
+            parameters,
+        }
     }
 
     fn claim(configs: Vec<ConfigEntry>) -> Claim {
@@ -99,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_applicable_entry_of_the_kind_wins_and_the_claim_stands_over_the_class() {
+    fn the_last_entry_of_a_kind_wins_and_the_claim_stands_over_the_class() {
         let gpu = |interval: &str| {
             let mut config = gpu_config();
             config["timeSlicing"] = json!({ "interval": interval });
@@ -107,31 +143,49 @@ mod tests {
         };
         let mig = || json!({"apiVersion": "divvy.dev/v1beta1", "kind": "MigConfig"});
         let slice = |entries: &[(&[&str], serde_json::Value)]| {
-            let entries = entries.iter().map(|(for_, is)| entry(ConfigSource::Claim, for_, "d", is.clone()));
+            let entries = entries
+                .iter()
+                .map(|(for_, is)| entry(ConfigSource::Claim, for_, "d", is.clone()));
             resolve(&claim(entries.collect()), "d", "main", &GPU_0).map(|config| config.time_slice)
         };
         let (all, main): (&[&str], &[&str]) = (&[], &["main"]);
-        let last = slice(&[(all, gpu("Short")), (main, gpu("Medium")), (all, gpu("Long"))]);
+        let last = slice(&[
+            (all, gpu("Short")),
+            (main, gpu("Medium")),
+            (all, gpu("Long")),
+        ]);
         assert_eq!(last.unwrap(), Some(TimeSlice::Long));
         let other_kind = slice(&[(all, gpu("Short")), (all, mig())]);
-        assert_eq!(other_kind.unwrap(), Some(TimeSlice::Short), "a whole kind is skipped");
+        assert_eq!(
+            other_kind.unwrap(),
+            Some(TimeSlice::Short),
+            "a whole kind is skipped"
+        );
         assert_eq!(slice(&[(all, mig())]).unwrap(), None);
         let named = slice(&[(main, mig()), (all, gpu("Short"))]).unwrap_err();
         assert!(matches!(
             named,
-            Why::WrongConfigKind { at: EntryAt { index: 0, .. }, found: "MigConfig", .. }
+            Why::WrongConfigKind {
+                at: EntryAt { index: 0, .. },
+                found: "MigConfig",
+                ..
+            }
         ));
         let class_last = [
             entry(ConfigSource::Claim, &[], "d", json!(1)),
             entry(ConfigSource::Class, &[], "d", json!(2)),
             entry(ConfigSource::Claim, &[], "d", json!(3)),
         ];
-        let order: Vec<_> = in_order(&class_last).into_iter().map(|(_, e)| e.parameters.clone()).collect();
+        let order: Vec<_> = in_order(&class_last)
+            .into_iter()
+            .map(|(_, e)| e.parameters.clone())
+            .collect();
         assert_eq!(order, [json!(2), json!(1), json!(3)]);
     }
 
+    /// An entry for a request applies to its subrequests of its kind and not the other way round.
     #[test]
-    fn an_entry_for_a_request_applies_to_its_subrequests_of_its_kind_and_not_the_other_way_round() {
+    fn an_entry_for_a_request_applies_to_its_subrequests() {
         let for_main = entry(ConfigSource::Claim, &["main"], "d", json!({}));
         let for_sub = entry(ConfigSource::Claim, &["main/big"], "d", json!({}));
         assert_eq!(applies(&for_main, "main"), Some(Applies::ByName));
@@ -156,16 +210,26 @@ mod tests {
     fn entries_of_other_drivers_and_of_other_requests_are_not_read() {
         let nonsense = json!({"kind": 7});
         let c = claim(vec![
-            entry(ConfigSource::Claim, &[], "other.example.com", nonsense.clone()),
+            entry(
+                ConfigSource::Claim,
+                &[],
+                "other.example.com",
+                nonsense.clone(),
+            ),
             entry(ConfigSource::Claim, &["net"], "gpu.divvy.dev", nonsense),
-            entry(ConfigSource::Claim, &["main"], "gpu.divvy.dev", gpu_config()),
+            entry(
+                ConfigSource::Claim,
+                &["main"],
+                "gpu.divvy.dev",
+                gpu_config(),
+            ),
         ]);
         let found = resolve(&c, "gpu.divvy.dev", "main/big", &GPU_0).unwrap();
         assert_eq!(found, DeviceConfig::empty(ConfigKind::Gpu));
     }
 
     #[test]
-    fn a_config_with_an_unknown_field_is_refused_with_its_place_and_the_reason() {
+    fn a_config_with_an_unknown_field_is_refused_with_its_place() {
         let mut typo = gpu_config();
         typo["sharing"] = json!({"strategy": "TimeSlicing"});
         let c = claim(vec![
@@ -174,12 +238,16 @@ mod tests {
         ]);
         let refusal = resolve(&c, "gpu.divvy.dev", "main", &GPU_0).unwrap_err();
         assert_eq!(refusal.kind().0, "bad-config");
-        assert_eq!(refusal.to_string(), "config entry 0 of the claim for this driver is invalid");
+        assert_eq!(
+            refusal.to_string(),
+            "config entry 0 of the claim for this driver is invalid"
+        );
         let cause = std::error::Error::source(&refusal).unwrap().to_string();
         assert!(cause.starts_with("unknown field \"sharing\""), "{cause}");
     }
+    /// A partition takes a MIG config and an entry of another kind that names it is refused.
     #[test]
-    fn a_partition_takes_a_mig_config_and_an_entry_of_another_kind_that_names_it_is_refused() {
+    fn a_partition_takes_a_mig_config_and_no_entry_of_another_kind() {
         let partition = DeviceKind::parse(&"gpu-0-mig-1g10gb-19-0".parse().unwrap()).unwrap();
         let mig = json!({"apiVersion": "divvy.dev/v1beta1", "kind": "MigConfig"});
         let c = claim(vec![
@@ -187,8 +255,14 @@ mod tests {
             entry(ConfigSource::Claim, &["main"], "gpu.divvy.dev", mig),
         ]);
         let found = |request, device| resolve(&c, "gpu.divvy.dev", request, device);
-        assert_eq!(found("main", &partition).unwrap(), DeviceConfig::empty(ConfigKind::Mig));
-        assert_eq!(found("other", &partition).unwrap(), DeviceConfig::empty(ConfigKind::Mig));
+        assert_eq!(
+            found("main", &partition).unwrap(),
+            DeviceConfig::empty(ConfigKind::Mig)
+        );
+        assert_eq!(
+            found("other", &partition).unwrap(),
+            DeviceConfig::empty(ConfigKind::Mig)
+        );
         assert_eq!(
             found("main", &GPU_0).unwrap_err().to_string(),
             "config entry 0 of the claim is a MigConfig, but request \"main\" was allocated this device, which takes a GpuConfig"

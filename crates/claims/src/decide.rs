@@ -1,142 +1,263 @@
-//! The prepare decision. Everything it looks at is in the [`Snapshot`]; everything that is to be done is in the
-//! [`Decision`].
+//! The prepare decision. Everything it looks at is in the [`Snapshot`]; everything that is to be
+//! done is in the [`Decision`]. All refusals are made here.
 
-mod compute_mode;
 mod conflicts;
 mod foreign_processes;
+mod servable;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use divvy_api::names::capacity;
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    BootId, ClaimUid, DeviceKind, DeviceName, Gpu, GpuError, GpuUuid, HoldKind, Inventory, MigMode, Ordinals,
-    TimeSlice,
+    BootId, ClaimUid, DeviceKind, Gpu, GpuError, GpuUuid, Inventory, MigMode, NamedTarget,
+    Ordinals, Place, ShareUnit, Sharing, Target,
 };
 
 use crate::{
-    AllocatedDevice, Claim, GpuState, Outcome, Phase, Plan, Prepared, Progress, Record, RecordedDevice,
-    Refusal, Step, Stored, Why, resolve,
+    AllocatedDevice, Claim, Filling, GpuSeen, GpuState, OtherClaim, Phase, Prepared, Record,
+    RecordedDevice, Refusal, Stored, Why, resolve,
 };
 
-use self::compute_mode::compute_mode_to_set;
 pub(crate) use self::conflicts::conflicts;
-use self::conflicts::may_share;
 pub use self::conflicts::{Clash, Holder, Holders};
 pub use self::foreign_processes::ProcessOnGpu;
 use self::foreign_processes::foreign_processes;
-use crate::rebuild::steps_on;
+pub use self::servable::{may_set_mig, servable};
 
-/// What [`decide`] looks at, taken under the locks of the claim and its GPUs.
+/// Input of [`decide`], taken under the locks of the claim and its GPUs.
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     /// Our driver's name.
     pub driver: &'a str,
     /// The node's GPUs; `None` while the NVIDIA driver has not answered yet.
     pub inventory: Option<Arc<Inventory>>,
-    /// Which number is which GPU.
+    /// GPUs by their number in device names.
     pub ordinals: &'a Ordinals,
     /// All records, by claim. A file that is not there has no entry.
     pub records: BTreeMap<ClaimUid, Arc<Stored<Record>>>,
     /// States of GPUs. A file that is not there has no entry.
     pub gpus: BTreeMap<GpuUuid, Arc<Stored<GpuState>>>,
     pub boot: &'a BootId,
-    /// MIG modes of the claim's GPUs now; an error where a mode cannot be read. What the inventory says may be a minute old.
-    pub modes: BTreeMap<GpuUuid, Result<MigMode, GpuError>>,
-    /// Processes on the claim's GPUs, as far as these can be asked.
-    pub processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
-    /// What exists at the placements of the claim's partitions, by device, created by divvy or not; an error where that
-    /// cannot be read. A device without an entry is no partition, or one that its GPU does not support.
-    pub living: Living,
+    /// The hardware of the claim's GPUs now: MIG modes, calls in flight, and what fills the places
+    /// of its partitions. The inventory may be a minute old.
+    pub hardware: BTreeMap<GpuUuid, GpuSeen>,
+    /// Processes on the claim's GPUs, or why they could not be listed. A GPU that was not asked, or
+    /// that never lists any, has no entry.
+    pub processes: BTreeMap<GpuUuid, Result<Vec<ProcessOnGpu>, GpuError>>,
+    /// GPUs that another driver of ours has given out, with that driver and its claim in words.
+    pub other_drivers: BTreeMap<GpuUuid, String>,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: &'a [String],
 }
 
-/// What lives at the places of partitions, by device.
-pub type Living = BTreeMap<DeviceName, Result<Option<Outcome>, GpuError>>;
+impl Snapshot<'_> {
+    /// Returns the state kept about a GPU, if it can be read.
+    fn state(&self, gpu: &GpuUuid) -> Option<&GpuState> {
+        self.gpus.get(gpu)?.fine()
+    }
 
-/// What is to be done about a prepare.
+    /// Returns the filling of a place, if it was asked for.
+    pub(crate) fn filling(&self, gpu: &GpuUuid, place: Place) -> Option<&Filling> {
+        self.hardware.get(gpu)?.places.get(&place)
+    }
+
+    /// Returns the devices of a record whose partitions are certainly gone. A partition that was
+    /// not asked for, or cannot be read, counts as living.
+    fn gone<'r>(&'r self, record: &'r Record) -> impl Iterator<Item = &'r RecordedDevice> {
+        record.devices.iter().filter(|device| {
+            let place = device.target.place();
+            // The UUID is compared too: an administrator may have removed the instance and made
+            // another one at the same place with the same ids.
+            let filling = place.and_then(|place| self.filling(&device.gpu, place));
+            filling.is_some_and(|filling| device.is_gone(filling))
+        })
+    }
+}
+
+/// Answer to a prepare.
 #[derive(Debug)]
 pub enum Decision {
-    /// Nothing: this is the answer (the CDI file must be there).
+    /// Needs nothing done: the answer (the CDI file must be there).
     Ready(Prepared),
-    /// Make the claim's record again, which cannot be read or was lost, and decide then.
+    /// Asks to make the claim's record again, which cannot be read or was lost, and to decide then.
     Rebuild,
-    Run(Plan),
-    /// Wait until these let go; whether they will is for the API to say.
+    /// Asks to bring the GPUs of these devices to the goal with the claim.
+    Hold {
+        /// The devices, resolved; none if only the earlier allocation is to go.
+        devices: Vec<RecordedDevice>,
+        /// True if the claim's present record is let go first: it is of another allocation, or of a
+        /// prepare or unprepare that was cut short. Otherwise the claim goes on with it.
+        let_go_first: bool,
+    },
+    /// Asks to wait until these let go; the API says if they will.
     Wait(Holders),
     /// The claim is not served.
     Refuse(Refusal),
 }
 
-/// Decides. The same claim with the same allocation gets the same answer; the same claim with another allocation is
-/// undone first.
+/// Decides what a prepare does.
+///
+/// Invariants:
+/// - The same claim with the same allocation gets the same answer, also after a crash, a restart
+///   and a change of policies: a record is answered from, not resolved again.
+/// - A claim never goes on with what it holds for another allocation, or with what a cut-short call
+///   left half made: that is let go first (`let_go_first`).
+/// - A record that cannot be read is never taken for no record: it is rebuilt, or the claim is
+///   refused.
+/// - A claim gets a device only if no other record, no stray instance and no call in flight may
+///   need the same part of the GPU.
+/// - Nothing outside the snapshot is read, so a decision holds for as long as its locks are held.
 pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
+    // Phase 1: find out if the claim has a record that can be used. `Absent` and `Corrupt` differ:
+    // only the first one means that the claim holds nothing.
     let own = seen.records.get(&claim.uid).map(Arc::as_ref);
-    let mut undo_first = false;
-    match own {
+    let record = match own {
         Some(Stored::Corrupt { .. }) => return Decision::Rebuild,
         // Instances were made for it: its record was lost.
-        None | Some(Stored::Absent) if has_instances(&claim.uid, seen) => return Decision::Rebuild,
-        None | Some(Stored::Absent) => {}
+        None | Some(Stored::Absent) if has_strays(&claim.uid, seen) => return Decision::Rebuild,
+        None | Some(Stored::Absent) => None,
         Some(Stored::Newer { version, .. }) => {
             return Decision::Refuse(Why::RecordNewer { version: *version }.of(claim, None, None));
         }
-        Some(Stored::Fine(record)) => {
-            let same = record.is_of(&claim.allocation) && record.boot == *seen.boot;
-            if same && record.phase == Phase::Prepared {
-                return Decision::Ready(Prepared::of(seen.driver, record));
+        Some(Stored::Fine(record)) => Some(record),
+    };
+    // Phase 2: choose between an answer from the record, going on with its devices, and a new
+    // start. The order of the arms matters: another allocation makes everything else in the record
+    // obsolete, and after a reboot no partition of it lives, whatever its phase says.
+    let (devices, let_go_first) = match record {
+        None => (None, false),
+        Some(record) if !record.is_of(&claim.allocation) => (None, true),
+        // Its devices are as they were resolved then, whatever rules say now.
+        Some(record) if record.boot != *seen.boot => (Some(&record.devices), false),
+        Some(record) => match &record.phase {
+            // Its pods have the device nodes of a partition that is gone: another one under the
+            // same record would be theirs by chance only.
+            Phase::Prepared => {
+                return match seen.gone(record).next() {
+                    None => Decision::Ready(Prepared::of(seen.driver, record)),
+                    Some(device) => Decision::Refuse(Why::PartitionGone.about(claim, device)),
+                };
             }
-            undo_first = !(same && can_be_revived(record));
-        }
-    }
-    if claim.allocation.results.is_empty() && !undo_first {
+            // Nothing of it has been removed: the processes in the way are its own.
+            Phase::Leaving(leaving) if !leaving.undoing => (Some(&record.devices), false),
+            // Part of it may be missing, and policies may have changed since: undo all of it, then
+            // resolve the claim as if it were new.
+            Phase::Leaving(_) | Phase::Preparing => (None, true),
+        },
+    };
+    // The claim has no device of ours (a claim of several drivers): success without a record.
+    if claim.allocation.results.is_empty() && !let_go_first {
         return Decision::Ready(Prepared::default());
     }
-    let taken_up_again = own.is_some_and(|own| own.fine().is_some()) && !undo_first;
-    decide_unprepared(claim, seen, undo_first, taken_up_again).unwrap_or_else(Decision::Refuse)
+    // Phase 3: check the devices against all other holds, and against the hardware. Processes are
+    // the claim's own only if it was prepared in this boot.
+    let again = record.filter(|record| devices.is_some() && record.boot == *seen.boot);
+    match hold(claim, seen, devices.cloned(), again.is_some()) {
+        Ok(Ok(devices)) => Decision::Hold {
+            devices,
+            let_go_first,
+        },
+        Ok(Err(holders)) => Decision::Wait(holders),
+        Err(refusal) => Decision::Refuse(refusal),
+    }
 }
 
-/// What is to be done for a claim that is not prepared.
-fn decide_unprepared(
+/// Returns the devices that the claim may have, or who is in the way. `devices` are those of its
+/// record, if it goes on with it; `again` says that it was prepared in this boot.
+fn hold(
     claim: &Claim,
     seen: &Snapshot<'_>,
-    undo_first: bool,
-    taken_up_again: bool,
-) -> Result<Decision, Refusal> {
-    let devices = resolve_devices(claim, seen)?;
+    devices: Option<Vec<RecordedDevice>>,
+    again: bool,
+) -> Result<Result<Vec<RecordedDevice>, Holders>, Refusal> {
+    let devices = match devices {
+        Some(devices) => devices,
+        None => resolve_devices(claim, seen)?,
+    };
+    // Conflicts come first: while another claim holds the GPU, its mode is as that claim needs it,
+    // and a refusal for the mode would be final where waiting helps.
     if let Some(holders) = conflicts(claim, &devices, seen)? {
-        return Ok(Decision::Wait(holders));
+        return Ok(Err(holders));
     }
-    let steps = steps_for(claim, &devices, seen)?;
-    // The processes of a claim that is taken up again are its own.
-    if !taken_up_again {
+    servable(claim, &devices, seen, again)?;
+    gone_beside(claim, &devices, seen)?;
+    // The processes of a claim that goes on with what it had are its own.
+    if !again {
         foreign_processes(claim, &devices, seen)?;
     }
-    Ok(Decision::Run(Plan { undo_first, devices, steps }))
+    Ok(Ok(devices))
 }
 
-fn has_instances(uid: &ClaimUid, seen: &Snapshot<'_>) -> bool {
-    let states = seen.gpus.values().filter_map(|stored| stored.fine());
-    states.flat_map(|state| &state.instances).any(|i| i.claim == *uid && i.boot == *seen.boot)
+/// Refuses to make a partition on a GPU where one is gone under the pods of another claim: the
+/// driver gives numbers of instances out again, and with the number of the lost one, the device
+/// nodes that these pods still have.
+fn gone_beside(
+    claim: &Claim,
+    devices: &[RecordedDevice],
+    seen: &Snapshot<'_>,
+) -> Result<(), Refusal> {
+    let is_made = |device: &&RecordedDevice| {
+        let place = device.own_place().filter(|_| device.sharing.holds());
+        let filling = place.and_then(|place| seen.filling(&device.gpu, place));
+        // Empty now, so this call would make it.
+        matches!(filling, Some(Ok(None)))
+    };
+    for device in devices.iter().filter(is_made) {
+        let others = seen.records.values().filter_map(|stored| stored.fine());
+        let mut in_use = others.filter(|record| {
+            record.uid != claim.uid
+                && record.boot == *seen.boot
+                && record.phase == Phase::Prepared
+                && seen.gone(record).any(|gone| gone.gpu == device.gpu)
+        });
+        if let Some(record) = in_use.next() {
+            let holder = OtherClaim::seen_from(&claim.namespace, &record.reference());
+            return Err(Why::PartitionGoneBeside { holder }.about(claim, device));
+        }
+    }
+    Ok(())
 }
 
-/// A lingering claim of which nothing has been undone yet can be prepared again for its next pod: the processes in
-/// the way are its own.
-fn can_be_revived(record: &Record) -> bool {
-    matches!(&record.phase, Phase::Leaving(leaving) if !leaving.undoing)
-        && record.steps.iter().all(|s| matches!(s.progress, Progress::Done { .. }))
+/// Returns true if instances were made for a claim that no record holds: a file that was lost after
+/// its instances had been made.
+fn has_strays(uid: &ClaimUid, seen: &Snapshot<'_>) -> bool {
+    seen.gpus.iter().any(|(gpu, stored)| {
+        let state = stored.fine();
+        state.is_some_and(|state| {
+            state
+                .instances_in(seen.boot)
+                .any(|(place, i)| i.made_for == *uid && !is_held(gpu, place, &seen.records))
+        })
+    })
 }
 
-/// Each allocated device with the GPU that serves it: the name goes through the ordinals, the UUID is checked
-/// against the inventory, the published pool is not looked at.
+/// Returns true if a record that can be read holds a place.
+pub(crate) fn is_held(
+    gpu: &GpuUuid,
+    place: Place,
+    records: &BTreeMap<ClaimUid, Arc<Stored<Record>>>,
+) -> bool {
+    let fine = records.values().filter_map(|stored| stored.fine());
+    fine.flat_map(|record| &record.devices)
+        .any(|device| device.gpu == *gpu && device.own_place() == Some(place))
+}
+
+/// Returns each allocated device with the GPU that serves it: the name goes through the ordinals,
+/// the UUID is checked against the inventory, the published pool is not looked at.
 pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<RecordedDevice>, Refusal> {
     let mut devices: Vec<RecordedDevice> = Vec::new();
     for result in &claim.allocation.results {
-        let new = resolve_device(claim, result, seen).and_then(|new| beside(&devices, new));
+        let new =
+            resolve_device(claim, result, seen).and_then(|new| beside(&claim.uid, &devices, new));
         devices.push(new.map_err(|why| {
             let kind = DeviceKind::parse(&result.device).ok();
-            why.of(claim, Some(&result.device), kind.and_then(|kind| seen.ordinals.gpu(kind.ordinal())))
+            why.of(
+                claim,
+                Some(&result.device),
+                kind.and_then(|kind| seen.ordinals.gpu(kind.ordinal())),
+            )
         })?);
     }
     Ok(devices)
@@ -149,159 +270,152 @@ fn resolve_device(
 ) -> Result<RecordedDevice, Why> {
     let kind = DeviceKind::parse(&result.device).map_err(Why::UnknownDevice)?;
     let config = resolve(claim, seen.driver, &result.request, &kind)?;
-    // GPUs get their numbers when they are first seen: before that it is not known that there is none.
-    let unknown = if seen.inventory.is_some() { Why::UnknownOrdinal } else { Why::NoInventory };
+    // GPUs get their numbers when they are first seen: before that it is not known that there is
+    // none. The same while the file of numbers is lost and not written again yet.
+    let unknown = if seen.inventory.is_some() && !seen.ordinals.is_empty() {
+        Why::UnknownOrdinal
+    } else {
+        Why::NoInventory
+    };
     let uuid = seen.ordinals.gpu(kind.ordinal()).ok_or(unknown)?;
     let gpu = find(uuid, seen)?;
-    let hold = match (&kind, result.admin_access) {
-        (DeviceKind::Whole { .. } | DeviceKind::Admin { .. }, true) => HoldKind::Admin,
-        (DeviceKind::Admin { .. }, false) => return Err(Why::AdminOnly),
-        (DeviceKind::Share { .. }, false) => HoldKind::Share,
-        (DeviceKind::Share { .. }, true) => return Err(Why::AdminShare),
-        (DeviceKind::Whole { .. }, false) => HoldKind::Whole,
-        (DeviceKind::Partition(_), true) => return Err(Why::AdminPartition),
-        (DeviceKind::Partition(name), false) => partition(name, gpu)?,
+    let target = match &kind.target {
+        NamedTarget::Gpu { .. } => Target::Gpu,
+        NamedTarget::Partition(name) if !result.admin_access => {
+            Target::Partition(place(name, gpu)?)
+        }
+        // A published partition exists only while a claim holds it, and admin access must not
+        // create one.
+        NamedTarget::Partition(_) => return Err(Why::AdminPartition),
     };
-    let is_static = match &kind {
-        DeviceKind::Partition(name) => name.is_static || was_made_outside(result, uuid, hold, seen),
-        _ => false,
+    let sharing = match (kind.sharing, result.admin_access) {
+        (Sharing::Exclusive | Sharing::Admin, true) => Sharing::Admin,
+        (Sharing::Admin, false) => return Err(Why::AdminOnly),
+        (Sharing::TimeSliced | Sharing::Mps, true) => return Err(Why::AdminShare),
+        (sharing @ (Sharing::Exclusive | Sharing::TimeSliced | Sharing::Mps), false) => sharing,
     };
-    let time_slice = match hold {
-        HoldKind::Whole => config.time_slice,
-        HoldKind::Share => seen.gpus.get(uuid).and_then(|stored| stored.fine()?.share_time_slice),
-        HoldKind::Partition { .. } | HoldKind::Admin => None,
+    // The name says if the partition was made by an administrator (`static`), so that a policy
+    // which changed since the allocation does not change the answer.
+    let theirs = kind.partition().is_some_and(|name| name.is_static);
+    // A claim that has the GPU alone chooses the time slice; users of shares cannot, because the
+    // setting is of the whole GPU: the policy does.
+    let time_slice = match (target, sharing) {
+        (Target::Gpu, Sharing::Exclusive) => config.time_slice,
+        (Target::Gpu, Sharing::TimeSliced) => seen
+            .state(uuid)
+            .and_then(|state| state.grant.share_time_slice),
+        _ => None,
+    };
+    let share_memory = match sharing {
+        Sharing::TimeSliced | Sharing::Mps => memory_of_percent(result, gpu, seen.state(uuid)),
+        Sharing::Exclusive | Sharing::Admin => None,
     };
     let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
     let (allocated, gpu) = (result.clone(), uuid.clone());
-    Ok(RecordedDevice { allocated, gpu, kind: hold, time_slice, extra_nodes, is_static })
+    Ok(RecordedDevice {
+        allocated,
+        gpu,
+        target,
+        sharing,
+        theirs,
+        time_slice,
+        share_memory,
+        extra_nodes,
+        given: None,
+    })
 }
 
-/// The extra nodes that a config asks for, if claims may have them all.
+/// Returns the memory in bytes that a share by percent has of its GPU, of what the policy leaves to
+/// shares. `None` for shares by amounts, and where it is not known or nothing.
+fn memory_of_percent(result: &AllocatedDevice, gpu: &Gpu, state: Option<&GpuState>) -> Option<u64> {
+    let percent = result.granted(capacity::PERCENT)?;
+    let reserved = state.map_or(0, |state| state.grant.share_reserved_mib);
+    let mib = (gpu.facts.memory_bytes? >> 20).saturating_sub(reserved);
+    Some(ShareUnit::part_of_memory(mib, percent)).filter(|bytes| *bytes > 0)
+}
+
+/// Returns the extra nodes that a config asks for, if the node offers all of them to claims.
 fn offered(wanted: &[String], offered: &[String]) -> Result<Vec<String>, Why> {
     match wanted.iter().find(|path| !offered.contains(path)) {
         None => Ok(wanted.to_vec()),
-        Some(path) => Err(Why::ExtraNode { path: path.clone(), offered: offered.to_vec() }),
+        Some(path) => Err(Why::ExtraNode {
+            path: path.clone(),
+            offered: offered.to_vec(),
+        }),
     }
 }
 
-/// The device, unless it does not go with those that the claim has besides: a part of a GPU is given once.
-fn beside(devices: &[RecordedDevice], new: RecordedDevice) -> Result<RecordedDevice, Why> {
+/// Returns the device, unless it does not go with those that the claim has besides: a part of a
+/// GPU is given once.
+fn beside(
+    claim: &ClaimUid,
+    devices: &[RecordedDevice],
+    new: RecordedDevice,
+) -> Result<RecordedDevice, Why> {
     let name = |d: &RecordedDevice| {
-        (d.allocated.pool.clone(), d.allocated.device.clone(), d.allocated.share_id.clone())
+        (
+            d.allocated.pool.clone(),
+            d.allocated.device.clone(),
+            d.allocated.share_id.clone(),
+        )
     };
+    let hold = |device: &RecordedDevice| device.hold(claim);
+    // Two shares of one target do not conflict, so a share that is listed twice is found by its
+    // name.
     for other in devices.iter().filter(|d| d.gpu == new.gpu) {
-        let same_share = new.kind == HoldKind::Share && name(other) == name(&new);
-        if !may_share(other.kind, new.kind) || same_share {
+        let same_share = new.sharing.is_shared() && name(other) == name(&new);
+        if hold(other).conflicts(&hold(&new)) || same_share {
             let other = other.allocated.device.clone();
             let twice = other == new.allocated.device;
-            return Err(if twice { Why::AllocatedTwice } else { Why::Overlap { other } });
+            return Err(if twice {
+                Why::AllocatedTwice
+            } else {
+                Why::Overlap { other }
+            });
         }
     }
     Ok(new)
 }
 
-/// Until this release a partition that was made outside divvy was published under the name of one that is made on demand.
-/// An allocation under that name is still served with the partition that lives there, if nothing of ours accounts for it.
-fn was_made_outside(result: &AllocatedDevice, gpu: &GpuUuid, hold: HoldKind, seen: &Snapshot<'_>) -> bool {
-    let HoldKind::Partition { profile, placement } = hold else { return false };
-    let Some(Ok(Some(Outcome::Partition { uuid, .. }))) = seen.living.get(&result.device) else {
-        return false;
-    };
-    let ours = Step::create_partition(gpu.clone(), profile, placement);
-    let mut own = steps_on(&seen.records, &seen.gpus, gpu).filter(|state| state.step == ours);
-    own.all(|state| {
-        matches!(&state.progress, Progress::Done { outcome: Outcome::Partition { uuid: made, .. } } if made != uuid)
-    })
-}
-
-/// The exact place of a partition: profile id and start are in its name, the size is the profile's.
-fn partition(name: &PartitionName, gpu: &Gpu) -> Result<HoldKind, Why> {
+/// Returns the exact place of a partition: profile id and start are in its name, the size is the
+/// profile's.
+fn place(name: &PartitionName, gpu: &Gpu) -> Result<Place, Why> {
     let Some(mig) = &gpu.mig else {
+        // Without capabilities it is not known if the profile exists: drivers before 550 list
+        // profiles only with MIG mode on.
         return Err(match gpu.facts.mig_mode {
             MigMode::Unsupported => Why::NoSuchPartition,
             MigMode::Supported { .. } => Why::PartitionsUnknown,
         });
     };
-    let placement = mig.capabilities.placement(name.profile, name.start).ok_or(Why::NoSuchPartition)?;
-    Ok(HoldKind::Partition { profile: name.profile, placement })
-}
-
-/// What is to be done for these devices, in order: MIG mode of their GPUs, their compute mode, their time slices,
-/// their partitions.
-fn steps_for(claim: &Claim, devices: &[RecordedDevice], seen: &Snapshot<'_>) -> Result<Vec<Step>, Refusal> {
-    let (mut modes, mut computes) = (BTreeMap::new(), BTreeMap::new());
-    let (mut slices, mut makes) = (BTreeMap::new(), Vec::new());
-    for wanted in devices.iter().filter(|device| device.kind.needs().is_some()) {
-        let gpu = &wanted.gpu;
-        let refused = |why: Why| why.about(claim, wanted);
-        modes.extend(mode_to_set(wanted, seen).map_err(refused)?.map(|on| (gpu, on)));
-        lives_if_static(wanted, seen).map_err(refused)?;
-        computes.extend(compute_mode_to_set(wanted, seen).map_err(refused)?.map(|to| (gpu, to)));
-        let slice = wanted.time_slice.filter(|to| !is_in_force(claim, gpu, *to, seen));
-        slices.extend(slice.map(|to| (gpu, to)));
-        makes.extend(wanted.step());
-    }
-    let modes = modes.into_iter().map(|(gpu, on)| Step::SetMigMode { gpu: gpu.clone(), on });
-    let computes = computes.into_iter().map(|(gpu, to)| Step::SetComputeMode { gpu: gpu.clone(), to });
-    let slices = slices.into_iter().map(|(gpu, to)| Step::SetTimeSlice { gpu: gpu.clone(), to });
-    Ok(modes.chain(computes).chain(slices).chain(makes).collect())
-}
-
-/// The MIG mode that the device's GPU is to be brought to, if it is not so or our notes say otherwise.
-fn mode_to_set(wanted: &RecordedDevice, seen: &Snapshot<'_>) -> Result<Option<bool>, Why> {
-    let gpu = &wanted.gpu;
-    let facts = &find(gpu, seen)?.facts;
-    let mode = seen.modes.get(gpu).cloned().unwrap_or(Ok(facts.mig_mode)).map_err(Why::GpuUnreadable)?;
-    if mode == MigMode::Unsupported {
-        return Ok(None);
-    }
-    let on = matches!(wanted.kind, HoldKind::Partition { .. });
-    let state = seen.gpus.get(gpu).and_then(|stored| stored.fine());
-    let may = state.is_some_and(|state| {
-        let granted = state.may_change_mode && facts.architecture.toggles_mig_without_reset();
-        granted || state.turned_mig_on()
-    });
-    // The administrator who makes the instances sets the mode too.
-    if may && !wanted.is_static {
-        let noted_otherwise = state.is_some_and(|state| state.disagrees_with_mig_mode(on));
-        return Ok((mode.is_on() != on || noted_otherwise).then_some(on));
-    }
-    if mode.is_on() == on { Ok(None) } else { Err(Why::MigMode { on: mode.is_on() }) }
-}
-
-/// A partition that an administrator has made must live: this driver makes none in its place.
-fn lives_if_static(wanted: &RecordedDevice, seen: &Snapshot<'_>) -> Result<(), Why> {
-    if !wanted.is_static {
-        return Ok(());
-    }
-    match seen.living.get(&wanted.allocated.device) {
-        Some(Ok(Some(Outcome::Partition { .. }))) => Ok(()),
-        Some(Err(error)) => Err(Why::GpuUnreadable(error.clone())),
-        Some(Ok(_)) | None => Err(Why::NoStaticPartition),
-    }
-}
-
-/// Whether the GPU has this time slice already: we have set it in this boot, and another claim that asked for it has held
-/// the GPU since. (Without one the driver may have been loaded anew.)
-fn is_in_force(claim: &Claim, gpu: &GpuUuid, to: TimeSlice, seen: &Snapshot<'_>) -> bool {
-    let set =
-        seen.gpus.get(gpu).and_then(|stored| stored.fine()).and_then(|state| state.time_slice(seen.boot));
-    let mut others = seen.records.iter().filter(|(uid, _)| **uid != claim.uid);
-    let asks = |record: &Record| {
-        record.phase == Phase::Prepared
-            && record.boot == *seen.boot
-            && record.holds().any(|hold| hold.gpu == *gpu && hold.time_slice == Some(to))
-    };
-    set == Some(to) && others.any(|(_, stored)| stored.fine().is_some_and(asks))
+    let placement = mig
+        .capabilities
+        .placement(name.profile, name.start)
+        .ok_or(Why::NoSuchPartition)?;
+    Ok(Place {
+        profile: name.profile,
+        placement,
+    })
 }
 
 fn find<'a>(uuid: &GpuUuid, seen: &'a Snapshot<'_>) -> Result<&'a Gpu, Why> {
     let inventory = seen.inventory.as_deref().ok_or(Why::NoInventory)?;
-    if let Some(gpu) = inventory.gpus.get(uuid).filter(|gpu| gpu.facts.uuid == *uuid) {
+    if let Some(gpu) = inventory
+        .gpus
+        .get(uuid)
+        // The key is checked against the facts that were read: an index may be stale after a card
+        // was exchanged.
+        .filter(|gpu| gpu.facts.uuid == *uuid)
+    {
         return Ok(gpu);
     }
-    let problem = inventory.problems.iter().find(|problem| problem.gpu == *uuid);
-    Err(problem.map_or(Why::DeviceGone, |problem| Why::GpuUnreadable(problem.error.clone())))
+    let problem = inventory
+        .problems
+        .iter()
+        .find(|problem| problem.gpu == *uuid);
+    Err(problem.map_or(Why::DeviceGone, |problem| {
+        Why::GpuUnreadable(problem.error.clone())
+    }))
 }
 
 #[cfg(test)]

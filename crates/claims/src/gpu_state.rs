@@ -1,241 +1,433 @@
-//! What belongs to a GPU and to no claim: what we changed on it, what it was before, and whether it is fenced.
+//! The state of a GPU (`gpus/<uuid>.json`): all that was done to it, and nothing about who asked.
+//! Written under the GPU's lock.
+//!
+//! Invariants, for the executor's `bring` too:
+//! - Every instance of ours that may live is noted here. A noted one is held by a record, or is a
+//!   *stray* that gets a record in place of the one that was lost.
+//! - A place is looked at and found empty before its instance is noted as [`Life::Begun`], so
+//!   whatever fills it afterwards is ours.
+//! - `found` is on disk before a setting leaves it, and is dropped only when the setting is
+//!   certainly back, or the boot is over.
+//! - A doubt fences the GPU until the hardware has been asked with no call in flight.
 
-use divvy_model::{BootId, ClaimUid, ComputeMode, Grant, Hold, HoldKind, TimeSlice};
+use std::collections::BTreeMap;
+
+use divvy_model::mig::{GpuInstance, GpuInstanceId};
+use divvy_model::{BootId, ClaimUid, ComputeMode, GpuUuid, Grant, Place, ShareUnit, TimeSlice};
 use serde::{Deserialize, Serialize};
 
-use crate::StepState;
+use crate::change::{Made, Observed};
+use crate::record::Record;
+use crate::seen::GpuSeen;
 use crate::stored::{self, Head, Stored};
 
-/// A setting of a GPU that we may change and give back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "setting", rename_all = "camelCase")]
-pub enum Setting {
-    MigMode {
-        /// On or off.
-        on: bool,
-    },
-    /// How long contexts run in turn. Nothing of it outlasts a boot.
-    TimeSlice {
-        slice: TimeSlice,
-        /// In which boot it was found or set.
-        boot: BootId,
-    },
+/// A setting that we have changed, or are about to change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changed<T> {
+    /// Value before our first change: the one that is given back.
+    pub found: T,
+    /// Value that we set.
+    pub ours: T,
+    /// True if the last call that set it is known to have worked.
+    pub sure: bool,
 }
 
-/// Why nothing new may be put on a GPU.
+impl<T: Copy + PartialEq> Changed<T> {
+    /// Returns the note to be on disk before a setting goes from `now` to `to`. On the way back to
+    /// `found` the note stays as it is: the setting is ours until it certainly is back.
+    fn before(noted: Option<Self>, now: T, to: T) -> Self {
+        match noted {
+            // The way back: a crash after the call and before the note is dropped costs one more
+            // call that sets the same value. Dropping the note first would lose `found`.
+            Some(note) if note.found == to => note,
+            _ => Self {
+                // The first change decides what is given back. A second one finds our own value.
+                found: noted.map_or(now, |note| note.found),
+                ours: to,
+                sure: true,
+            },
+        }
+    }
+
+    /// Returns the note for a setting that is at `to` now.
+    fn after(noted: Option<Self>, to: T) -> Option<Self> {
+        noted.filter(|note| note.found != to)
+    }
+
+    /// Returns the note for a setting of which it is not known whether it is at what was set last.
+    fn unsure(noted: Option<Self>) -> Option<Self> {
+        noted.map(|note| Self {
+            sure: false,
+            ..note
+        })
+    }
+}
+
+/// Progress in the life of an instance of ours.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Life {
+    /// Its place was empty, and it is about to be made.
+    Begun,
+    /// The GPU instance is there, without a compute instance.
+    Half { gi: GpuInstanceId },
+    /// A GPU instance and its compute instance are there.
+    Whole(Made),
+    /// Possibly made: the GPU's file was lost.
+    Unsure,
+}
+
+/// An instance that we have made, or may have made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Instance {
+    /// Claim that it was first made for. Decides nothing while a record holds the place.
+    pub made_for: ClaimUid,
+    pub life: Life,
+    /// Open question about it, which fences the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<String>,
+}
+
+impl Instance {
+    /// Returns the note after the hardware was asked; `None` if the instance is certainly gone, or
+    /// was never made. A question that the hardware does not answer stays open.
+    #[must_use]
+    pub fn settled(self, place: Place, found: Observed) -> Option<Self> {
+        let doubt = |reason: String, noted: Self| {
+            Some(Self {
+                doubt: Some(reason),
+                ..noted
+            })
+        };
+        let known = |life: Life, noted: Self| {
+            Some(Self {
+                life,
+                doubt: None,
+                ..noted
+            })
+        };
+        let at = place.in_words();
+        match (self.life.clone(), found) {
+            // Nothing more will come of it. And we have made no compute instance of a half, with no
+            // call under way: the id was given out again.
+            (_, Observed::Absent) | (Life::Half { .. }, Observed::Whole(_)) => None,
+            (Life::Begun, Observed::InFlight) => doubt(
+                format!("the call to create a partition of {at} has not returned"),
+                self,
+            ),
+            (Life::Begun, Observed::Uncertain(why)) => doubt(
+                format!("it is uncertain whether a partition of {at} was created: {why}"),
+                self,
+            ),
+            // Where the file was lost, nothing says whose it is.
+            (_, Observed::InFlight | Observed::Uncertain(_))
+            | (Life::Unsure, Observed::Half(_) | Observed::Whole(_)) => Some(self),
+            // The place was empty when it was begun.
+            (Life::Begun, Observed::Half(gi)) => known(Life::Half { gi }, self),
+            (Life::Begun, Observed::Whole(made)) => known(Life::Whole(made), self),
+            // NVML gives ids out again: a half with another id was made by another program.
+            (Life::Half { gi }, Observed::Half(there)) if gi != there => None,
+            (life, Observed::Half(_) | Observed::Whole(_)) => known(life, self),
+        }
+    }
+}
+
+/// An open question about a GPU: nothing new may be put on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fence {
-    /// The claim whose step has an outcome that is not known. `None`: the GPU's own file cannot be read.
+    /// The claim whose instance is in doubt. `None`: the GPU's own file cannot be read.
     pub claim: Option<ClaimUid>,
-    /// What is not known.
+    /// The question, in words.
     pub reason: String,
-    /// In which boot; a reboot settles every open question about hardware.
-    pub boot: BootId,
 }
 
-/// A GPU instance that was made for a claim, or may be in the making. It is noted here before its creation begins, so that
-/// a claim record that is lost or torn leaks nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnedInstance {
-    /// The claim that it was made for.
-    pub claim: ClaimUid,
-    /// In which boot: it does not outlast one.
-    pub boot: BootId,
-    /// The step that makes it, and how far that has come.
-    #[serde(flatten)]
-    pub state: StepState,
+/// Permissions that the node's policies give to prepare, as last granted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Granted {
+    /// True if MIG mode may be changed where that needs no reset. A mode that we turned on is
+    /// turned off again for another use, whatever this says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_change_mode: bool,
+    /// True if a rule offers partitions of the GPU: while none does, a MIG mode that we turned on
+    /// is given back once nothing is held.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub offers_partitions: bool,
+    /// Time slice of the GPU while claims have shares of it. `None`: none is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_time_slice: Option<TimeSlice>,
+    /// The unit in which shares of the GPU were last published: claims may hold some, also after a
+    /// restart. `None`: there were none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_unit: Option<ShareUnit>,
+    /// Memory in MiB that shares do not get.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub share_reserved_mib: u64,
 }
 
-/// What is kept about a GPU (`gpus/<uuid>.json`). No file means the default: never touched, not fenced.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// State kept about a GPU. No file means the default: never touched, nothing granted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuState {
-    /// Settings as they were before we changed them. One of each kind at most, MIG mode first.
-    pub baseline: Vec<Setting>,
-    /// Settings we changed, in the same order. Only these are ever reset, to the baseline.
-    pub applied: Vec<Setting>,
-    /// Steps whose outcome is not known: one fence for each claim at most.
-    #[serde(flatten, with = "fences")]
-    pub fences: Vec<Fence>,
-    /// Whether a prepare may change the MIG mode, where that needs no reset: the node's policies say so. What we have
-    /// turned on is turned off again for another use whatever this says.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub may_change_mode: bool,
-    /// The time slice of the GPU while claims have shares of it, as the node's policies say; `None`: none is set.
+    /// The boot in which all but the grant and MIG mode was noted: nothing else outlasts one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share_time_slice: Option<TimeSlice>,
-    /// GPU instances that we have made.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub instances: Vec<OwnedInstance>,
-    /// The compute mode that was found before we set another, and comes back when no share needs ours any more.
+    pub boot: Option<BootId>,
+    #[serde(default)]
+    pub grant: Granted,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compute_mode_found: Option<FoundComputeMode>,
+    pub mig: Option<Changed<bool>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<Changed<ComputeMode>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<Changed<TimeSlice>>,
+    /// Instances of ours, by place.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub instances: BTreeMap<Place, Instance>,
 }
 
-/// A compute mode as it was found. Like the one that we set, it does not outlast a boot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FoundComputeMode {
-    /// What it was.
-    pub mode: ComputeMode,
-    /// In which boot.
-    pub boot: BootId,
+const VERSION: u32 = 1;
+
+/// A setting by its note and by the value that it is brought to: the transitions of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    Mig {
+        now: bool,
+        to: bool,
+    },
+    Compute {
+        now: ComputeMode,
+        to: ComputeMode,
+    },
+    Slice {
+        now: TimeSlice,
+        to: TimeSlice,
+    },
+    /// The time slice goes back to what was found.
+    SliceBack,
 }
 
-/// The time slice that a GPU should have: derived from its live holds, with the one that its policy has for shares, and
-/// from nothing else. Letting go is working it out without the hold. Admin access does not count.
-pub fn wanted_time_slice<'a>(
-    holds: impl IntoIterator<Item = &'a Hold>,
-    shares: Option<TimeSlice>,
-) -> Option<TimeSlice> {
-    holds.into_iter().fold(None, |so_far, hold| match hold.kind {
-        HoldKind::Whole => so_far.or(hold.time_slice),
-        HoldKind::Share => shares,
-        HoldKind::Partition { .. } => None,
-        HoldKind::Admin => so_far,
-    })
-}
-
-/// Version 1 has the same fields and no time slices. Fields that can be missing came later without a new version: an older
-/// divvy that does not know them still understands the settings and one fence, which is what it acts on. It drops them when
-/// it writes the file; they are restored from the claims' records.
-const VERSION: u32 = 2;
-
-/// In the file the first fence has a field of its own.
-mod fences {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use super::Fence;
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Fences {
-        fence: Option<Fence>,
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        more_fences: Vec<Fence>,
-    }
-
-    pub(super) fn serialize<S: Serializer>(fences: &[Fence], to: S) -> Result<S::Ok, S::Error> {
-        let mut fences = fences.iter().cloned();
-        Fences { fence: fences.next(), more_fences: fences.collect() }.serialize(to)
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<Fence>, D::Error> {
-        let Fences { fence, more_fences } = Fences::deserialize(from)?;
-        Ok(fence.into_iter().chain(more_fences).collect())
-    }
-}
-
-fn mig_mode(settings: &[Setting]) -> Option<bool> {
-    settings.iter().find_map(|setting| match setting {
-        Setting::MigMode { on } => Some(*on),
-        Setting::TimeSlice { .. } => None,
-    })
-}
-
-fn time_slice(settings: &[Setting], in_boot: &BootId) -> Option<TimeSlice> {
-    settings.iter().find_map(|setting| match setting {
-        Setting::TimeSlice { slice, boot } if boot == in_boot => Some(*slice),
-        Setting::TimeSlice { .. } | Setting::MigMode { .. } => None,
-    })
+/// Progress of a change of a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// The change is about to be made: written before the call.
+    Before,
+    /// The call has returned without an error.
+    Done,
+    /// The outcome is not known: the call has not returned, or ended in an error that leaves it
+    /// open.
+    Unknown,
 }
 
 impl GpuState {
-    /// Whether we turned MIG mode on, so that we may turn it off again.
-    pub fn turned_mig_on(&self) -> bool {
-        self.applied.contains(&Setting::MigMode { on: true })
-    }
-
-    /// Whether MIG mode is `on` although we have set it otherwise: a reboot or an administrator has changed it since.
-    pub fn disagrees_with_mig_mode(&self, on: bool) -> bool {
-        mig_mode(&self.applied).is_some_and(|applied| applied != on)
-    }
-
-    /// Notes that MIG mode is to be brought from what it is (`was`) to `on`. What was found the first time is the
-    /// baseline; coming back to that leaves nothing applied.
-    pub fn note_mig_mode(&mut self, was: bool, on: bool) {
-        // A reboot or an administrator has changed it since: what we applied is no longer there.
-        if mig_mode(&self.applied).is_some_and(|applied| applied != was) {
-            self.replace_mig_mode(None);
+    /// Returns the state as it counts in a boot: notes of another one are void, but for the grant
+    /// and MIG mode, which Ampere GPUs keep.
+    #[must_use]
+    pub fn in_boot(self, boot: &BootId) -> Self {
+        if self.boot.as_ref() == Some(boot) {
+            return self;
         }
-        if was == on {
+        Self {
+            // Instances, compute mode and time slice end with the boot, and ids in the notes may
+            // name other instances now.
+            boot: Some(boot.clone()),
+            grant: self.grant,
+            mig: self.mig,
+            ..Self::default()
+        }
+    }
+
+    /// Adds the instances that records of this boot were given and that are not noted: the file
+    /// was lost, or is older than the records.
+    pub fn add_given<'a>(
+        &mut self,
+        gpu: &GpuUuid,
+        boot: &BootId,
+        records: impl IntoIterator<Item = &'a Record>,
+    ) {
+        for record in records.into_iter().filter(|record| record.boot == *boot) {
+            for device in record.devices.iter().filter(|device| device.gpu == *gpu) {
+                // A partition of an administrator has no note: it must never be removed.
+                let (Some(place), Some(made)) = (device.own_place(), &device.given) else {
+                    continue;
+                };
+                self.instances.entry(place).or_insert_with(|| Instance {
+                    made_for: record.uid.clone(),
+                    life: Life::Whole(made.clone()),
+                    doubt: None,
+                });
+            }
+        }
+    }
+
+    /// Adds the places of records without a given instance, after the file was lost: one may have
+    /// been made there.
+    pub fn add_unsure<'a>(
+        &mut self,
+        gpu: &GpuUuid,
+        boot: &BootId,
+        records: impl IntoIterator<Item = &'a Record>,
+    ) {
+        for record in records.into_iter().filter(|record| record.boot == *boot) {
+            for device in record.devices.iter().filter(|device| device.gpu == *gpu) {
+                if let Some(place) = device.own_place() {
+                    let at = place.in_words();
+                    self.instances.entry(place).or_insert_with(|| Instance {
+                        made_for: record.uid.clone(),
+                        life: Life::Unsure,
+                        doubt: Some(format!(
+                            "the GPU's file was lost while a partition of {at} may have been made"
+                        )),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Returns the instances of ours in this boot.
+    pub fn instances_in(&self, boot: &BootId) -> impl Iterator<Item = (Place, &Instance)> {
+        let counts = self.boot.as_ref() == Some(boot);
+        self.instances
+            .iter()
+            .filter(move |_| counts)
+            .map(|(place, instance)| (*place, instance))
+    }
+
+    /// Returns the open questions about the GPU in this boot.
+    pub fn fences(&self, boot: &BootId) -> impl Iterator<Item = Fence> {
+        self.instances_in(boot).filter_map(|(_, instance)| {
+            Some(Fence {
+                claim: Some(instance.made_for.clone()),
+                reason: instance.doubt.clone()?,
+            })
+        })
+    }
+
+    /// Returns true if a living instance is one that we have made, or may have made.
+    pub fn accounts_for(&self, boot: &BootId, living: &GpuInstance) -> bool {
+        self.instances_in(boot)
+            .filter(|(place, _)| place.is_filled_by(living))
+            .any(|(_, instance)| match &instance.life {
+                // Its id is not known yet. Whatever fills the place counts as ours: it is not
+                // reported as foreign while the question is open.
+                Life::Begun | Life::Unsure => true,
+                Life::Half { gi } => *gi == living.id,
+                Life::Whole(made) => made.gi == living.id,
+            })
+    }
+
+    /// Returns true if we turned MIG mode on, so that it may be turned off again without a grant.
+    pub fn turned_mig_on(&self) -> bool {
+        self.mig.is_some_and(|mig| mig.ours)
+    }
+
+    /// Drops notes of settings that the hardware contradicts: a reboot, a reload of the driver or
+    /// an administrator has changed them since, and what was found does not matter any more. While
+    /// a call is in flight nothing is dropped: it may be the one that sets ours.
+    pub fn drop_contradicted(&mut self, seen: &GpuSeen) {
+        if seen.in_flight.is_some() {
             return;
         }
-        let baseline = mig_mode(&self.baseline).unwrap_or(was);
-        self.replace_mig_mode((baseline != on).then_some((baseline, on)));
-    }
-
-    fn replace_mig_mode(&mut self, with: Option<(bool, bool)>) {
-        for (settings, on) in [
-            (&mut self.baseline, with.map(|(baseline, _)| baseline)),
-            (&mut self.applied, with.map(|(_, applied)| applied)),
-        ] {
-            settings.retain(|setting| !matches!(setting, Setting::MigMode { .. }));
-            settings.splice(0..0, on.map(|on| Setting::MigMode { on }));
+        if let (Some(note), Some(Ok(mode))) = (self.mig, &seen.mig)
+            // Giving `found` back now would undo a change that an administrator made after us.
+            && mode.is_on() != note.ours
+        {
+            self.mig = None;
+        }
+        if let (Some(note), Some(now)) = (self.compute, seen.compute)
+            && now != note.ours
+        {
+            self.compute = None;
         }
     }
 
-    /// Keeps what a prepare may do.
+    /// Notes a step in the change of a setting.
+    pub fn note_setting(&mut self, setting: Setting, at: Moment) {
+        fn next<T: Copy + PartialEq>(
+            noted: Option<Changed<T>>,
+            (now, to): (T, T),
+            at: Moment,
+        ) -> Option<Changed<T>> {
+            match at {
+                Moment::Before => Some(Changed::before(noted, now, to)),
+                Moment::Done => Changed::after(noted, to),
+                Moment::Unknown => Changed::unsure(noted),
+            }
+        }
+        match setting {
+            Setting::Mig { now, to } => self.mig = next(self.mig, (now, to), at),
+            Setting::Compute { now, to } => self.compute = next(self.compute, (now, to), at),
+            // Unlike the other two it cannot be read back: the note stays, also of a slice that is
+            // the one that was found, so that it is known to be set.
+            // A slice that is `Unknown` is set again at the next call: setting it twice does no
+            // harm.
+            Setting::Slice { now, to } => {
+                let found = self.slice.map_or(now, |slice| slice.found);
+                self.slice = Some(Changed {
+                    found,
+                    ours: to,
+                    sure: at != Moment::Unknown,
+                });
+            }
+            Setting::SliceBack => match at {
+                // Nothing is noted in advance: if the call is cut short, the note still names ours,
+                // and the next round gives it back again.
+                Moment::Before => {}
+                Moment::Done => self.slice = None,
+                Moment::Unknown => self.doubt_slice(),
+            },
+        }
+    }
+
+    /// Restores the notes of settings to their values before a change that was not made. A note
+    /// that stayed would have the setting given back although it never left `found`.
+    pub fn restore_settings(&mut self, before: &Self) {
+        (self.mig, self.compute, self.slice) = (before.mig, before.compute, before.slice);
+    }
+
+    /// Marks the time slice as not known, so that it is set again when it is next wanted: the
+    /// driver may have been loaded anew.
+    pub fn doubt_slice(&mut self) {
+        self.slice = Changed::unsure(self.slice);
+    }
+
+    /// Stores the permissions of prepare. A part that the grant leaves open (no policy read yet)
+    /// stays as it was granted last.
     pub fn take(&mut self, grant: &Grant) {
-        self.may_change_mode = grant.may_change_mode.unwrap_or(self.may_change_mode);
-        self.share_time_slice = grant.share_time_slice;
+        self.grant = Granted {
+            may_change_mode: grant.may_change_mode.unwrap_or(self.grant.may_change_mode),
+            offers_partitions: grant
+                .offers_partitions
+                .unwrap_or(self.grant.offers_partitions),
+            share_time_slice: grant.share_time_slice,
+            share_unit: grant.share_unit,
+            share_reserved_mib: grant.share_reserved_mib,
+        };
     }
 
-    /// Whether the grant is kept already.
+    /// Returns true if the grant is stored already.
     pub fn has(&self, grant: &Grant) -> bool {
-        grant.may_change_mode.is_none_or(|may| may == self.may_change_mode)
-            && grant.share_time_slice == self.share_time_slice
+        let mut taken = self.clone();
+        taken.take(grant);
+        taken.grant == self.grant
     }
 
-    /// Whether a time slice is noted, of whichever boot.
-    pub fn has_time_slice(&self) -> bool {
-        self.applied.iter().chain(&self.baseline).any(|s| matches!(s, Setting::TimeSlice { .. }))
-    }
-
-    /// The time slice that we have set in this boot, or may have: it is noted before it is set.
-    pub fn time_slice(&self, boot: &BootId) -> Option<TimeSlice> {
-        time_slice(&self.applied, boot)
-    }
-
-    /// What the time slice was before we set it in this boot.
-    pub fn time_slice_before(&self, boot: &BootId) -> Option<TimeSlice> {
-        time_slice(&self.baseline, boot)
-    }
-
-    /// Notes that the time slice is to be brought to `to`. `was` is what it is now, which counts as the baseline unless
-    /// one is noted in this boot.
-    pub fn note_time_slice(&mut self, was: TimeSlice, to: TimeSlice, boot: &BootId) {
-        let was = self.time_slice_before(boot).unwrap_or(was);
-        self.forget_time_slice();
-        self.baseline.push(Setting::TimeSlice { slice: was, boot: boot.clone() });
-        self.applied.push(Setting::TimeSlice { slice: to, boot: boot.clone() });
-    }
-
-    /// It is not known whether the time slice was set: what it was before is kept, and it is set again.
-    pub fn doubt_time_slice(&mut self) {
-        self.applied.retain(|setting| !matches!(setting, Setting::TimeSlice { .. }));
-    }
-
-    /// Nothing of ours is left of the time slice.
-    pub fn forget_time_slice(&mut self) {
-        for settings in [&mut self.baseline, &mut self.applied] {
-            settings.retain(|setting| !matches!(setting, Setting::TimeSlice { .. }));
-        }
-    }
-
-    /// Notes the compute mode that is about to be changed, unless what was found before is noted in this boot.
-    pub fn note_compute_mode(&mut self, mode: ComputeMode, boot: &BootId) {
-        if self.compute_mode_found.as_ref().is_none_or(|found| found.boot != *boot) {
-            self.compute_mode_found = Some(FoundComputeMode { mode, boot: boot.clone() });
-        }
-    }
-
-    /// Whether the state says nothing, so that no file is needed for it.
+    /// Returns true if the state says nothing, so that no file is needed for it.
     pub fn is_default(&self) -> bool {
-        *self == Self::default()
+        *self
+            == Self {
+                boot: self.boot.clone(),
+                ..Self::default()
+            }
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub fn encode(&self) -> Vec<u8> {
         stored::encode(VERSION, &Head::default(), self)
     }

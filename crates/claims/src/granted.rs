@@ -1,45 +1,82 @@
 //! The environment variables with which a container learns what its shares were granted.
 
 use divvy_api::names::{capacity, env};
-use divvy_model::{HoldKind, Quantity};
+use divvy_model::Quantity;
 
 use crate::{AllocatedDevice, RecordedDevice, base_request};
 
-/// The environment of a share: memory and cores that its request was granted of its device, and those of the share alone.
-/// Shares of one device for one request come to the same containers, so they are added up; which claims and requests
-/// meet in one container is not known here, so what they have together can only be added up there. A capacity that was
-/// not granted, or does not fit a number, is left out.
+/// Returns the environment of a share: memory and cores that its request was granted of its device,
+/// and those of the share alone. Shares of one device for one request come to the same containers,
+/// so they are added up; the claims and requests that meet in one container are not known here, so
+/// their total can only be added up there. A capacity that was not granted, or does not fit a
+/// number, is left out.
 pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<String> {
-    if share.kind != HoldKind::Share {
+    if !share.sharing.is_shared() {
         return Vec::new();
     }
     let of = &share.allocated;
     let together = |d: &&RecordedDevice| {
-        d.kind == HoldKind::Share
+        d.sharing.is_shared()
             && d.allocated.device == of.device
             && base_request(&d.allocated.request) == base_request(&of.request)
     };
-    let sum = |name: &str| {
+    let sum = |amount: fn(&ShareAmounts) -> Option<u64>| {
         let each = devices.iter().filter(together);
-        each.map(|d| d.allocated.granted(name)).try_fold(0_u64, |so_far, amount| so_far.checked_add(amount?))
+        each.map(|d| amount(&d.amounts()))
+            // An unknown amount leaves the sum out: a sum that is too small would look
+            // like a limit.
+            .try_fold(0_u64, |so_far, amount| so_far.checked_add(amount?))
     };
     let device = of.device.as_str();
-    let own = |name: &str| of.granted(name);
+    let own = share.amounts();
     let mut variables = vec![
-        (env::share_memory(device), sum(capacity::MEMORY)),
-        (env::share_cores(device), sum(capacity::CORES)),
+        (env::share_memory(device), sum(|amounts| amounts.memory)),
+        (env::share_cores(device), sum(|amounts| amounts.cores)),
     ];
     if let Some(id) = &of.share_id {
         let [memory, cores] = env::one_share(device, id);
-        variables.extend([(memory, own(capacity::MEMORY)), (cores, own(capacity::CORES))]);
+        variables.extend([(memory, own.memory), (cores, own.cores)]);
     }
-    variables.into_iter().filter_map(|(name, amount)| Some(format!("{name}={}", amount?))).collect()
+    variables
+        .into_iter()
+        .filter_map(|(name, amount)| Some(format!("{name}={}", amount?)))
+        .collect()
+}
+
+/// Amounts of its GPU that a share was granted, in whatever unit it is given out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ShareAmounts {
+    /// Memory in bytes.
+    pub memory: Option<u64>,
+    /// Compute in percent.
+    pub cores: Option<u64>,
+}
+
+impl RecordedDevice {
+    /// Returns the amounts that a share was granted. Percent mean that part of the compute, and of
+    /// the memory what they came to when the share was prepared.
+    pub fn amounts(&self) -> ShareAmounts {
+        let of = |name: &str| self.allocated.granted(name);
+        ShareAmounts {
+            // By amounts, or by percent: a share has one of the two.
+            memory: of(capacity::MEMORY).or(self.share_memory),
+            cores: of(capacity::CORES).or_else(|| of(capacity::PERCENT)),
+        }
+    }
 }
 
 impl AllocatedDevice {
-    /// So much of a capacity the share was granted, rounded up as the API does, if it was and the amount fits a number.
+    /// Returns the amount of a capacity that the share was granted, rounded up as the API does;
+    /// `None` if it was granted none, or the amount does not fit a number.
     pub fn granted(&self, capacity: &str) -> Option<u64> {
-        u64::try_from(self.consumed_capacity.get(capacity)?.parse::<Quantity>().ok()?.rounded_up()).ok()
+        u64::try_from(
+            self.consumed_capacity
+                .get(capacity)?
+                .parse::<Quantity>()
+                .ok()?
+                .rounded_up(),
+        )
+        .ok()
     }
 }
 
@@ -47,10 +84,14 @@ impl AllocatedDevice {
 mod tests {
     use std::collections::BTreeMap;
 
+    use divvy_model::{Sharing, Target};
+
     use super::*;
 
     fn share(request: &str, device: &str, id: &str, granted: &[(&str, &str)]) -> RecordedDevice {
-        let granted = granted.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned()));
+        let granted = granted
+            .iter()
+            .map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned()));
         RecordedDevice {
             allocated: AllocatedDevice {
                 request: request.to_owned(),
@@ -61,22 +102,43 @@ mod tests {
                 consumed_capacity: granted.collect::<BTreeMap<_, _>>(),
             },
             gpu: "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap(),
-            kind: HoldKind::Share,
+            target: Target::Gpu,
+            sharing: Sharing::TimeSliced,
+            theirs: false,
             time_slice: None,
+            share_memory: None,
             extra_nodes: Vec::new(),
-            is_static: false,
+            given: None,
         }
     }
 
     #[test]
-    fn a_container_sees_what_its_requests_shares_of_a_device_were_granted_together() {
+    fn a_container_sees_what_its_requests_were_granted_of_a_device() {
         let devices = [
-            share("main/big", "gpu-0-ts", "a", &[("memory", "100Mi"), ("cores", "10"), ("slots", "1")]),
-            share("main/big", "gpu-0-ts", "b", &[("memory", "100Mi"), ("cores", "5")]),
-            share("main/big", "gpu-1-ts", "c", &[("memory", "1Gi"), ("cores", "x")]),
+            share(
+                "main/big",
+                "gpu-0-ts",
+                "a",
+                &[("memory", "100Mi"), ("cores", "10"), ("slots", "1")],
+            ),
+            share(
+                "main/big",
+                "gpu-0-ts",
+                "b",
+                &[("memory", "100Mi"), ("cores", "5")],
+            ),
+            share(
+                "main/big",
+                "gpu-1-ts",
+                "c",
+                &[("memory", "1Gi"), ("cores", "x")],
+            ),
             share("other", "gpu-0-ts", "d", &[("memory", "1Mi")]),
         ];
-        let env: Vec<_> = devices.iter().map(|device| share_env(&devices, device).join(" ")).collect();
+        let env: Vec<_> = devices
+            .iter()
+            .map(|device| share_env(&devices, device).join(" "))
+            .collect();
         assert_eq!(
             env,
             [
@@ -88,27 +150,55 @@ mod tests {
         );
     }
 
-    /// CDI devices that come to one container set its environment one after another: a name that two of them set has the
-    /// last one's value.
+    /// CDI devices that come to one container set its environment one after another: a name that
+    /// two of them set has the last one's value.
     #[test]
-    fn what_a_container_has_through_several_claims_and_requests_can_be_added_up() {
+    fn grants_of_several_claims_and_requests_can_be_added_up() {
         let claims = [
             vec![
-                share("main", "gpu-0-ts", "5c6e-1", &[("memory", "100Mi"), ("cores", "10")]),
-                share("side", "gpu-0-ts", "5c6e-2", &[("memory", "10Mi"), ("cores", "3")]),
+                share(
+                    "main",
+                    "gpu-0-ts",
+                    "5c6e-1",
+                    &[("memory", "100Mi"), ("cores", "10")],
+                ),
+                share(
+                    "side",
+                    "gpu-0-ts",
+                    "5c6e-2",
+                    &[("memory", "10Mi"), ("cores", "3")],
+                ),
             ],
-            vec![share("main", "gpu-0-ts", "5c6e-3", &[("memory", "1Mi"), ("cores", "1")])],
+            vec![share(
+                "main",
+                "gpu-0-ts",
+                "5c6e-3",
+                &[("memory", "1Mi"), ("cores", "1")],
+            )],
         ];
-        let all = claims.iter().flat_map(|devices| devices.iter().flat_map(|d| share_env(devices, d)));
+        let all = claims
+            .iter()
+            .flat_map(|devices| devices.iter().flat_map(|d| share_env(devices, d)));
         let container: BTreeMap<String, u64> = all
-            .map(|line| line.split_once('=').map(|(name, value)| (name.to_owned(), value.parse().unwrap())))
+            .map(|line| {
+                line.split_once('=')
+                    .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
+            })
             .map(Option::unwrap)
             .collect();
         let together = |prefix: &str| -> u64 {
-            container.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, amount)| amount).sum()
+            container
+                .iter()
+                .filter(|(name, _)| name.starts_with(prefix))
+                .map(|(_, amount)| amount)
+                .sum()
         };
         assert_eq!(together("DIVVY_SHARE_MEMORY_GPU_0_TS_"), 111 << 20);
         assert_eq!(together("DIVVY_SHARE_CORES_GPU_0_TS_"), 14);
-        assert_eq!(container["DIVVY_MEMORY_GPU_0_TS"], 1 << 20, "that of one of them");
+        assert_eq!(
+            container["DIVVY_MEMORY_GPU_0_TS"],
+            1 << 20,
+            "that of one of them"
+        );
     }
 }

@@ -1,92 +1,102 @@
-//! What is kept about a claim (`claims/<uid>.json`): enough to answer again, to undo, and to report.
+//! The record of a claim (`claims/<uid>.json`): its holds and what its containers were given, and
+//! nothing about how that came about.
+//!
+//! Invariants:
+//! - A record is on disk before an instance is made for its claim, and is removed only after its
+//!   instances are gone.
+//! - A record holds its devices in every phase, and for as long as it cannot be read.
+//! - `given` is on disk before the CDI file that names it: that file can be made again at any time
+//!   from the record alone.
+//! - Devices are resolved once. Later changes of policies, numbers and configs do not change a
+//!   record.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_model::mig::{ComputeInstanceId, GpuInstanceId, Partition};
-use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, HoldKind, MigUuid, TimeSlice};
+use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, Place, Sharing, Target, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 use crate::stored::{self, Head, Stored};
-use crate::{AllocatedDevice, Allocation, Claim, ClaimRef, Metadata, Outcome, PodRef, Progress, Step};
+use crate::{
+    AllocatedDevice, Allocation, Claim, ClaimRef, Filling, Living, Made, Metadata, PodRef,
+};
 
 /// An allocated device, resolved to the GPU that serves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RecordedDevice {
-    /// As it was allocated.
+    /// Result of the allocation, as the API has it.
     pub allocated: AllocatedDevice,
     /// The GPU, by UUID: names are resolved once.
     pub gpu: GpuUuid,
-    /// How it is used.
-    pub kind: HoldKind,
-    /// The time slice its config asks for.
+    pub target: Target,
+    pub sharing: Sharing,
+    /// A partition that others have made (`static`): it is found, and never made or removed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub theirs: bool,
+    /// Time slice that its config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
+    /// Memory in bytes that the percent of a share came to when it was prepared: a later change of
+    /// the policy changes nothing of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_memory: Option<u64>,
     /// Device nodes of the host that its config asks for, as written there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_nodes: Vec<String>,
-    /// A partition that others have made: it is found, and never made or destroyed.
-    #[serde(default, rename = "static", skip_serializing_if = "std::ops::Not::not")]
-    pub is_static: bool,
-}
-
-/// A partition that a claim's step made, as it lives on the GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MadePartition {
-    /// Its GPU instance.
-    pub gpu_instance: GpuInstanceId,
-    /// The compute instance in that.
-    pub compute_instance: ComputeInstanceId,
-    /// UUID of the MIG device.
-    pub uuid: MigUuid,
+    /// Partition that its containers were given: the CDI file names it. The GPU's file says how it
+    /// came about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<Made>,
 }
 
 impl RecordedDevice {
-    /// The step that makes or finds the device, if there is more to it than a GPU.
-    pub fn step(&self) -> Option<Step> {
-        let HoldKind::Partition { profile, placement } = self.kind else { return None };
-        let partition = Partition { gpu: self.gpu.clone(), profile, placement };
-        Some(if self.is_static { Step::UsePartition(partition) } else { Step::CreatePartition(partition) })
+    /// Returns the place of a partition that is ours to make.
+    pub fn own_place(&self) -> Option<Place> {
+        self.target.place().filter(|_| !self.theirs)
     }
 
-    /// What the claim's steps have made or found for this device.
-    pub fn partition(&self, steps: &[StepState]) -> Option<MadePartition> {
-        let own = self.step()?;
-        let made = steps.iter().find(|state| state.step == own)?;
-        match &made.progress {
-            Progress::Done { outcome: Outcome::Partition { gi, ci, uuid } } => {
-                Some(MadePartition { gpu_instance: *gi, compute_instance: *ci, uuid: uuid.clone() })
+    /// Returns whether the partition that the device was given is certainly gone, by what fills its
+    /// place: another one, or nothing. A partition that cannot be read may live.
+    pub fn is_gone(&self, filling: &Filling) -> bool {
+        match (&self.given, filling) {
+            (Some(given), Ok(living)) => {
+                living.as_ref().and_then(Living::as_partition).as_ref() != Some(given)
             }
-            _ => None,
+            (None, _) | (Some(_), Err(_)) => false,
+        }
+    }
+
+    /// Returns the claim's hold through this device.
+    pub fn hold(&self, claim: &ClaimUid) -> Hold {
+        Hold {
+            claim: claim.clone(),
+            gpu: self.gpu.clone(),
+            device: self.allocated.device.clone(),
+            target: self.target,
+            sharing: self.sharing,
+            theirs: self.theirs,
+            time_slice: self.time_slice,
         }
     }
 }
 
-/// A hardware step and how far it has come.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct StepState {
-    pub step: Step,
-    pub progress: Progress,
-}
-
-/// Why an unprepared claim still holds its devices.
+/// State of an unprepared claim that still holds its devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leaving {
-    /// What is in the way, for people.
+    /// Obstacle, in words for people.
     pub reason: String,
-    /// Whether undoing its steps has begun: then the claim cannot simply be taken up again.
+    /// True if its partitions are being removed: then the claim cannot simply be taken up again.
     #[serde(default)]
     pub undoing: bool,
 }
 
-/// Where a claim is in its life.
+/// Phase in the life of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "camelCase")]
 pub enum Phase {
-    /// Steps are under way, or a crash cut them short.
+    /// A prepare is making something, or a crash cut it short.
     Preparing,
     /// The kubelet may have the answer.
     Prepared,
@@ -102,30 +112,28 @@ pub struct Record {
     /// Namespace, kept in every phase: the claim may be gone when it is needed.
     pub namespace: String,
     pub name: String,
-    /// The boot in which the steps were carried out.
+    /// The boot in which it was prepared.
     pub boot: BootId,
-    /// When the claim was allocated, according to the API.
+    /// Time at which the claim was allocated, according to the API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
     pub devices: Vec<RecordedDevice>,
     /// Pods the claim was reserved for when it was prepared.
     #[serde(default)]
     pub pods: Vec<PodRef>,
-    /// When (time since that boot) the prepare that made it arrived: an unprepare that arrived earlier is not about it.
+    /// Time since that boot at which the prepare that made it arrived: an unprepare that arrived
+    /// earlier is not about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received: Option<Duration>,
-    /// What the files with the metadata of its devices say; a claim without it has none.
+    /// Content of the metadata files of its devices; a claim without it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// Where it is in its life.
+    /// Phase in its life.
     pub phase: Phase,
-    /// Its hardware steps, in the order they are carried out.
-    #[serde(default)]
-    pub steps: Vec<StepState>,
 }
 
 impl Record {
-    /// A record of a claim's devices in this boot, before any step.
+    /// Makes the record of a claim's devices in this boot.
     pub fn new(claim: &Claim, boot: &BootId, devices: Vec<RecordedDevice>, phase: Phase) -> Self {
         Self {
             uid: claim.uid.clone(),
@@ -138,16 +146,19 @@ impl Record {
             received: None,
             metadata: None,
             phase,
-            steps: Vec::new(),
         }
     }
 
-    /// The claim's names.
+    /// Returns the claim's names.
     pub fn reference(&self) -> ClaimRef {
-        ClaimRef { uid: self.uid.clone(), namespace: self.namespace.clone(), name: self.name.clone() }
+        ClaimRef {
+            uid: self.uid.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
     }
 
-    /// The allocation the record is of.
+    /// Returns the allocation that the record is of.
     pub fn allocation(&self) -> Allocation {
         Allocation {
             allocated_at: self.allocated_at.clone(),
@@ -155,32 +166,38 @@ impl Record {
         }
     }
 
-    /// Whether the record is of this very allocation. A server without allocation times makes the results decide.
+    /// Returns true if the record is of this very allocation. A server without allocation times
+    /// makes the results decide.
     pub fn is_of(&self, allocation: &Allocation) -> bool {
-        Allocation::same_time(self.allocated_at.as_deref(), allocation.allocated_at.as_deref())
-            && self.devices.len() == allocation.results.len()
-            && self.devices.iter().zip(&allocation.results).all(|(d, r)| d.allocated == *r)
+        Allocation::same_time(
+            self.allocated_at.as_deref(),
+            allocation.allocated_at.as_deref(),
+        ) && self.devices.len() == allocation.results.len()
+            && self
+                .devices
+                .iter()
+                .zip(&allocation.results)
+                .all(|(d, r)| d.allocated == *r)
     }
 
-    /// The claim's holds, whatever its phase: a lingering claim holds too.
+    /// Returns the claim's holds, whatever its phase: a lingering claim holds too.
     pub fn holds(&self) -> impl Iterator<Item = Hold> + '_ {
-        self.devices.iter().map(|d| Hold {
-            claim: self.uid.clone(),
-            gpu: d.gpu.clone(),
-            device: d.allocated.device.clone(),
-            kind: d.kind,
-            time_slice: d.time_slice,
-        })
+        self.devices.iter().map(|device| device.hold(&self.uid))
     }
 
-    /// GPUs concerned, in the order their locks are taken.
+    /// Returns the GPUs concerned, in the order in which their locks are taken.
     pub fn gpus(&self) -> BTreeSet<GpuUuid> {
         self.devices.iter().map(|d| d.gpu.clone()).collect()
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub fn encode(&self) -> Vec<u8> {
-        let head = Head { claim: Some(self.reference()), gpus: self.gpus().into_iter().collect() };
+        // The head stays readable for other versions: they see which GPUs to avoid, and whose
+        // record it is.
+        let head = Head {
+            claim: Some(self.reference()),
+            gpus: self.gpus().into_iter().collect(),
+        };
         stored::encode(VERSION, &head, self)
     }
 
@@ -190,11 +207,7 @@ impl Record {
     }
 }
 
-/// Records of the versions before have fields less and nothing else: since version 2 there are partitions among the
-/// devices' kinds and steps that have begun, since version 3 shares, time slices and partitions of others; an older reader
-/// would call such a record corrupt rather than newer. A field that an older reader may ignore needs no new version. Any other
-/// change makes a version 4, with a frozen copy of [`Record`] for these.
-const VERSION: u32 = 3;
+const VERSION: u32 = 1;
 
 #[cfg(test)]
 mod tests;

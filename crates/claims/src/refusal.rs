@@ -1,4 +1,4 @@
-//! Why a claim is not served, in words for the person who wrote it, and what to do about it.
+//! Refusals of claims, in words for the person who wrote the claim, with the remedy.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -7,7 +7,7 @@ use std::fmt;
 use divvy_api::ConfigError;
 use divvy_model::{ClaimUid, DeviceName, GpuError, GpuUuid, ParseDeviceNameError};
 
-use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, RecordedDevice};
+use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, Record, RecordedDevice};
 
 /// A claim that is not served.
 #[derive(Debug)]
@@ -17,11 +17,11 @@ pub struct Refusal {
     pub device: Option<DeviceName>,
     /// The device's GPU, where that is known.
     pub gpu: Option<GpuUuid>,
-    /// What is in the way.
+    /// Obstacle.
     pub why: Why,
 }
 
-/// What is in the way of a claim.
+/// Reason why a claim is not served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
@@ -29,7 +29,7 @@ pub enum Why {
     #[error("config entry {} of {} for this driver is invalid", .at.index, .at.place())]
     BadConfig {
         at: EntryAt,
-        /// What is wrong with it.
+        /// Error of the decoder.
         #[source]
         source: ConfigError,
     },
@@ -58,10 +58,11 @@ pub enum Why {
     /// There is no inventory yet.
     #[error("the NVIDIA driver of this node does not answer yet")]
     NoInventory,
-    /// MIG mode is on where a whole GPU or a share was allocated, or off where a partition was, and is not ours to change.
+    /// MIG mode is on where a whole GPU or a share was allocated, or off where a partition was, and
+    /// is not ours to change.
     #[error("{}", if *.on { "it is not a partition, but MIG mode of its GPU is on" } else { "it is a partition, but MIG mode of its GPU is off" })]
     MigMode {
-        /// Whether it is on.
+        /// True if it is on.
         on: bool,
     },
     /// The GPU's compute mode keeps every container from it.
@@ -82,13 +83,13 @@ pub enum Why {
     /// A device for admin access was allocated to a request without it.
     #[error("it is only for requests with adminAccess: true, because it reserves nothing")]
     AdminOnly,
-    /// One claim got two devices that need the same part of a GPU.
+    /// A claim got two devices that need the same part of a GPU.
     #[error("it needs the same part of its GPU as device {other} of the same claim")]
     Overlap {
         /// The device that came first.
         other: DeviceName,
     },
-    /// One claim got one exclusive device twice.
+    /// A claim got the same exclusive device twice.
     #[error("it is allocated twice to the claim")]
     AllocatedTwice,
     /// The GPU is fenced.
@@ -103,7 +104,9 @@ pub enum Why {
         version: u32,
     },
     /// The claim's own record was written by a later version.
-    #[error("its record was written by a later version of divvy (format {version}) and is left unchanged")]
+    #[error(
+        "its record was written by a later version of divvy (format {version}) and is left unchanged"
+    )]
     RecordNewer {
         /// Version of the file.
         version: u32,
@@ -125,13 +128,13 @@ pub enum Why {
         holder: OtherClaim,
         /// The holder's device.
         held: DeviceName,
-        /// Why the two do not go together.
+        /// Kind of the conflict.
         clash: Clash,
     },
     /// A config requests a device node of the host that the node does not offer to claims.
     #[error("the claim's config requests {path} (extraNodes), but this node offers {} to claims", offered_nodes(.offered))]
     ExtraNode {
-        /// As the config has it.
+        /// Path, as the config has it.
         path: String,
         /// The nodes that claims may request.
         offered: Vec<String>,
@@ -141,17 +144,33 @@ pub enum Why {
         "its MIG instance does not exist; the instances of this GPU are static, so an administrator has to create it"
     )]
     NoStaticPartition,
+    /// The partition that the claim was given is gone under its pods.
+    #[error(
+        "its MIG instance is gone: the GPU was reset, the driver loaded again, or the instance destroyed"
+    )]
+    PartitionGone,
+    /// The partition of another claim on the GPU is gone under that claim's pods.
+    #[error(
+        "a MIG instance of {holder} on its GPU is gone (the GPU was reset, the driver loaded again, or the instance destroyed), and the driver may give the device nodes that the pods of that claim still have to a new instance"
+    )]
+    PartitionGoneBeside {
+        /// The claim whose partition is gone.
+        holder: OtherClaim,
+    },
     /// The hand-over took longer than a call may last.
     #[error("it is still held by {holder}, to which it is no longer allocated: {why}")]
     StillHeld {
         /// The claim that holds it.
         holder: OtherClaim,
-        /// What the holder waits for.
+        /// Obstacle of the holder.
         why: String,
     },
     /// Processes that no claim accounts for compute on the GPU.
     #[error("its GPU is used by process {0}, which belongs to no claim of this driver")]
     ForeignProcesses(String),
+    /// The GPU does not list its processes now: some may belong to no claim.
+    #[error("the processes on its GPU cannot be listed, and one may belong to no claim")]
+    ProcessesUnknown(#[source] GpuError),
     /// Another driver of ours has given the GPU out.
     #[error("its GPU is held by {0}")]
     OtherDriver(String),
@@ -160,12 +179,12 @@ pub enum Why {
     UnreadableHolder {
         /// UID of the record.
         holder: String,
-        /// What is wrong with the record.
+        /// Error in the record.
         reason: String,
     },
 }
 
-/// Whether trying again can help.
+/// Class of retry: says if and when another attempt can help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
     /// It can pass within seconds: tried again inside the same call.
@@ -176,10 +195,10 @@ pub enum Retry {
     Never,
 }
 
-/// Which config entry is meant.
+/// Position of a config entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryAt {
-    /// Whether it stands in the DeviceClass or in the claim.
+    /// Source: the DeviceClass or the claim.
     pub source: ConfigSource,
     /// Its place among the entries of that source, of all drivers, from 0.
     pub index: usize,
@@ -215,35 +234,53 @@ impl Clash {
 }
 
 fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
-    if paths.is_empty() { "none".into() } else { format!("only {}", paths.join(", ")).into() }
+    if paths.is_empty() {
+        "none".into()
+    } else {
+        format!("only {}", paths.join(", ")).into()
+    }
 }
 
 const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled again";
 const SCHEDULER: &str = "this is a bug in the scheduler: delete the pod and the claim";
 
 impl Why {
-    /// The refusal of a claim for what is in the way of one of its devices.
+    /// Refuses a claim because of one of its devices.
     pub fn about(self, claim: &Claim, device: &RecordedDevice) -> Refusal {
         self.of(claim, Some(&device.allocated.device), Some(&device.gpu))
     }
 
-    /// The refusal of a claim.
+    /// Refuses a claim.
     pub fn of(self, claim: &Claim, device: Option<&DeviceName>, gpu: Option<&GpuUuid>) -> Refusal {
-        Refusal { claim: claim.reference(), device: device.cloned(), gpu: gpu.cloned(), why: self }
+        Refusal {
+            claim: claim.reference(),
+            device: device.cloned(),
+            gpu: gpu.cloned(),
+            why: self,
+        }
     }
 
-    /// A short stable name, for metrics and conditions, and whether trying again can help.
+    /// Returns a short stable name, for metrics and conditions, and the class of retry.
     pub(crate) fn kind(&self) -> (&'static str, Retry) {
         use Retry::{Later, Never, Soon};
         match self {
+            // `Never` for what is fixed in the claim, its allocation or the program: another
+            // attempt would read the same. `Later` for what takes longer than a call: an
+            // administrator, a reset, the end of another claim. `Soon` for what often ends within
+            // one: a driver that starts, a process that is ending.
             Self::BadConfig { .. } => ("bad-config", Never),
             Self::WrongConfigKind { .. } => ("wrong-config-kind", Never),
             Self::UnknownDevice(_) | Self::UnknownOrdinal | Self::NoSuchPartition => {
                 ("unknown-device", Never)
             }
             Self::DeviceGone => ("device-gone", Later),
-            Self::GpuUnreadable(error) => ("gpu-unreadable", if error.is_transient() { Soon } else { Later }),
+            Self::GpuUnreadable(error) | Self::ProcessesUnknown(error) => (
+                "gpu-unreadable",
+                if error.is_transient() { Soon } else { Later },
+            ),
             Self::NoInventory => ("no-driver", Soon),
+            // An administrator has to change the mode, which may take longer than the 40 s of a
+            // call.
             Self::MigMode { .. } => ("wrong-mode", Later),
             Self::ComputeProhibited => ("compute-mode", Later),
             Self::PartitionsUnknown => ("partitions-unknown", Later),
@@ -251,28 +288,39 @@ impl Why {
             Self::AdminShare => ("admin-share", Never),
             Self::AdminOnly => ("admin-only", Never),
             Self::AllocatedTwice | Self::Overlap { .. } => ("allocated-twice", Never),
+            // The probe of the hardware may answer within the same call. A failed prepare costs the
+            // pod 60 to 90 s, so a short wait is worth it.
             Self::Fenced(_) => ("fenced", Soon),
             Self::GpuStateNewer { .. } | Self::RecordNewer { .. } | Self::HeldByNewer { .. } => {
                 ("newer-state", Never)
             }
-            Self::InUse { clash: Clash::Device, .. } => ("conflict", Never),
-            Self::InUse { clash: Clash::Mode, .. } => ("mode-conflict", Never),
+            // The scheduler has given one part of the GPU twice. The holder keeps it for as long as
+            // its pods run.
+            Self::InUse {
+                clash: Clash::Device,
+                ..
+            } => ("conflict", Never),
+            Self::InUse {
+                clash: Clash::Mode, ..
+            } => ("mode-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
+            Self::PartitionGone | Self::PartitionGoneBeside { .. } => ("partition-gone", Later),
             Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
             Self::ForeignProcesses(_) => ("foreign-processes", Soon),
             Self::OtherDriver(_) => ("other-driver", Soon),
+            // Its record is rebuilt as soon as the API answers, in a round of reconcile.
             Self::UnreadableHolder { .. } => ("unreadable-record", Later),
         }
     }
 
-    /// What to do about it; `gpu` is what commands name.
+    /// Returns the remedy; `gpu` is the name for use in commands.
     fn hint(&self, gpu: &str) -> Cow<'static, str> {
         match self {
             Self::BadConfig { at, .. } | Self::WrongConfigKind { at, .. } => at.fix().into(),
             Self::UnknownDevice(_) | Self::UnknownOrdinal | Self::NoSuchPartition => RESCHEDULE.into(),
             Self::DeviceGone => format!("{RESCHEDULE}, or restore the GPU").into(),
-            Self::GpuUnreadable(_) | Self::NoInventory => {
+            Self::GpuUnreadable(_) | Self::ProcessesUnknown(_) | Self::NoInventory => {
                 "check the node plugin's log, and that nvidia-smi works on the node".into()
             }
             Self::MigMode { on } => {
@@ -306,6 +354,10 @@ impl Why {
                 format!("remove {path} from the config, or let an administrator add it to the chart value extraNodes").into()
             }
             Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
+            Self::PartitionGone => {
+                "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()
+            }
+            Self::PartitionGoneBeside { .. } => "delete the pods of that claim".into(),
             Self::StillHeld { .. } => "it is free when the last container of that claim has ended".into(),
             Self::ForeignProcesses(_) => {
                 "end the process, or remove the GPU from the driver that allocated it: a GPU belongs to one driver".into()
@@ -321,12 +373,51 @@ impl Why {
 }
 
 impl Refusal {
-    /// A short stable name, for metrics and conditions.
+    /// Refuses a claim while what it was given under an earlier allocation is still in use.
+    pub fn earlier_in_use(claim: &Claim, record: &Record, why: String) -> Option<Self> {
+        let holder = OtherClaim::seen_from(&claim.namespace, &record.reference());
+        let device = record.devices.first()?;
+        Some(Why::StillHeld { holder, why }.about(claim, device))
+    }
+
+    /// Refuses a claim while what it was given before cannot be removed.
+    pub fn earlier_stuck(claim: &Claim, record: &Record, why: String) -> Option<Self> {
+        let device = record.devices.first()?;
+        Some(Why::Fenced(why).about(claim, device))
+    }
+
+    /// Refuses a claim whose partition has gone since it was decided about.
+    pub fn partition_gone(claim: &Claim) -> Self {
+        Why::PartitionGone.of(claim, None, None)
+    }
+
+    /// Refuses a claim while it cannot be read whether its partitions live.
+    pub fn partitions_unreadable(claim: &Claim, error: GpuError) -> Self {
+        Why::GpuUnreadable(error).of(claim, None, None)
+    }
+
+    /// Refuses a claim while the NVIDIA driver does not answer.
+    pub fn no_driver(claim: ClaimRef) -> Self {
+        Self {
+            claim,
+            device: None,
+            gpu: None,
+            why: Why::NoInventory,
+        }
+    }
+
+    /// Returns true if an open question about the GPU is in the way: asking the hardware again may
+    /// answer it.
+    pub fn is_about_doubt(&self) -> bool {
+        matches!(self.why, Why::Fenced(_))
+    }
+
+    /// Returns a short stable name, for metrics and conditions.
     pub fn category(&self) -> &'static str {
         self.why.kind().0
     }
 
-    /// Whether trying again can help.
+    /// Returns the class of retry.
     pub fn retry(&self) -> Retry {
         self.why.kind().1
     }
@@ -334,13 +425,22 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { claim, device, gpu, why } = self;
+        let Self {
+            claim,
+            device,
+            gpu,
+            why,
+        } = self;
         match (device, gpu) {
             (Some(device), Some(gpu)) => write!(f, "device {device} ({gpu}) of claim {claim}: ")?,
             (Some(device), None) => write!(f, "device {device} of claim {claim}: ")?,
             (None, _) => write!(f, "claim {claim}: ")?,
         }
-        write!(f, "{why} ({})", why.hint(gpu.as_ref().map_or("<GPU>", GpuUuid::as_str)))
+        write!(
+            f,
+            "{why} ({})",
+            why.hint(gpu.as_ref().map_or("<GPU>", GpuUuid::as_str))
+        )
     }
 }
 
@@ -357,14 +457,24 @@ mod tests {
         let refusals = include_str!("../../../docs/refusals.md");
         let runbook = include_str!("../../../docs/runbooks/prepare-fails.md");
         let source = include_str!("refusal.rs");
-        let arms = source.split("(\"").skip(1).filter_map(|rest| rest.split_once("\", "));
+        let arms = source
+            .split("(\"")
+            .skip(1)
+            .filter_map(|rest| rest.split_once("\", "));
         let after = ["Soon)", "Later)", "Never)", "if error"];
-        let categories: Vec<_> =
-            arms.filter(|(_, rest)| after.iter().any(|end| rest.starts_with(end))).collect();
+        let categories: Vec<_> = arms
+            .filter(|(_, rest)| after.iter().any(|end| rest.starts_with(end)))
+            .collect();
         assert!(categories.len() > 20, "{}", categories.len());
         for (category, _) in categories {
-            assert!(refusals.contains(&format!("`{category}`")), "{category} is not in docs/refusals.md");
-            assert!(runbook.contains(&format!("`{category}`")), "{category} is not in the runbook");
+            assert!(
+                refusals.contains(&format!("`{category}`")),
+                "{category} is not in docs/refusals.md"
+            );
+            assert!(
+                runbook.contains(&format!("`{category}`")),
+                "{category} is not in the runbook"
+            );
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Before the first hold on a GPU, and on a partition that others have made: does a process compute there that belongs to
-//! no claim of ours? A device plugin may have allocated it to its pod, or the process was started on the host. A second
-//! user would harm it.
+//! The check for foreign processes before the first hold on a GPU, and on a partition that others
+//! have made: does a process compute there that belongs to no claim of ours? A device plugin may
+//! have allocated it to its pod, or the process was started on the host. A second user would harm
+//! it.
 
 use std::collections::BTreeSet;
 
-use divvy_model::{GpuUuid, HoldKind};
+use divvy_model::{GpuUuid, Target};
 
 use super::Snapshot;
 use crate::{Claim, Record, RecordedDevice, Refusal, Why};
@@ -20,27 +21,40 @@ pub struct ProcessOnGpu {
     pub pod: Option<String>,
 }
 
-/// Refuses devices whose GPU has processes that no claim accounts for. A GPU whose processes cannot be listed counts as
-/// free.
+/// Refuses devices whose GPU has processes that no claim accounts for, or does not list its
+/// processes now. A GPU that never lists any counts as free.
 pub(super) fn foreign_processes(
     claim: &Claim,
     devices: &[RecordedDevice],
     seen: &Snapshot<'_>,
 ) -> Result<(), Refusal> {
-    for device in devices.iter().filter(|device| device.kind.needs().is_some()) {
-        let Some(found) = seen.processes.get(&device.gpu) else { continue };
+    for device in devices.iter().filter(|device| device.sharing.holds()) {
+        let found = match seen.processes.get(&device.gpu) {
+            Some(Ok(found)) => found,
+            Some(Err(error)) => {
+                return Err(Why::ProcessesUnknown(error.clone()).about(claim, device));
+            }
+            None => continue,
+        };
+        // On a GPU that another claim holds, the check was made at its first hold.
         let held = |record: &Record| {
             record.uid != claim.uid
-                && record.holds().any(|hold| hold.gpu == device.gpu && hold.kind.needs().is_some())
+                && record
+                    .holds()
+                    .any(|hold| hold.gpu == device.gpu && hold.sharing.holds())
         };
         let beside = records(seen).any(held);
-        if found.is_empty() || (beside && !device.is_static) {
+        if found.is_empty() || (beside && !device.theirs) {
             continue;
         }
         let known = pods(claim, &device.gpu, seen);
-        let (is_partition, there) =
-            (matches!(device.kind, HoldKind::Partition { .. }), lives_as(device, seen));
-        // In another partition: what overlaps that was not to be had, and the rest is not concerned.
+        let (is_partition, there) = (
+            matches!(device.target, Target::Partition(_)),
+            lives_as(device, seen),
+        );
+        // Processes in other partitions do not conflict: an overlapping partition would have been
+        // refused already. A partition that this driver makes has none yet. Outside of partitions,
+        // a process on a GPU that is held was judged at its first hold.
         let is_here = |p: &ProcessOnGpu| match p.gpu_instance {
             None => !beside,
             in_one => !is_partition || in_one == there,
@@ -60,16 +74,24 @@ pub(super) fn foreign_processes(
     Ok(())
 }
 
-/// NVML's id of the GPU instance that a partition is which others have made: it lived before the claim.
+/// Returns NVML's id of the GPU instance of a partition that others have made: it lived before the
+/// claim.
 fn lives_as(device: &RecordedDevice, seen: &Snapshot<'_>) -> Option<u32> {
-    let Some(Ok(Some(living))) = seen.living.get(&device.allocated.device) else { return None };
-    device.is_static.then(|| living.gpu_instance().0)
+    let place = device.target.place().filter(|_| device.theirs)?;
+    let living = seen.filling(&device.gpu, place)?.as_ref().ok()?.as_ref()?;
+    Some(living.instance.id.0)
 }
 
-/// UIDs of the claim's own pods, and of pods whose claim has a device on this very GPU (admin access).
+/// Returns the UIDs of the claim's own pods, and of pods whose claim has a device on this very GPU
+/// (admin access).
 fn pods<'a>(claim: &'a Claim, gpu: &GpuUuid, seen: &'a Snapshot<'_>) -> BTreeSet<&'a str> {
-    let there = records(seen).filter(|record| record.devices.iter().any(|device| device.gpu == *gpu));
-    there.flat_map(|record| &record.pods).chain(&claim.pods).map(|pod| pod.uid.as_str()).collect()
+    let there =
+        records(seen).filter(|record| record.devices.iter().any(|device| device.gpu == *gpu));
+    there
+        .flat_map(|record| &record.pods)
+        .chain(&claim.pods)
+        .map(|pod| pod.uid.as_str())
+        .collect()
 }
 
 fn records<'a>(seen: &'a Snapshot<'_>) -> impl Iterator<Item = &'a Record> {

@@ -1,205 +1,294 @@
+use divvy_model::MigMode;
+use divvy_model::mig::{ComputeInstanceId, GpuInstanceProfileId, Placement};
+
 use super::*;
-use divvy_model::GpuUuid;
 
-fn hold(kind: HoldKind) -> Hold {
-    Hold { claim: "c".parse().unwrap(), gpu: gpu(), device: "gpu-0".parse().unwrap(), kind, time_slice: None }
+fn boot(n: u32) -> BootId {
+    format!("boot-{n}").parse().unwrap()
 }
 
-#[test]
-fn the_wanted_time_slice_follows_from_the_live_holds_and_admin_access_is_not_one() {
-    assert_eq!(wanted_time_slice([], None), None);
-    assert_eq!(wanted_time_slice([&hold(HoldKind::Admin)], Some(TimeSlice::Long)), None);
-    let asks = |kind, slice| Hold { time_slice: Some(slice), ..hold(kind) };
-    // Shares have what the policy says now, whatever it said when they were prepared.
-    let shares = [&asks(HoldKind::Share, TimeSlice::Long), &hold(HoldKind::Admin), &hold(HoldKind::Share)];
-    for policy in [None, Some(TimeSlice::Short)] {
-        assert_eq!(wanted_time_slice(shares, policy), policy);
+fn place(start: u32) -> Place {
+    Place {
+        profile: GpuInstanceProfileId(19),
+        placement: Placement { start, size: 1 },
     }
-    let whole = [&hold(HoldKind::Whole), &hold(HoldKind::Admin)];
-    assert_eq!(wanted_time_slice(whole, Some(TimeSlice::Long)), None);
-    let whole = asks(HoldKind::Whole, TimeSlice::Short);
-    assert_eq!(wanted_time_slice([&whole, &hold(HoldKind::Admin)], None), Some(TimeSlice::Short));
-    let profile = divvy_model::mig::GpuInstanceProfileId(19);
-    let placement = divvy_model::mig::Placement { start: 0, size: 1 };
-    let partition = hold(HoldKind::Partition { profile, placement });
-    assert_eq!(wanted_time_slice([&hold(HoldKind::Admin), &partition], Some(TimeSlice::Long)), None);
+}
+
+fn made(gi: u32) -> Made {
+    Made {
+        gi: GpuInstanceId(gi),
+        ci: ComputeInstanceId(0),
+        uuid: format!("MIG-{gi}").parse().unwrap(),
+    }
+}
+
+fn instance(made_for: &str, life: Life, doubt: Option<&str>) -> Instance {
+    Instance {
+        made_for: made_for.parse().unwrap(),
+        life,
+        doubt: doubt.map(str::to_owned),
+    }
+}
+
+/// A state with every field and every kind of note.
+fn with_everything() -> GpuState {
+    GpuState {
+        boot: Some(boot(1)),
+        grant: Granted {
+            may_change_mode: true,
+            offers_partitions: true,
+            share_time_slice: Some(TimeSlice::Short),
+            ..Granted::default()
+        },
+        mig: Some(Changed {
+            found: false,
+            ours: true,
+            sure: true,
+        }),
+        compute: Some(Changed {
+            found: ComputeMode::ExclusiveProcess,
+            ours: ComputeMode::Default,
+            sure: true,
+        }),
+        slice: Some(Changed {
+            found: TimeSlice::Default,
+            ours: TimeSlice::Long,
+            sure: false,
+        }),
+        instances: [
+            (place(0), instance("a", Life::Whole(made(7)), None)),
+            (place(1), instance("b", Life::Begun, Some("a call hangs"))),
+            (
+                place(2),
+                instance(
+                    "c",
+                    Life::Half {
+                        gi: GpuInstanceId(9),
+                    },
+                    None,
+                ),
+            ),
+            (place(3), instance("d", Life::Unsure, Some("lost"))),
+        ]
+        .into(),
+    }
+}
+
+/// Until the first release a change of the format changes this file; after it, a version is added.
+#[test]
+fn a_state_is_written_and_read_as_captured() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gpu-state-v1.json");
+    if std::env::var_os("UPDATE_FIXTURES").is_some() {
+        fs_err::write(&path, with_everything().encode()).unwrap();
+    }
+    let captured = fs_err::read(path).unwrap();
+    assert_eq!(GpuState::decode(&captured), Stored::Fine(with_everything()));
+    assert_eq!(with_everything().encode(), captured);
+}
+
+/// Every cut and every bit that turns is noticed: a damaged file is never taken for "nothing".
+#[test]
+fn a_damaged_state_is_corrupt() {
+    let whole = with_everything().encode();
+    let end = whole.len() - 1; // the newline at the end may go
+    for length in 0..end {
+        let read = GpuState::decode(&whole[..length]);
+        assert!(matches!(read, Stored::Corrupt { .. }), "{length} bytes");
+    }
+    for at in 0..end {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x01;
+        let read = GpuState::decode(&changed);
+        assert!(matches!(read, Stored::Corrupt { .. }), "byte {at}");
+    }
 }
 
 #[test]
-fn only_what_we_changed_counts_as_applied_and_the_baseline_is_what_was_found_first() {
+fn only_the_grant_and_mig_mode_outlast_a_boot() {
+    let state = with_everything();
+    assert_eq!(state.clone().in_boot(&boot(1)), state);
+    let next = state.clone().in_boot(&boot(2));
+    let expected = GpuState {
+        boot: Some(boot(2)),
+        grant: state.grant,
+        mig: state.mig,
+        ..GpuState::default()
+    };
+    assert_eq!(next, expected);
+    assert_eq!(state.fences(&boot(2)).count(), 0);
+    assert_eq!(state.fences(&boot(1)).count(), 2);
+}
+
+fn set(state: &mut GpuState, now: bool, to: bool) {
+    let setting = Setting::Mig { now, to };
+    state.note_setting(setting, Moment::Before);
+    state.note_setting(setting, Moment::Done);
+}
+
+#[test]
+fn the_first_found_value_is_given_back_and_then_nothing_is_noted() {
     let mut state = GpuState::default();
-    state.note_mig_mode(true, true);
-    assert!(state.is_default(), "it was on already");
-    state.note_mig_mode(false, true);
+    set(&mut state, false, true);
     assert!(state.turned_mig_on());
-    assert_eq!(state.baseline, [Setting::MigMode { on: false }]);
-    state.note_mig_mode(true, true);
-    assert!(state.turned_mig_on(), "still ours");
-    state.note_mig_mode(true, false);
-    assert!(state.is_default(), "back to the baseline");
-    state.note_mig_mode(true, false);
-    assert_eq!(state.applied, [Setting::MigMode { on: false }]);
-    state.note_mig_mode(false, true);
-    assert!(state.is_default(), "back to the baseline");
-    state.note_mig_mode(false, true);
-    state.note_mig_mode(false, false);
-    assert!(state.is_default(), "a reboot turned it off");
-}
-
-#[test]
-fn a_time_slice_is_noted_beside_mig_mode_with_what_was_first_found_and_does_not_outlast_the_boot() {
-    let boot = |n: u32| format!("boot-{n}").parse::<BootId>().unwrap();
-    let mut state = GpuState::default();
-    state.note_time_slice(TimeSlice::Medium, TimeSlice::Long, &boot(1));
-    state.note_mig_mode(true, false);
-    // Read again while it was ours: the first answer stays the baseline.
-    state.note_time_slice(TimeSlice::Long, TimeSlice::Short, &boot(1));
-    assert_eq!(state.time_slice(&boot(1)), Some(TimeSlice::Short));
-    assert_eq!(state.time_slice_before(&boot(1)), Some(TimeSlice::Medium));
-    assert_eq!(state.applied[0], Setting::MigMode { on: false });
-    assert_eq!((state.time_slice(&boot(2)), state.time_slice_before(&boot(2))), (None, None));
-    state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &boot(2));
-    assert_eq!(state.time_slice_before(&boot(2)), Some(TimeSlice::Default));
-    state.note_mig_mode(false, true);
-    state.forget_time_slice();
+    assert_eq!(state.mig.map(|mig| mig.found), Some(false));
+    state.note_setting(
+        Setting::Mig {
+            now: true,
+            to: false,
+        },
+        Moment::Before,
+    );
+    assert!(state.turned_mig_on(), "ours until it certainly is off");
+    state.note_setting(
+        Setting::Mig {
+            now: true,
+            to: false,
+        },
+        Moment::Done,
+    );
+    assert!(state.is_default());
+    set(&mut state, true, false);
+    assert!(!state.turned_mig_on());
+    set(&mut state, false, true);
     assert!(state.is_default());
 }
 
 #[test]
-fn every_version_of_a_gpu_state_has_a_captured_file_that_still_reads() {
-    let expected = GpuState {
-        baseline: vec![Setting::MigMode { on: true }],
-        applied: vec![Setting::MigMode { on: false }],
-        fences: vec![Fence {
-            claim: Some("0f0e0d0c-1111-2222-3333-444455556666".parse().unwrap()),
-            reason: "the call did not come back".to_owned(),
-            boot: "b0071d00-0000-0000-0000-000000000001".parse().unwrap(),
-        }],
-        ..GpuState::default()
+fn a_change_whose_outcome_is_not_known_keeps_what_was_found() {
+    let mut state = GpuState::default();
+    let setting = Setting::Compute {
+        now: ComputeMode::ExclusiveProcess,
+        to: ComputeMode::Default,
     };
-    let mut expected_v2 = expected.clone();
-    let boot = "b0071d00-0000-0000-0000-000000000001".parse().unwrap();
-    expected_v2.note_time_slice(TimeSlice::Default, TimeSlice::Long, &boot);
-    let fixtures = [
-        (include_bytes!("../../fixtures/gpu-state-v1.json").as_slice(), expected),
-        (include_bytes!("../../fixtures/gpu-state-v2.json").as_slice(), expected_v2),
-    ];
-    assert_eq!(fixtures.len(), usize::try_from(VERSION).unwrap(), "one fixture per version");
-    let (newest, live) = fixtures.last().unwrap().clone();
-    for (bytes, expected) in fixtures {
-        assert_eq!(GpuState::decode(bytes), Stored::Fine(expected));
-    }
-    let body = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap()["body"].clone();
-    assert_eq!(body(&live.encode()), body(newest), "the newest version is written as captured");
+    state.note_setting(setting, Moment::Before);
+    state.note_setting(setting, Moment::Unknown);
+    let noted = state.compute.unwrap();
+    assert_eq!(noted.found, ComputeMode::ExclusiveProcess);
+    assert!(!noted.sure);
+}
+
+/// A slice cannot be read back, so the note of one that was set stays until it is given back, also
+/// where it is the one that was found.
+#[test]
+fn the_note_of_a_time_slice_stays_until_it_is_given_back() {
+    let mut state = GpuState::default();
+    let (now, to) = (TimeSlice::Medium, TimeSlice::Long);
+    state.note_setting(Setting::Slice { now, to }, Moment::Before);
+    state.note_setting(Setting::Slice { now, to }, Moment::Done);
+    let to = TimeSlice::Medium;
+    let setting = Setting::Slice {
+        now: TimeSlice::Long,
+        to,
+    };
+    state.note_setting(setting, Moment::Before);
+    state.note_setting(setting, Moment::Done);
+    let expected = Changed {
+        found: TimeSlice::Medium,
+        ours: TimeSlice::Medium,
+        sure: true,
+    };
+    assert_eq!(state.slice, Some(expected));
+    state.doubt_slice();
+    assert!(!state.slice.unwrap().sure);
+    state.note_setting(Setting::SliceBack, Moment::Before);
+    assert!(state.slice.is_some());
+    state.note_setting(Setting::SliceBack, Moment::Done);
+    assert!(state.is_default());
+}
+
+#[test]
+fn a_contradicted_note_is_dropped_and_an_unread_one_is_kept() {
+    let mode = |on| {
+        Some(Ok(MigMode::Supported {
+            current: on,
+            pending: on,
+        }))
+    };
+    let seen = |mig, compute| GpuSeen {
+        mig,
+        compute,
+        ..GpuSeen::default()
+    };
+    let dropped = |seen: GpuSeen| {
+        let mut state = with_everything();
+        state.drop_contradicted(&seen);
+        (state.mig.is_none(), state.compute.is_none())
+    };
+    assert_eq!(dropped(seen(None, None)), (false, false));
+    let as_noted = seen(mode(true), Some(ComputeMode::Default));
+    assert_eq!(dropped(as_noted), (false, false));
+    let by_others = seen(mode(false), Some(ComputeMode::Prohibited));
+    assert_eq!(dropped(by_others.clone()), (true, true));
+    let in_flight = GpuSeen {
+        in_flight: Some(divvy_model::GpuOp::SetMigMode),
+        ..by_others
+    };
+    assert_eq!(dropped(in_flight), (false, false), "it may set ours yet");
+    let error = divvy_model::GpuError::on_gpu(
+        divvy_model::GpuOp::MigMode,
+        divvy_model::GpuErrorCode::UNKNOWN,
+        &gpu(),
+    );
+    assert_eq!(dropped(seen(Some(Err(error)), None)), (false, false));
 }
 
 fn gpu() -> GpuUuid {
     "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap()
 }
 
-/// All that version 2 has come to hold.
-fn with_everything() -> GpuState {
-    let boot: BootId = "b0071d00-0000-0000-0000-000000000001".parse().unwrap();
-    let fence = |claim: &str| Fence {
-        claim: Some(claim.parse().unwrap()),
-        reason: "the call did not come back".to_owned(),
-        boot: boot.clone(),
-    };
-    let step = |start| {
-        crate::Step::create_partition(
-            gpu(),
-            divvy_model::mig::GpuInstanceProfileId(19),
-            divvy_model::mig::Placement { start, size: 1 },
-        )
-    };
-    let own = |claim: &str, start, progress| OwnedInstance {
-        claim: claim.parse().unwrap(),
-        boot: boot.clone(),
-        state: StepState { step: step(start), progress },
-    };
-    let (gi, ci) = (divvy_model::mig::GpuInstanceId(7), divvy_model::mig::ComputeInstanceId(0));
-    let made = crate::Outcome::Partition { gi, ci, uuid: "MIG-1".parse().unwrap() };
-    let mut state = GpuState {
-        fences: vec![fence("a"), fence("b")],
-        may_change_mode: true,
-        instances: vec![
-            own("a", 0, crate::Progress::Done { outcome: made }),
-            own("b", 1, crate::Progress::Intended { before: vec![gi] }),
-        ],
-        ..GpuState::default()
-    };
-    state.note_mig_mode(false, true);
-    state
-}
-
+/// NVML gives ids out again, so the place alone says little; what is only begun may be any.
 #[test]
-fn what_a_gpus_file_has_come_to_hold_reads_as_it_was_captured() {
-    let captured = include_bytes!("../../fixtures/gpu-state-v2-instances.json").as_slice();
-    assert_eq!(GpuState::decode(captured), Stored::Fine(with_everything()));
-    assert_eq!(String::from_utf8(with_everything().encode()).unwrap(), str::from_utf8(captured).unwrap());
+fn a_living_instance_is_ours_by_its_place_and_its_id() {
+    let state = with_everything();
+    let ours = |start: u32, id: u32| {
+        let living = GpuInstance {
+            id: GpuInstanceId(id),
+            profile: GpuInstanceProfileId(19),
+            placement: Placement { start, size: 1 },
+        };
+        state.accounts_for(&boot(1), &living)
+    };
+    assert!(ours(0, 7) && !ours(0, 8));
+    assert!(ours(1, 1) && ours(3, 1));
+    assert!(ours(2, 9) && !ours(2, 7));
+    assert!(!ours(4, 7));
 }
 
 #[test]
 fn a_grant_is_kept_and_one_that_says_nothing_of_the_mode_leaves_it() {
     let mut state = GpuState::default();
-    let shares = Grant { may_change_mode: None, share_time_slice: Some(TimeSlice::Long) };
-    for grant in [Grant { may_change_mode: Some(true), share_time_slice: None }, shares] {
-        assert!(!state.has(&grant));
+    let shares = Grant {
+        may_change_mode: None,
+        offers_partitions: None,
+        share_time_slice: Some(TimeSlice::Long),
+        ..Grant::default()
+    };
+    let all = Grant {
+        may_change_mode: Some(true),
+        offers_partitions: Some(true),
+        ..shares
+    };
+    for (grant, may) in [(shares, false), (all, true), (shares, true)] {
         state.take(&grant);
         assert!(state.has(&grant));
+        let expected = Granted {
+            may_change_mode: may,
+            offers_partitions: may,
+            share_time_slice: Some(TimeSlice::Long),
+            ..Granted::default()
+        };
+        assert_eq!(state.grant, expected);
     }
-    assert!(state.may_change_mode);
-    assert_eq!(GpuState::decode(&state.encode()), Stored::Fine(state));
-}
-
-/// The divvy before reads the settings and a fence of such a file, and what it writes back is read again: a rollback
-/// under pods works. (The instances it drops are noted again from the claims' records.)
-#[test]
-fn the_version_before_understands_what_this_one_writes() {
-    #[derive(Serialize, Deserialize)]
-    struct FenceBefore {
-        claim: ClaimUid,
-        reason: String,
-        boot: BootId,
-    }
-    #[derive(Serialize, Deserialize)]
-    struct Before {
-        version: u32,
-        baseline: Vec<Setting>,
-        applied: Vec<Setting>,
-        fence: Option<FenceBefore>,
-    }
-    #[derive(Deserialize)]
-    struct Envelope {
-        body: Before,
-    }
-    let envelope: Envelope = serde_json::from_slice(&with_everything().encode()).unwrap();
-    let before = envelope.body;
-    assert_eq!((before.version, before.fence.as_ref().unwrap().claim.as_str()), (2, "a"));
-    let body = serde_json::to_string(&before).unwrap();
-    let written = format!("{{\"checksum\":\"{}\",\"body\":{body}}}", stored::checksum(&body));
-    let all = with_everything();
-    let left =
-        GpuState { fences: all.fences[..1].to_vec(), may_change_mode: false, instances: Vec::new(), ..all };
-    assert_eq!(GpuState::decode(written.as_bytes()), Stored::Fine(left));
-}
-
-#[test]
-fn what_is_noted_is_known_and_only_nothing_is_the_default() {
-    let boot = |n: u32| format!("boot-{n}").parse::<BootId>().unwrap();
-    let mut state = GpuState::default();
-    assert!(state.is_default() && !state.has_time_slice());
-    assert!(!state.disagrees_with_mig_mode(true) && !state.disagrees_with_mig_mode(false));
-    state.note_mig_mode(false, true);
+    assert!(!state.has(&Grant {
+        offers_partitions: Some(false),
+        ..all
+    }));
     assert!(!state.is_default());
-    assert!(!state.disagrees_with_mig_mode(true) && state.disagrees_with_mig_mode(false));
-    state.note_time_slice(TimeSlice::Default, TimeSlice::Long, &boot(1));
-    assert!(state.has_time_slice());
-    let mut found = |mode, n| {
-        state.note_compute_mode(mode, &boot(n));
-        state.compute_mode_found.clone().unwrap().mode
-    };
-    assert_eq!(found(ComputeMode::ExclusiveProcess, 1), ComputeMode::ExclusiveProcess);
-    assert_eq!(found(ComputeMode::Default, 1), ComputeMode::ExclusiveProcess, "what was found first");
-    assert_eq!(found(ComputeMode::Default, 2), ComputeMode::Default, "of another boot nothing is left");
+    state.take(&Grant {
+        may_change_mode: Some(false),
+        offers_partitions: Some(false),
+        share_time_slice: None,
+        ..Grant::default()
+    });
+    assert!(state.is_default());
 }

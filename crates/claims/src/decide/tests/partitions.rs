@@ -7,40 +7,52 @@ use divvy_model::{Architecture, GpuErrorCode, GpuOp, MigMode};
 const SMALL: &str = "gpu-2-mig-1g10gb-19-0";
 const HALF: &str = "gpu-2-mig-3g40gb-9-4";
 
-fn partition_hold(profile: u32, start: u32, size: u32) -> HoldKind {
-    HoldKind::Partition { profile: GpuInstanceProfileId(profile), placement: Placement { start, size } }
+fn place(profile: u32, start: u32, size: u32) -> Place {
+    Place {
+        profile: GpuInstanceProfileId(profile),
+        placement: Placement { start, size },
+    }
 }
 
 #[test]
-fn partitions_are_made_at_their_exact_place_after_mig_mode_is_on_and_before_the_cdi_file() {
+fn partitions_are_made_at_their_exact_place_after_mig_mode_is_on() {
     let mut world = World::new();
     let c = claim("a", vec![result("main", HALF), result("side", SMALL)]);
     let planned = plan(world.decide(&c));
-    let kinds: Vec<_> = planned.devices.iter().map(|d| d.kind).collect();
-    assert_eq!(kinds, [partition_hold(9, 4, 4), partition_hold(19, 0, 1)]);
-    let make = |profile, start, size| {
-        Step::create_partition(
-            gpu(2),
-            divvy_model::mig::GpuInstanceProfileId(profile),
-            divvy_model::mig::Placement { start, size },
-        )
-    };
-    let own = [make(9, 4, 4), make(19, 0, 1)];
-    assert_eq!(planned.steps, own, "MIG mode is not ours to change");
+    let targets: Vec<_> = planned.devices.iter().map(|d| d.target).collect();
+    let (half, small) = (place(9, 4, 4), place(19, 0, 1));
+    assert_eq!(targets, [Target::Partition(half), Target::Partition(small)]);
+    let own = [Change::Create(half), Change::Create(small)];
+    assert_eq!(world.changes(&c, 2), own, "MIG mode is not ours to change");
     world.grant_all();
-    assert_eq!(plan(world.decide(&c)).steps, own, "it is on");
-    let on = Step::SetMigMode { gpu: gpu(2), on: true };
-    let mode = |on| Ok(MigMode::Supported { current: on, pending: on });
-    world.modes.insert(gpu(2), mode(false));
-    assert_eq!(plan(world.decide(&c)).steps, [&[on][..], &own].concat(), "the inventory is old");
-    world
-        .modes
-        .insert(gpu(2), Err(divvy_model::GpuError::on_gpu(GpuOp::MigMode, GpuErrorCode::UNKNOWN, &gpu(2))));
+    assert_eq!(world.changes(&c, 2), own, "it is on");
+    let off = MigMode::Supported {
+        current: false,
+        pending: false,
+    };
+    world.mig_mode(2, Ok(off));
+    let on = Change::SetMigMode(true);
+    assert_eq!(
+        world.changes(&c, 2),
+        [&[on][..], &own].concat(),
+        "the inventory is old"
+    );
+    world.mig_mode(
+        2,
+        Err(divvy_model::GpuError::on_gpu(
+            GpuOp::MigMode,
+            GpuErrorCode::UNKNOWN,
+            &gpu(2),
+        )),
+    );
     assert_eq!(world.refusal(&c).0, "gpu-unreadable");
-    world.modes.clear();
+    world.hardware.clear();
     // Another name of the same profile, as another driver version would have published it.
     let renamed = claim("a", vec![result("main", "gpu-2-mig-3g37gb-9-4")]);
-    assert_eq!(plan(world.decide(&renamed)).devices[0].kind, partition_hold(9, 4, 4));
+    assert_eq!(
+        plan(world.decide(&renamed)).devices[0].target,
+        Target::Partition(half)
+    );
 }
 
 #[test]
@@ -49,22 +61,35 @@ fn mig_mode_is_changed_only_where_that_is_allowed_or_was_our_doing() {
     let whole = claim("a", vec![result("main", "gpu-2")]);
     let part = claim("b", vec![result("main", "gpu-0-mig-1g10gb-19-3")]);
     let refused = |world: &World, claim| world.refusal(claim).0;
-    assert_eq!((refused(&world, &whole), refused(&world, &part)), ("wrong-mode", "wrong-mode"));
-    let ours = GpuState { applied: vec![crate::Setting::MigMode { on: true }], ..GpuState::default() };
+    assert_eq!(
+        (refused(&world, &whole), refused(&world, &part)),
+        ("wrong-mode", "wrong-mode")
+    );
+    let ours = GpuState {
+        mig: Some(crate::Changed {
+            found: false,
+            ours: true,
+            sure: true,
+        }),
+        ..GpuState::default()
+    };
     world.gpus.insert(gpu(2), Arc::new(Stored::Fine(ours)));
-    let off = Step::SetMigMode { gpu: gpu(2), on: false };
-    assert_eq!(plan(world.decide(&whole)).steps, [off]);
+    assert_eq!(world.changes(&whole, 2), [Change::SetMigMode(false)]);
     assert_eq!(refused(&world, &part), "wrong-mode");
     world.grant_all();
-    assert_eq!(plan(world.decide(&part)).steps[0], Step::SetMigMode { gpu: gpu(0), on: true });
+    assert_eq!(world.changes(&part, 0)[0], Change::SetMigMode(true));
     for of in world.inventory.gpus.values_mut() {
         of.facts.architecture = Architecture::Ampere;
     }
-    assert_eq!(refused(&world, &part), "wrong-mode", "it would need a reset");
+    assert_eq!(
+        refused(&world, &part),
+        "wrong-mode",
+        "it would need a reset"
+    );
 }
 
 #[test]
-fn partitions_share_a_gpu_unless_they_overlap_and_never_with_a_whole_gpu_claim() {
+fn partitions_share_a_gpu_unless_they_overlap_or_it_is_held_whole() {
     let mut world = World::new();
     world.grant_all();
     let first = claim("a", vec![result("main", HALF)]);
@@ -72,15 +97,39 @@ fn partitions_share_a_gpu_unless_they_overlap_and_never_with_a_whole_gpu_claim()
     world.keep(record);
     plan(world.decide(&claim("b", vec![result("main", SMALL)])));
     plan(world.decide(&claim("w", vec![admin(result("see", "gpu-2"))])));
-    for device in ["gpu-2", "gpu-2-mig-1g10gb-19-4", "gpu-2-mig-7g80gb-0-0", HALF] {
-        let clash = if device == "gpu-2" { Clash::Mode } else { Clash::Device };
-        let holder =
-            Holder::Record { claim: first.reference(), device: HALF.parse().unwrap(), leaving: None, clash };
-        assert_eq!(holders(world.decide(&claim("b", vec![result("main", device)]))), [holder], "{device}");
+    for device in [
+        "gpu-2",
+        "gpu-2-mig-1g10gb-19-4",
+        "gpu-2-mig-7g80gb-0-0",
+        HALF,
+    ] {
+        let clash = if device == "gpu-2" {
+            Clash::Mode
+        } else {
+            Clash::Device
+        };
+        let holder = Holder::Record {
+            claim: first.reference(),
+            device: HALF.parse().unwrap(),
+            leaving: None,
+            clash,
+        };
+        assert_eq!(
+            holders(world.decide(&claim("b", vec![result("main", device)]))),
+            [holder],
+            "{device}"
+        );
     }
-    let refused =
-        |devices: &[&str]| world.refusal(&claim("c", devices.iter().map(|d| result("main", d)).collect()));
-    assert_eq!(refused(&["gpu-0", "gpu-0-mig-1g10gb-19-0"]).0, "allocated-twice");
+    let refused = |devices: &[&str]| {
+        world.refusal(&claim(
+            "c",
+            devices.iter().map(|d| result("main", d)).collect(),
+        ))
+    };
+    assert_eq!(
+        refused(&["gpu-0", "gpu-0-mig-1g10gb-19-0"]).0,
+        "allocated-twice"
+    );
     assert_eq!(refused(&[SMALL, SMALL]).0, "allocated-twice");
     assert_eq!(
         refused(&[SMALL, "gpu-2-mig-3g40gb-9-0"]),
@@ -110,9 +159,18 @@ fn a_partition_that_cannot_be_is_refused_with_the_reason() {
         )
     );
     assert_eq!(refused(&world, "gpu-2-mig-9g99gb-77-0").0, "unknown-device");
-    assert_eq!(world.refusal(&one(admin(result("see", SMALL)))).0, "admin-partition");
+    assert_eq!(
+        world.refusal(&one(admin(result("see", SMALL)))).0,
+        "admin-partition"
+    );
     world.inventory.gpus.get_mut(&gpu(2)).unwrap().mig = None;
     assert_eq!(refused(&world, SMALL).0, "partitions-unknown");
-    world.inventory.gpus.get_mut(&gpu(2)).unwrap().facts.mig_mode = MigMode::Unsupported;
+    world
+        .inventory
+        .gpus
+        .get_mut(&gpu(2))
+        .unwrap()
+        .facts
+        .mig_mode = MigMode::Unsupported;
     assert_eq!(refused(&world, SMALL).0, "unknown-device");
 }

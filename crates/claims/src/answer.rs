@@ -1,8 +1,8 @@
-//! Plans and answers, and the names that CDI files and devices have.
+//! Answers to the kubelet, and the names that CDI files and devices have.
 
 use divvy_model::{ClaimUid, DeviceName};
 
-use crate::{Record, RecordedDevice, Step, base_request};
+use crate::{Record, base_request};
 
 /// The kubelet's answer for one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,38 +20,32 @@ pub struct PreparedDevice {
 /// The answer to a prepare.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prepared {
-    /// One entry per allocated device of ours, in the API's order.
+    /// Entries, one for each allocated device of ours, in the API's order.
     pub devices: Vec<PreparedDevice>,
 }
 
-/// What to do for a claim, in order. Carried out by the executor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
-    /// Undo what the claim's present record says first: it is of another allocation, or of a prepare that a crash
-    /// cut short.
-    pub undo_first: bool,
-    /// The devices, resolved.
-    pub devices: Vec<RecordedDevice>,
-    /// The steps, in order; undone in reverse.
-    pub steps: Vec<Step>,
-}
-
-/// CDI kind of all claims: `<driver>/claim`.
+/// Returns the CDI kind of all claims: `<driver>/claim`.
 pub fn cdi_kind(driver: &str) -> String {
     format!("{driver}/claim")
 }
 
-/// Name of a claim's CDI file: `<driver>-claim_<uid>.json`.
+/// Returns the name of a claim's CDI file: `<driver>-claim_<uid>.json`.
 pub fn cdi_file_name(driver: &str, claim: &ClaimUid) -> String {
     format!("{driver}-claim_{claim}.json")
 }
 
-/// The claim a CDI file is for, if its name is one of ours.
+/// Returns the claim that a CDI file is for, or `None` if the name is not one that this driver
+/// gives.
 pub fn claim_of_cdi_file(driver: &str, file: &str) -> Option<ClaimUid> {
-    file.strip_prefix(driver)?.strip_prefix("-claim_")?.strip_suffix(".json")?.parse().ok()
+    file.strip_prefix(driver)?
+        .strip_prefix("-claim_")?
+        .strip_suffix(".json")?
+        .parse()
+        .ok()
 }
 
-/// Name of a device within a claim's CDI file: `<uid>-<device>`, and the share where there is one.
+/// Returns the name of a device within a claim's CDI file: `<uid>-<device>`, and the share where
+/// there is one.
 pub fn cdi_device_name(claim: &ClaimUid, device: &DeviceName, share_id: Option<&str>) -> String {
     match share_id {
         Some(share) => format!("{claim}-{device}-{share}"),
@@ -60,12 +54,16 @@ pub fn cdi_device_name(claim: &ClaimUid, device: &DeviceName, share_id: Option<&
 }
 
 impl Prepared {
-    /// The answer for a record: always the same for the same record.
+    /// Returns the answer for a record: always the same for the same record.
     pub fn of(driver: &str, record: &Record) -> Self {
         let kind = cdi_kind(driver);
+        // From the record alone, so that a repeated prepare gets the same answer whatever has
+        // changed since.
         let devices = record.devices.iter().map(|d| {
             let a = &d.allocated;
             PreparedDevice {
+                // The kubelet and containers know the request by the name in the pod's spec, which
+                // has no subrequest.
                 requests: vec![base_request(&a.request).to_owned()],
                 pool: a.pool.clone(),
                 device: a.device.clone(),
@@ -76,6 +74,8 @@ impl Prepared {
                 share_id: a.share_id.clone(),
             }
         });
-        Self { devices: devices.collect() }
+        Self {
+            devices: devices.collect(),
+        }
     }
 }

@@ -1,0 +1,177 @@
+//! Changes of a GPU, how each ended, and what the hardware shows where that is not known.
+
+use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
+use divvy_model::{ComputeMode, GpuError, GpuUuid, MigUuid, Place, TimeSlice};
+use serde::{Deserialize, Serialize};
+
+use crate::Retry;
+use crate::gpu_state::Life;
+
+/// A partition that lives: a GPU instance with the compute instance that takes it whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// GPU instance id. NVML gives ids out again.
+    pub gi: GpuInstanceId,
+    /// Compute instance id, within the GPU instance.
+    pub ci: ComputeInstanceId,
+    /// UUID of the MIG device: new at every creation.
+    pub uuid: MigUuid,
+}
+
+/// A difference between a GPU and its goal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Drops the note of an instance that is certainly gone. Changes the GPU's file only.
+    Forget(Place),
+    /// Removes an instance of ours, as far as it was made.
+    Remove(Place, Life),
+    /// Turns MIG mode on or off.
+    SetMigMode(bool),
+    SetComputeMode(ComputeMode),
+    SetTimeSlice(TimeSlice),
+    /// Makes a GPU instance at an empty place, and in it a compute instance that takes it whole.
+    Create(Place),
+}
+
+impl Change {
+    /// Returns true if this change cannot succeed, or would do harm, after `failed` was not done.
+    pub fn needs(&self, failed: &Self) -> bool {
+        match (self, failed) {
+            // MIG mode is not turned off under an instance that is still there. Turning it on needs
+            // no instance gone.
+            (Self::SetMigMode(on), Self::Remove(..)) => !on,
+            // The slices of the old instance are still taken.
+            (Self::Create(place), Self::Remove(other, _)) => place.overlaps(*other),
+            // There are no instances without MIG mode.
+            (Self::Create(_), Self::SetMigMode(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns the change of a GPU in words, as in "failed to …".
+    pub fn of(&self, gpu: &GpuUuid) -> String {
+        match self {
+            Self::Forget(place) => {
+                format!(
+                    "drop the note of the partition of {} on {gpu}",
+                    place.in_words()
+                )
+            }
+            Self::Remove(place, _) => {
+                format!("remove the partition of {} on {gpu}", place.in_words())
+            }
+            Self::SetMigMode(on) => {
+                format!("turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
+            }
+            Self::SetComputeMode(to) => format!("set compute mode of {gpu} to {to}"),
+            Self::SetTimeSlice(to) => format!("set the time slice of {gpu} to {to}"),
+            Self::Create(place) => {
+                format!("create a partition of {} on {gpu}", place.in_words())
+            }
+        }
+    }
+}
+
+/// Why a change was not made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct Cause {
+    /// Description for people.
+    pub what: String,
+    /// Error of the driver, where it was the driver.
+    #[source]
+    pub source: Option<GpuError>,
+    /// Class of retry: it says if and when another attempt can help.
+    pub retry: Retry,
+}
+
+impl Cause {
+    /// Makes a cause in words.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            source: None,
+            // Without an error of the driver nothing says that it passes by itself.
+            retry: Retry::Later,
+        }
+    }
+
+    /// Makes a cause from an error of the driver.
+    pub fn from_gpu(what: impl Into<String>, source: GpuError) -> Self {
+        let retry = if source.is_transient() {
+            Retry::Soon
+        } else {
+            Retry::Later
+        };
+        Self {
+            what: what.into(),
+            retry,
+            source: Some(source),
+        }
+    }
+
+    /// Makes a cause that lasts: the hardware or its driver cannot do it.
+    pub fn unsupported(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            source: None,
+            retry: Retry::Never,
+        }
+    }
+
+    /// Returns the same cause, as one that can pass by itself within seconds.
+    #[must_use]
+    pub fn passing(self) -> Self {
+        Self {
+            retry: Retry::Soon,
+            ..self
+        }
+    }
+
+    /// Returns true if it can pass by itself within seconds.
+    pub fn is_passing(&self) -> bool {
+        self.retry == Retry::Soon
+    }
+}
+
+/// A change that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// It did not happen and will not.
+    #[error("it was not done")]
+    NotDone(#[source] Cause),
+    /// The outcome is unknown: a call past its deadline may still succeed.
+    #[error("its outcome is not known")]
+    Unknown(#[source] Cause),
+}
+
+impl ChangeError {
+    /// Returns the cause.
+    pub fn cause(&self) -> &Cause {
+        match self {
+            Self::NotDone(cause) | Self::Unknown(cause) => cause,
+        }
+    }
+}
+
+/// A change that could not be made, in a list that went on past it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stuck {
+    pub change: Change,
+    pub error: ChangeError,
+}
+
+/// State of an instance whose making or removal has no recorded outcome.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Observed {
+    /// A call has not returned: it may still happen.
+    InFlight,
+    /// Nothing fills the place, and no call is under way.
+    Absent,
+    /// A GPU instance without a compute instance fills it.
+    Half(GpuInstanceId),
+    /// A whole partition fills it.
+    Whole(Made),
+    /// The GPU cannot be read.
+    Uncertain(String),
+}

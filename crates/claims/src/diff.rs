@@ -1,0 +1,94 @@
+//! The differences between a GPU and its goal.
+
+use divvy_model::{MigMode, Place};
+
+use crate::change::Change;
+use crate::goal::{GpuGoal, Need, Want};
+use crate::gpu_state::{GpuState, Life};
+use crate::seen::{GpuSeen, Now};
+
+/// Lists the changes that bring a GPU to its goal. Empty at the goal.
+///
+/// Expects notes that agree with the hardware ([`GpuState::drop_contradicted`]) and no instance
+/// that is only begun.
+///
+/// Invariants:
+/// - The order is safe to stop after any change: forget what is gone, remove what no claim needs,
+///   change settings, and only then make something. A crash in between leaves less than the goal,
+///   never something that is not noted.
+/// - Only instances that are noted as ours are removed; no other instance is touched.
+/// - A part that cannot be read is not at the goal: its change is listed, and carrying it out
+///   reports the error.
+/// - With an empty list nothing is written but the claim's own record.
+pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
+    let (mut forget, mut remove) = (Vec::new(), Vec::new());
+    for (place, instance) in &state.instances {
+        let now = seen.of_noted(*place, instance);
+        match goal.instances.get(place) {
+            // Forget before anything else: NVML gives ids out again, and a removal by a stale id
+            // would hit another owner's instance.
+            _ if now == Now::Gone => forget.push(Change::Forget(*place)),
+            None => remove.push(Change::Remove(*place, instance.life.clone())),
+            // The remains of an earlier instance are removed, and it is made anew as a whole.
+            Some(Need::Make) if now != Now::Whole => {
+                remove.push(Change::Remove(*place, instance.life.clone()));
+            }
+            Some(Need::Make | Need::Keep) => {}
+        }
+    }
+    // An instance that is removed above is made anew below: `Partly` is not `Whole`.
+    let lives = |place: &Place| {
+        state.instances.get(place).is_some_and(|instance| {
+            matches!(instance.life, Life::Whole(_)) && seen.of_noted(*place, instance) == Now::Whole
+        })
+    };
+    let wanted = goal.instances.iter();
+    let make = wanted.filter(|(place, need)| **need == Need::Make && !lives(place));
+    let make = make.map(|(place, _)| Change::Create(*place));
+    // MIG mode can change only once no instance is left, and instances can be made only once it is
+    // on, so settings stand between removals and creations.
+    forget
+        .into_iter()
+        .chain(remove)
+        .chain(mig(state, seen, goal))
+        .chain(compute(state, seen, goal))
+        .chain(slice(state, seen, goal))
+        .chain(make)
+        .collect()
+}
+
+fn mig(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
+    let to = match goal.mig {
+        Want::To(on) => on,
+        Want::Found => state.mig?.found,
+        Want::Leave => return None,
+    };
+    let is_so = match &seen.mig {
+        Some(Ok(MigMode::Unsupported)) => !to,
+        Some(Ok(mode)) => mode.is_on() == to,
+        // The change says why it cannot be read.
+        Some(Err(_)) | None => false,
+    };
+    (!is_so).then_some(Change::SetMigMode(to))
+}
+
+fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
+    // Where the driver does not report compute mode, it is left as it is.
+    let now = seen.compute?;
+    let to = match goal.compute {
+        Want::To(mode) => mode,
+        Want::Found => state.compute?.found,
+        Want::Leave => return None,
+    };
+    (now != to).then_some(Change::SetComputeMode(to))
+}
+
+fn slice(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
+    match goal.slice {
+        Want::To(to) => (seen.slice != Some(to)).then_some(Change::SetTimeSlice(to)),
+        // NVML cannot read the slice back, so what was found is set even if it may be in force
+        // already.
+        Want::Found => Some(Change::SetTimeSlice(state.slice?.found)),
+        Want::Leave => None,
+    }
+}

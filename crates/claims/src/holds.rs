@@ -1,0 +1,127 @@
+//! The holds that count in a goal, sorted by the part they have in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, Place};
+
+use crate::gpu_state::GpuState;
+use crate::record::{Phase, Record, RecordedDevice};
+use crate::stored::Stored;
+
+/// The claim that a call is about, and its part in the goal.
+#[derive(Debug, Clone, Copy)]
+pub enum Own<'a> {
+    /// The claim gets these devices.
+    Makes(&'a ClaimUid, &'a [RecordedDevice]),
+    /// The claim lets these devices go. A place in `keeps` stays all the same: an earlier record of
+    /// the claim was given what lives there.
+    Leaves {
+        claim: &'a ClaimUid,
+        devices: &'a [RecordedDevice],
+        keeps: &'a BTreeSet<(GpuUuid, Place)>,
+    },
+    /// No claim: a round of reconcile.
+    None,
+}
+
+/// The holds on one GPU, by their part in its goal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// Holds of the claim that the call is about, while it is to have them.
+    pub make: Vec<Hold>,
+    /// Holds of all other claims, in whatever phase.
+    pub keep: Vec<Hold>,
+    /// Places with an instance of ours that no record holds. They stay until their claim's own
+    /// call, or reconcile in its place.
+    pub strays: BTreeSet<Place>,
+    /// Places that the claim lets go and that several claims can share.
+    pub leaves_shared: BTreeSet<Place>,
+    /// True if a record that cannot be read may hold the GPU too.
+    pub unknown: bool,
+    /// True if another prepared claim of this boot has asked for the time slice that is noted:
+    /// without one, the driver may have been loaded anew since it was set.
+    pub vouched_for: bool,
+}
+
+impl Holds {
+    /// Sorts the holds on a GPU.
+    pub fn of(
+        gpu: &GpuUuid,
+        own: Own<'_>,
+        records: &BTreeMap<ClaimUid, Arc<Stored<Record>>>,
+        (state, boot): (&GpuState, &BootId),
+    ) -> Self {
+        let (claim, makes, leaves): (Option<&ClaimUid>, &[_], &[_]) = match own {
+            Own::Makes(claim, devices) => (Some(claim), devices, &[]),
+            Own::Leaves { claim, devices, .. } => (Some(claim), &[], devices),
+            Own::None => (None, &[], &[]),
+        };
+        let mut holds = Self::default();
+        let on_gpu = |devices: &[RecordedDevice], of: &ClaimUid| {
+            let here = devices.iter().filter(|d| d.gpu == *gpu);
+            let held = here.map(|d| d.hold(of)).filter(|h| h.sharing.holds());
+            held.collect::<Vec<_>>()
+        };
+        // Phase 1: the holds of all other claims, in whatever phase. A lingering claim counts: its
+        // processes may still run on the device.
+        for (uid, stored) in records.iter().filter(|(uid, _)| Some(*uid) != claim) {
+            match stored.as_ref() {
+                // A corrupt file has no list of GPUs that can be trusted, so it may hold any; the
+                // head of a newer version can be read and names them.
+                Stored::Corrupt { .. } => holds.unknown = true,
+                Stored::Newer { head, .. } => holds.unknown |= head.gpus.contains(gpu),
+                Stored::Absent => {}
+                Stored::Fine(record) => {
+                    let held = on_gpu(&record.devices, uid);
+                    // A claim in any other phase, or of another boot, may be older than the slice.
+                    if record.phase == Phase::Prepared && record.boot == *boot {
+                        let noted = state.slice.map(|slice| slice.ours);
+                        holds.vouched_for |=
+                            noted.is_some() && held.iter().any(|h| h.time_slice == noted);
+                    }
+                    holds.keep.extend(held);
+                }
+            }
+        }
+        // Phase 2: the part of the claim that the call is about.
+        if let Some(claim) = claim {
+            holds.make = on_gpu(makes, claim);
+            let left = on_gpu(leaves, claim).into_iter();
+            holds.leaves_shared = left
+                .filter(|hold| hold.sharing.is_shared())
+                .filter_map(|hold| hold.target.place())
+                .collect();
+        }
+        // Phase 3: instances of ours that no record holds. The claim's own ones are no strays: they
+        // are made again or removed by this very call.
+        let held: BTreeSet<Place> = holds.keep.iter().filter_map(own_place).collect();
+        let going = |place: &Place, made_for: &ClaimUid| match own {
+            Own::Leaves {
+                claim,
+                devices,
+                keeps,
+            } => {
+                let named = devices
+                    .iter()
+                    .any(|d| d.gpu == *gpu && d.own_place() == Some(*place));
+                // Also an instance that was made for the claim under an allocation of which no
+                // record is left.
+                (named || made_for == claim) && !keeps.contains(&(gpu.clone(), *place))
+            }
+            Own::Makes(claim, _) => made_for == claim,
+            Own::None => false,
+        };
+        holds.strays = state
+            .instances_in(boot)
+            .filter(|(place, instance)| !held.contains(place) && !going(place, &instance.made_for))
+            .map(|(place, _)| place)
+            .collect();
+        holds
+    }
+}
+
+/// Returns the place of a hold whose instance is ours to make.
+pub(crate) fn own_place(hold: &Hold) -> Option<Place> {
+    hold.target.place().filter(|_| !hold.theirs)
+}

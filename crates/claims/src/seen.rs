@@ -1,0 +1,129 @@
+//! The state of a GPU in hardware, as far as it was asked for.
+
+use std::collections::BTreeMap;
+
+use divvy_model::mig::{ComputeInstance, GpuInstance};
+use divvy_model::{ComputeMode, GpuError, GpuOp, MigMode, Place, TimeSlice};
+
+use crate::change::{Made, Observed};
+use crate::gpu_state::{GpuState, Instance, Life};
+
+/// A GPU instance that lives, and the compute instances in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Living {
+    pub instance: GpuInstance,
+    pub inside: Vec<ComputeInstance>,
+}
+
+impl Living {
+    /// Returns it as a partition, if one compute instance is all that is in it.
+    pub fn as_partition(&self) -> Option<Made> {
+        let [one] = self.inside.as_slice() else {
+            return None;
+        };
+        Some(Made {
+            gi: self.instance.id,
+            ci: one.id,
+            uuid: one.uuid.clone(),
+        })
+    }
+
+    /// Returns true if it is the noted instance, or what is left of it. Ids are given out again and
+    /// UUIDs are not: a compute instance with another UUID in it is another owner's.
+    pub fn is(&self, noted: &Life) -> bool {
+        match noted {
+            Life::Begun | Life::Unsure => true,
+            // We have made no compute instance: with one in it, it is another owner's.
+            Life::Half { gi } => self.instance.id == *gi && self.inside.is_empty(),
+            Life::Whole(made) => {
+                self.instance.id == made.gi
+                    && (self.inside.is_empty() || self.inside.iter().any(|c| c.uuid == made.uuid))
+            }
+        }
+    }
+}
+
+/// Content of a place, or the error that kept it from being read.
+pub type Filling = Result<Option<Living>, GpuError>;
+
+/// Readings of a GPU. A part that is `None` or absent was not asked for.
+#[derive(Debug, Clone, Default)]
+pub struct GpuSeen {
+    pub mig: Option<Result<MigMode, GpuError>>,
+    /// Compute mode. `None`: not asked for, or not known.
+    pub compute: Option<ComputeMode>,
+    /// Time slice that certainly is in force. `None`: not known, so it is set again.
+    pub slice: Option<TimeSlice>,
+    /// Content of the places that were asked for.
+    pub places: BTreeMap<Place, Filling>,
+    /// A call that has not returned.
+    pub in_flight: Option<GpuOp>,
+}
+
+/// State of a noted instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Now {
+    /// GPU instance and compute instance live.
+    Whole,
+    /// A part lives, or it cannot be read.
+    Partly,
+    /// It is certainly gone.
+    Gone,
+}
+
+impl GpuSeen {
+    /// Returns a GPU that is just as its notes say: what a round finds if no one else changed it.
+    pub fn as_noted(state: &GpuState) -> Self {
+        Self {
+            mig: state.mig.map(|mig| {
+                Ok(MigMode::Supported {
+                    current: mig.ours,
+                    pending: mig.ours,
+                })
+            }),
+            compute: state.compute.map(|compute| compute.ours),
+            slice: state
+                .slice
+                .filter(|slice| slice.sure)
+                .map(|slice| slice.ours),
+            places: BTreeMap::new(),
+            in_flight: None,
+        }
+    }
+
+    /// Returns the state of a noted instance. A place that was not asked for is as noted; one that
+    /// cannot be read, or of which a question is open, counts as there: nothing proves that it is
+    /// gone for good.
+    pub(crate) fn of_noted(&self, place: Place, noted: &Instance) -> Now {
+        // An open question is answered by `settled`, with no call under way, and not by this
+        // comparison.
+        let life = &noted.life;
+        if noted.doubt.is_some() || matches!(life, Life::Begun | Life::Unsure) {
+            return Now::Partly;
+        }
+        match self.places.get(&place) {
+            None if matches!(life, Life::Whole(_)) => Now::Whole,
+            None | Some(Err(_)) => Now::Partly,
+            Some(Ok(None)) => Now::Gone,
+            // Another owner's instance fills the place. Ours is gone, and what lives there must not
+            // be removed.
+            Some(Ok(Some(living))) if !living.is(life) => Now::Gone,
+            Some(Ok(Some(living))) => match life {
+                Life::Whole(made) if living.as_partition().as_ref() == Some(made) => Now::Whole,
+                _ => Now::Partly,
+            },
+        }
+    }
+
+    /// Returns what became of an instance that was begun at an empty place, with no call under way.
+    pub fn observed(filling: &Filling) -> Observed {
+        match filling {
+            Err(error) => Observed::Uncertain(format!("its state cannot be read: {error}")),
+            Ok(None) => Observed::Absent,
+            Ok(Some(living)) => match living.as_partition() {
+                Some(made) => Observed::Whole(made),
+                None => Observed::Half(living.instance.id),
+            },
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! The executor's part of a story, by the same pure transitions.
+
+use super::*;
+
+/// Writes the record before the first change, as a prepare does.
+type First<'a> = &'a mut dyn FnMut(&mut Story, &[Change]) -> Result<(), Failed>;
+
+impl Story {
+    /// An effect: the process may die before it or after it.
+    pub(super) fn effect(&mut self, what: impl FnOnce(&mut Self)) -> Result<(), Failed> {
+        if let Some(left) = &mut self.dies_in {
+            if *left == 0 {
+                self.dies_in = None;
+                if self.chance.one_in(2) {
+                    what(self);
+                }
+                self.say("    dies");
+                return Err(Failed::Died);
+            }
+            *left -= 1;
+        }
+        what(self);
+        Ok(())
+    }
+
+    pub(super) fn call(&mut self, call: &Call) -> Result<(), Failed> {
+        assert!(self.hardware.late.is_empty(), "a call beside one in flight");
+        self.changes += 1;
+        match self.fault.take() {
+            Some(Fault::Refuses) => return Err(Failed::NotDone),
+            Some(Fault::Lies) => {
+                drop(self.hardware.run(call));
+                return Err(Failed::Unknown);
+            }
+            Some(Fault::Late) => {
+                self.hardware.late.push(call.clone());
+                return Err(Failed::Unknown);
+            }
+            Some(Fault::Never) => return Err(Failed::Unknown),
+            None => {}
+        }
+        let mut done = Ok(());
+        let died = self.effect(|story| done = story.hardware.run(call));
+        if matches!(died, Err(Failed::Died)) && self.chance.one_in(3) {
+            // Still in the driver.
+            self.hardware.late.push(call.clone());
+        }
+        died.and(done)
+    }
+
+    pub(super) fn write_record(&mut self, record: Record) -> Result<(), Failed> {
+        self.effect(|story| drop(story.records.insert(record.uid.clone(), record)))
+    }
+
+    pub(super) fn remove_record(&mut self, uid: &ClaimUid) -> Result<(), Failed> {
+        self.effect(|story| drop(story.records.remove(uid)))
+    }
+
+    pub(super) fn all(&self) -> Records {
+        let read = |(uid, record): (&ClaimUid, &Record)| {
+            let stored = if self.torn.contains(uid) {
+                Stored::Corrupt {
+                    reason: "torn".to_owned(),
+                }
+            } else {
+                Stored::Fine(record.clone())
+            };
+            (uid.clone(), Arc::new(stored))
+        };
+        self.records.iter().map(read).collect()
+    }
+
+    /// The state as it counts now.
+    pub(super) fn open(&self) -> GpuState {
+        let boot = self.boot();
+        let mut state = self.file.clone().unwrap_or_default().in_boot(&boot);
+        state.grant = self.granted;
+        let fine = self
+            .records
+            .iter()
+            .filter(|(uid, _)| !self.torn.contains(*uid));
+        state.add_given(&Self::gpu(), &boot, fine.map(|(_, record)| record));
+        state
+    }
+
+    pub(super) fn save(&mut self, state: &GpuState) -> Result<(), Failed> {
+        if self.file.as_ref() == Some(state) {
+            return Ok(());
+        }
+        let state = state.clone();
+        self.effect(|story| story.file = Some(state))
+    }
+
+    pub(super) fn strays(&self) -> BTreeSet<Place> {
+        let boot = self.boot();
+        let state = self.open();
+        Holds::of(&Self::gpu(), Own::None, &self.all(), (&state, &boot)).strays
+    }
+
+    pub(super) fn probe(&self, place: Place) -> Observed {
+        if self.hardware.late.is_empty() {
+            GpuSeen::observed(&Ok(self.hardware.living(place)))
+        } else {
+            Observed::InFlight
+        }
+    }
+
+    pub(super) fn settle(&mut self, state: &mut GpuState) -> Result<(), Failed> {
+        let open: Vec<_> = state
+            .instances
+            .iter()
+            .filter(|(_, i)| i.doubt.is_some() || matches!(i.life, Life::Begun | Life::Half { .. }))
+            .map(|(place, instance)| (*place, instance.clone()))
+            .collect();
+        for (place, noted) in open {
+            match noted.settled(place, self.probe(place)) {
+                Some(settled) => drop(state.instances.insert(place, settled)),
+                None => drop(state.instances.remove(&place)),
+            }
+        }
+        self.save(state)
+    }
+
+    /// Brings the GPU to the goal of a call; says what could not be done.
+    pub(super) fn bring(
+        &mut self,
+        own: Own<'_>,
+        made_for: Option<&ClaimUid>,
+        first: First<'_>,
+    ) -> Result<(GpuState, Vec<Change>), Failed> {
+        let mut state = self.open();
+        self.settle(&mut state)?;
+        let boot = self.boot();
+        let holds = Holds::of(&Self::gpu(), own, &self.all(), (&state, &boot));
+        let on = holds.make.iter().any(|hold| hold.target.place().is_some());
+        let wanted = goal(&holds, state.grant, self.may_set_mig(on));
+        let seen = self.seen(&state, &wanted, holds.vouched_for || holds.make.is_empty());
+        state.drop_contradicted(&seen);
+        let changes = diff(&state, &seen, &wanted);
+        Self::check_order(&changes, &holds, &wanted);
+        first(self, &changes)?;
+        let mut stuck: Vec<Change> = Vec::new();
+        if !changes.is_empty() && !self.hardware.late.is_empty() {
+            return Ok((state, changes));
+        }
+        for change in changes {
+            if stuck.iter().any(|failed| change.needs(failed)) {
+                continue;
+            }
+            self.say(format!("    {change:?}"));
+            match self.make(&mut state, &change, &wanted, made_for) {
+                Ok(()) => {}
+                Err(Failed::Died) => return Err(Failed::Died),
+                Err(Failed::NotDone | Failed::Unknown) => {
+                    stuck.push(change);
+                    if wanted.makes() {
+                        break;
+                    }
+                }
+            }
+            if !self.hardware.late.is_empty() {
+                // The real one meets its own call in flight.
+                break;
+            }
+        }
+        self.save(&state)?;
+        if stuck.is_empty() && self.hardware.late.is_empty() {
+            let seen = self.seen(&state, &wanted, true);
+            let left = diff(&state, &seen, &wanted);
+            assert_eq!(left, [], "not at the goal {wanted:?} with {state:?}");
+        }
+        Ok((state, stuck))
+    }
+
+    pub(super) fn seen(&self, state: &GpuState, wanted: &GpuGoal, believed: bool) -> GpuSeen {
+        let places = state.instances.keys().chain(wanted.instances.keys());
+        GpuSeen {
+            mig: Some(Ok(MigMode::Supported {
+                current: self.hardware.mig,
+                pending: self.hardware.mig,
+            })),
+            compute: Some(self.hardware.compute),
+            slice: state
+                .slice
+                .filter(|slice| slice.sure && believed)
+                .map(|slice| slice.ours),
+            places: places
+                .map(|place| (*place, Ok(self.hardware.living(*place))))
+                .collect(),
+            in_flight: (!self.hardware.late.is_empty()).then_some(GpuOp::SetMigMode),
+        }
+    }
+
+    /// Removals come before MIG mode, and that before what is made; nothing of others is touched.
+    pub(super) fn check_order(changes: &[Change], holds: &Holds, wanted: &GpuGoal) {
+        let rank = |change: &Change| match change {
+            Change::Forget(_) => 0,
+            Change::Remove(..) => 1,
+            Change::SetMigMode(_) => 2,
+            Change::SetComputeMode(_) => 3,
+            Change::SetTimeSlice(_) => 4,
+            Change::Create(_) => 5,
+        };
+        assert!(changes.is_sorted_by_key(rank), "{changes:?}");
+        let kept: BTreeSet<Place> = holds
+            .keep
+            .iter()
+            .filter_map(|hold| hold.target.place())
+            .chain(holds.strays.iter().copied())
+            .collect();
+        let made: BTreeSet<Place> = holds
+            .make
+            .iter()
+            .filter_map(|hold| hold.target.place())
+            .collect();
+        for change in changes {
+            match change {
+                Change::Remove(place, _) => {
+                    let again = made.contains(place);
+                    assert!(again || !kept.contains(place), "{change:?} of others");
+                }
+                Change::Create(place) => assert!(made.contains(place), "{change:?}"),
+                Change::SetMigMode(_) => assert!(
+                    !holds.make.is_empty() || (kept.is_empty() && holds.keep.is_empty()),
+                    "{change:?} for no one"
+                ),
+                _ => {}
+            }
+        }
+        if holds.unknown && holds.make.is_empty() {
+            assert!(
+                !matches!(wanted.compute, Want::Found),
+                "given back too early"
+            );
+            assert!(!matches!(wanted.slice, Want::Found), "given back too early");
+            assert!(!matches!(wanted.mig, Want::Found), "given back too early");
+        }
+    }
+
+    pub(super) fn make(
+        &mut self,
+        state: &mut GpuState,
+        change: &Change,
+        wanted: &GpuGoal,
+        made_for: Option<&ClaimUid>,
+    ) -> Result<(), Failed> {
+        match change {
+            Change::Forget(place) => {
+                self.kinds.insert("forget");
+                state.instances.remove(place);
+                self.save(state)
+            }
+            Change::Remove(place, life) => {
+                self.kinds.insert("remove");
+                self.remove(state, *place, life)
+            }
+            Change::SetMigMode(to) => {
+                self.kinds.insert("mig");
+                let now = self.hardware.mig;
+                self.set(state, Setting::Mig { now, to: *to }, &Call::Mig(*to))
+            }
+            Change::SetComputeMode(to) => {
+                self.kinds.insert("compute");
+                let now = self.hardware.compute;
+                let setting = Setting::Compute { now, to: *to };
+                self.set(state, setting, &Call::Compute(*to))
+            }
+            Change::SetTimeSlice(to) => {
+                self.kinds.insert("slice");
+                let now = state.slice.map_or(self.hardware.slice, |slice| slice.found);
+                let setting = match wanted.slice {
+                    Want::Found => Setting::SliceBack,
+                    _ => Setting::Slice { now, to: *to },
+                };
+                self.set(state, setting, &Call::Slice(*to))
+            }
+            Change::Create(place) => {
+                self.kinds.insert("create");
+                self.create(state, *place, made_for.expect("for a claim"))
+            }
+        }
+    }
+
+    pub(super) fn set(
+        &mut self,
+        state: &mut GpuState,
+        setting: Setting,
+        call: &Call,
+    ) -> Result<(), Failed> {
+        let before = state.clone();
+        state.note_setting(setting, Moment::Before);
+        self.save(state)?;
+        match self.call(call) {
+            Ok(()) => state.note_setting(setting, Moment::Done),
+            Err(Failed::Died) => return Err(Failed::Died),
+            Err(Failed::NotDone) => {
+                state.restore_settings(&before);
+                self.save(state)?;
+                return Err(Failed::NotDone);
+            }
+            Err(Failed::Unknown) => {
+                state.note_setting(setting, Moment::Unknown);
+                self.save(state)?;
+                return Err(Failed::Unknown);
+            }
+        }
+        self.save(state)
+    }
+
+    pub(super) fn remove(
+        &mut self,
+        state: &mut GpuState,
+        place: Place,
+        life: &Life,
+    ) -> Result<(), Failed> {
+        if state.instances[&place].doubt.is_some() {
+            return Err(Failed::Unknown);
+        }
+        let real = self.hardware.instances.get(&place).cloned();
+        let (gi, own) = match life {
+            Life::Half { gi } => (gi.0, None),
+            Life::Whole(made) => (made.gi.0, Some(made.uuid.to_string())),
+            Life::Begun | Life::Unsure => return Ok(()),
+        };
+        let mut done = Ok(());
+        if let Some(real) = real.filter(|real| real.gi == gi) {
+            if let Some(uuid) = &real.uuid
+                && own.as_ref() == Some(uuid)
+            {
+                done = self.call(&Call::DestroyComputeInstance(place, uuid.clone()));
+            }
+            if done.is_ok() && (real.uuid.is_none() || own == real.uuid) {
+                done = self.call(&Call::DestroyGpuInstance(place, gi));
+            }
+        }
+        match done {
+            Err(Failed::Unknown) if self.probe(place) != Observed::Absent => {
+                state.instances.get_mut(&place).unwrap().doubt = Some("removal".to_owned());
+                self.save(state)?;
+                return Err(Failed::Unknown);
+            }
+            Ok(()) | Err(Failed::Unknown) => {}
+            Err(error) => return Err(error),
+        }
+        state.instances.remove(&place);
+        self.save(state)
+    }
+
+    pub(super) fn create(
+        &mut self,
+        state: &mut GpuState,
+        place: Place,
+        made_for: &ClaimUid,
+    ) -> Result<(), Failed> {
+        if self.hardware.living(place).is_some() {
+            return Err(Failed::NotDone);
+        }
+        let note = |life, doubt| Instance {
+            made_for: made_for.clone(),
+            life,
+            doubt,
+        };
+        state.instances.insert(place, note(Life::Begun, None));
+        self.save(state)?;
+        let first = self.call(&Call::CreateGpuInstance(place));
+        let done = first.and_then(|()| self.call(&Call::CreateComputeInstance(place)));
+        if matches!(done, Err(Failed::Died)) {
+            return Err(Failed::Died);
+        }
+        let noted = match self.probe(place) {
+            Observed::Whole(made) => Some(note(Life::Whole(made), None)),
+            Observed::Half(gi) => Some(note(Life::Half { gi }, None)),
+            Observed::Absent => None,
+            Observed::InFlight | Observed::Uncertain(_) => {
+                Some(note(Life::Begun, Some("in flight".to_owned())))
+            }
+        };
+        let whole = matches!(&noted, Some(i) if matches!(i.life, Life::Whole(_)));
+        match noted {
+            Some(instance) => drop(state.instances.insert(place, instance)),
+            None => drop(state.instances.remove(&place)),
+        }
+        self.save(state)?;
+        if whole {
+            Ok(())
+        } else {
+            done.and(Err(Failed::NotDone))
+        }
+    }
+
+    /// Gives a claim its device, or takes everything back.
+    pub(super) fn hold(
+        &mut self,
+        uid: &ClaimUid,
+        device: RecordedDevice,
+        earlier: Option<&Record>,
+    ) {
+        drop(self.try_hold(uid, device, earlier));
+    }
+
+    pub(super) fn try_hold(
+        &mut self,
+        uid: &ClaimUid,
+        device: RecordedDevice,
+        earlier: Option<&Record>,
+    ) -> Result<(), Failed> {
+        let claim = Claim {
+            uid: uid.clone(),
+            namespace: "ns".to_owned(),
+            name: uid.to_string(),
+            pod_claim_name: None,
+            allocation: Allocation::default(),
+            configs: Vec::new(),
+            pods: Vec::new(),
+        };
+        let target = device.target;
+        let boot = self.boot();
+        let mut record = Record::new(&claim, &boot, vec![device], Phase::Prepared);
+        let devices = record.devices.clone();
+        let preparing = Record {
+            phase: Phase::Preparing,
+            ..record.clone()
+        };
+        let (of, is_first) = (uid.clone(), earlier.is_none());
+        let brought = self.bring(
+            Own::Makes(&of, &devices),
+            Some(uid),
+            &mut |story, changes| {
+                let creates = changes.iter().any(|c| matches!(c, Change::Create(_)));
+                if creates && is_first {
+                    story.write_record(preparing.clone())
+                } else {
+                    Ok(())
+                }
+            },
+        )?;
+        if let (state, []) = (&brought.0, &brought.1[..]) {
+            if let Some(place) = target.place() {
+                let Life::Whole(made) = &state.instances[&place].life else {
+                    panic!("not whole: {state:?}")
+                };
+                record.devices[0].given = Some(made.clone());
+            }
+            return self.write_record(record);
+        }
+        // The GPU is brought to the goal without it; the record goes last.
+        let keeps = self.given_before(earlier);
+        let left = self.bring(
+            Own::Leaves {
+                claim: &of,
+                devices: &devices,
+                keeps: &keeps,
+            },
+            None,
+            &mut |_, _| Ok(()),
+        )?;
+        let stuck = left.1.iter().any(|c| matches!(c, Change::Remove(..)));
+        match earlier {
+            Some(earlier) => self.write_record(earlier.clone()),
+            None if stuck => self.write_record(undoing(record)),
+            None => self.remove_record(uid),
+        }
+    }
+
+    pub(super) fn given_before(&self, earlier: Option<&Record>) -> BTreeSet<(GpuUuid, Place)> {
+        let state = self.open();
+        let kept = earlier.and_then(|earlier| {
+            let device = &earlier.devices[0];
+            let place = device.own_place()?;
+            let given = Life::Whole(device.given.clone()?);
+            (state.instances.get(&place)?.life == given).then(|| (Self::gpu(), place))
+        });
+        kept.into_iter().collect()
+    }
+
+    pub(super) fn let_go(&mut self, uid: &ClaimUid) -> Result<(), Failed> {
+        let Some(record) = self.records.get(uid).cloned() else {
+            return Ok(());
+        };
+        if self.torn.contains(uid) {
+            return Ok(());
+        }
+        self.say(format!("let {uid} go"));
+        let devices = record.devices.clone();
+        let (of, keeps) = (uid.clone(), BTreeSet::new());
+        let begun = !matches!(record.phase, Phase::Prepared);
+        let going = undoing(record.clone());
+        let (_, stuck) = self.bring(
+            Own::Leaves {
+                claim: &of,
+                devices: &devices,
+                keeps: &keeps,
+            },
+            None,
+            &mut |story, changes| {
+                let removes = changes.iter().any(|c| matches!(c, Change::Remove(..)));
+                if removes && !begun {
+                    story.write_record(going.clone())
+                } else {
+                    Ok(())
+                }
+            },
+        )?;
+        // A record that cannot be read may be of another user of a shared partition.
+        let device = &record.devices[0];
+        let others = self
+            .records
+            .values()
+            .any(|other| other.uid != *uid && other.devices[0].target == device.target);
+        let shared = device.sharing.is_shared() && device.own_place().is_some();
+        let waits = shared && !self.torn.is_empty() && !others;
+        if waits || stuck.iter().any(|c| matches!(c, Change::Remove(..))) {
+            return self.write_record(undoing(record));
+        }
+        self.remove_record(uid)
+    }
+}

@@ -1,0 +1,435 @@
+//! A story: a GPU, its file, the records, and what happens to them.
+
+use super::*;
+
+mod driver;
+mod hardware;
+
+use hardware::*;
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "w"];
+
+pub(super) struct Story {
+    chance: Chance,
+    hardware: Hardware,
+    /// The GPU's file; `None`: it is lost.
+    file: Option<GpuState>,
+    records: BTreeMap<ClaimUid, Record>,
+    /// Records that cannot be read now.
+    torn: BTreeSet<ClaimUid>,
+    granted: Granted,
+    boot: u32,
+    fault: Option<Fault>,
+    /// The process dies after so many effects.
+    dies_in: Option<u64>,
+    pub(super) log: Vec<String>,
+    pub(super) changes: u64,
+    pub(super) kinds: BTreeSet<&'static str>,
+}
+
+type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
+
+impl Story {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            chance: Chance(seed),
+            hardware: Hardware {
+                mig: false,
+                compute: ComputeMode::Default,
+                slice: TimeSlice::Default,
+                instances: BTreeMap::new(),
+                made: 0,
+                late: Vec::new(),
+            },
+            file: Some(GpuState::default()),
+            records: BTreeMap::new(),
+            torn: BTreeSet::new(),
+            granted: Granted {
+                may_change_mode: true,
+                offers_partitions: true,
+                share_time_slice: None,
+                ..Granted::default()
+            },
+            boot: 1,
+            fault: None,
+            dies_in: None,
+            log: Vec::new(),
+            changes: 0,
+            kinds: BTreeSet::new(),
+        }
+    }
+
+    fn say(&mut self, what: impl Into<String>) {
+        self.log.push(what.into());
+    }
+
+    fn boot(&self) -> BootId {
+        format!("boot-{}", self.boot).parse().unwrap()
+    }
+
+    fn gpu() -> GpuUuid {
+        "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap()
+    }
+
+    pub(super) fn run(&mut self) {
+        if self.chance.one_in(4) {
+            self.hardware.compute = ComputeMode::ExclusiveProcess;
+        }
+        let (mig, compute) = (self.hardware.mig, self.hardware.compute);
+        for _ in 0..20 + self.chance.below(40) {
+            self.event();
+            self.restart_if_dead();
+            self.check();
+        }
+        self.end(mig, compute);
+    }
+
+    fn event(&mut self) {
+        let name = NAMES[usize::try_from(self.chance.below(5)).unwrap()];
+        let uid: ClaimUid = name.parse().unwrap();
+        match self.chance.below(24) {
+            0..9 => {
+                if !self.records.contains_key(&uid) {
+                    self.prepare(&uid);
+                } else if self.chance.one_in(2) {
+                    self.prepare_again(&uid);
+                }
+            }
+            9..13 => drop(self.let_go(&uid)),
+            13 => {
+                let fates = [Fault::Refuses, Fault::Lies, Fault::Late, Fault::Never];
+                let fault = fates[usize::try_from(self.chance.below(4)).unwrap()];
+                self.say(format!("the next call {fault:?}"));
+                self.fault = Some(fault);
+            }
+            14 | 15 => {
+                let effects = self.chance.below(12);
+                self.say(format!("the process dies after {effects} effects"));
+                self.dies_in = Some(effects);
+            }
+            16 => self.land(),
+            17 => self.tidy(),
+            18 => {
+                let slices = [None, Some(TimeSlice::Long), Some(TimeSlice::Short)];
+                self.granted = Granted {
+                    may_change_mode: !self.chance.one_in(4),
+                    offers_partitions: !self.chance.one_in(4),
+                    share_time_slice: slices[usize::try_from(self.chance.below(3)).unwrap()],
+                    ..Granted::default()
+                };
+                self.say(format!("{:?}", self.granted));
+            }
+            19 if self.chance.one_in(3) => self.reboot(),
+            20 => self.administrator(),
+            21 => self.tear(&uid),
+            22 if self.torn.is_empty() && self.hardware.late.is_empty() => {
+                // Only a file that says nothing beyond the records can be lost without a trace.
+                let known = self.file.as_ref().is_none_or(|state| {
+                    let whole = |i: &Instance| matches!(i.life, Life::Whole(_));
+                    let settings = state.mig.is_some() || state.compute.is_some();
+                    !settings && state.slice.is_none() && state.instances.values().all(whole)
+                });
+                let strays = self.strays();
+                if known && strays.is_empty() {
+                    self.say("the GPU's file is lost");
+                    self.file = Some(GpuState::default());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // ---- what claims want
+
+    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU.
+    fn device(&mut self, uid: &ClaimUid) -> RecordedDevice {
+        let half = Target::Partition(place(if self.chance.one_in(2) { 0 } else { 4 }));
+        let slice = [None, Some(TimeSlice::Medium)];
+        let (target, sharing, time_slice) = match uid.as_str() {
+            "a" | "b" => (half, Sharing::Exclusive, None),
+            "c" | "d" if self.chance.one_in(2) => (half, Sharing::TimeSliced, None),
+            "c" | "d" => (
+                Target::Gpu,
+                Sharing::TimeSliced,
+                self.granted.share_time_slice,
+            ),
+            _ => {
+                let slice = slice[usize::try_from(self.chance.below(2)).unwrap()];
+                (Target::Gpu, Sharing::Exclusive, slice)
+            }
+        };
+        RecordedDevice {
+            allocated: AllocatedDevice {
+                request: "main".to_owned(),
+                pool: "node".to_owned(),
+                device: "gpu-0".parse().unwrap(),
+                share_id: None,
+                admin_access: false,
+                consumed_capacity: BTreeMap::new(),
+            },
+            gpu: Self::gpu(),
+            target,
+            sharing,
+            theirs: false,
+            time_slice,
+            share_memory: None,
+            extra_nodes: Vec::new(),
+            given: None,
+        }
+    }
+
+    fn prepare(&mut self, uid: &ClaimUid) {
+        let device = self.device(uid);
+        let hold = device.hold(uid);
+        let in_the_way = self.records.values().any(|other| {
+            let undoing = matches!(&other.phase, Phase::Leaving(leaving) if leaving.undoing);
+            other.holds().any(|theirs| {
+                theirs.conflicts(&hold) || undoing && theirs.target.overlaps(hold.target)
+            })
+        });
+        let noted = self.open();
+        let stray = self
+            .strays()
+            .iter()
+            .any(|place| Target::Partition(*place).overlaps(hold.target));
+        let fenced = noted.fences(&self.boot()).next().is_some();
+        let may = self.may_set_mig(device.target.place().is_some());
+        let wrong = self.hardware.mig != device.target.place().is_some() && !may;
+        let mut busy = in_the_way || stray || fenced || wrong;
+        busy |= !self.torn.is_empty() || !self.hardware.late.is_empty();
+        if !busy {
+            self.say(format!(
+                "prepare {uid} {:?} {:?}",
+                device.target, device.sharing
+            ));
+            self.hold(uid, device, None);
+        }
+    }
+
+    /// Carries a claim out again whose partition is gone, as after a boot or while it lingers.
+    fn prepare_again(&mut self, uid: &ClaimUid) {
+        let record = self.records[uid].clone();
+        let Some(place) = record.devices[0].target.place() else {
+            return;
+        };
+        let living = self.hardware.living(place).and_then(|l| l.as_partition());
+        let gone = record.phase == Phase::Prepared && living != record.devices[0].given;
+        let free = self.torn.is_empty() && self.hardware.late.is_empty();
+        if gone && free && record.boot == self.boot() {
+            self.say(format!("prepare {uid} again"));
+            self.hold(uid, record.devices[0].clone(), Some(&record));
+        }
+    }
+
+    fn may_set_mig(&self, on: bool) -> bool {
+        let noted = self.file.as_ref().and_then(|state| state.mig);
+        self.granted.may_change_mode || noted.is_some_and(|mig| mig.ours != on)
+    }
+
+    fn tidy(&mut self) {
+        self.say("a round");
+        self.restore();
+        drop(self.bring(Own::None, None, &mut |_, _| Ok(())));
+    }
+
+    fn land(&mut self) {
+        self.say("late calls land");
+        for call in std::mem::take(&mut self.hardware.late) {
+            drop(self.hardware.run(&call));
+        }
+    }
+
+    fn restart_if_dead(&mut self) {
+        while self.log.last().is_some_and(|last| last == "    dies") {
+            self.say("restart");
+            if self.chance.one_in(2) {
+                self.land();
+            }
+            let unfinished: Vec<_> = self
+                .records
+                .values()
+                .filter(|record| record.phase != Phase::Prepared)
+                .map(|record| record.uid.clone())
+                .collect();
+            for uid in unfinished {
+                if matches!(self.let_go(&uid), Err(Failed::Died)) {
+                    break;
+                }
+            }
+            if self.log.last().is_some_and(|last| last != "    dies") {
+                self.restore();
+            }
+        }
+    }
+
+    fn reboot(&mut self) {
+        self.say("reboot");
+        self.boot += 1;
+        self.hardware.mig = false;
+        self.hardware.compute = ComputeMode::Default;
+        self.hardware.slice = TimeSlice::Default;
+        self.hardware.instances.clear();
+        self.hardware.late.clear();
+        self.torn.clear();
+        let unfinished = |record: &Record| record.phase != Phase::Prepared;
+        let unfinished: Vec<_> = self.records.values().filter(|r| unfinished(r)).collect();
+        for uid in unfinished
+            .into_iter()
+            .map(|r| r.uid.clone())
+            .collect::<Vec<_>>()
+        {
+            drop(self.let_go(&uid));
+        }
+        self.restore();
+    }
+
+    /// Carries prepared claims of an earlier boot out again; a record goes on holding meanwhile.
+    fn restore(&mut self) {
+        let boot = self.boot();
+        let earlier: Vec<_> = self
+            .records
+            .values()
+            .filter(|record| record.boot != boot && record.phase == Phase::Prepared)
+            .cloned()
+            .collect();
+        for record in earlier {
+            let on = record.devices[0].target.place().is_some();
+            let free = self.torn.is_empty() && self.hardware.late.is_empty();
+            if !free || (self.hardware.mig != on && !self.may_set_mig(on)) {
+                continue;
+            }
+            self.say(format!("restore {}", record.uid));
+            let device = RecordedDevice {
+                given: None,
+                ..record.devices[0].clone()
+            };
+            if matches!(
+                self.try_hold(&record.uid, device, Some(&record)),
+                Err(Failed::Died)
+            ) {
+                return;
+            }
+        }
+    }
+
+    /// An administrator makes an instance beside ours, removes theirs, or removes one of ours.
+    fn administrator(&mut self) {
+        if !self.hardware.late.is_empty() {
+            return;
+        }
+        let at = place(if self.chance.one_in(2) { 0 } else { 4 });
+        let begun = self
+            .open()
+            .instances
+            .get(&at)
+            .is_some_and(|i| matches!(i.life, Life::Begun | Life::Unsure) || i.doubt.is_some());
+        match self.hardware.instances.get(&at).cloned() {
+            Some(_) if self.chance.one_in(2) => {
+                self.say(format!("the administrator removes what is at {at}"));
+                self.hardware.instances.remove(&at);
+            }
+            None if self.hardware.mig && !begun => {
+                self.hardware.made += 1;
+                let real = Real {
+                    gi: self.hardware.free_id(),
+                    uuid: Some(format!("MIG-{}", self.hardware.made)),
+                    ours: false,
+                };
+                self.say(format!("the administrator makes {real:?} at {at}"));
+                self.hardware.instances.insert(at, real);
+            }
+            _ => {}
+        }
+    }
+
+    /// A record cannot be read for a while.
+    fn tear(&mut self, uid: &ClaimUid) {
+        if self.torn.is_empty() {
+            if self
+                .records
+                .get(uid)
+                .is_some_and(|r| r.phase == Phase::Prepared)
+            {
+                self.say(format!("the record of {uid} is torn"));
+                self.torn.insert(uid.clone());
+            }
+        } else {
+            self.say("torn records are made again");
+            self.torn.clear();
+        }
+    }
+
+    /// True after every event.
+    fn check(&self) {
+        let state = self.open();
+        // Whatever of ours lives is noted, or begun.
+        for (place, real) in self.hardware.instances.iter().filter(|(_, real)| real.ours) {
+            let living = self.hardware.living(*place).unwrap();
+            let torn = self
+                .torn
+                .iter()
+                .any(|uid| self.records[uid].devices[0].own_place() == Some(*place));
+            assert!(
+                torn || state.accounts_for(&self.boot(), &living.instance),
+                "{real:?} at {place} is leaked; noted: {state:?}"
+            );
+        }
+        // Settings that we changed are noted.
+        if self.hardware.late.is_empty() && self.hardware.slice != TimeSlice::Default {
+            assert!(state.slice.is_some(), "the slice is not noted");
+        }
+        let holds: Vec<_> = self.records.values().flat_map(Record::holds).collect();
+        for (n, one) in holds.iter().enumerate() {
+            for other in &holds[n + 1..] {
+                assert!(!one.conflicts(other), "{one:?} and {other:?}");
+            }
+        }
+    }
+
+    /// All claims end, all calls land: nothing of ours is left, every setting is as it was found.
+    fn end(&mut self, mig: bool, compute: ComputeMode) {
+        self.say("--- the end");
+        (self.dies_in, self.fault) = (None, None);
+        self.torn.clear();
+        self.land();
+        for _ in 0..3 {
+            for uid in self.records.keys().cloned().collect::<Vec<_>>() {
+                drop(self.let_go(&uid));
+            }
+        }
+        self.hardware.instances.retain(|_, real| real.ours);
+        self.granted = Granted::default();
+        self.tidy();
+        self.tidy();
+        assert!(self.records.is_empty(), "{:?}", self.records);
+        assert!(self.hardware.instances.is_empty(), "{:?}", self.hardware);
+        assert_eq!(self.hardware.slice, TimeSlice::Default);
+        let compute = if self.boot == 1 {
+            compute
+        } else {
+            ComputeMode::Default
+        };
+        assert_eq!(self.hardware.compute, compute);
+        let state = self.file.clone().unwrap().in_boot(&self.boot());
+        assert!(state.instances.is_empty(), "{state:?}");
+        assert!(
+            state.slice.is_none() && state.compute.is_none(),
+            "{state:?}"
+        );
+        assert!(state.mig.is_none_or(|note| !note.ours), "{state:?}");
+        // An administrator may have turned it on meanwhile, a reboot off.
+        if self.boot == 1 {
+            assert_eq!(self.hardware.mig, mig);
+        }
+    }
+}
+
+fn undoing(record: Record) -> Record {
+    Record {
+        phase: Phase::Leaving(Leaving {
+            reason: "its partitions are being removed".to_owned(),
+            undoing: true,
+        }),
+        ..record
+    }
+}
