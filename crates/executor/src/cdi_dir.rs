@@ -5,15 +5,17 @@ use std::path::PathBuf;
 
 use fs_err as fs;
 
-/// Files by name. Not synced: the folder is usually in memory, and files are restored from records at start.
+/// Files by name. Not synced: the folder is usually in memory, and files are restored from records
+/// at start.
 pub trait CdiDir: Send + Sync {
     /// Names of all files.
     fn list(&self) -> io::Result<Vec<String>>;
     /// A file's content; `None` if there is none.
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
-    /// Whether there is a file.
+    /// Returns whether there is a file.
     fn exists(&self, name: &str) -> io::Result<bool>;
-    /// Writes a file as a whole: a runtime that reads the folder meanwhile sees the old or the new one.
+    /// Writes a file as a whole: a runtime that reads the folder meanwhile sees the old or the new
+    /// one.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
     /// Removes a file; whether there was one.
     fn remove(&self, name: &str) -> io::Result<bool>;
@@ -33,8 +35,9 @@ impl FileCdiDir {
         Self { dir: dir.into() }
     }
 
-    /// Runtimes only read *.json and *.yaml: a temporary file is no CDI file. A claim's file is only written under the
-    /// claim's lock, so one name is enough, and what a crash leaves is found again.
+    /// Runtimes only read *.json and *.yaml: a temporary file is no CDI file. A claim's file is
+    /// only written under the claim's lock, so one name is enough, and what a crash leaves is found
+    /// again.
     fn temp(&self, name: &str) -> PathBuf {
         self.dir.join(format!(".{name}.tmp"))
     }
@@ -73,20 +76,27 @@ impl CdiDir for FileCdiDir {
     }
 
     fn exists(&self, name: &str) -> io::Result<bool> {
-        unless_missing(fs::metadata(self.dir.join(name)).map(|meta| meta.is_file()), false)
+        unless_missing(
+            fs::metadata(self.dir.join(name)).map(|meta| meta.is_file()),
+            false,
+        )
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temp = self.temp(name);
         let create = || fs::File::create(&temp);
         let mut file = match create() {
+            // Usually below /run, in memory: after a boot the folder is missing until the first
+            // writer makes it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.make()?;
                 create()?
             }
             other => other?,
         };
-        let written = file.write_all(bytes).and_then(|()| fs::rename(&temp, self.dir.join(name)));
+        let written = file
+            .write_all(bytes)
+            .and_then(|()| fs::rename(&temp, self.dir.join(name)));
         written.inspect_err(|_| drop(fs::remove_file(&temp)))
     }
 

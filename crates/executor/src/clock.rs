@@ -6,7 +6,8 @@ use std::time::Duration;
 
 /// A clock that all processes of a boot share, and the only way anything here waits.
 pub trait Clock: Send + Sync {
-    /// Time since boot. The same for all processes, so that a tombstone of one instance means something to another.
+    /// Time since boot. The same for all processes, so that a tombstone of one instance means
+    /// something to another.
     fn now(&self) -> Duration;
     fn sleep(&self, time: Duration);
 }
@@ -17,8 +18,13 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
+        // Counts from boot, is the same in all containers of the node, and cannot be set back as
+        // the wall clock can.
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+        Duration::new(
+            u64::try_from(time.tv_sec).unwrap_or(0),
+            u32::try_from(time.tv_nsec).unwrap_or(0),
+        )
     }
 
     fn sleep(&self, time: Duration) {
@@ -40,14 +46,14 @@ impl Cancel {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it was cancelled.
+    /// Returns whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// One call of the kubelet. Made by [`crate::Executor::begin`] as soon as the call arrives, before the claim is fetched:
-/// an unprepare that comes later wins over it.
+/// A call of the kubelet. Made by [`crate::Executor::begin`] as soon as the call arrives, before
+/// the claim is fetched: an unprepare that comes later wins over it.
 #[derive(Debug, Clone)]
 pub struct Call {
     /// When it arrived.

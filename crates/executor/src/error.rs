@@ -1,4 +1,4 @@
-//! What can go wrong, each layer with its own part of the message; [`chain`] puts them together.
+//! Errors, each layer with its own part of the message; [`chain`] puts them together.
 
 use std::error::Error;
 use std::fmt;
@@ -6,27 +6,11 @@ use std::io;
 use std::path::PathBuf;
 
 use divvy_cdi::SpecError;
-use divvy_claims::{ClaimRef, Refusal, Retry, StepError};
-use divvy_model::{ClaimUid, GpuUuid};
+use divvy_claims::{ChangeError, ClaimRef, Refusal, Retry};
+use divvy_model::{ClaimUid, GpuUuid, chain};
 use rustix::io::Errno;
 
-/// An error with all its causes, as one line: for gRPC answers, Events and logs.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        // Some errors of others print their cause themselves.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
-    }
-    text
-}
-
-/// What to do about an IO error of a known kind.
+/// Returns the remedy for an IO error of a known kind.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::ReadOnlyFilesystem => {
@@ -38,7 +22,9 @@ fn advice(source: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             " (the plugin must run as root, and the folder must not be immutable)"
         }
-        io::ErrorKind::NotFound => " (the folder does not exist: check the plugin's hostPath mounts)",
+        io::ErrorKind::NotFound => {
+            " (the folder does not exist: check the plugin's hostPath mounts)"
+        }
         _ => "",
     }
 }
@@ -47,25 +33,30 @@ fn advice(source: &io::Error) -> &'static str {
 #[derive(Debug, thiserror::Error)]
 #[error("{what} cannot be {action}{}", advice(source))]
 pub struct StoreError {
-    /// What it is, for people.
+    /// The file, for people.
     pub what: String,
     /// `read`, `written`, `removed`.
     pub action: &'static str,
-    /// What the system said.
+    /// The error of the system.
     #[source]
     pub source: io::Error,
 }
 
 impl StoreError {
-    /// Whether the disk is full: files can still be removed.
+    /// Returns whether the disk is full: files can still be removed.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        matches!(
+            self.source.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
     }
 
-    /// Whether the disk does not give the content of this very file any more.
+    /// Returns whether the disk does not give the content of this very file any more.
     pub(crate) fn is_bad_block(&self) -> bool {
         let bad = [Errno::IO, Errno::BADMSG, Errno::UCLEAN];
-        self.source.raw_os_error().is_some_and(|code| bad.iter().any(|bad| bad.raw_os_error() == code))
+        self.source
+            .raw_os_error()
+            .is_some_and(|code| bad.iter().any(|bad| bad.raw_os_error() == code))
     }
 }
 
@@ -77,15 +68,15 @@ pub enum LockError {
         "another call held the lock of {lock} until the deadline (another plugin instance may hang; check its log)"
     )]
     TimedOut {
-        /// What is locked.
+        /// The locked thing, for people.
         lock: String,
     },
     /// The lock file cannot be used.
     #[error("the lock file of {lock} cannot be used{}", advice(source))]
     Io {
-        /// What is locked.
+        /// The locked thing, for people.
         lock: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -95,7 +86,7 @@ pub enum LockError {
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct EditsError {
-    /// What is missing, and what to do.
+    /// The missing thing, and the remedy.
     pub what: String,
     #[source]
     pub source: Option<Box<dyn Error + Send + Sync>>,
@@ -125,7 +116,7 @@ pub enum CdiError {
         folder: String,
         /// `read`, `written`, `removed`.
         action: &'static str,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -135,7 +126,7 @@ pub enum CdiError {
         file: PathBuf,
         /// `read`, `written`, `removed`.
         action: &'static str,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -151,7 +142,7 @@ fn cdi_advice(source: &io::Error) -> &'static str {
 }
 
 impl CdiError {
-    /// Whether it can pass within seconds: the driver's files may be on their way.
+    /// Returns whether it can pass within seconds: the driver's files may be on their way.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Edits { .. } | Self::NoGpu { .. })
     }
@@ -182,7 +173,7 @@ pub enum PrepareCause {
     /// It was deallocated while the call waited.
     #[error("it was deallocated while this call waited (no action required)")]
     Deallocated,
-    /// Whether it was allocated anew while the call waited is not known, and why.
+    /// The API did not say whether it was allocated anew while the call waited, for this reason.
     #[error(
         "it may have been allocated again while this call waited, and the API server could not be asked: {0}"
     )]
@@ -196,20 +187,15 @@ pub enum PrepareCause {
     /// Its CDI file could not be made.
     #[error(transparent)]
     Cdi(#[from] CdiError),
-    /// What it was given before is gone, and could not be made anew in time.
-    #[error(
-        "its partitions no longer exist: they were removed, or the driver was reloaded (the next prepare creates them again)"
-    )]
-    Gone,
-    /// A step failed.
-    #[error("the step to {step} failed")]
-    Step { step: String, source: StepError },
+    /// A GPU could not be brought to what the claim needs.
+    #[error("failed to {change}")]
+    Change { change: String, source: ChangeError },
     /// It failed, and so did taking back what had been done; reconcile goes on with that.
-    #[error("{} (undoing the earlier steps failed too: {undo})", chain(first.as_ref()))]
+    #[error("{} (undoing it failed too: {undo})", chain(first.as_ref()))]
     Undo {
         /// Why it failed.
         first: Box<PrepareCause>,
-        /// What is left.
+        /// The rest that was not undone.
         undo: String,
     },
 }
@@ -250,9 +236,8 @@ impl PrepareCause {
             Self::Lost(_) => "unreadable-record",
             Self::Store(_) => "store",
             Self::Cdi(_) => "cdi",
-            Self::Gone => "gone",
-            Self::Step { source, .. } if source.cause().retry == Retry::Never => "unsupported",
-            Self::Step { .. } => "step",
+            Self::Change { source, .. } if source.cause().retry == Retry::Never => "unsupported",
+            Self::Change { .. } => "hardware",
             Self::Undo { first, .. } => first.category(),
         }
     }
@@ -264,11 +249,12 @@ impl PrepareError {
         self.cause.category()
     }
 
-    /// Whether something has to be changed before the claim can be prepared: worth a condition on the claim.
+    /// Returns whether something has to be changed before the claim can be prepared: worth a
+    /// condition on the claim.
     pub fn is_permanent(&self) -> bool {
         match &self.cause {
             PrepareCause::Refused(refusal) => refusal.retry() == Retry::Never,
-            PrepareCause::Step { source, .. } => source.cause().retry == Retry::Never,
+            PrepareCause::Change { source, .. } => source.cause().retry == Retry::Never,
             _ => false,
         }
     }
@@ -292,10 +278,11 @@ pub enum UnprepareCause {
     /// Its record or a GPU's state could not be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Something still uses its devices, and its record could not be made to say so. It holds them all the same.
+    /// Something still uses its devices, and its record could not be made to say so. It holds them
+    /// all the same.
     #[error("{reason}, and this could not be recorded")]
     CannotLinger {
-        /// What is in the way.
+        /// The obstacle.
         reason: String,
         /// Why it could not be written.
         #[source]

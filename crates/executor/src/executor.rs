@@ -1,39 +1,47 @@
-//! The [`Executor`]: its ports, its settings, and its reports about the claims it holds.
+//! The [`Executor`]: its settings, its ports, and the doors to its rooms.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    AllocatedDevice, Claim, ClaimRef, Decision, Head, MadePartition, Phase, PodRef, RecordedDevice, Snapshot,
-    Stored, decide,
+    AllocatedDevice, Claim, ClaimRef, Fence, Head, Made, Phase, PodRef, Prepared, Record,
+    RecordedDevice, ShareAmounts, Stored,
 };
-use divvy_model::{BootId, ClaimUid, DeviceName, GpuUuid, Grant, Hold, Ordinals};
+use divvy_model::{
+    BootId, ClaimUid, DeviceName, GpuDriver, GpuUuid, Grant, Hold, Ordinals, PciAddress, ShareUnit,
+};
 use serde::Serialize;
 
-use crate::owned::Owned;
-use crate::partitions::Instances;
-use crate::reconcile::Orphans;
-use crate::state::StateFiles;
+use crate::context::Context;
+use crate::gpus::{Gpus, Instances};
+use crate::numbers::number_gpus;
+use crate::prepare::prepare;
+use crate::reconcile::Keeper;
+use crate::records::fine;
+use crate::restore::{finish_lingering, restore_cdi};
+use crate::unprepare::unprepare;
 use crate::{
-    Call, Cancel, CdiDir, ClaimsApi, Clock, DeviceEdits, InventorySource, Locks, MetadataDir, ProcessSource,
-    Steps, Store, StoreError, TimeSlices,
+    Call, Cancel, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, InventorySource, Locks,
+    MetadataDir, NumberError, PrepareError, ProcessSource, Refresh, Report, Store, StoreError,
+    TimeSlices, UnprepareError, Unprepared,
 };
 
-/// How long things may take.
+/// Time limits and intervals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// A prepare tries again inside its call for this long: holders about to leave, a driver that is not there yet.
+    /// A prepare tries again inside its call for this long: holders about to leave, a driver that
+    /// is not there yet.
     pub hand_over: Duration,
     /// An unprepare waits this long for processes to leave before the claim lingers.
     pub process_wait: Duration,
-    /// How often a call that has waited for long looks whether the records changed.
+    /// Interval at which a call that has waited for long looks whether the records changed.
     pub poll: Duration,
-    /// How often it looks at everything else.
+    /// Interval at which it looks at everything else.
     pub look_again: Duration,
-    /// A claim must look orphaned for this long, with a connected kubelet, before it is undone. Longer than the
-    /// kubelet's own clean-up loop of 60 s.
+    /// A claim must look orphaned for this long, with a connected kubelet, before it is undone.
+    /// Longer than the kubelet's own clean-up loop of 60 s.
     pub orphan_grace: Duration,
     /// Tombstones are kept this long: longer than any call lasts.
     pub tombstones: Duration,
@@ -42,7 +50,11 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
+            // Just under the kubelet's deadline of 45 s for a call: a refusal costs the pod 60 to
+            // 90 s until the next attempt, so that waiting is cheaper.
             hand_over: Duration::from_secs(40),
+            // Processes of a killed container leave the GPU within seconds. The kubelet keeps the
+            // pod in Terminating for as long as this takes.
             process_wait: Duration::from_secs(10),
             poll: Duration::from_millis(20),
             look_again: Duration::from_millis(250),
@@ -58,17 +70,15 @@ pub struct ExecutorConfig {
     /// Our driver's name: vendor of the CDI kind, start of CDI file names.
     pub driver: String,
     pub boot: BootId,
-    /// How long things may take.
+    /// Time limits and intervals.
     pub timing: Timing,
-    /// A folder that all drivers of ours on the node share, which keeps a GPU from being given out by two. `None`: there
-    /// is no other.
+    /// A folder that all drivers of ours on the node share, which keeps a GPU from being given out
+    /// by two. `None`: there is no other.
     pub lock_dir: Option<PathBuf>,
     /// Device nodes of the host that claims may ask for.
     pub extra_nodes: Vec<String>,
-    /// Whether claims get files with the metadata of their devices.
+    /// True if claims get files with the metadata of their devices.
     pub metadata: bool,
-    /// The decision; tests put one here that asks for hardware steps.
-    pub decide: fn(&Claim, &Snapshot<'_>) -> Decision,
 }
 
 impl ExecutorConfig {
@@ -76,11 +86,18 @@ impl ExecutorConfig {
     pub fn new(driver: impl Into<String>, boot: BootId) -> Self {
         let timing = Timing::default();
         let driver = driver.into();
-        Self { driver, boot, timing, lock_dir: None, extra_nodes: Vec::new(), metadata: true, decide }
+        Self {
+            driver,
+            boot,
+            timing,
+            lock_dir: None,
+            extra_nodes: Vec::new(),
+            metadata: true,
+        }
     }
 }
 
-/// What an [`Executor`] works on.
+/// The things that an [`Executor`] works on.
 #[derive(Clone)]
 pub struct Parts {
     /// Records, GPU states, tombstones, ordinals.
@@ -91,9 +108,10 @@ pub struct Parts {
     pub cdi: Arc<dyn CdiDir>,
     /// The folder of files with the metadata of devices.
     pub metadata: Arc<dyn MetadataDir>,
-    /// What containers need for a device.
+    /// The needs of containers for a device.
     pub edits: Arc<dyn DeviceEdits>,
-    pub steps: Arc<dyn Steps>,
+    /// The GPUs, by a driver whose calls have deadlines.
+    pub gpus: Arc<dyn GpuDriver>,
     /// Time slices of GPUs.
     pub time_slices: Arc<dyn TimeSlices>,
     /// Processes on GPUs.
@@ -107,15 +125,7 @@ pub struct Parts {
 
 /// Carries claims out. Shared between threads; one thread per call.
 pub struct Executor {
-    pub(crate) config: ExecutorConfig,
-    pub(crate) parts: Parts,
-    pub(crate) state: StateFiles,
-    pub(crate) owned: Option<Owned>,
-    pub(crate) orphans: Mutex<Orphans>,
-    /// What a prepare may do, as last granted to this process, for files of GPUs that are made again.
-    pub(crate) grants: Mutex<BTreeMap<GpuUuid, Grant>>,
-    /// GPU instances of others, as last seen.
-    pub(crate) last_foreign: Mutex<Instances>,
+    context: Context,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.
@@ -123,7 +133,7 @@ pub struct Executor {
 #[serde(rename_all = "camelCase")]
 pub struct HeldDevice {
     pub claim: ClaimRef,
-    /// How it holds what.
+    /// The target that it holds, and its sharing.
     pub hold: Hold,
     /// Where the claim is in its life.
     pub phase: Phase,
@@ -134,111 +144,214 @@ pub struct HeldDevice {
     /// The device as it was allocated.
     #[serde(skip)]
     pub allocated: AllocatedDevice,
-    /// The partition that was made for it, where the device is one.
+    /// The amounts of its GPU that a share was granted.
     #[serde(skip)]
-    pub made: Option<MadePartition>,
+    pub amounts: ShareAmounts,
+    /// The partition that it was given, where the device is one.
+    #[serde(skip)]
+    pub made: Option<Made>,
 }
 
 impl Executor {
-    /// Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the plugin registers.
+    /// Makes an executor. Nothing is read or changed yet. Call [`Executor::restore_cdi`] before the
+    /// plugin registers.
     pub fn new(config: ExecutorConfig, parts: Parts) -> Self {
-        let state = StateFiles::new(parts.store.clone());
-        let owned = config.lock_dir.clone().map(|dir| Owned::new(dir, config.driver.clone()));
         Self {
-            config,
-            parts,
-            state,
-            owned,
-            orphans: Mutex::default(),
-            grants: Mutex::default(),
-            last_foreign: Mutex::default(),
+            context: Context::new(config, parts),
         }
     }
 
     pub fn boot(&self) -> &BootId {
-        &self.config.boot
+        &self.context.config.boot
     }
 
     /// Marks the arrival of a call that must be answered within `budget`.
     pub fn begin(&self, budget: Duration) -> Call {
-        let received = self.parts.clock.now();
-        Call { received, until: received + budget, cancel: Cancel::new() }
+        // Taken before anything is awaited: the order of arrival decides between a prepare and an
+        // unprepare, also of two instances, since time since boot is the same for both.
+        let received = self.context.now();
+        Call {
+            received,
+            until: received + budget,
+            cancel: Cancel::new(),
+        }
     }
 
-    /// All holds, by claim; lingering ones too.
+    /// Prepares a claim and returns the answer for the kubelet. Blocks: everything that can pass
+    /// within seconds is retried inside the call. Calls for one claim may come at once; they take
+    /// turns.
+    pub fn prepare(&self, claim: &Claim, call: &Call) -> Result<Prepared, PrepareError> {
+        prepare(&self.context, claim, call).map_err(|cause| PrepareError {
+            claim: claim.reference(),
+            cause,
+        })
+    }
+
+    /// Unprepares a claim. Waits for a prepare of it that is at work; one that only waits gives up
+    /// by itself.
+    pub fn unprepare(&self, uid: &ClaimUid, call: &Call) -> Result<Unprepared, UnprepareError> {
+        unprepare(&self.context, uid, call).map_err(|cause| UnprepareError {
+            claim: uid.clone(),
+            cause,
+        })
+    }
+
+    /// Makes everything right that must be before the kubelet may call: see [`Refresh`] for CDI
+    /// files. Also called whenever files in the CDI folder vanish.
+    pub fn restore_cdi(&self, refresh: Refresh) -> Report {
+        restore_cdi(&self.context, refresh)
+    }
+
+    /// Finishes lingering claims, as far as that is possible now, by asking only the GPUs. Returns
+    /// whether any is left.
+    pub fn finish_lingering(&self) -> (Report, bool) {
+        finish_lingering(&self.context)
+    }
+
+    /// Gives back the MIG modes that divvy has changed, on GPUs that nothing holds: the node goes
+    /// to another driver. The caller serves no claims any more.
+    pub fn leave(&self) -> Report {
+        let mut report = Report::default();
+        Gpus::of(&self.context).leave(&mut report);
+        report
+    }
+
+    /// Compares everything once. Never takes long: a claim that a call is working on is left for
+    /// the next time.
+    pub fn reconcile(&self, view: &ClusterView) -> Report {
+        Keeper::of(&self.context).reconcile(view)
+    }
+
+    /// Returns whether there is any record, readable or not; also where that is not known.
+    pub fn has_records(&self) -> bool {
+        Keeper::of(&self.context).has_records()
+    }
+
+    /// Returns whether there is a claim whose namespace and name no record says:
+    /// [`ClusterView::claims`] must then have all claims of the cluster, since one that is missing
+    /// there counts as gone.
+    pub fn has_nameless_claims(&self) -> Result<bool, String> {
+        Keeper::of(&self.context).has_nameless_claims()
+    }
+
+    /// Gives new GPUs a number and forgets GPUs that are neither present nor kept: see
+    /// [`number_gpus`].
+    pub fn number_gpus(
+        &self,
+        present: &[(GpuUuid, PciAddress)],
+        keep: &dyn Fn(&GpuUuid, u32) -> bool,
+    ) -> Result<Ordinals, NumberError> {
+        number_gpus(&self.context, present, keep)
+    }
+
+    /// Returns the numbers in device names.
+    pub fn ordinals(&self) -> Result<Ordinals, StoreError> {
+        self.context.state.ordinals()
+    }
+
+    /// Keeps what a prepare may do with GPUs on disk, so that a restart and the other instance
+    /// know. GPUs that are not named keep what was granted last.
+    pub fn grant(&self, grants: &BTreeMap<GpuUuid, Grant>) -> Result<(), StoreError> {
+        Gpus::of(&self.context).grant(grants)
+    }
+
+    /// Returns the GPUs that are fenced in this boot, and why.
+    pub fn fences(&self) -> Result<BTreeMap<GpuUuid, Vec<Fence>>, StoreError> {
+        Gpus::of(&self.context).fences()
+    }
+
+    /// Returns the GPUs whose MIG mode divvy has changed, with the mode as it was found.
+    pub fn mig_found(&self) -> Result<BTreeMap<GpuUuid, bool>, StoreError> {
+        Gpus::of(&self.context).mig_found()
+    }
+
+    /// Returns the units in which shares of GPUs were last published, of those that had any.
+    pub fn share_units(&self) -> Result<BTreeMap<GpuUuid, ShareUnit>, StoreError> {
+        Gpus::of(&self.context).share_units()
+    }
+
+    /// Returns GPU instances that no record accounts for: they were created outside of divvy and
+    /// are never changed.
+    pub fn foreign(&self) -> Instances {
+        Gpus::of(&self.context).foreign()
+    }
+
+    /// Returns all holds, by claim; lingering ones too.
     pub fn held(&self) -> Result<Vec<HeldDevice>, StoreError> {
-        let records = self.state.records()?;
-        let fine = records.values().filter_map(|stored| stored.fine());
-        Ok(fine
-            .flat_map(|record| {
-                let of = |(hold, device): (Hold, &RecordedDevice)| HeldDevice {
-                    claim: record.reference(),
-                    hold,
-                    phase: record.phase.clone(),
-                    pods: record.pods.clone(),
-                    allocated_at: record.allocated_at.clone(),
-                    allocated: device.allocated.clone(),
-                    made: device.partition(&record.steps),
-                };
-                record.holds().zip(&record.devices).map(of).collect::<Vec<_>>()
-            })
+        let records = self.context.state.records()?;
+        let of_record = |record: &Record| {
+            let of = |device: &RecordedDevice| HeldDevice {
+                claim: record.reference(),
+                hold: device.hold(&record.uid),
+                phase: record.phase.clone(),
+                pods: record.pods.clone(),
+                allocated_at: record.allocated_at.clone(),
+                allocated: device.allocated.clone(),
+                amounts: device.amounts(),
+                made: device.given.clone(),
+            };
+            record.devices.iter().map(of).collect::<Vec<_>>()
+        };
+        // A record that cannot be read has no entry here. A prepare sees it all the same, and waits
+        // for it.
+        Ok(fine(&records).flat_map(of_record).collect())
+    }
+
+    /// Returns the partitions that a claim was given, by device; none for a claim without a record.
+    pub fn partitions(&self, claim: &ClaimUid) -> Result<BTreeMap<DeviceName, Made>, StoreError> {
+        let stored = self.context.state.record(claim)?;
+        let devices = stored.fine().into_iter().flat_map(|record| &record.devices);
+        Ok(devices
+            .filter_map(|d| Some((d.allocated.device.clone(), d.given.clone()?)))
             .collect())
     }
 
-    /// The instances that a claim's partitions are, by device; none for a claim without partitions, or without a record.
-    pub fn partitions(&self, claim: &ClaimUid) -> Result<BTreeMap<DeviceName, MadePartition>, StoreError> {
-        let stored = self.state.record(claim)?;
-        let Some(record) = stored.fine() else { return Ok(BTreeMap::new()) };
-        let made = record
-            .devices
-            .iter()
-            .filter_map(|d| Some((d.allocated.device.clone(), d.partition(&record.steps)?)));
-        Ok(made.collect())
-    }
-
-    /// GPUs that records of a later version name, with those records' claims: nothing new may go there.
+    /// Returns GPUs that records of a later version name, with those records' claims: nothing new
+    /// may go there.
     pub fn fenced_by_newer(&self) -> Result<BTreeMap<ClaimUid, Head>, StoreError> {
-        let records = self.state.records()?;
-        Ok(records
+        let records = self.context.state.records()?;
+        let newer = records
             .iter()
             .filter_map(|(uid, stored)| match stored.as_ref() {
                 Stored::Newer { head, .. } => Some((uid.clone(), head.clone())),
                 Stored::Absent | Stored::Corrupt { .. } | Stored::Fine(_) => None,
-            })
-            .collect())
+            });
+        Ok(newer.collect())
     }
 
-    /// The numbers in device names.
-    pub fn ordinals(&self) -> Result<Ordinals, StoreError> {
-        self.state.ordinals()
-    }
-
-    /// Everything kept, for `/debug/state`. Without opaque configs: those are users'.
+    /// Returns everything kept, for `/debug/state`. Without opaque configs: they are users'.
     pub fn debug_state(&self) -> serde_json::Value {
-        let records = self.state.records().map(|records| {
-            let one = |stored: &Stored<divvy_claims::Record>| match stored {
-                Stored::Fine(record) => serde_json::json!({
-                    "claim": record.reference(),
-                    "phase": record.phase,
-                    "boot": record.boot,
-                    "devices": record.devices,
-                    "pods": record.pods,
-                    "steps": record.steps,
-                }),
-                Stored::Corrupt { reason } => serde_json::json!({ "corrupt": reason }),
-                Stored::Newer { version, head } => serde_json::json!({ "newer": version, "head": head }),
-                Stored::Absent => serde_json::Value::Null,
-            };
-            records
+        fn shown<T: Serialize>(read: Result<T, StoreError>) -> serde_json::Value {
+            read.map_or_else(
+                |error| serde_json::json!({ "error": crate::chain(&error) }),
+                |value| serde_json::json!(value),
+            )
+        }
+        let one = |stored: &Stored<Record>| match stored {
+            Stored::Fine(record) => serde_json::json!({
+                "claim": record.reference(),
+                "phase": record.phase,
+                "boot": record.boot,
+                "devices": record.devices,
+                "pods": record.pods,
+            }),
+            Stored::Corrupt { reason } => serde_json::json!({ "corrupt": reason }),
+            Stored::Newer { version, head } => {
+                serde_json::json!({ "newer": version, "head": head })
+            }
+            Stored::Absent => serde_json::Value::Null,
+        };
+        let records = self.context.state.records().map(|records| {
+            let all = records
                 .iter()
-                .map(|(uid, stored)| (uid.to_string(), one(stored)))
-                .collect::<serde_json::Map<_, _>>()
+                .map(|(uid, stored)| (uid.to_string(), one(stored)));
+            all.collect::<serde_json::Map<_, _>>()
         });
         serde_json::json!({
-            "boot": self.config.boot,
-            "claims": records.map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), Into::into),
-            "fences": self.fences().map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), |f| serde_json::json!(f)),
-            "ordinals": self.ordinals().map_or_else(|e| serde_json::json!({ "error": crate::chain(&e) }), |o| serde_json::json!(o)),
+            "boot": self.context.config.boot,
+            "claims": shown(records),
+            "fences": shown(self.fences()),
+            "ordinals": shown(self.ordinals()),
         })
     }
 }

@@ -1,275 +1,307 @@
-//! The files of GPUs: what was changed on each, which instances were made on it and for which claims, and which steps have
-//! an outcome that is not known. Written under the GPU's lock only.
+//! The files of GPUs: reading, changing and repairing them, and what they say of all GPUs. Written
+//! under the GPU's lock only.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
+use std::collections::BTreeMap;
 
-use divvy_claims::{Fence, GpuState, OwnedInstance, Phase, Progress, Record, StepError, StepState, Stored};
-use divvy_model::{ClaimUid, GpuUuid, Grant};
+use divvy_claims::{Fence, GpuState, MadeFor, Record, Stored};
+use divvy_model::mig::GpuInstance;
+use divvy_model::{ClaimUid, GpuUuid, Grant, MigMode, Place, ShareUnit, lock};
 
-use crate::run::StepFailed;
-use crate::{Event, Executor, Report, StoreError, chain};
+use crate::context::Context;
+use crate::hardware::Hardware;
+use crate::records::{any_torn, fine};
+use crate::state::Records;
+use crate::{StoreError, chain};
 
-impl Executor {
-    /// Says what a prepare may do with GPUs; kept on disk, so that a restart and the other instance know. Those that are
-    /// not named keep what was said last.
-    pub fn grant(&self, grants: &BTreeMap<GpuUuid, Grant>) -> Result<(), StoreError> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner).extend(grants.clone());
-        let known = self.state.gpus()?;
+/// GPU instances by GPU.
+pub type Instances = BTreeMap<GpuUuid, Vec<GpuInstance>>;
+
+/// The GPUs of the node: their files, and their hardware.
+#[derive(Clone, Copy)]
+pub(crate) struct Gpus<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) hardware: Hardware<'a>,
+}
+
+/// The state of a GPU as it counts in this boot, while it is changed.
+#[derive(Debug)]
+pub(crate) struct OpenState {
+    pub(crate) state: GpuState,
+    /// State that the file has now; `None` for a file that is to be written in any case.
+    on_disk: Option<GpuState>,
+    /// True if the file may be written: one of a later version is left alone.
+    writable: bool,
+}
+
+impl<'a> Gpus<'a> {
+    pub(crate) fn of(context: &'a Context) -> Self {
+        Self {
+            context,
+            hardware: Hardware::of(context),
+        }
+    }
+
+    /// Keeps what a prepare may do with GPUs on disk, so that a restart and the other instance
+    /// know. GPUs that are not named keep what was granted last.
+    pub(crate) fn grant(self, grants: &BTreeMap<GpuUuid, Grant>) -> Result<(), StoreError> {
+        // In memory before the disk: a GPU whose file is lost later is made again with its grant
+        // from here.
+        lock(&self.context.grants).extend(grants.clone());
+        // Write only what differs: a grant comes with every change of the pool.
+        let known = self.context.state.gpus()?;
         let is_known = |gpu: &GpuUuid, grant: &Grant| {
             let state = known.get(gpu).and_then(|state| state.fine());
             state.map_or(GpuState::default().has(grant), |state| state.has(grant))
         };
         let unknown = grants.iter().filter(|(gpu, grant)| !is_known(gpu, grant));
-        // A GPU whose lock is busy or whose file cannot be written keeps none of the others waiting.
+        // A GPU whose lock is busy or whose file cannot be written keeps none of the others
+        // waiting.
         let failed = unknown.filter_map(|(gpu, grant)| self.grant_one(gpu, *grant).err());
         failed.reduce(|first, _| first).map_or(Ok(()), Err)
     }
 
-    fn grant_one(&self, gpu: &GpuUuid, grant: Grant) -> Result<(), StoreError> {
-        let _lock = self.lock_gpu(gpu).map_err(|error| StoreError {
+    fn grant_one(self, gpu: &GpuUuid, grant: Grant) -> Result<(), StoreError> {
+        let _lock = self.context.lock_gpu(gpu).map_err(|error| StoreError {
             what: format!("the state of {gpu}"),
             action: "written",
             source: std::io::Error::other(error),
         })?;
-        self.change_gpu(gpu, |state| state.take(&grant))
+        // Under the lock, since a call may be changing the file.
+        let mut open = self.open(gpu)?;
+        open.state.take(&grant);
+        self.save(gpu, &mut open)
     }
 
-    /// GPUs that are fenced in this boot, and why.
-    pub fn fences(&self) -> Result<BTreeMap<GpuUuid, Vec<Fence>>, StoreError> {
-        let boot = &self.config.boot;
+    /// Returns the open questions about GPUs in this boot.
+    pub(crate) fn fences(self) -> Result<BTreeMap<GpuUuid, Vec<Fence>>, StoreError> {
+        let boot = &self.context.config.boot;
         let fences = |state: &Stored<GpuState>| match state {
-            Stored::Fine(state) => state.fences.iter().filter(|fence| fence.boot == *boot).cloned().collect(),
+            Stored::Fine(state) => state.fences(boot).collect(),
             Stored::Corrupt { reason } => vec![Fence {
                 claim: None,
                 reason: format!("its state file cannot be read: {reason}"),
-                boot: boot.clone(),
             }],
             Stored::Absent | Stored::Newer { .. } => Vec::new(),
         };
-        let states = self.state.gpus()?.into_iter().map(|(gpu, state)| (gpu, fences(&state)));
-        Ok(states.filter(|(_, fences)| !fences.is_empty()).collect())
+        let states = self.context.state.gpus()?.into_iter();
+        Ok(states
+            .map(|(gpu, state)| (gpu, fences(&state)))
+            .filter(|(_, fences)| !fences.is_empty())
+            .collect())
     }
 
-    /// Changes what is kept about a GPU. A file that cannot be read is first made again; one of a later version is left.
-    pub(crate) fn change_gpu(
-        &self,
-        gpu: &GpuUuid,
-        change: impl FnOnce(&mut GpuState),
-    ) -> Result<(), StoreError> {
-        let (on_disk, mut state) = match self.state.gpu(gpu)? {
-            Stored::Fine(state) => (Some(state.clone()), state),
-            Stored::Absent => (Some(GpuState::default()), self.without_file(gpu)),
-            Stored::Newer { .. } => return Ok(()),
+    /// Returns the GPUs whose MIG mode divvy has changed, with the mode as it was found.
+    pub(crate) fn mig_found(self) -> Result<BTreeMap<GpuUuid, bool>, StoreError> {
+        let states = self.context.state.gpus()?.into_iter();
+        Ok(states
+            .filter_map(|(gpu, state)| Some((gpu, state.fine()?.mig?.found)))
+            .collect())
+    }
+
+    /// Returns the units in which shares of GPUs were last published, of those that had any.
+    pub(crate) fn share_units(self) -> Result<BTreeMap<GpuUuid, ShareUnit>, StoreError> {
+        let states = self.context.state.gpus()?.into_iter();
+        Ok(states
+            .filter_map(|(gpu, state)| Some((gpu, state.fine()?.grant.share_unit?)))
+            .collect())
+    }
+
+    /// Opens the state of a GPU: as it counts in this boot, with the instances that records were
+    /// given and the file does not have. A file that cannot be read is made again from the records;
+    /// while one of these cannot be read either, nothing is known of the GPU.
+    pub(crate) fn open(self, gpu: &GpuUuid) -> Result<OpenState, StoreError> {
+        let Context { config, state, .. } = self.context;
+        let records = state.records()?;
+        // Read the file; four answers.
+        let (on_disk, found, writable) = match state.gpu(gpu)? {
+            Stored::Fine(found) => (Some(found.clone()), found, true),
+            Stored::Absent => (Some(GpuState::default()), self.without_file(gpu), true),
+            // A later version knows more about the GPU than can be read here: nothing of it is
+            // guessed, and nothing is written over it.
+            Stored::Newer { .. } => (Some(GpuState::default()), GpuState::default(), false),
             Stored::Corrupt { reason } => {
-                (None, self.remade(gpu).map_err(|error| unreadable(gpu, &reason, &error))?)
+                if any_torn(&records) {
+                    return Err(unreadable(gpu, &reason));
+                }
+                match state.copy_gpu_aside(gpu, self.context.now()) {
+                    // Claims can be let go while the disk is full.
+                    Err(error) if error.is_full() => {}
+                    copied => copied?,
+                }
+                (None, self.remade(gpu, &records), true)
             }
         };
-        change(&mut state);
-        match on_disk {
-            Some(before) if before == state => return Ok(()),
-            Some(_) => {}
-            None => self.state.copy_gpu_aside(gpu, self.parts.clock.now())?,
+        // Instances do not outlast a boot, and records know of some that the file lacks.
+        let mut state = found.in_boot(&config.boot);
+        state.add_given(gpu, &config.boot, fine(&records));
+        Ok(OpenState {
+            state,
+            on_disk,
+            writable,
+        })
+    }
+
+    /// Writes the state of a GPU if it differs from the file.
+    pub(crate) fn save(self, gpu: &GpuUuid, open: &mut OpenState) -> Result<(), StoreError> {
+        let is_so = |on_disk: &GpuState| {
+            *on_disk == open.state || (on_disk.is_default() && open.state.is_default())
+        };
+        if !open.writable || open.on_disk.as_ref().is_some_and(is_so) {
+            return Ok(());
         }
-        self.state.write_gpu(gpu, &state)
+        self.context.state.write_gpu(gpu, &open.state)?;
+        open.on_disk = Some(open.state.clone());
+        Ok(())
     }
 
-    /// What is kept about a GPU; the default where that cannot be read.
-    pub(crate) fn gpu_state(&self, gpu: &GpuUuid) -> Result<GpuState, StoreError> {
-        Ok(self.state.gpu(gpu)?.fine().cloned().unwrap_or_default())
-    }
-
-    /// Changes a setting of a GPU, which is noted in its state before. A change that was not made leaves the settings that
-    /// were noted then. Under the GPU's lock.
-    pub(crate) fn change_setting(
-        &self,
-        gpu: &GpuUuid,
-        note: impl FnOnce(&mut GpuState),
-        change: impl FnOnce() -> Result<(), StepError>,
-    ) -> Result<(), StepFailed> {
-        let mut before = GpuState::default();
-        self.change_gpu(gpu, |state| {
-            before = state.clone();
-            note(state);
-        })?;
-        let done = change();
-        if let Err(StepError::NotDone(_)) = done {
-            self.change_gpu(gpu, |state| {
-                let GpuState { baseline, applied, compute_mode_found, .. } = before;
-                *state = GpuState { baseline, applied, compute_mode_found, ..std::mem::take(state) };
-            })?;
+    /// Writes the state of a GPU after something of it is gone. A failure holds nothing back: the
+    /// next look finds again that it is gone.
+    pub(crate) fn save_later(self, gpu: &GpuUuid, open: &mut OpenState) {
+        if let Err(error) = self.save(gpu, open) {
+            tracing::warn!(%gpu, error = chain(&error), "failed to update the GPU's file, will retry");
         }
-        Ok(done?)
     }
 
-    /// What is known of a GPU that has no file, or whose file cannot be read: what was granted.
-    pub(crate) fn without_file(&self, gpu: &GpuUuid) -> GpuState {
+    /// Returns the state of a GPU without a file: what was granted to this process.
+    pub(crate) fn without_file(self, gpu: &GpuUuid) -> GpuState {
         let mut state = GpuState::default();
-        if let Some(grant) = self.grants.lock().unwrap_or_else(PoisonError::into_inner).get(gpu) {
+        let grants = lock(&self.context.grants);
+        if let Some(grant) = grants.get(gpu) {
             state.take(grant);
         }
         state
     }
 
-    /// What the claims' records say about a GPU whose file cannot be read: the instances that were made. What its settings
-    /// were before us is not known any more, so they are taken for what they are now.
-    fn remade(&self, gpu: &GpuUuid) -> Result<GpuState, String> {
-        let mut state = self.without_file(gpu);
-        for (uid, stored) in self.state.records().map_err(|error| chain(&error))? {
-            match stored.as_ref() {
-                Stored::Fine(record) => {
-                    note_instances(&mut state, gpu, record);
-                }
-                Stored::Newer { .. } | Stored::Absent => {}
-                Stored::Corrupt { .. } => {
-                    return Err(format!("the record of claim UID {uid} cannot be read either"));
+    /// Makes the state of a GPU again whose file is damaged. Its settings before us are not known
+    /// any more, so they are taken for what they are now.
+    fn remade(self, gpu: &GpuUuid, records: &Records) -> GpuState {
+        let boot = &self.context.config.boot;
+        let mut state = self.without_file(gpu).in_boot(boot);
+        state.add_given(gpu, boot, fine(records));
+        state.add_unsure(gpu, boot, fine(records));
+        state
+    }
+
+    /// Returns the instances that were made for claims and that no record holds, by claim.
+    pub(crate) fn strays(self) -> Result<BTreeMap<ClaimUid, MadeFor>, StoreError> {
+        let Context { config, state, .. } = self.context;
+        let (gpus, records) = (state.gpus()?, state.records()?);
+        let mut strays = BTreeMap::<ClaimUid, MadeFor>::new();
+        for (gpu, stored) in &gpus {
+            let noted = stored.fine().into_iter();
+            for (place, instance) in noted.flat_map(|state| state.instances_in(&config.boot)) {
+                if !is_held(gpu, place, &records) {
+                    let of_claim = strays.entry(instance.made_for.clone()).or_default();
+                    of_claim.insert((gpu.clone(), place), instance.clone());
                 }
             }
         }
-        Ok(state)
+        Ok(strays)
     }
 
-    /// Notes an instance that is about to be made for a claim, or what has become of it.
-    pub(crate) fn own_instance(&self, record: &Record, state: &StepState) -> Result<(), StoreError> {
-        self.change_gpu(state.step.gpu(), |of_gpu| note_instance(of_gpu, record, state))
+    /// Returns the strays that were made for one claim.
+    pub(crate) fn strays_of(self, uid: &ClaimUid) -> Result<MadeFor, StoreError> {
+        Ok(self.strays()?.remove(uid).unwrap_or_default())
     }
 
-    /// Notes the instances of a record that the files of their GPUs do not have: a version before this one has made them,
-    /// or has dropped the notes. Under the claim's lock: what is noted of a claim changes under that only.
-    pub(crate) fn own_instances(&self, record: &Record) -> Result<(), StoreError> {
-        let noted = self.instances_of(&record.uid)?;
-        let is_noted = |state: &&StepState| noted.iter().any(|known| known.step == state.step);
-        let own = record.steps.iter().filter(|s| s.step.is_owned() && s.progress != Progress::Undone);
-        for state in own.filter(|state| !is_noted(state)) {
-            let Ok(_lock) = self.lock_gpu(state.step.gpu()) else { continue };
-            self.own_instance(record, state)?;
-        }
-        Ok(())
-    }
-
-    /// The steps that made instances in this boot, by claim, as the GPUs' files have them.
-    pub(crate) fn instances(&self) -> Result<BTreeMap<ClaimUid, Vec<StepState>>, StoreError> {
-        let mut by_claim = BTreeMap::<_, Vec<_>>::new();
-        for stored in self.state.gpus()?.values() {
-            let all = stored.fine().into_iter().flat_map(|state| &state.instances);
-            for made in all.filter(|made| made.boot == self.config.boot) {
-                by_claim.entry(made.claim.clone()).or_default().push(made.state.clone());
+    /// Returns the strays that were made for one claim and still live, and drops the notes of those
+    /// that do not; what cannot be read counts as there. Open questions have been settled. Under
+    /// the locks of the GPUs concerned.
+    pub(crate) fn living_of(self, uid: &ClaimUid) -> Result<MadeFor, StoreError> {
+        let mut living = MadeFor::new();
+        for ((gpu, place), instance) in self.strays_of(uid)? {
+            let filling = self.hardware.filling(&gpu, place);
+            let lives = filling.map_or(true, |there| {
+                there.is_some_and(|there| there.is(&instance.life))
+            });
+            // A note about what is gone is dropped; a failure to write it is found again.
+            if lives {
+                living.insert((gpu, place), instance);
+            } else {
+                let mut open = self.open(&gpu)?;
+                open.state.instances.remove(&place);
+                self.save_later(&gpu, &mut open);
             }
         }
-        Ok(by_claim)
+        Ok(living)
     }
 
-    /// Those that were made for one claim.
-    pub(crate) fn instances_of(&self, uid: &ClaimUid) -> Result<Vec<StepState>, StoreError> {
-        Ok(self.instances()?.remove(uid).unwrap_or_default())
-    }
-
-    pub(crate) fn fence(&self, record: &Record, gpu: &GpuUuid, reason: &str) -> Result<(), StoreError> {
-        let (claim, boot) = (Some(record.uid.clone()), self.config.boot.clone());
-        let fence = Fence { claim, reason: reason.to_owned(), boot };
-        self.change_gpu(gpu, |state| {
-            state.fences.retain(|other| other.claim != fence.claim);
-            state.fences.push(fence);
-        })
-    }
-
-    /// A claim has nothing left on these GPUs: no instance and no open question.
-    pub(crate) fn forget_on(&self, gpus: &BTreeSet<GpuUuid>, uid: &ClaimUid) -> Result<(), StoreError> {
-        for gpu in gpus {
-            self.change_gpu(gpu, |state| {
-                state.fences.retain(|fence| fence.claim.as_ref() != Some(uid));
-                state.instances.retain(|instance| instance.claim != *uid);
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Puts the files of GPUs right: what cannot be read is made again; fences whose claim has no record any more, or of
-    /// another boot, are lifted; notes of another boot, and of steps that a claim's record does not have, are dropped (the
-    /// note comes before the record, and the step after both).
-    pub(crate) fn check_gpus(&self, report: &mut Report) {
-        let states = match self.state.gpus() {
-            Ok(states) => states,
-            Err(error) => return report.events.push(Event::failed(None, &error)),
-        };
-        for (gpu, stored) in states {
-            let settled = match stored.as_ref() {
-                Stored::Fine(state) => state.fences.is_empty() && state.instances.is_empty(),
-                Stored::Corrupt { .. } => false,
-                Stored::Absent | Stored::Newer { .. } => true,
-            };
-            if settled {
+    /// Returns GPU instances that neither a GPU's file nor a record accounts for: they were created
+    /// outside of divvy and are never changed. For taints. A GPU that a call is working on, or that
+    /// does not answer, keeps its last answer.
+    pub(crate) fn foreign(self) -> Instances {
+        let inventory = self.context.parts.inventory.inventory();
+        let able = inventory
+            .iter()
+            .flat_map(|inventory| inventory.gpus.values());
+        let gpus: Vec<_> = able
+            .filter(|gpu| gpu.facts.mig_mode != MigMode::Unsupported)
+            .map(|gpu| gpu.facts.uuid.clone())
+            .collect();
+        let mut last = lock(&self.context.last_foreign);
+        for gpu in &gpus {
+            // Under the lock nothing is made or removed between the two answers.
+            let Ok(_lock) = self.context.lock_gpu(gpu) else {
                 continue;
+            };
+            let Ok(mut living) = self.hardware.instances(gpu) else {
+                continue;
+            };
+            // Most GPUs have none, and then no file is read.
+            if !living.is_empty() {
+                match self.accounted(gpu) {
+                    Some(Ok(state)) => {
+                        living.retain(|one| !state.accounts_for(&self.context.config.boot, one));
+                    }
+                    // A record of a later version may be about anything on its GPUs.
+                    Some(Err(LaterVersion)) => living.clear(),
+                    None => continue,
+                }
             }
-            let Ok(_lock) = self.lock_gpu(&gpu) else { continue };
-            match self.check_gpu(&gpu) {
-                Ok(true) => report.events.push(Event::FenceCleared { gpu }),
-                Ok(false) => {}
-                Err(error) => report.events.push(Event::failed(None, &error)),
-            }
+            last.insert(gpu.clone(), living);
         }
+        last.retain(|gpu, living| gpus.contains(gpu) && !living.is_empty());
+        last.clone()
     }
 
-    /// Whether the GPU was fenced and is no longer.
-    fn check_gpu(&self, gpu: &GpuUuid) -> Result<bool, StoreError> {
-        let was_fenced = |state: &Stored<GpuState>| match state {
-            Stored::Fine(state) => !state.fences.is_empty(),
-            Stored::Corrupt { .. } => true,
-            Stored::Absent | Stored::Newer { .. } => false,
+    /// Returns what accounts for the instances of a GPU; `None` if that cannot be read.
+    fn accounted(self, gpu: &GpuUuid) -> Option<Result<GpuState, LaterVersion>> {
+        let Context { config, state, .. } = self.context;
+        let records = state.records().ok()?;
+        let of_gpu = match state.gpu(gpu).ok()? {
+            Stored::Fine(found) => found,
+            Stored::Absent | Stored::Corrupt { .. } => GpuState::default(),
+            Stored::Newer { .. } => return Some(Err(LaterVersion)),
         };
-        let before = was_fenced(&self.state.gpu(gpu)?);
-        let records = self.state.records()?;
-        let gone = |uid: &ClaimUid| !records.contains_key(uid);
-        let is_void = |instance: &OwnedInstance| {
-            let record = records.get(&instance.claim).and_then(|stored| stored.fine());
-            let without = |record: &Record| record.steps.iter().all(|s| s.step != instance.state.step);
-            instance.boot != self.config.boot || record.is_some_and(without)
-        };
-        self.change_gpu(gpu, |state| {
-            state.fences.retain(|f| f.boot == self.config.boot && !f.claim.as_ref().is_some_and(gone));
-            state.instances.retain(|instance| !is_void(instance));
-        })?;
-        Ok(before && !was_fenced(&self.state.gpu(gpu)?))
-    }
-
-    /// Makes the file of a GPU again if it cannot be read: a prepare waits for that.
-    pub(crate) fn repair_gpu(&self, gpu: &GpuUuid) {
-        let Ok(_lock) = self.lock_gpu(gpu) else { return };
-        if let Err(error) = self.change_gpu(gpu, |_| {}) {
-            tracing::warn!(%gpu, error = chain(&error), "failed to rebuild the GPU's state, will retry");
+        let is_newer = records.values().any(|stored| match stored.as_ref() {
+            Stored::Newer { head, .. } => head.gpus.contains(gpu),
+            Stored::Absent | Stored::Corrupt { .. } | Stored::Fine(_) => false,
+        });
+        if is_newer {
+            return Some(Err(LaterVersion));
         }
+        let mut of_gpu = of_gpu.in_boot(&config.boot);
+        of_gpu.add_given(gpu, &config.boot, fine(&records));
+        of_gpu.add_unsure(gpu, &config.boot, fine(&records));
+        Some(Ok(of_gpu))
     }
 }
 
-fn unreadable(gpu: &GpuUuid, reason: &str, why: &str) -> StoreError {
+/// A file that a later version of divvy has written.
+struct LaterVersion;
+
+/// Returns whether a record that can be read holds a place.
+pub(crate) fn is_held(gpu: &GpuUuid, place: Place, records: &Records) -> bool {
+    let devices = fine(records).flat_map(|record: &Record| &record.devices);
+    devices
+        .filter(|device| device.gpu == *gpu)
+        .any(|device| device.own_place() == Some(place))
+}
+
+fn unreadable(gpu: &GpuUuid, reason: &str) -> StoreError {
     StoreError {
-        what: format!("the state of {gpu} ({reason}; {why})"),
+        what: format!("the state of {gpu} ({reason}; a claim's record cannot be read either)"),
         action: "rebuilt",
         source: std::io::ErrorKind::InvalidData.into(),
-    }
-}
-
-fn note_instances(state: &mut GpuState, gpu: &GpuUuid, record: &Record) {
-    let own = record.steps.iter().filter(|s| s.step.is_owned() && s.step.gpu() == gpu);
-    for step in own.filter(|s| s.progress != Progress::Undone) {
-        note_instance(state, record, step);
-    }
-    if let Phase::Leaving(leaving) = &record.phase
-        && record
-            .steps
-            .iter()
-            .any(|s| matches!(s.progress, Progress::Intended { .. } | Progress::Begun { .. }))
-    {
-        let (claim, reason, boot) = (Some(record.uid.clone()), leaving.reason.clone(), record.boot.clone());
-        state.fences.push(Fence { claim, reason, boot });
-    }
-}
-
-fn note_instance(of_gpu: &mut GpuState, record: &Record, state: &StepState) {
-    let is_it = |i: &OwnedInstance| i.claim == record.uid && i.state.step == state.step;
-    of_gpu.instances.retain(|instance| !is_it(instance));
-    if state.progress != Progress::Undone {
-        let (claim, boot) = (record.uid.clone(), record.boot.clone());
-        of_gpu.instances.push(OwnedInstance { claim, boot, state: state.clone() });
     }
 }

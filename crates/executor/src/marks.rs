@@ -1,15 +1,17 @@
-//! Marks of NVML calls that change a GPU, for the other plugin instance of a rolling update: what one instance has begun
-//! and what may still happen must not look to the other like something that never will.
+//! Marks of NVML calls that change a GPU, for the other plugin instance of a rolling update: what
+//! one instance has begun and what may still happen must not look to the other like something that
+//! never will.
 
-use std::fs::TryLockError;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use divvy_model::{CallMarks, GpuOp, GpuUuid};
 use fs_err as fs;
 
-/// A lock file for each GPU, shared by the calls that are under way: the kernel frees it when the last of them has
-/// returned, or its process is really gone.
+use crate::locked::Locked;
+
+/// A lock file for each GPU, shared by the calls that are under way: the kernel frees it when the
+/// last of them has returned, or its process is really gone.
 #[derive(Debug)]
 pub struct FileMarks {
     dir: PathBuf,
@@ -29,9 +31,13 @@ impl FileMarks {
 impl CallMarks for FileMarks {
     fn mark(&self, gpu: &GpuUuid, op: GpuOp) -> io::Result<Box<dyn Send>> {
         let path = self.path(gpu);
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
-        // Those who ask hold it for a moment only.
-        file.file().lock_shared()?;
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        // Waits for a moment at most: a process that only asks lets go at once.
+        let mut file = Locked::shared(file)?;
         file.set_len(0)?;
         file.write_all(op.name().as_bytes())?;
         Ok(Box::new(file))
@@ -47,14 +53,14 @@ impl CallMarks for FileMarks {
                 return Some(GpuOp::CreateGpuInstance);
             }
         };
-        match file.file().try_lock() {
-            Ok(()) => None,
-            Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {
-                let name = fs::read_to_string(&path).unwrap_or_default();
-                let op = GpuOp::ALL.into_iter().find(|op| op.name() == name);
-                Some(op.unwrap_or(GpuOp::CreateGpuInstance))
-            }
+        // An exclusive lock can be had only while no call holds its share. This one is freed at
+        // once, when it is dropped.
+        if Locked::alone(file).is_ok() {
+            return None;
         }
+        let name = fs::read_to_string(&path).unwrap_or_default();
+        let op = GpuOp::ALL.into_iter().find(|op| op.name() == name);
+        Some(op.unwrap_or(GpuOp::CreateGpuInstance))
     }
 }
 
@@ -63,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_marked_for_as_long_as_a_call_runs_and_calls_do_not_wait_for_each_other() {
+    fn a_gpu_is_marked_while_a_call_runs_and_calls_do_not_wait() {
         let dir = tempfile::tempdir().unwrap();
         let (ours, theirs) = (FileMarks::new(dir.path()), FileMarks::new(dir.path()));
         let gpu = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
@@ -80,6 +86,9 @@ mod tests {
         assert_eq!(ours.marked(&gpu), None);
         fs::write(dir.path().join("file"), b"").unwrap();
         let unreadable = FileMarks::new(dir.path().join("file"));
-        assert!(unreadable.marked(&gpu).is_some(), "a mark that cannot be read is taken for one");
+        assert!(
+            unreadable.marked(&gpu).is_some(),
+            "a mark that cannot be read is taken for one"
+        );
     }
 }

@@ -1,34 +1,37 @@
-//! A GPU belongs to one driver of ours at a time. Two releases of the chart under different driver names publish the
-//! same GPUs, and neither reads the other's records: so the driver whose claims hold a GPU also holds a lock on it, in
-//! a folder that all share.
+//! A GPU belongs to one driver of ours at a time. Two releases of the chart under different driver
+//! names publish the same GPUs, and neither reads the other's records: so the driver whose claims
+//! hold a GPU also holds a lock on it, in a folder that all share.
 //!
-//! `<uuid>.<driver>` is locked, shared, by the instances of that driver: those of a rolling update are not in each
-//! other's way, and the kernel frees it when the last has died. A driver that takes a GPU checks the files of the others,
-//! one at a time (`<uuid>`). An instance takes the GPUs of its records before the kubelet may call it. Between the death of
-//! an instance and the next one's start the GPU looks free: what keeps another driver from it then are the processes on
-//! it and the taint for what others have given out.
+//! `<uuid>.<driver>` is locked, shared, by the instances of that driver: those of a rolling update
+//! are not in each other's way, and the kernel frees it when the last has died. A driver that takes
+//! a GPU checks the files of the others, one at a time (`<uuid>`). An instance takes the GPUs of
+//! its records before the kubelet may call it. Between the death of an instance and the next one's
+//! start the GPU looks free: what keeps another driver from it then are the processes on it and the
+//! taint for what others have given out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::TryLockError;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use divvy_claims::{Claim, Plan, Record, Refusal, Stored, Why};
-use divvy_model::GpuUuid;
+use divvy_claims::{ClaimRef, Record, Stored};
+use divvy_model::{GpuUuid, lock};
 use fs_err as fs;
 
-use crate::{Clock, Executor};
+use crate::Clock;
+use crate::context::Context;
+use crate::locked::Locked;
 
-/// How long the look at the others may take.
+/// Time limit for the look at the others.
 const TURN: Duration = Duration::from_secs(1);
 
 /// The GPUs of this process, by the locks it holds.
 pub(crate) struct Owned {
     dir: PathBuf,
     driver: String,
-    held: Mutex<BTreeMap<GpuUuid, fs::File>>,
+    held: Mutex<BTreeMap<GpuUuid, Locked>>,
 }
 
 /// Why a GPU is not to be had.
@@ -48,11 +51,15 @@ impl From<io::Error> for NotOwned {
 
 impl Owned {
     pub(crate) fn new(dir: PathBuf, driver: String) -> Self {
-        Self { dir, driver, held: Mutex::default() }
+        Self {
+            dir,
+            driver,
+            held: Mutex::default(),
+        }
     }
 
-    fn held(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, fs::File>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, Locked>> {
+        lock(&self.held)
     }
 
     /// Takes a GPU unless another driver has it; `on_behalf` is for that one's messages.
@@ -61,118 +68,147 @@ impl Owned {
             return Ok(());
         }
         fs::create_dir_all(&self.dir)?;
+        // Phase 1: one driver looks at a time. Two that look at once would both find the other's
+        // file free, and both take the GPU.
         let _turn = self.turn(gpu, clock)?;
+        // Phase 2: the files of the other drivers. An exclusive lock that can be had shows that no
+        // instance of that driver holds a share; it is freed at once with the file.
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
             let name = entry.file_name();
-            let Some(driver) =
-                name.to_str().and_then(|name| name.strip_prefix(gpu.as_str())?.strip_prefix('.'))
+            let Some(driver) = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(gpu.as_str())?.strip_prefix('.'))
             else {
                 continue;
             };
             if driver == self.driver {
                 continue;
             }
-            match open(&entry.path())?.file().try_lock() {
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    let for_whom = fs::read_to_string(entry.path()).unwrap_or_default();
+            match Locked::alone(open(&entry.path())?) {
+                Ok(_) => {}
+                Err((_, TryLockError::WouldBlock)) => {
+                    let noted = fs::read_to_string(entry.path()).ok();
+                    let for_whom = noted.filter(|text| !text.is_empty());
+                    let for_whom = for_whom.unwrap_or_else(|| "a claim".to_owned());
                     return Err(NotOwned::By(format!(
                         "driver {driver}, which has prepared {for_whom} on it"
                     )));
                 }
-                Err(TryLockError::Error(error)) => return Err(error.into()),
+                Err((_, TryLockError::Error(error))) => return Err(error.into()),
             }
         }
-        let mut file = open(&self.dir.join(format!("{gpu}.{}", self.driver)))?;
-        file.file().lock_shared()?;
+        // Phase 3: a share of our own. Other drivers try this file only in a turn, which is ours
+        // now: taking the share does not block.
+        let mut file = Locked::shared(open(&self.dir.join(format!("{gpu}.{}", self.driver)))?)?;
         file.set_len(0)?;
         file.write_all(on_behalf.as_bytes())?;
         self.held().insert(gpu.clone(), file);
         Ok(())
     }
 
-    fn turn(&self, gpu: &GpuUuid, clock: &dyn Clock) -> io::Result<fs::File> {
-        let file = open(&self.dir.join(gpu.as_str()))?;
+    fn turn(&self, gpu: &GpuUuid, clock: &dyn Clock) -> io::Result<Locked> {
+        let mut file = open(&self.dir.join(gpu.as_str()))?;
         let until = clock.now() + TURN;
         loop {
-            match file.file().try_lock() {
-                Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) if clock.now() < until => clock.sleep(Duration::from_millis(1)),
-                Err(error) => return Err(error.into()),
-            }
+            file = match Locked::alone(file) {
+                Ok(locked) => return Ok(locked),
+                Err((file, TryLockError::WouldBlock)) if clock.now() < until => file,
+                Err((_, error)) => return Err(error.into()),
+            };
+            clock.sleep(Duration::from_millis(1));
         }
     }
 }
 
 fn open(path: &Path) -> io::Result<fs::File> {
-    fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
 }
 
-/// GPUs of a record that are held, not only looked at by an admin.
+/// Returns the GPUs of a record that are held, not only looked at by an admin.
 fn held_by(record: &Record) -> BTreeSet<GpuUuid> {
-    record.devices.iter().filter(|d| d.kind.needs().is_some()).map(|d| d.gpu.clone()).collect()
+    let held = record.holds().filter(|hold| hold.sharing.holds());
+    held.map(|hold| hold.gpu).collect()
 }
 
-impl Executor {
-    /// Takes the GPUs of a plan; a refusal that names who has one. Under the GPUs' locks.
-    pub(crate) fn take_gpus(&self, claim: &Claim, plan: &Plan) -> Option<Refusal> {
-        let owned = self.owned.as_ref()?;
-        let by = claim.reference().to_string();
-        let mut wanted = plan.devices.iter().filter(|device| device.kind.needs().is_some());
-        wanted.find_map(|device| {
-            let by = match owned.take(&device.gpu, &format!("claim {by}"), &*self.parts.clock) {
-                Ok(()) => return None,
-                Err(NotOwned::By(other)) => other,
+/// Takes GPUs for a claim, before its GPUs are looked at. Returns those that another driver has, or
+/// may have, with that driver in words. Under the GPUs' locks.
+pub(crate) fn take_gpus(
+    context: &Context,
+    claim: &ClaimRef,
+    gpus: &BTreeSet<GpuUuid>,
+) -> BTreeMap<GpuUuid, String> {
+    let Some(owned) = &context.owned else {
+        return BTreeMap::new();
+    };
+    let on_behalf = format!("claim {claim}");
+    let refused = |gpu: &GpuUuid| {
+        let by = match owned.take(gpu, &on_behalf, &*context.parts.clock) {
+            Ok(()) => return None,
+            Err(NotOwned::By(other)) => other,
+            Err(NotOwned::Io(error)) => {
+                format!("an unknown driver (failed to take the locks: {error})")
+            }
+        };
+        Some((gpu.clone(), by))
+    };
+    gpus.iter().filter_map(refused).collect()
+}
+
+/// Lets GPUs go that no record holds any more. Under their locks.
+pub(crate) fn leave_gpus(context: &Context, gpus: &BTreeSet<GpuUuid>) {
+    let Some(owned) = &context.owned else { return };
+    // A record that cannot be read may hold anything.
+    let Ok(records) = context.state.records() else {
+        return;
+    };
+    // A single record that cannot be read keeps all GPUs.
+    let fine: Option<Vec<&Record>> = records.values().map(|stored| stored.fine()).collect();
+    let Some(fine) = fine else { return };
+    let recorded: BTreeSet<GpuUuid> = fine.into_iter().flat_map(held_by).collect();
+    owned
+        .held()
+        .retain(|gpu, _| !gpus.contains(gpu) || recorded.contains(gpu));
+}
+
+/// Takes the GPUs that records hold, and lets those go that none does: a record may have been made
+/// or removed by the process before this one, or by another instance.
+pub(crate) fn own_what_is_recorded(context: &Context) {
+    let Some(owned) = &context.owned else { return };
+    let Ok(records) = context.state.records() else {
+        return;
+    };
+    // Take the GPUs that records hold, those of later versions too.
+    for stored in records.values() {
+        let (gpus, claim) = match stored.as_ref() {
+            Stored::Fine(record) => (held_by(record), Some(record.reference())),
+            Stored::Newer { head, .. } => (head.gpus.iter().cloned().collect(), head.claim.clone()),
+            Stored::Absent | Stored::Corrupt { .. } => continue,
+        };
+        let on_behalf =
+            claim.map_or_else(|| "a claim".to_owned(), |claim| format!("claim {claim}"));
+        for gpu in gpus {
+            match owned.take(&gpu, &on_behalf, &*context.parts.clock) {
+                Ok(()) => {}
+                Err(NotOwned::By(other)) => tracing::error!(
+                    %gpu, on_behalf, other,
+                    "another driver allocated the GPU while this one was down; both use it"
+                ),
                 Err(NotOwned::Io(error)) => {
-                    format!("an unknown driver (failed to take the locks: {error})")
-                }
-            };
-            Some(Why::OtherDriver(by).about(claim, device))
-        })
-    }
-
-    /// Lets those of these GPUs go that no record holds any more. Under their locks.
-    pub(crate) fn leave_gpus(&self, gpus: &BTreeSet<GpuUuid>) {
-        let Some(owned) = &self.owned else { return };
-        // What cannot be read may hold anything.
-        let Ok(records) = self.state.records() else { return };
-        let fine: Option<Vec<&Record>> = records.values().map(|stored| stored.fine()).collect();
-        let Some(fine) = fine else { return };
-        let recorded: BTreeSet<GpuUuid> = fine.into_iter().flat_map(held_by).collect();
-        owned.held().retain(|gpu, _| !gpus.contains(gpu) || recorded.contains(gpu));
-    }
-
-    /// Takes the GPUs that records hold, and lets those go that none does: a record may have been made or removed by
-    /// the process before this one, or by another instance.
-    pub(crate) fn own_what_is_recorded(&self) {
-        let Some(owned) = &self.owned else { return };
-        let Ok(records) = self.state.records() else { return };
-        for stored in records.values() {
-            let (gpus, claim) = match stored.as_ref() {
-                Stored::Fine(record) => (held_by(record), Some(record.reference())),
-                Stored::Newer { head, .. } => (head.gpus.iter().cloned().collect(), head.claim.clone()),
-                Stored::Absent | Stored::Corrupt { .. } => continue,
-            };
-            let on_behalf = claim.map_or_else(|| "a claim".to_owned(), |claim| format!("claim {claim}"));
-            for gpu in gpus {
-                match owned.take(&gpu, &on_behalf, &*self.parts.clock) {
-                    Ok(()) => {}
-                    Err(NotOwned::By(other)) => tracing::error!(
-                        %gpu, on_behalf, other,
-                        "another driver allocated the GPU while this one was down; both use it"
-                    ),
-                    Err(NotOwned::Io(error)) => {
-                        tracing::error!(%gpu, %error, "failed to lock the GPU against other drivers");
-                    }
+                    tracing::error!(%gpu, %error, "failed to lock the GPU against other drivers");
                 }
             }
         }
-        let held: Vec<GpuUuid> = owned.held().keys().cloned().collect();
-        for gpu in held {
-            if let Ok(_lock) = self.lock_gpu(&gpu) {
-                self.leave_gpus(&BTreeSet::from([gpu]));
-            }
+    }
+    // Leave those that none holds, each under its lock: a prepare may be about to write a record.
+    let held: Vec<GpuUuid> = owned.held().keys().cloned().collect();
+    for gpu in held {
+        if let Ok(_lock) = context.lock_gpu(&gpu) {
+            leave_gpus(context, &BTreeSet::from([gpu]));
         }
     }
 }
@@ -211,6 +247,9 @@ mod tests {
         let _looks = looks();
         let hangs = Busy(Mutex::new((Duration::ZERO, None)));
         let error = owned.turn(&gpu, &hangs).unwrap_err();
-        assert_eq!((error.kind(), hangs.now()), (io::ErrorKind::WouldBlock, TURN));
+        assert_eq!(
+            (error.kind(), hangs.now()),
+            (io::ErrorKind::WouldBlock, TURN)
+        );
     }
 }

@@ -1,53 +1,22 @@
-//! What the executor needs from others, as traits: filled by the kubelet plugin, faked in tests.
+//! The needs of the executor from others, as traits: filled by the kubelet plugin, faked in tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
-use divvy_claims::{
-    Attributes, Claim, ClaimRef, Observed, Outcome, ProcessOnGpu, RecordedDevice, StepError, StepState,
-};
-use divvy_model::mig::{GpuInstance, GpuInstanceId, Partition};
-use divvy_model::{ClaimUid, ComputeMode, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory, MigMode};
+use divvy_claims::{Attributes, Claim, ClaimRef, ProcessOnGpu, RecordedDevice};
+use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory};
 
 use crate::EditsError;
 
-/// Changes to hardware. Called under the GPU's lock. All blocking; none retries.
-pub trait Steps: Send + Sync {
-    /// Instances on a partition's GPU, recorded with the intent to make it.
-    fn before(&self, wanted: &Partition) -> Result<Vec<GpuInstanceId>, StepError>;
-    /// Turns MIG mode of a GPU on or off.
-    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepError>;
-    fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), StepError>;
-    /// Makes a partition, which consists of several things: each is reported as soon as it exists, for the record. The
-    /// outcome of a call past its deadline is [`StepError::Unknown`].
-    fn create(&self, wanted: &Partition, so_far: &mut dyn FnMut(Outcome)) -> Result<Outcome, StepError>;
-    /// What became of making a partition, if that is not recorded. `before` is what was there when it began.
-    fn probe(&self, wanted: &Partition, before: &[GpuInstanceId]) -> Observed;
-    /// Removes what was made of a partition. Something that is already gone is a success: a crash may have cut an undo
-    /// short.
-    fn undo(&self, wanted: &Partition, made: &Outcome) -> Result<(), StepError>;
-    /// MIG mode of a GPU now.
-    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError>;
-    /// GPU instances that live on a GPU now; none while MIG mode is off.
-    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError>;
-    /// What exists at the exact placement of a partition, created by divvy or not.
-    fn living(&self, wanted: &Partition) -> Result<Option<Outcome>, GpuError>;
-}
-
-/// What a container needs for a device.
+/// Source of what a container needs for a device.
 pub trait DeviceEdits: Send + Sync {
-    /// What every container of a claim gets: driver files, control nodes, environment.
+    /// Returns what every container of a claim gets: driver files, control nodes, environment.
     fn common(&self) -> Result<Arc<CommonEdits>, EditsError>;
-    /// What a container with this device gets. `steps` has what the claim's hardware steps made.
-    fn device(
-        &self,
-        gpu: &Gpu,
-        device: &RecordedDevice,
-        steps: &[StepState],
-    ) -> Result<ContainerEdits, EditsError>;
-    /// What is published of a device, for its metadata.
+    /// Returns what a container with this device gets.
+    fn device(&self, gpu: &Gpu, device: &RecordedDevice) -> Result<ContainerEdits, EditsError>;
+    /// Returns what is published of a device, for its metadata.
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes;
 }
 
@@ -55,14 +24,14 @@ pub trait DeviceEdits: Send + Sync {
 pub trait InventorySource: Send + Sync {
     /// `None` while the NVIDIA driver has not answered yet.
     fn inventory(&self) -> Option<Arc<Inventory>>;
-    /// This GPU was changed just now (its MIG mode): what was read of it before is old, its minor number too. When this
-    /// returns, [`InventorySource::inventory`] knows.
+    /// This GPU was changed just now (its MIG mode): what was read of it before is old, its minor
+    /// number too. When this returns, [`InventorySource::inventory`] knows.
     fn changed(&self, gpu: &GpuUuid) {
         let _ = gpu;
     }
 }
 
-/// What the API says about a claim.
+/// Answer of the API about a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Lookup {
     /// It is there, with these devices of ours on this node (perhaps none).
@@ -75,25 +44,27 @@ pub enum Lookup {
 
 /// Asks the API server. Blocking; called without any lock held.
 pub trait ClaimsApi: Send + Sync {
-    /// Looks a claim up; without its name (a record that cannot be read) by listing. An answer that has not come by
-    /// `until` (time since boot) is [`Lookup::Unknown`].
+    /// Looks a claim up; without its name (a record that cannot be read) by listing. An answer that
+    /// has not come by `until` (time since boot) is [`Lookup::Unknown`].
     fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup;
 
-    /// Numbers in the names of this node's published devices, with the GPUs they are published for. Asked when there is
-    /// no usable file of numbers.
+    /// Numbers in the names of this node's published devices, with the GPUs they are published for.
+    /// Asked when there is no usable file of numbers.
     fn published_numbers(&self) -> Result<Vec<(u32, GpuUuid)>, String>;
 
-    /// Numbers in the names of this node's devices that claims have allocated. Asked when the file of numbers is lost.
+    /// Numbers in the names of this node's devices that claims have allocated. Asked when the file
+    /// of numbers is lost.
     fn allocated_numbers(&self) -> Result<Vec<u32>, String>;
 }
 
-/// Who uses a GPU.
+/// Source of the processes on a GPU.
 pub trait ProcessSource: Send + Sync {
     /// Processes with a context on the GPU.
     fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError>;
 }
 
-/// Processes as listed by NVML, with their pods from `pods` (from `/proc/<pid>/cgroup`; empty if unknown).
+/// Processes as listed by NVML, with their pods from `pods` (from `/proc/<pid>/cgroup`; empty if
+/// unknown).
 pub struct DriverProcesses<P = fn(&[u32]) -> BTreeMap<u32, String>> {
     pub gpus: Arc<dyn GpuDriver>,
     /// Finds the pod UIDs of processes.
@@ -104,7 +75,11 @@ impl<P: Fn(&[u32]) -> BTreeMap<u32, String> + Send + Sync> ProcessSource for Dri
     fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
         let found = self.gpus.processes(gpu)?;
         let pids: Vec<_> = found.iter().map(|p| p.pid).collect();
-        let known = if pids.is_empty() { BTreeMap::new() } else { (self.pods)(&pids) };
+        let known = if pids.is_empty() {
+            BTreeMap::new()
+        } else {
+            (self.pods)(&pids)
+        };
         let process = |p: GpuProcess| ProcessOnGpu {
             pid: p.pid,
             gpu_instance: p.gpu_instance,

@@ -1,4 +1,4 @@
-//! What reconcile and restore did, for logs, Events and metrics.
+//! Report of what reconcile and restore did, for logs, Events and metrics.
 
 use std::error::Error;
 
@@ -7,12 +7,15 @@ use serde::Serialize;
 
 use crate::{LockError, UnprepareCause, chain};
 
-/// One thing that was done, or could not be.
+/// A thing that was done, or could not be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "event", rename_all = "camelCase")]
 pub enum Event {
     /// A CDI file had vanished or was out of date.
     CdiRestored { claim: ClaimUid },
+    /// The CDI file of a claim was removed because a partition of it is gone: a container that
+    /// starts again must not get the device nodes of another instance.
+    CdiWithdrawn { claim: ClaimUid },
     /// A record of an earlier boot was carried out again.
     ExecutedAgain { claim: ClaimUid },
     /// A prepare that a crash had cut short was taken back.
@@ -28,22 +31,23 @@ pub enum Event {
     /// A record that could not be read, of a claim that is gone, was set aside.
     SetAside {
         claim: ClaimUid,
-        /// What was wrong with it.
+        /// The damage.
         reason: String,
     },
     /// A CDI file of ours without a record was removed.
     CdiRemoved { file: String },
     /// A GPU is no longer fenced.
     FenceCleared { gpu: GpuUuid },
-    /// A GPU has the time slice or compute mode back that it had before claims needed another.
+    /// A GPU has the MIG mode, time slice or compute mode back that it had before claims needed
+    /// another.
     SettingsGivenBack { gpu: GpuUuid },
     /// A claim holds on to its devices although it should not need them; looked at again next time.
     Kept { claim: ClaimUid, why: String },
     /// Something failed; tried again next time.
     Failed {
-        /// Whose, if a claim's.
+        /// The claim that it is about, if any.
         claim: Option<ClaimUid>,
-        /// What, with all causes.
+        /// The error with all causes.
         error: String,
     },
 }
@@ -51,10 +55,14 @@ pub enum Event {
 impl Event {
     /// Something about a claim, or about none, failed.
     pub(crate) fn failed(claim: Option<&ClaimUid>, error: &dyn Error) -> Self {
-        Self::Failed { claim: claim.cloned(), error: chain(error) }
+        Self::Failed {
+            claim: claim.cloned(),
+            error: chain(error),
+        }
     }
 
-    /// What came of a look at a claim. One that another call is working on is left for the next time.
+    /// Returns the outcome of a look at a claim. A claim that another call is working on is left
+    /// for the next time.
     pub(crate) fn of(claim: &ClaimUid, done: Result<Option<Self>, UnprepareCause>) -> Option<Self> {
         match done {
             Err(UnprepareCause::Lock(LockError::TimedOut { .. })) => None,
@@ -63,9 +71,9 @@ impl Event {
     }
 }
 
-/// What was done, in order.
+/// Things that were done, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// One entry each.
+    /// An entry for each.
     pub events: Vec<Event>,
 }

@@ -1,15 +1,16 @@
 //! Records, GPU states, tombstones and ordinals as values, over the [`Store`]'s files.
 //!
-//! All records are looked at in every prepare (who holds this GPU?), so parsed ones are kept with the stamp of the file
-//! they came from. The folder is listed each time: another plugin instance may have changed it.
+//! All records are looked at in every prepare (who holds this GPU?), so parsed ones are kept with
+//! the stamp of the file they came from. The folder is listed each time: another plugin instance
+//! may have changed it.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_claims::{GpuState, Record, Stored, decode_ordinals, encode_ordinals};
-use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals};
+use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals, lock};
 use serde::{Deserialize, Serialize};
 
 use crate::{Durability, Entry, Folder, LockGuard, Stamp, Store, StoreError, chain};
@@ -17,14 +18,15 @@ use crate::{Durability, Entry, Folder, LockGuard, Stamp, Store, StoreError, chai
 /// All records by claim, shared with the cache.
 pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
 
-/// What is kept about GPUs, shared with the cache.
+/// States of GPUs, shared with the cache.
 pub(crate) type Gpus = BTreeMap<GpuUuid, Arc<Stored<GpuState>>>;
 
 /// Files of a folder as they were read, each with its stamp.
 type Parsed<K, T> = Mutex<BTreeMap<K, (Stamp, Arc<Stored<T>>)>>;
 
-/// When the newest unprepare of a claim arrived: a prepare that arrived before, at the other plugin instance, must not
-/// bring the claim back. Not synced: after a loss of power there is no call left that could come late.
+/// When the newest unprepare of a claim arrived: a prepare that arrived before, at the other plugin
+/// instance, must not bring the claim back. Not synced: after a loss of power there is no call left
+/// that could come late.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tombstone {
     pub(crate) boot: BootId,
@@ -42,7 +44,7 @@ pub(crate) struct StateFiles {
 struct File {
     folder: Folder,
     name: String,
-    /// What it is, for people.
+    /// The file in words, for people.
     what: String,
 }
 
@@ -56,28 +58,51 @@ impl File {
     }
 
     fn gpu(gpu: &GpuUuid) -> Self {
-        Self { folder: Folder::Gpus, name: format!("{gpu}.json"), what: format!("the state of {gpu}") }
+        Self {
+            folder: Folder::Gpus,
+            name: format!("{gpu}.json"),
+            what: format!("the state of {gpu}"),
+        }
     }
 
     fn tombstone(uid: &ClaimUid) -> Self {
         let what = format!("the tombstone of claim UID {uid}");
-        Self { folder: Folder::Tombstones, name: format!("{uid}.json"), what }
+        Self {
+            folder: Folder::Tombstones,
+            name: format!("{uid}.json"),
+            what,
+        }
     }
 
     fn ordinals() -> Self {
         let what = "the file of GPU numbers".to_owned();
-        Self { folder: Folder::Node, name: "ordinals.json".to_owned(), what }
+        Self {
+            folder: Folder::Node,
+            name: "ordinals.json".to_owned(),
+            what,
+        }
     }
 }
 
-fn cannot(action: &'static str, what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StoreError {
+fn cannot(
+    action: &'static str,
+    what: impl Into<String>,
+) -> impl FnOnce(std::io::Error) -> StoreError {
     let what = what.into();
-    move |source| StoreError { what, action, source }
+    move |source| StoreError {
+        what,
+        action,
+        source,
+    }
 }
 
 impl StateFiles {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, parsed_records: Mutex::default(), parsed_gpus: Mutex::default() }
+        Self {
+            store,
+            parsed_records: Mutex::default(),
+            parsed_gpus: Mutex::default(),
+        }
     }
 
     fn list(&self, folder: Folder, what: &str) -> Result<Vec<Entry>, StoreError> {
@@ -85,18 +110,22 @@ impl StateFiles {
     }
 
     fn read(&self, file: File) -> Result<Option<Vec<u8>>, StoreError> {
-        self.store.read(file.folder, &file.name).map_err(cannot("read", file.what))
+        self.store
+            .read(file.folder, &file.name)
+            .map_err(cannot("read", file.what))
     }
 
-    /// One of the four answers. A file whose content the disk does not give is as bad as a torn one, and no worse; any other
-    /// failure says nothing of the file.
+    /// Returns one of the four answers. A file whose content the disk does not give is as bad as a
+    /// torn one, and no worse; any other failure says nothing of the file.
     fn stored<T>(
         &self,
         file: File,
         decode: impl FnOnce(&[u8]) -> Stored<T>,
     ) -> Result<Stored<T>, StoreError> {
         match self.read(file) {
-            Err(error) if error.is_bad_block() => Ok(Stored::Corrupt { reason: chain(&error) }),
+            Err(error) if error.is_bad_block() => Ok(Stored::Corrupt {
+                reason: chain(&error),
+            }),
             read => Ok(read?.map_or(Stored::Absent, |bytes| decode(&bytes))),
         }
     }
@@ -111,8 +140,8 @@ impl StateFiles {
         removed.map(drop).map_err(cannot("removed", file.what))
     }
 
-    /// Keeps the bytes of a file that cannot be read, for people. The file itself stays until it is replaced or removed: a
-    /// crash in between must not look like "nothing there".
+    /// Keeps the bytes of a file that cannot be read, for people. The file itself stays until it is
+    /// replaced or removed: a crash in between must not look like "nothing there".
     fn copy_aside(&self, file: File, name: &str, now: Duration) -> Result<(), StoreError> {
         let what = format!("a copy of {}", file.what);
         let bytes = match self.read(file) {
@@ -120,12 +149,18 @@ impl StateFiles {
             read => read?,
         };
         let Some(bytes) = bytes else { return Ok(()) };
-        let copy = File { folder: Folder::Corrupt, name: format!("{name}-{}", now.as_millis()), what };
+        let copy = File {
+            folder: Folder::Corrupt,
+            name: format!("{name}-{}", now.as_millis()),
+            what,
+        };
         self.write(copy, &bytes, Durability::Lazy).map(drop)
     }
 
     /// Changes when a record comes or goes, mostly (see [`Store::stamp`]).
     pub(crate) fn records_stamp(&self) -> Option<Stamp> {
+        // A folder that cannot be read has no stamp: a call that waits for a change then looks
+        // again when its time comes.
         self.store.stamp(Folder::Claims).ok()
     }
 
@@ -134,7 +169,12 @@ impl StateFiles {
     }
 
     pub(crate) fn records(&self) -> Result<Records, StoreError> {
-        self.all(Folder::Claims, "the folder of claim records", &self.parsed_records, |uid| self.record(uid))
+        self.all(
+            Folder::Claims,
+            "the folder of claim records",
+            &self.parsed_records,
+            |uid| self.record(uid),
+        )
     }
 
     /// All files of a folder by name; those that have not changed since are not read again.
@@ -152,15 +192,21 @@ impl StateFiles {
             .collect();
         let (mut all, mut unread) = (BTreeMap::new(), Vec::new());
         {
-            let mut parsed = locked(parsed);
+            // Take what is known by its stamp; the rest is read without the lock.
+            let mut parsed = lock(parsed);
             for (key, stamp) in &listed {
                 match parsed.get(key) {
-                    Some((known, value)) if known == stamp => drop(all.insert(key.clone(), value.clone())),
+                    // An equal stamp is the same content: a file is always replaced, with an inode
+                    // and a time of its own.
+                    Some((known, value)) if known == stamp => {
+                        drop(all.insert(key.clone(), value.clone()));
+                    }
                     _ => unread.push((key.clone(), *stamp)),
                 }
             }
             parsed.retain(|key, _| listed.contains_key(key));
         }
+        // Read what is new or was changed, by this instance or the other.
         for (key, stamp) in unread {
             let value = read(&key)?;
             // Removed since it was listed.
@@ -173,30 +219,47 @@ impl StateFiles {
             if matches!(*value, Stored::Corrupt { .. }) {
                 continue;
             }
-            // If the file was replaced between listing and reading, the next listing has another stamp.
-            locked(parsed).insert(key, (stamp, value));
+            // If the file was replaced between listing and reading, the next listing has another
+            // stamp.
+            lock(parsed).insert(key, (stamp, value));
         }
         Ok(all)
     }
 
     pub(crate) fn write_record(&self, record: &Record) -> Result<(), StoreError> {
-        let stamp = self.write(File::record(&record.uid), &record.encode(), Durability::Synced)?;
+        // On disk first, then in the cache: another thread that finds the record in memory may rely
+        // on it, whatever crashes.
+        let stamp = self.write(
+            File::record(&record.uid),
+            &record.encode(),
+            Durability::Synced,
+        )?;
         // The next look at all records need not read this one.
         let value = (stamp, Arc::new(Stored::Fine(record.clone())));
-        locked(&self.parsed_records).insert(record.uid.clone(), value);
+        lock(&self.parsed_records).insert(record.uid.clone(), value);
         Ok(())
     }
 
     /// Writes a record as it was before; unless it still is so.
     pub(crate) fn put_back(&self, record: &Record) -> Result<(), StoreError> {
-        if self.record(&record.uid)?.fine() == Some(record) { Ok(()) } else { self.write_record(record) }
+        if self.record(&record.uid)?.fine() == Some(record) {
+            Ok(())
+        } else {
+            self.write_record(record)
+        }
     }
 
     pub(crate) fn remove_record(&self, uid: &ClaimUid) -> Result<(), StoreError> {
+        // The cached value may stay: a listing without the file drops it, and nothing reads the
+        // cache without a listing.
         self.remove(File::record(uid), Durability::Synced)
     }
 
-    pub(crate) fn copy_record_aside(&self, uid: &ClaimUid, now: Duration) -> Result<(), StoreError> {
+    pub(crate) fn copy_record_aside(
+        &self,
+        uid: &ClaimUid,
+        now: Duration,
+    ) -> Result<(), StoreError> {
         self.copy_aside(File::record(uid), &format!("claim-{uid}"), now)
     }
 
@@ -208,7 +271,14 @@ impl StateFiles {
         let surplus = files.len().saturating_sub(keep);
         for Entry { name, .. } in files.into_iter().take(surplus) {
             let what = format!("the unreadable file {name}");
-            self.remove(File { folder: Folder::Corrupt, name, what }, Durability::Lazy)?;
+            self.remove(
+                File {
+                    folder: Folder::Corrupt,
+                    name,
+                    what,
+                },
+                Durability::Lazy,
+            )?;
         }
         Ok(())
     }
@@ -218,7 +288,12 @@ impl StateFiles {
     }
 
     pub(crate) fn gpus(&self) -> Result<Gpus, StoreError> {
-        self.all(Folder::Gpus, "the folder of GPU states", &self.parsed_gpus, |gpu| self.gpu(gpu))
+        self.all(
+            Folder::Gpus,
+            "the folder of GPU states",
+            &self.parsed_gpus,
+            |gpu| self.gpu(gpu),
+        )
     }
 
     /// Writes a GPU's state; the default needs no file.
@@ -226,7 +301,8 @@ impl StateFiles {
         if state.is_default() {
             self.remove(File::gpu(gpu), Durability::Synced)
         } else {
-            self.write(File::gpu(gpu), &state.encode(), Durability::Synced).map(drop)
+            self.write(File::gpu(gpu), &state.encode(), Durability::Synced)
+                .map(drop)
         }
     }
 
@@ -236,16 +312,24 @@ impl StateFiles {
 
     /// A tombstone that cannot be read was of another time: none lasts.
     pub(crate) fn tombstone(&self, uid: &ClaimUid) -> Result<Option<Tombstone>, StoreError> {
-        Ok(self.read(File::tombstone(uid))?.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+        Ok(self
+            .read(File::tombstone(uid))?
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
-    pub(crate) fn write_tombstone(&self, uid: &ClaimUid, tombstone: &Tombstone) -> Result<(), StoreError> {
+    pub(crate) fn write_tombstone(
+        &self,
+        uid: &ClaimUid,
+        tombstone: &Tombstone,
+    ) -> Result<(), StoreError> {
+        // Cannot fail: a boot id and a time are plain values.
         let bytes = serde_json::to_vec(tombstone).unwrap_or_default();
-        self.write(File::tombstone(uid), &bytes, Durability::Lazy).map(drop)
+        self.write(File::tombstone(uid), &bytes, Durability::Lazy)
+            .map(drop)
     }
 
-    /// Removes tombstones of another boot, and those made before `before`. `lock` takes a claim's lock if it is free; that
-    /// of a claim that is being worked on is left for the next time.
+    /// Removes tombstones of another boot, and those made before `before`. `lock` takes a claim's
+    /// lock if it is free; that of a claim that is being worked on is left for the next time.
     pub(crate) fn prune_tombstones(
         &self,
         boot: &BootId,
@@ -271,14 +355,18 @@ impl StateFiles {
         Ok(())
     }
 
-    /// The numbers; none while there is no file. Without them no device name means anything: they are not guessed.
+    /// The numbers; none while there is no file. Without them no device name means anything: they
+    /// are not guessed.
     pub(crate) fn ordinals(&self) -> Result<Ordinals, StoreError> {
         match self.stored_ordinals()? {
             Stored::Fine(numbers) => Ok(numbers),
+            // An empty map resolves no name: a prepare that needs a number is refused, and none is
+            // made up.
             Stored::Absent | Stored::Newer { .. } => Ok(Ordinals::default()),
             Stored::Corrupt { reason } => {
                 let File { name, what, .. } = File::ordinals();
-                let what = format!("{what} node/{name} (rebuilt when the GPUs and the API server answer)");
+                let what =
+                    format!("{what} node/{name} (rebuilt when the GPUs and the API server answer)");
                 Err(cannot("read", what)(std::io::Error::other(reason)))
             }
         }
@@ -293,21 +381,21 @@ impl StateFiles {
     }
 
     pub(crate) fn write_ordinals(&self, ordinals: &Ordinals) -> Result<(), StoreError> {
-        self.write(File::ordinals(), &encode_ordinals(ordinals), Durability::Synced).map(drop)
+        self.write(
+            File::ordinals(),
+            &encode_ordinals(ordinals),
+            Durability::Synced,
+        )
+        .map(drop)
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section leaves the map whole, so a poisoned lock is still good.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A file that names another claim inside is not what was written there.
 fn decode_record(uid: &ClaimUid, bytes: &[u8]) -> Stored<Record> {
     match Record::decode(bytes) {
-        Stored::Fine(record) if record.uid != *uid => {
-            Stored::Corrupt { reason: format!("it is the record of claim UID {}", record.uid) }
-        }
+        Stored::Fine(record) if record.uid != *uid => Stored::Corrupt {
+            reason: format!("it is the record of claim UID {}", record.uid),
+        },
         other => other,
     }
 }

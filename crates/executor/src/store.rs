@@ -1,4 +1,5 @@
-//! Where records, GPU states, tombstones and ordinals are kept: files, behind a seam that tests crash.
+//! Where records, GPU states, tombstones and ordinals are kept: files, behind a seam that tests
+//! crash.
 
 mod files;
 
@@ -15,7 +16,7 @@ pub enum Folder {
     Gpus,
     /// When claims were last unprepared, `<uid>.json`.
     Tombstones,
-    /// What concerns the node: ordinals.
+    /// Files about the node: ordinals.
     Node,
     /// Files that could not be read, kept for people.
     Corrupt,
@@ -23,7 +24,13 @@ pub enum Folder {
 
 impl Folder {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Claims, Self::Gpus, Self::Tombstones, Self::Node, Self::Corrupt];
+    pub const ALL: [Self; 5] = [
+        Self::Claims,
+        Self::Gpus,
+        Self::Tombstones,
+        Self::Node,
+        Self::Corrupt,
+    ];
 
     /// The folder's name below the plugin's.
     pub fn name(self) -> &'static str {
@@ -37,9 +44,9 @@ impl Folder {
     }
 }
 
-/// Changes whenever the file or folder does: inode, time of modification (seconds, nanoseconds) and size. A file is always replaced by a new
-/// one. Its inode may be one that was free a moment ago, and the clock of a filesystem ticks every few milliseconds, so
-/// the writer sets an explicit time.
+/// Changes whenever the file or folder does: inode, time of modification (seconds, nanoseconds) and
+/// size. A file is always replaced by a new one. Its inode may be one that was free a moment ago,
+/// and the clock of a filesystem ticks every few milliseconds, so the writer sets an explicit time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Stamp(pub u64, pub (i64, i64), pub u64);
 
@@ -50,7 +57,7 @@ pub struct Entry {
     pub stamp: Stamp,
 }
 
-/// What a loss of power may undo.
+/// Durability of a write: whether a loss of power may undo it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// Nothing: on disk when the call returns (temp file, fsync, rename, fsync folder).
@@ -59,17 +66,24 @@ pub enum Durability {
     Lazy,
 }
 
-/// Files by folder and name. Every write replaces a file as a whole: a reader sees the old or the new content.
-/// Opening a store makes all that is seen in it last.
+/// Files by folder and name. Every write replaces a file as a whole: a reader sees the old or the
+/// new content. Opening a store makes all that is seen in it last.
 pub trait Store: Send + Sync {
     /// Files of a folder, by name.
     fn list(&self, folder: Folder) -> io::Result<Vec<Entry>>;
-    /// Changes when a file of the folder comes or goes; perhaps not for two changes within a few milliseconds.
+    /// Changes when a file of the folder comes or goes; perhaps not for two changes within a few
+    /// milliseconds.
     fn stamp(&self, folder: Folder) -> io::Result<Stamp>;
     /// A file's content; `None` if there is none. An error has the system's code.
     fn read(&self, folder: Folder, name: &str) -> io::Result<Option<Vec<u8>>>;
     /// Writes a file, and returns the stamp that it is listed with until the next write.
-    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<Stamp>;
+    fn write(
+        &self,
+        folder: Folder,
+        name: &str,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> io::Result<Stamp>;
     /// Removes a file; whether there was one.
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool>;
 }

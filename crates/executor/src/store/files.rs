@@ -31,7 +31,11 @@ impl FileStore {
     }
 
     fn with_fsync(root: PathBuf, fsync: Box<Fsync>) -> io::Result<Self> {
-        let store = Self { root, next: AtomicU64::new(0), fsync };
+        let store = Self {
+            root,
+            next: AtomicU64::new(0),
+            fsync,
+        };
         for folder in Folder::ALL {
             let dir = store.dir(folder);
             fs::create_dir_all(&dir)?;
@@ -41,7 +45,8 @@ impl FileStore {
                     unless_missing(fs::remove_file(&path), ())?;
                 }
             }
-            // An earlier process may have died between its rename and its fsync: what we are about to trust must last.
+            // An earlier process may have died between its rename and its fsync: what we are about
+            // to trust must last.
             store.sync_dir(&dir)?;
         }
         Ok(store)
@@ -64,6 +69,8 @@ impl FileStore {
         durability: Durability,
     ) -> io::Result<(PathBuf, Stamp)> {
         let serial = self.next.fetch_add(1, Ordering::Relaxed);
+        // Unique per process and write. Another instance may have the same process id in its
+        // container, but a name is only written under its lock.
         let temp = dir.join(format!(".{name}.{}.{serial}{TEMP}", std::process::id()));
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(true);
@@ -71,7 +78,8 @@ impl FileStore {
         let write = || {
             let mut file = options.open(&temp)?;
             file.write_all(bytes)?;
-            // Finer than the filesystem's own: the stamps of two files differ even with different writers (see `Stamp`).
+            // Finer than the filesystem's own: the stamps of two files differ even with different
+            // writers (see `Stamp`).
             file.file().set_modified(SystemTime::now())?;
             if durability == Durability::Synced {
                 (self.fsync)(&temp, &file)?;
@@ -83,10 +91,13 @@ impl FileStore {
     }
 }
 
-/// Whether a path is a temporary file that no writer can still be at: another plugin instance may be writing right now,
-/// and its process id means nothing in our container.
+/// Returns whether a path is a temporary file that no writer can still be at: another plugin
+/// instance may be writing right now, and its process id means nothing in our container.
 fn is_abandoned(path: &Path) -> bool {
-    let temporary = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.ends_with(TEMP));
+    let temporary = path
+        .file_name()
+        .and_then(|n| n.to_str())
+        .is_some_and(|n| n.ends_with(TEMP));
     let age = || fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
     temporary && age().is_some_and(|age| age > Duration::from_mins(10))
 }
@@ -100,12 +111,18 @@ impl Store for FileStore {
         let mut entries = Vec::new();
         for entry in fs::read_dir(self.dir(folder))? {
             let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            // Files that are being written, by this instance or the other.
             if name.starts_with('.') {
                 continue;
             }
             match entry.metadata() {
-                Ok(meta) if meta.is_file() => entries.push(Entry { name, stamp: stamp_of(&meta) }),
+                Ok(meta) if meta.is_file() => entries.push(Entry {
+                    name,
+                    stamp: stamp_of(&meta),
+                }),
                 Ok(_) => {}
                 // Removed since it was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -124,13 +141,22 @@ impl Store for FileStore {
         let opened = unless_missing(fs::File::open(self.dir(folder).join(name)).map(Some), None)?;
         let Some(file) = opened else { return Ok(None) };
         let mut bytes = Vec::new();
-        // From the bare file: what fs_err returns lacks the system's code, by which a bad block is known.
+        // From the bare file: what fs_err returns lacks the system's code, by which a bad block is
+        // known.
         file.file().read_to_end(&mut bytes)?;
         Ok(Some(bytes))
     }
 
-    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<Stamp> {
+    fn write(
+        &self,
+        folder: Folder,
+        name: &str,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> io::Result<Stamp> {
         let dir = self.dir(folder);
+        // Content, name, folder: whatever a crash cuts off, the name leads to the old content or to
+        // all of the new.
         let (temp, stamp) = self.write_temp(&dir, name, bytes, durability)?;
         fs::rename(&temp, dir.join(name)).inspect_err(|_| drop(fs::remove_file(&temp)))?;
         if durability == Durability::Synced {
@@ -142,6 +168,8 @@ impl Store for FileStore {
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let dir = self.dir(folder);
         let was_there = unless_missing(fs::remove_file(dir.join(name)).map(|()| true), false)?;
+        // A removal is synced too: a claim whose record came back after a loss of power would hold
+        // its devices again.
         if was_there && durability == Durability::Synced {
             self.sync_dir(&dir)?;
         }
@@ -155,11 +183,11 @@ mod tests {
 
     use super::*;
 
-    /// What was made to last, and whether the record had its name then.
+    /// Name that was made to last, and whether the record had its name then.
     type Log = Arc<Mutex<Vec<(bool, bool)>>>;
 
     #[test]
-    fn what_is_written_lasts_before_it_has_its_name_and_its_name_before_the_write_returns() {
+    fn a_write_lasts_before_its_name_and_its_name_before_it_returns() {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("claims/a.json");
         let log = Log::default();
@@ -167,21 +195,37 @@ mod tests {
         let fsync = move |path: &Path, _: &fs::File| {
             // Whatever is in the file by then lasts.
             let is_whole = path.is_dir() || fs::read(path)? == b"1";
-            assert!(is_whole, "{} is synced before it is written", path.display());
+            assert!(
+                is_whole,
+                "{} is synced before it is written",
+                path.display()
+            );
             synced.lock().unwrap().push((path.is_dir(), named.exists()));
             Ok(())
         };
         let store = FileStore::with_fsync(dir.path().to_owned(), Box::new(fsync)).unwrap();
-        assert_eq!(log.lock().unwrap().len(), Folder::ALL.len(), "each folder that is about to be trusted");
+        assert_eq!(
+            log.lock().unwrap().len(),
+            Folder::ALL.len(),
+            "each folder that is about to be trusted"
+        );
         let synced = || std::mem::take(&mut *log.lock().unwrap());
         synced();
         let (file, folder) = (false, true);
-        store.write(Folder::Claims, "a.json", b"1", Durability::Synced).unwrap();
+        store
+            .write(Folder::Claims, "a.json", b"1", Durability::Synced)
+            .unwrap();
         assert_eq!(synced(), [(file, false), (folder, true)]);
-        store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap();
+        store
+            .remove(Folder::Claims, "a.json", Durability::Synced)
+            .unwrap();
         assert_eq!(synced(), [(folder, false)]);
-        store.write(Folder::Claims, "a.json", b"2", Durability::Lazy).unwrap();
-        store.remove(Folder::Claims, "a.json", Durability::Lazy).unwrap();
+        store
+            .write(Folder::Claims, "a.json", b"2", Durability::Lazy)
+            .unwrap();
+        store
+            .remove(Folder::Claims, "a.json", Durability::Lazy)
+            .unwrap();
         assert_eq!(synced(), []);
     }
 
@@ -191,7 +235,10 @@ mod tests {
         let store = FileStore::open(dir.path()).unwrap();
         fs::create_dir(dir.path().join("claims/a.json")).unwrap();
         let error = store.read(Folder::Claims, "a.json").unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::ISDIR.raw_os_error()));
+        assert_eq!(
+            error.raw_os_error(),
+            Some(rustix::io::Errno::ISDIR.raw_os_error())
+        );
         assert_eq!(store.read(Folder::Claims, "b.json").unwrap(), None);
     }
 }

@@ -16,7 +16,9 @@ fn a_result_for_a_device_that_is_gone_is_refused_by_name() {
     let left = divvy_gpu_sim::SimNode::parse("h100x2").unwrap();
     left.remove_gpu(&gone).unwrap();
     world.lock().inventory = Some(std::sync::Arc::new(left.inventory()));
-    let error = world.prepare(&executor, &claim("a", &[1], "t1")).unwrap_err();
+    let error = world
+        .prepare(&executor, &claim("a", &[1], "t1"))
+        .unwrap_err();
     assert_eq!(error.category(), "device-gone");
     assert_eq!(
         chain(&error),
@@ -40,7 +42,10 @@ fn an_unknown_field_in_the_config_is_refused_with_entry_field_and_fix() {
     assert!(error.is_permanent());
     let text = chain(&error);
     let expected = "config entry 0 of the claim for this driver is invalid (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so create a new claim): unknown field \"sharing\"";
-    let of = format!("device gpu-0 ({}) of claim ns/a (UID uid-a): ", world.gpu(0));
+    let of = format!(
+        "device gpu-0 ({}) of claim ns/a (UID uid-a): ",
+        world.gpu(0)
+    );
     assert!(text.starts_with(&(of + expected)), "{text}");
 }
 
@@ -50,7 +55,9 @@ fn without_a_driver_a_prepare_waits_for_it_and_then_says_so() {
     let executor = world.start();
     let gpu = world.gpu(0);
     let inventory = world.lock().inventory.take();
-    let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
+    let error = world
+        .prepare(&executor, &claim("a", &[0], "t1"))
+        .unwrap_err();
     assert_eq!(
         chain(&error),
         format!(
@@ -58,20 +65,31 @@ fn without_a_driver_a_prepare_waits_for_it_and_then_says_so() {
         )
     );
     let machine = world.clone();
-    world.later(Duration::from_secs(5), move || machine.lock().inventory = inventory);
+    world.later(Duration::from_secs(5), move || {
+        machine.lock().inventory = inventory;
+    });
     world.prepare(&executor, &claim("a", &[0], "t1")).unwrap();
 }
 
 #[test]
-fn missing_driver_files_are_waited_for_and_then_named_and_leave_nothing_behind() {
+fn missing_driver_files_are_waited_for_then_named_and_leave_nothing() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.lock().edits_missing = true;
     let began = world.lock().now;
     let writes = world.lock().writes;
-    let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
-    assert!(world.lock().now > began + Duration::from_secs(30), "they may be on their way");
-    assert_eq!(world.lock().writes, writes, "nothing is written before the files are found");
+    let error = world
+        .prepare(&executor, &claim("a", &[0], "t1"))
+        .unwrap_err();
+    assert!(
+        world.lock().now > began + Duration::from_secs(30),
+        "they may be on their way"
+    );
+    assert_eq!(
+        world.lock().writes,
+        writes,
+        "nothing is written before the files are found"
+    );
     assert_eq!(
         chain(&error),
         "claim ns/a (UID uid-a) cannot be prepared: the container edits of device (all) cannot be determined: libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
@@ -85,12 +103,14 @@ fn missing_driver_files_are_waited_for_and_then_named_and_leave_nothing_behind()
 }
 
 #[test]
-fn a_full_or_read_only_disk_fails_the_prepare_with_advice_and_leaves_nothing_behind() {
+fn a_full_or_read_only_disk_fails_the_prepare_and_leaves_nothing() {
     let tried = |place, kind| {
         let world = World::new("h100x2", 1);
         let executor = world.start();
         world.lock().write_error = Some((place, kind));
-        let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
+        let error = world
+            .prepare(&executor, &claim("a", &[0], "t1"))
+            .unwrap_err();
         world.lock().write_error = None;
         let state = final_state(&world);
         assert_eq!(state.records.len() + state.cdi.len(), 0);
@@ -98,7 +118,7 @@ fn a_full_or_read_only_disk_fails_the_prepare_with_advice_and_leaves_nothing_beh
         chain(&error)
     };
     let record = "claim ns/a (UID uid-a) cannot be prepared: the record of claim UID uid-a cannot be written";
-    let undone = "(undoing the earlier steps failed too: the record of claim UID uid-a cannot be removed";
+    let undone = "(undoing it failed too: the record of claim UID uid-a cannot be removed";
     let text = tried(Place::Store, ErrorKind::StorageFull);
     let full = "(the node's disk is full: free some space): no storage space";
     assert_eq!(text, format!("{record} {full}"), "removing works");
@@ -108,27 +128,35 @@ fn a_full_or_read_only_disk_fails_the_prepare_with_advice_and_leaves_nothing_beh
 }
 
 #[test]
-fn a_cdi_folder_that_cannot_be_written_is_named_and_the_record_is_taken_back() {
+fn an_unwritable_cdi_folder_is_named_and_the_record_is_taken_back() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
-    let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
+    let error = world
+        .prepare(&executor, &claim("a", &[0], "t1"))
+        .unwrap_err();
     let why = "CDI file gpu.divvy.dev-claim_uid-a.json in /var/run/cdi cannot be";
     let advice = "(it is mounted read-only: the plugin's hostPath mounts must be writable): read-only filesystem or storage medium";
     assert_eq!(
         chain(&error),
         format!(
-            "claim ns/a (UID uid-a) cannot be prepared: {why} written {advice} (undoing the earlier steps failed too: {why} removed {advice})"
+            "claim ns/a (UID uid-a) cannot be prepared: {why} written {advice} (undoing it failed too: {why} removed {advice})"
         )
     );
     // The record stays until the file can be removed: the claim is still to be unprepared.
     world.lock().write_error = None;
-    assert_eq!(world.unprepare(&executor, &"uid-a".parse().unwrap()).unwrap(), Unprepared::Done);
+    assert_eq!(
+        world
+            .unprepare(&executor, &"uid-a".parse().unwrap())
+            .unwrap(),
+        Unprepared::Done
+    );
     assert_eq!(final_state(&world).records.len(), 0);
 }
 
+/// An unreadable record of another claim is rebuilt from the API before its GPU is given away.
 #[test]
-fn an_unreadable_record_of_another_claim_is_rebuilt_from_the_api_before_its_gpu_is_given_away() {
+fn an_unreadable_record_of_another_claim_is_rebuilt_from_the_api() {
     for bytes in [b"".as_slice(), b"{\"checksum\":\"", b"\xff\xfe not json"] {
         let world = World::new("h100x2", 1);
         let executor = world.start();
@@ -139,23 +167,33 @@ fn an_unreadable_record_of_another_claim_is_rebuilt_from_the_api_before_its_gpu_
         world.lock().put(Folder::Claims, "uid-a.json", Some(bytes));
         // Another GPU: waits only until the record is known again.
         world.prepare(&executor, &claim("b", &[1], "t2")).unwrap();
-        world.unprepare(&executor, &"uid-b".parse().unwrap()).unwrap();
+        world
+            .unprepare(&executor, &"uid-b".parse().unwrap())
+            .unwrap();
         assert_eq!(final_state(&world), whole);
         let kept: Vec<_> = world.lock().files(Folder::Corrupt).into_values().collect();
-        assert_eq!(kept, [bytes.to_vec()], "the unreadable bytes are kept for people");
+        assert_eq!(
+            kept,
+            [bytes.to_vec()],
+            "the unreadable bytes are kept for people"
+        );
         // The same GPU: it is held.
-        let error = world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err();
+        let error = world
+            .prepare(&executor, &claim("b", &[0], "t2"))
+            .unwrap_err();
         assert_eq!(error.category(), "conflict");
     }
 }
 
 #[test]
-fn an_unreadable_record_without_explanation_is_named_and_does_not_stop_unprepare() {
+fn an_unreadable_record_is_named_and_does_not_stop_unprepare() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.lock().put(Folder::Claims, "uid-x.json", Some(b""));
     world.lock().api_down = true;
-    let error = world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err();
+    let error = world
+        .prepare(&executor, &claim("a", &[0], "t1"))
+        .unwrap_err();
     assert_eq!(
         chain(&error),
         format!(
@@ -165,11 +203,17 @@ fn an_unreadable_record_without_explanation_is_named_and_does_not_stop_unprepare
     );
     let x = "uid-x".parse().unwrap();
     let lingering = "its record cannot be read: the file is empty".to_owned();
-    assert_eq!(world.unprepare(&executor, &x).unwrap(), Unprepared::Lingering(lingering));
+    assert_eq!(
+        world.unprepare(&executor, &x).unwrap(),
+        Unprepared::Lingering(lingering)
+    );
     world.lock().api_down = false;
     let events = executor.reconcile(&world.view()).events;
     assert!(
-        events.contains(&Event::SetAside { claim: x, reason: "the file is empty".to_owned() }),
+        events.contains(&Event::SetAside {
+            claim: x,
+            reason: "the file is empty".to_owned()
+        }),
         "{events:?}"
     );
     world.prepare(&executor, &claim("a", &[0], "t1")).unwrap();
@@ -183,35 +227,65 @@ fn a_record_of_a_later_version_keeps_its_gpus_and_is_left_untouched() {
     let newer = newer_record(&world);
     world.lock().put(Folder::Claims, "uid-a.json", Some(&newer));
     assert_eq!(
-        chain(&world.prepare(&executor, &claim("b", &[0], "t2")).unwrap_err()),
+        chain(
+            &world
+                .prepare(&executor, &claim("b", &[0], "t2"))
+                .unwrap_err()
+        ),
         format!(
             "device gpu-0 ({}) of claim ns/b (UID uid-b): its GPU is held by claim UID uid-a, whose record was written by a later version of divvy (format 99) (run that version again, or delete the holding claim and its pod)",
             world.gpu(0)
         )
     );
     assert_eq!(
-        chain(&world.prepare(&executor, &claim("a", &[0], "t1")).unwrap_err()),
+        chain(
+            &world
+                .prepare(&executor, &claim("a", &[0], "t1"))
+                .unwrap_err()
+        ),
         "claim ns/a (UID uid-a): its record was written by a later version of divvy (format 99) and is left unchanged (run that version again, or delete the pod and the claim)"
     );
     world.prepare(&executor, &claim("b", &[1], "t2")).unwrap();
     let a = "uid-a".parse().unwrap();
-    assert_eq!(world.unprepare(&executor, &a).unwrap(), Unprepared::LeftToNewer { version: 99 });
+    assert_eq!(
+        world.unprepare(&executor, &a).unwrap(),
+        Unprepared::LeftToNewer { version: 99 }
+    );
     executor.reconcile(&world.view());
     assert_eq!(world.lock().file(Folder::Claims, "uid-a.json"), Some(newer));
-    assert_eq!(executor.fenced_by_newer().unwrap().keys().collect::<Vec<_>>(), [&a]);
+    assert_eq!(
+        executor
+            .fenced_by_newer()
+            .unwrap()
+            .keys()
+            .collect::<Vec<_>>(),
+        [&a]
+    );
 }
 
 /// The record as a later divvy would have written it: same envelope and head, another body.
 fn newer_record(world: &World) -> Vec<u8> {
     let bytes = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
     let text = String::from_utf8(bytes).unwrap();
-    let body = text.split_once("\"body\":").unwrap().1.trim_end().strip_suffix('}').unwrap();
+    let body = text
+        .split_once("\"body\":")
+        .unwrap()
+        .1
+        .trim_end()
+        .strip_suffix('}')
+        .unwrap();
     let mut body: serde_json::Value = serde_json::from_str(body).unwrap();
     body["version"] = 99.into();
     body["phase"] = "something new".into();
     let body = body.to_string();
-    let newer =
-        format!("{{\"checksum\":\"{}\",\"body\":{body}}}\n", crate::files::sha256(&body)).into_bytes();
-    assert!(matches!(divvy_claims::Record::decode(&newer), Stored::Newer { version: 99, .. }));
+    let newer = format!(
+        "{{\"checksum\":\"{}\",\"body\":{body}}}\n",
+        crate::files::sha256(&body)
+    )
+    .into_bytes();
+    assert!(matches!(
+        divvy_claims::Record::decode(&newer),
+        Stored::Newer { version: 99, .. }
+    ));
     newer
 }

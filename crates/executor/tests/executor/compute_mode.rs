@@ -9,13 +9,16 @@ use divvy_model::{ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, Grant, T
 
 use crate::mig_world::{claim_of, mig_world, sim};
 use crate::story::uid;
+use crate::world::accessors::settings;
 use crate::world::{HardwareFault, Moment, World};
 
 /// A GPU as an MPS daemon left it.
 fn left_exclusive() -> (World, Executor, GpuUuid) {
     let world = mig_world("h100x2", 1);
     let gpu = world.gpu(0);
-    sim(&world).set_compute_mode(&gpu, ComputeMode::ExclusiveProcess).unwrap();
+    sim(&world)
+        .set_compute_mode(&gpu, ComputeMode::ExclusiveProcess)
+        .unwrap();
     world.changed(&gpu);
     let executor = world.start();
     (world, executor, gpu)
@@ -32,17 +35,27 @@ fn mode(world: &World, gpu: &GpuUuid) -> ComputeMode {
 #[test]
 fn shares_need_default_and_the_last_of_them_gives_back_what_was_found() {
     let (world, executor, gpu) = left_exclusive();
-    world.prepare(&executor, &claim_of("w", &["gpu-0"], "t1")).unwrap();
-    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "a whole GPU needs nothing else");
+    world
+        .prepare(&executor, &claim_of("w", &["gpu-0"], "t1"))
+        .unwrap();
+    assert_eq!(
+        mode(&world, &gpu),
+        ComputeMode::ExclusiveProcess,
+        "a whole GPU needs nothing else"
+    );
     world.unprepare(&executor, &uid("w")).unwrap();
     world.prepare(&executor, &share("a")).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::Default);
     world.prepare(&world.start(), &share("b")).unwrap();
     world.unprepare(&executor, &uid("a")).unwrap();
-    assert_eq!(mode(&world, &gpu), ComputeMode::Default, "the other share needs it");
+    assert_eq!(
+        mode(&world, &gpu),
+        ComputeMode::Default,
+        "the other share needs it"
+    );
     world.unprepare(&executor, &uid("b")).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
-    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+    assert_eq!(settings(&world, &gpu).compute, None);
 }
 
 #[test]
@@ -54,30 +67,38 @@ fn wherever_a_crash_cuts_it_the_mode_is_given_back_by_the_next_instance() {
         world.kill();
         world.changed(&gpu);
         world.start().reconcile(&world.view());
-        assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "{moment:?}");
-        assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None, "{moment:?}");
+        assert_eq!(
+            mode(&world, &gpu),
+            ComputeMode::ExclusiveProcess,
+            "{moment:?}"
+        );
+        assert_eq!(settings(&world, &gpu).compute, None, "{moment:?}");
     }
 }
 
 #[test]
 fn a_mode_that_the_driver_does_not_set_fails_the_claim_and_leaves_nothing() {
     let (world, executor, gpu) = left_exclusive();
-    sim(&world).fault(Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::SetComputeMode).times(1));
+    sim(&world).fault(
+        Fault::fail(GpuErrorCode::NO_PERMISSION)
+            .of(GpuOp::SetComputeMode)
+            .times(1),
+    );
     let error = world.prepare(&executor, &share("a")).unwrap_err();
-    assert_eq!(error.category(), "step");
+    assert_eq!(error.category(), "hardware");
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
-    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+    assert_eq!(settings(&world, &gpu).compute, None);
 }
 
 #[test]
-fn a_mode_that_was_set_although_the_driver_denied_it_is_given_back_all_the_same() {
+fn a_mode_set_although_the_driver_denied_it_is_given_back() {
     let (world, executor, gpu) = left_exclusive();
     world.lock().hardware_fault = Some(HardwareFault::Lies);
     world.prepare(&executor, &share("a")).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::Default);
     world.unprepare(&executor, &uid("a")).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
-    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+    assert_eq!(settings(&world, &gpu).compute, None);
 }
 
 #[test]
@@ -86,27 +107,39 @@ fn what_others_set_meanwhile_is_left_alone() {
     let set = |to| sim(&world).set_compute_mode(&gpu, to).unwrap();
     set(ComputeMode::Prohibited);
     let error = world.prepare(&executor, &share("a")).unwrap_err();
-    assert_eq!(error.category(), "step", "decided on what was read before");
+    assert_eq!(
+        error.category(),
+        "hardware",
+        "decided on what was read before"
+    );
     assert_eq!(mode(&world, &gpu), ComputeMode::Prohibited);
-    assert_eq!(world.prepare(&executor, &share("a")).unwrap_err().category(), "compute-mode");
+    assert_eq!(
+        world
+            .prepare(&executor, &share("a"))
+            .unwrap_err()
+            .category(),
+        "compute-mode"
+    );
     set(ComputeMode::ExclusiveProcess);
     world.changed(&gpu);
     world.prepare(&executor, &share("a")).unwrap();
     set(ComputeMode::Prohibited);
     world.unprepare(&executor, &uid("a")).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::Prohibited);
-    assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+    assert_eq!(settings(&world, &gpu).compute, None);
 }
 
 #[test]
-fn after_a_reboot_the_mode_is_set_again_before_a_containers_share_is_ready() {
+fn after_a_reboot_the_mode_is_set_before_a_share_is_ready() {
     let (world, executor, gpu) = left_exclusive();
     let a = share("a");
     world.prepare(&executor, &a).unwrap();
     world.lock().api.insert(a.uid.clone(), a.clone());
     world.reboot();
     // An administrator sets it at each boot.
-    sim(&world).set_compute_mode(&gpu, ComputeMode::ExclusiveProcess).unwrap();
+    sim(&world)
+        .set_compute_mode(&gpu, ComputeMode::ExclusiveProcess)
+        .unwrap();
     world.changed(&gpu);
     let events = world.start().restore_cdi(Refresh::Missing).events;
     assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
@@ -121,15 +154,17 @@ fn after_a_reboot_a_whole_gpu_keeps_the_mode_that_it_has() {
     world.prepare(&executor, &whole).unwrap();
     world.lock().api.insert(whole.uid.clone(), whole.clone());
     world.reboot();
-    sim(&world).set_compute_mode(&gpu, ComputeMode::ExclusiveProcess).unwrap();
+    sim(&world)
+        .set_compute_mode(&gpu, ComputeMode::ExclusiveProcess)
+        .unwrap();
     world.changed(&gpu);
     let events = world.start().restore_cdi(Refresh::Missing).events;
     assert_eq!(events, [Event::ExecutedAgain { claim: whole.uid }]);
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
 }
 
-/// A call of the driver that has not come back, a GPU that is not seen, a time slice that cannot be set: none of them is a
-/// reason to forget what was found.
+/// A call of the driver that has not come back, a GPU that is not seen, a time slice that cannot be
+/// set: none of them is a reason to forget what was found.
 #[test]
 fn what_was_found_is_not_forgotten_before_it_is_certainly_back() {
     for succeeds in [true, false] {
@@ -139,8 +174,12 @@ fn what_was_found_is_not_forgotten_before_it_is_certainly_back() {
         world.prepare(&executor, &share("a")).unwrap_err();
         world.pass(Duration::from_mins(3));
         executor.reconcile(&world.view());
-        assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "{succeeds}");
-        assert_eq!(world.lock().gpu_state(&gpu).compute_mode_found, None);
+        assert_eq!(
+            mode(&world, &gpu),
+            ComputeMode::ExclusiveProcess,
+            "{succeeds}"
+        );
+        assert_eq!(settings(&world, &gpu).compute, None);
     }
     let (world, executor, gpu) = left_exclusive();
     world.prepare(&executor, &share("a")).unwrap();
@@ -148,15 +187,28 @@ fn what_was_found_is_not_forgotten_before_it_is_certainly_back() {
     world.unprepare(&executor, &uid("a")).unwrap();
     world.lock().inventory = inventory;
     executor.reconcile(&world.view());
-    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "not seen for a moment");
+    assert_eq!(
+        mode(&world, &gpu),
+        ComputeMode::ExclusiveProcess,
+        "not seen for a moment"
+    );
 
     let (world, executor, gpu) = left_exclusive();
-    let grant = Grant { may_change_mode: None, share_time_slice: Some(TimeSlice::Long) };
+    let grant = Grant {
+        may_change_mode: None,
+        offers_partitions: Some(true),
+        share_time_slice: Some(TimeSlice::Long),
+        ..Grant::default()
+    };
     executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
     world.prepare(&executor, &share("a")).unwrap();
     world.lock().slice_fault = Some(HardwareFault::Refuses);
     world.unprepare(&executor, &uid("a")).unwrap();
-    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess, "the time slice is another matter");
+    assert_eq!(
+        mode(&world, &gpu),
+        ComputeMode::ExclusiveProcess,
+        "the time slice is another matter"
+    );
 }
 
 /// What was found is given back at once also where another GPU of the same claim keeps it.
@@ -167,6 +219,9 @@ fn a_gpu_beside_a_lost_one_of_its_claim_has_its_mode_back() {
     world.prepare(&executor, &two).unwrap();
     assert_eq!(mode(&world, &gpu), ComputeMode::Default);
     sim(&world).lose_gpu(&world.gpu(1));
-    assert!(matches!(world.unprepare(&executor, &two.uid).unwrap(), Unprepared::Lingering(_)));
+    assert!(matches!(
+        world.unprepare(&executor, &two.uid).unwrap(),
+        Unprepared::Lingering(_)
+    ));
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
 }

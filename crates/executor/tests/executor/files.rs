@@ -1,23 +1,33 @@
-//! The real store, locks and CDI folder: on files, with threads, and with folders that are missing or in the way.
+//! The real store, locks and CDI folder: on files, with threads, and with folders that are missing
+//! or in the way.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::Record;
 use divvy_executor::{
-    CdiDir, Clock, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
-    Folder, LockName, Locks, Parts, Store, SystemClock, Timing, Unprepared, chain,
+    CdiDir, Clock, Durability, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir,
+    FileStore, Folder, LockName, Locks, Parts, Store, SystemClock, Timing, Unprepared, chain,
 };
 use fs_err as fs;
 
+use crate::mig_hardware::Hardware;
 use crate::world::{DRIVER, World, claim};
 
 /// SHA-256 in hex, by the system's tool: the format must not depend on our own code.
 pub(crate) fn sha256(text: &str) -> String {
     use std::io::Write;
     use std::process::{Command, Stdio};
-    let mut tool = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    tool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let mut tool = Command::new("sha256sum")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    tool.stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
     let out = String::from_utf8(tool.wait_with_output().unwrap().stdout).unwrap();
     out.split_whitespace().next().unwrap().to_owned()
 }
@@ -27,7 +37,12 @@ fn on_files(root: &std::path::Path, world: &World) -> Executor {
     with(root, root.join("cdi"), world, Timing::default())
 }
 
-fn with(root: &std::path::Path, cdi: std::path::PathBuf, world: &World, timing: Timing) -> Executor {
+fn with(
+    root: &std::path::Path,
+    cdi: std::path::PathBuf,
+    world: &World,
+    timing: Timing,
+) -> Executor {
     let seam = Arc::new(world.clone());
     let clock = Arc::new(SystemClock);
     let parts = Parts {
@@ -36,68 +51,104 @@ fn with(root: &std::path::Path, cdi: std::path::PathBuf, world: &World, timing: 
         cdi: Arc::new(FileCdiDir::new(cdi)),
         metadata: Arc::new(FileMetadataDir::new(root.join("plugin/metadata"))),
         edits: seam.clone(),
-        steps: seam.clone(),
+        gpus: Arc::new(Hardware(world.clone())),
         time_slices: seam.clone(),
         processes: seam.clone(),
         inventory: seam.clone(),
         claims: seam.clone(),
         clock,
     };
-    let config = ExecutorConfig { timing, ..ExecutorConfig::new(DRIVER, "boot-1".parse().unwrap()) };
+    let config = ExecutorConfig {
+        timing,
+        ..ExecutorConfig::new(DRIVER, "boot-1".parse().unwrap())
+    };
     let executor = Executor::new(config, parts);
     let inventory = world.lock().inventory.clone().unwrap();
-    let present: Vec<_> =
-        inventory.gpus.values().map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect();
+    let present: Vec<_> = inventory
+        .gpus
+        .values()
+        .map(|g| (g.facts.uuid.clone(), g.facts.pci_address))
+        .collect();
     executor.number_gpus(&present, &|_, _| true).unwrap();
     executor
 }
 
 fn names(dir: &std::path::Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
 
+/// Two instances prepare and unprepare sixteen claims on eight GPUs at once and never give one out
+/// twice.
 #[test]
-fn two_instances_prepare_and_unprepare_sixteen_claims_on_eight_gpus_at_once_and_never_give_one_out_twice() {
+fn two_instances_serve_sixteen_claims_and_give_no_gpu_out_twice() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::new("h100x8", 1);
     let instances = [on_files(dir.path(), &world), on_files(dir.path(), &world)];
-    // Two claims want each GPU: the second gets it when the first is unprepared, by the other instance.
+    // Two claims want each GPU: the second gets it when the first is unprepared, by the other
+    // instance.
     std::thread::scope(|scope| {
         for n in 0..8 {
-            let (first, second) =
-                (claim(&format!("first-{n}"), &[n], "t1"), claim(&format!("second-{n}"), &[n], "t2"));
-            instances[0].prepare(&first, &instances[0].begin(Duration::from_secs(45))).unwrap();
+            let (first, second) = (
+                claim(&format!("first-{n}"), &[n], "t1"),
+                claim(&format!("second-{n}"), &[n], "t2"),
+            );
+            instances[0]
+                .prepare(&first, &instances[0].begin(Duration::from_secs(45)))
+                .unwrap();
             world.lock().api.insert(second.uid.clone(), second.clone());
             let [one, other] = &instances;
             scope.spawn(move || {
-                let answer = one.prepare(&second, &one.begin(Duration::from_secs(45))).unwrap();
-                assert_eq!(answer.devices[0].cdi_ids, [format!("{DRIVER}/claim={}-gpu-{n}", second.uid)]);
+                let answer = one
+                    .prepare(&second, &one.begin(Duration::from_secs(45)))
+                    .unwrap();
+                assert_eq!(
+                    answer.devices[0].cdi_ids,
+                    [format!("{DRIVER}/claim={}-gpu-{n}", second.uid)]
+                );
             });
             scope.spawn(move || {
-                let done = other.unprepare(&first.uid, &other.begin(Duration::from_secs(45))).unwrap();
+                let done = other
+                    .unprepare(&first.uid, &other.begin(Duration::from_secs(45)))
+                    .unwrap();
                 assert_eq!(done, Unprepared::Done);
             });
         }
     });
     let expected: Vec<_> = (0..8).map(|n| format!("uid-second-{n}.json")).collect();
-    assert_eq!(names(&dir.path().join("plugin/claims")), expected, "records, and no temporary file");
-    let expected: Vec<_> = (0..8).map(|n| format!("{DRIVER}-claim_uid-second-{n}.json")).collect();
+    assert_eq!(
+        names(&dir.path().join("plugin/claims")),
+        expected,
+        "records, and no temporary file"
+    );
+    let expected: Vec<_> = (0..8)
+        .map(|n| format!("{DRIVER}-claim_uid-second-{n}.json"))
+        .collect();
     assert_eq!(names(&dir.path().join("cdi")), expected);
 }
 
+/// A waiting prepare is woken by the unprepare at the other instance and by its own cancellation.
 #[test]
-fn a_waiting_prepare_is_woken_by_the_unprepare_at_the_other_instance_and_by_its_own_cancellation() {
+fn a_waiting_prepare_is_woken_by_the_other_instance_and_by_cancel() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::new("h100x2", 1);
     let never = Duration::from_secs(30);
-    let timing = Timing { poll: never, look_again: never, ..Timing::default() };
+    let timing = Timing {
+        poll: never,
+        look_again: never,
+        ..Timing::default()
+    };
     let one = with(dir.path(), dir.path().join("cdi"), &world, timing);
     let other = on_files(dir.path(), &world);
-    let (first, second, third) =
-        (claim("first", &[0], "t1"), claim("second", &[0], "t2"), claim("third", &[0], "t3"));
+    let (first, second, third) = (
+        claim("first", &[0], "t1"),
+        claim("second", &[0], "t2"),
+        claim("third", &[0], "t3"),
+    );
     other.prepare(&first, &other.begin(never)).unwrap();
     world.lock().api.insert(second.uid.clone(), second.clone());
     let (call, start) = (one.begin(never), std::time::Instant::now());
@@ -116,17 +167,35 @@ fn a_waiting_prepare_is_woken_by_the_unprepare_at_the_other_instance_and_by_its_
 fn old_tombstones_go_but_not_that_of_a_claim_that_is_being_worked_on() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::new("h100x2", 1);
-    let timing = |tombstones| Timing { tombstones, ..Timing::default() };
-    let at_once = with(dir.path(), dir.path().join("cdi"), &world, timing(Duration::ZERO));
+    let timing = |tombstones| Timing {
+        tombstones,
+        ..Timing::default()
+    };
+    let at_once = with(
+        dir.path(),
+        dir.path().join("cdi"),
+        &world,
+        timing(Duration::ZERO),
+    );
     let a = claim("a", &[0], "t1");
-    at_once.prepare(&a, &at_once.begin(Duration::from_secs(45))).unwrap();
-    at_once.unprepare(&a.uid, &at_once.begin(Duration::from_secs(45))).unwrap();
+    at_once
+        .prepare(&a, &at_once.begin(Duration::from_secs(45)))
+        .unwrap();
+    at_once
+        .unprepare(&a.uid, &at_once.begin(Duration::from_secs(45)))
+        .unwrap();
     let left = || names(&dir.path().join("plugin/tombstones"));
     on_files(dir.path(), &world).reconcile(&world.view());
     assert_eq!(left(), ["uid-a.json"], "not old");
     let other = FileLocks::open(dir.path().join("plugin/locks"), Arc::new(SystemClock)).unwrap();
-    let lock = other.acquire(&LockName::Claim(a.uid.clone()), SystemClock.now()).unwrap();
-    assert_eq!(at_once.reconcile(&world.view()).events, [], "left for the next time, which is no failure");
+    let lock = other
+        .acquire(&LockName::Claim(a.uid.clone()), SystemClock.now())
+        .unwrap();
+    assert_eq!(
+        at_once.reconcile(&world.view()).events,
+        [],
+        "left for the next time, which is no failure"
+    );
     assert_eq!(left(), ["uid-a.json"], "worked on");
     drop(lock);
     at_once.reconcile(&world.view());
@@ -141,7 +210,13 @@ fn eight_calls_for_one_claim_at_once_get_one_answer() {
     let a = claim("a", &[0, 1], "t1");
     let answers: Vec<_> = std::thread::scope(|scope| {
         let calls: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| executor.prepare(&a, &executor.begin(Duration::from_secs(45))).unwrap()))
+            .map(|_| {
+                scope.spawn(|| {
+                    executor
+                        .prepare(&a, &executor.begin(Duration::from_secs(45)))
+                        .unwrap()
+                })
+            })
             .collect();
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
@@ -155,7 +230,9 @@ fn the_checksum_of_a_record_is_the_sha256_of_its_body_as_it_stands() {
     let world = World::new("h100x2", 1);
     let executor = on_files(dir.path(), &world);
     let a = claim("a", &[0], "t1");
-    executor.prepare(&a, &executor.begin(Duration::from_secs(45))).unwrap();
+    executor
+        .prepare(&a, &executor.begin(Duration::from_secs(45)))
+        .unwrap();
     let text = fs::read_to_string(dir.path().join("plugin/claims/uid-a.json")).unwrap();
     let (head, body) = text.split_once(",\"body\":").unwrap();
     let body = body.trim_end().strip_suffix('}').unwrap();
@@ -168,7 +245,11 @@ fn the_cdi_folder_is_made_but_not_the_one_above_it() {
     let dir = tempfile::tempdir().unwrap();
     let cdi = FileCdiDir::new(dir.path().join("cdi"));
     assert_eq!(
-        (cdi.list().unwrap(), cdi.exists("a.json").unwrap(), cdi.remove("a.json").unwrap()),
+        (
+            cdi.list().unwrap(),
+            cdi.exists("a.json").unwrap(),
+            cdi.remove("a.json").unwrap()
+        ),
         (vec![], false, false)
     );
     cdi.write("a.json", b"one").unwrap();
@@ -182,10 +263,16 @@ fn the_cdi_folder_is_made_but_not_the_one_above_it() {
     assert_eq!(cdi.read("a.json").unwrap(), None);
     // What cannot be read is not taken for a file that is missing.
     fs::create_dir(dir.path().join("cdi/b.json")).unwrap();
-    assert_eq!(cdi.read("b.json").unwrap_err().kind(), std::io::ErrorKind::IsADirectory);
+    assert_eq!(
+        cdi.read("b.json").unwrap_err().kind(),
+        std::io::ErrorKind::IsADirectory
+    );
 
     let missing = FileCdiDir::new(dir.path().join("absent/cdi"));
-    assert_eq!(missing.write("a.json", b"x").unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(
+        missing.write("a.json", b"x").unwrap_err().kind(),
+        std::io::ErrorKind::NotFound
+    );
 }
 
 #[test]
@@ -194,8 +281,12 @@ fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
     let world = World::new("h100x2", 1);
     let folder = dir.path().join("no/such/cdi");
     let executor = with(dir.path(), folder.clone(), &world, Timing::default());
-    let error =
-        executor.prepare(&claim("a", &[0], "t1"), &executor.begin(Duration::from_secs(45))).unwrap_err();
+    let error = executor
+        .prepare(
+            &claim("a", &[0], "t1"),
+            &executor.begin(Duration::from_secs(45)),
+        )
+        .unwrap_err();
     assert_eq!(
         chain(&error),
         format!(
@@ -203,16 +294,23 @@ fn a_missing_cdi_mount_is_named_with_the_flag_to_check() {
             folder.display()
         )
     );
-    assert_eq!(names(&dir.path().join("plugin/claims")), Vec::<String>::new(), "nothing is left");
+    assert_eq!(
+        names(&dir.path().join("plugin/claims")),
+        Vec::<String>::new(),
+        "nothing is left"
+    );
 }
 
+/// No two contents of a file have the same stamp however fast they follow each other.
 #[test]
-fn no_two_contents_of_a_file_have_the_same_stamp_however_fast_they_follow_each_other() {
+fn no_two_contents_of_a_file_have_the_same_stamp() {
     let dir = tempfile::tempdir().unwrap();
     let store = FileStore::open(dir.path()).unwrap();
     let write = |n: usize| {
         let bytes = format!("{n:04}");
-        let written = store.write(Folder::Claims, "a.json", bytes.as_bytes(), Durability::Lazy).unwrap();
+        let written = store
+            .write(Folder::Claims, "a.json", bytes.as_bytes(), Durability::Lazy)
+            .unwrap();
         let listed = store.list(Folder::Claims).unwrap()[0].stamp;
         assert_eq!(written, listed);
         listed
@@ -226,17 +324,30 @@ fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
     let dir = tempfile::tempdir().unwrap();
     let store = FileStore::open(dir.path()).unwrap();
     assert_eq!(store.read(Folder::Claims, "a.json").unwrap(), None);
-    assert!(!store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap());
+    assert!(
+        !store
+            .remove(Folder::Claims, "a.json", Durability::Synced)
+            .unwrap()
+    );
     let mut stamps = vec![store.stamp(Folder::Claims).unwrap()];
     for content in [b"one", b"two"] {
-        store.write(Folder::Claims, "a.json", content, Durability::Synced).unwrap();
-        assert_eq!(store.read(Folder::Claims, "a.json").unwrap().as_deref(), Some(content.as_slice()));
+        store
+            .write(Folder::Claims, "a.json", content, Durability::Synced)
+            .unwrap();
+        assert_eq!(
+            store.read(Folder::Claims, "a.json").unwrap().as_deref(),
+            Some(content.as_slice())
+        );
         stamps.push(store.list(Folder::Claims).unwrap()[0].stamp);
     }
     stamps.dedup();
     assert_eq!(stamps.len(), 3, "{stamps:?}");
     assert_eq!(names(&dir.path().join("claims")), ["a.json"]);
-    assert!(store.remove(Folder::Claims, "a.json", Durability::Synced).unwrap());
+    assert!(
+        store
+            .remove(Folder::Claims, "a.json", Durability::Synced)
+            .unwrap()
+    );
     assert_eq!(store.list(Folder::Claims).unwrap(), []);
 }
 
@@ -247,16 +358,27 @@ fn a_store_removes_what_a_crash_left_half_written_and_nothing_else() {
     drop(FileStore::open(dir.path()).unwrap());
     let write = |name: &str, minutes: u64| {
         let file = fs::File::create(claims.join(name)).unwrap();
-        file.file().set_modified(std::time::SystemTime::now() - Duration::from_mins(minutes)).unwrap();
+        file.file()
+            .set_modified(std::time::SystemTime::now() - Duration::from_mins(minutes))
+            .unwrap();
     };
     write(".a.json.1.0.tmp", 11);
     write(".b.json.1.0.tmp", 1);
     write("c.json", 11);
     let store = FileStore::open(dir.path()).unwrap();
-    assert_eq!(names(&claims), [".b.json.1.0.tmp", "c.json"], "another instance may be at .b.json now");
+    assert_eq!(
+        names(&claims),
+        [".b.json.1.0.tmp", "c.json"],
+        "another instance may be at .b.json now"
+    );
     // What is no file is no record.
     fs::create_dir(claims.join("d.json")).unwrap();
-    let listed: Vec<_> = store.list(Folder::Claims).unwrap().into_iter().map(|entry| entry.name).collect();
+    let listed: Vec<_> = store
+        .list(Folder::Claims)
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.name)
+        .collect();
     assert_eq!(listed, ["c.json"]);
 }
 

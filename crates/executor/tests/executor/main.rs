@@ -1,4 +1,5 @@
-//! The executor over seams that crash, lose what was not synced, and answer late ([`world`]), and over real files.
+//! The executor over seams that crash, lose what was not synced, and answer late ([`world`]), and
+//! over real files.
 
 #![expect(clippy::result_large_err, reason = "as in the crate itself")]
 
@@ -27,6 +28,8 @@ mod mig_mode;
 #[cfg(test)]
 mod mig_others;
 #[cfg(test)]
+mod mig_port;
+#[cfg(test)]
 mod mig_records;
 #[cfg(test)]
 mod mig_rows;
@@ -38,6 +41,8 @@ mod mig_world;
 mod modes;
 #[cfg(test)]
 mod numbers;
+#[cfg(test)]
+mod odd;
 #[cfg(test)]
 mod owned;
 #[cfg(test)]

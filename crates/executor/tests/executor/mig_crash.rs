@@ -1,5 +1,6 @@
-//! Partitions on simulated GPUs, in any order of events with crashes at any call: no slice is ever lost, leaked or used
-//! twice, what others made is left alone, and the end is as if nothing had gone wrong.
+//! Partitions on simulated GPUs, in any order of events with crashes at any call: no slice is ever
+//! lost, leaked or used twice, what others made is left alone, and the end is as if nothing had
+//! gone wrong.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -42,13 +43,26 @@ impl DerefMut for Story {
 
 impl Story {
     fn new(seed: u64) -> Self {
-        Self { cast: Cast::new(mig_world("h100x2", seed), seed), foreign: BTreeMap::new() }
+        Self {
+            cast: Cast::new(mig_world("h100x2", seed), seed),
+            foreign: BTreeMap::new(),
+        }
     }
 
     fn random_step(&mut self) {
         let any = NAMES[self.chance.below(NAMES.len())];
-        let allocated: Vec<_> = self.world.lock().api.values().map(|c| c.name.clone()).collect();
-        let known: Vec<_> = self.answered.values().map(|(c, _)| c.name.clone()).collect();
+        let allocated: Vec<_> = self
+            .world
+            .lock()
+            .api
+            .values()
+            .map(|c| c.name.clone())
+            .collect();
+        let known: Vec<_> = self
+            .answered
+            .values()
+            .map(|(c, _)| c.name.clone())
+            .collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
         match self.chance.below(33) {
             0..=3 => self.allocate(any),
@@ -69,7 +83,10 @@ impl Story {
                 let fault = match self.chance.below(4) {
                     0 => HardwareFault::Refuses,
                     1 => HardwareFault::Lies,
-                    n => HardwareFault::Late { after, succeeds: n == 2 },
+                    n => HardwareFault::Late {
+                        after,
+                        succeeds: n == 2,
+                    },
                 };
                 self.say(format!("next change: {fault:?}"));
                 self.world.lock().hardware_fault = Some(fault);
@@ -134,7 +151,9 @@ impl Story {
             .flat_map(|c| &c.allocation.results)
             .map(|r| slices(&self.world, r.device.as_str()))
             .collect();
-        self.remove_foreign(|gpu, placement| places.iter().any(|p| overlap(p, &(gpu.clone(), placement))));
+        self.remove_foreign(|gpu, placement| {
+            places.iter().any(|p| overlap(p, &(gpu.clone(), placement)))
+        });
         if self.chance.one_in(3) {
             self.restart();
         }
@@ -150,7 +169,9 @@ impl Story {
         for claim in wanted {
             self.prepare(&claim.name);
             assert!(
-                self.answered.get(&claim.uid).is_some_and(|(c, _)| c.allocation == claim.allocation),
+                self.answered
+                    .get(&claim.uid)
+                    .is_some_and(|(c, _)| c.allocation == claim.allocation),
                 "not prepared"
             );
         }
@@ -160,18 +181,20 @@ impl Story {
 }
 
 fn is_lost(world: &World, gpu: &GpuUuid) -> bool {
-    sim(world).engine().gpus().iter().any(|g| g.facts.uuid == *gpu && g.lost)
+    sim(world)
+        .engine()
+        .gpus()
+        .iter()
+        .any(|g| g.facts.uuid == *gpu && g.lost)
 }
 
 /// The memory slices a device needs.
 fn slices(world: &World, device: &str) -> (GpuUuid, Placement) {
     let kind = DeviceKind::parse(&device.parse().unwrap()).unwrap();
     let gpu = world.gpu(usize::try_from(kind.ordinal()).unwrap());
-    let placement = match kind {
-        DeviceKind::Whole { .. } | DeviceKind::Share { .. } | DeviceKind::Admin { .. } => {
-            Placement { start: 0, size: 8 }
-        }
-        DeviceKind::Partition(name) => {
+    let placement = match kind.partition() {
+        None => Placement { start: 0, size: 8 },
+        Some(name) => {
             let inventory = world.lock().inventory.clone().unwrap();
             inventory.gpus[&gpu]
                 .mig
@@ -189,8 +212,9 @@ fn overlap(a: &(GpuUuid, Placement), b: &(GpuUuid, Placement)) -> bool {
     a.0 == b.0 && a.1.overlaps(b.1)
 }
 
+/// No slice is lost leaked or used twice whatever happens to claims process driver and machine.
 #[test]
-fn no_slice_is_lost_leaked_or_used_twice_whatever_happens_to_claims_process_driver_and_machine() {
+fn no_slice_is_lost_leaked_or_used_twice_whatever_happens() {
     sequences(SEQUENCES, 120, |seed| {
         let mut story = Story::new(seed);
         let world = story.world.clone();
@@ -204,8 +228,10 @@ fn no_slice_is_lost_leaked_or_used_twice_whatever_happens_to_claims_process_driv
     });
 }
 
+/// A crash before during and after every single call of two partitions lives changes nothing at the
+/// end.
 #[test]
-fn a_crash_before_during_and_after_every_single_call_of_two_partitions_lives_changes_nothing_at_the_end() {
+fn a_crash_at_every_call_of_two_partitions_lives_changes_nothing() {
     let began = Instant::now();
     let mut points = 0;
     for reboot in [false, true] {
@@ -213,33 +239,51 @@ fn a_crash_before_during_and_after_every_single_call_of_two_partitions_lives_cha
             for at in 0.. {
                 let mut story = Story::new(u64::try_from(at).unwrap() + 77);
                 let world = story.world.clone();
-                let done = with_log(&format!("crash {moment:?} call {at}, reboot {reboot}"), &world, || {
-                    let first = claim_of("a", &["gpu-0-mig-3g40gb-9-4", "gpu-1-mig-1g10gb-19-0"], "t1");
-                    let second = claim_of("a", &["gpu-0-mig-1g20gb-15-6", "gpu-1"], "t2");
-                    story.world.crash_in(at, moment);
-                    // Prepare, unprepare, another allocation of the same claim, prepare.
-                    for part in 0..4 {
-                        match part {
-                            0 => {
-                                story.world.lock().api.insert(first.uid.clone(), first.clone());
-                                drop(story.world.prepare(&story.executor, &first));
+                let done = with_log(
+                    &format!("crash {moment:?} call {at}, reboot {reboot}"),
+                    &world,
+                    || {
+                        let first = claim_of(
+                            "a",
+                            &["gpu-0-mig-3g40gb-9-4", "gpu-1-mig-1g10gb-19-0"],
+                            "t1",
+                        );
+                        let second = claim_of("a", &["gpu-0-mig-1g20gb-15-6", "gpu-1"], "t2");
+                        story.world.crash_in(at, moment);
+                        // Prepare, unprepare, another allocation of the same claim, prepare.
+                        for part in 0..4 {
+                            match part {
+                                0 => {
+                                    story
+                                        .world
+                                        .lock()
+                                        .api
+                                        .insert(first.uid.clone(), first.clone());
+                                    drop(story.world.prepare(&story.executor, &first));
+                                }
+                                1 => drop(story.world.unprepare(&story.executor, &first.uid)),
+                                2 => drop(
+                                    story
+                                        .world
+                                        .lock()
+                                        .api
+                                        .insert(second.uid.clone(), second.clone()),
+                                ),
+                                _ => drop(story.world.prepare(&story.executor, &second)),
                             }
-                            1 => drop(story.world.unprepare(&story.executor, &first.uid)),
-                            2 => drop(story.world.lock().api.insert(second.uid.clone(), second.clone())),
-                            _ => drop(story.world.prepare(&story.executor, &second)),
-                        }
-                        if story.world.lock().dead {
-                            if reboot {
-                                story.world.reboot();
+                            if story.world.lock().dead {
+                                if reboot {
+                                    story.world.reboot();
+                                }
+                                story.restart();
                             }
-                            story.restart();
                         }
-                    }
-                    let done = story.world.lock().calls <= at;
-                    story.settle();
-                    assert_eq!(end(&story.world, &story.foreign), story.without_trouble());
-                    done
-                });
+                        let done = story.world.lock().calls <= at;
+                        story.settle();
+                        assert_eq!(end(&story.world, &story.foreign), story.without_trouble());
+                        done
+                    },
+                );
                 points += 1;
                 if done {
                     break;

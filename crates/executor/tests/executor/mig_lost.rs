@@ -1,13 +1,15 @@
-//! A GPU that falls off the bus while a claim has a partition of it. Whether the partition outlives that is the GPU's
-//! secret until it answers again, so the record is kept until then, and no longer than the partition can live.
+//! A GPU that falls off the bus while a claim has a partition of it. Whether the partition outlives
+//! that is the GPU's secret until it answers again, so the record is kept until then, and no longer
+//! than the partition can live.
 
 use std::time::Duration;
 
 use divvy_claims::Claim;
-use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared};
+use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared, chain};
 use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
 
-use crate::mig_world::{HALF, claim_of, living, mig_world, sim};
+use crate::mig_world::{HALF, SMALL, claim_of, living, mig_world, sim};
+use crate::world::accessors::noted;
 use crate::world::{Moment, World};
 
 /// A claim of half a GPU, prepared; then the GPU is lost and the claim let go.
@@ -25,21 +27,54 @@ fn prepared() -> Lost {
     world.lock().api.insert(claim.uid.clone(), claim.clone());
     world.prepare(&executor, &claim).unwrap();
     let gpu = world.gpu(0);
-    Lost { world, executor, claim, gpu }
+    Lost {
+        world,
+        executor,
+        claim,
+        gpu,
+    }
+}
+
+/// An administrator destroys all instances of a GPU, as a reset does.
+fn destroy_instances(world: &World, gpu: &GpuUuid) {
+    for (instance, inside) in living(world, gpu) {
+        sim(world).edit(|e| {
+            for one in inside {
+                e.destroy_compute_instance(gpu, instance.id, one.id)
+                    .unwrap();
+            }
+            e.destroy_gpu_instance(gpu, instance.id).unwrap();
+        });
+    }
 }
 
 impl Lost {
+    fn restored(&self, refresh: Refresh) -> Vec<Event> {
+        self.executor.restore_cdi(refresh).events
+    }
+
     fn unprepared() -> Self {
         let lost = prepared();
         assert!(sim(&lost.world).lose_gpu(&lost.gpu));
         lost.world.lock().api.clear();
         let began = lost.world.lock().now;
-        let answer = lost.world.unprepare(&lost.executor, &lost.claim.uid).unwrap();
-        let Unprepared::Lingering(why) = answer else { panic!("{answer:?}") };
+        let answer = lost
+            .world
+            .unprepare(&lost.executor, &lost.claim.uid)
+            .unwrap();
+        let Unprepared::Lingering(why) = answer else {
+            panic!("{answer:?}")
+        };
         assert!(why.contains("GPU_IS_LOST"), "{why}");
         let took = lost.world.lock().now.saturating_sub(began);
-        assert!(took < Duration::from_secs(1), "there is nothing to wait for: {took:?}");
-        assert!(lost.world.lock().cdi.is_empty(), "no container may start with it any more");
+        assert!(
+            took < Duration::from_secs(1),
+            "there is nothing to wait for: {took:?}"
+        );
+        assert!(
+            lost.world.lock().cdi.is_empty(),
+            "no container may start with it any more"
+        );
         lost
     }
 
@@ -58,29 +93,53 @@ impl Lost {
     }
 
     fn is_clean(&self) -> bool {
-        self.held() == 0 && self.world.lock().cdi.is_empty() && living(&self.world, &self.gpu).is_empty()
+        self.held() == 0
+            && self.world.lock().cdi.is_empty()
+            && living(&self.world, &self.gpu).is_empty()
     }
 }
 
+/// A partition of a lost GPU is held after its claim is gone and removed when the GPU is back.
 #[test]
-fn a_partition_of_a_lost_gpu_is_held_after_its_claim_is_gone_and_removed_when_the_gpu_is_back() {
+fn a_partition_of_a_lost_gpu_is_held_and_removed_when_it_is_back() {
     let mut lost = Lost::unprepared();
     assert!(matches!(&lost.finish()[..], [Event::Kept { .. }]));
-    assert_eq!(lost.executor.fences().unwrap().len(), 0, "its neighbours are in no doubt");
+    assert_eq!(
+        lost.executor.fences().unwrap().len(),
+        0,
+        "its neighbours are in no doubt"
+    );
     let writes = lost.world.lock().syncs;
     lost.finish();
-    assert_eq!(lost.world.lock().syncs, writes, "nothing is written while nothing changes");
-    assert!(matches!(&lost.restart()[..], [Event::Kept { .. }]), "another process is as patient");
+    assert_eq!(
+        lost.world.lock().syncs,
+        writes,
+        "nothing is written while nothing changes"
+    );
+    assert!(
+        matches!(&lost.restart()[..], [Event::Kept { .. }]),
+        "another process is as patient"
+    );
     assert_eq!(lost.held(), 1);
     sim(&lost.world).restore_gpu(&lost.gpu);
-    assert_eq!(living(&lost.world, &lost.gpu).len(), 1, "it has kept its partition");
-    assert_eq!(lost.finish(), [Event::Released { claim: lost.claim.uid.clone() }]);
+    assert_eq!(
+        living(&lost.world, &lost.gpu).len(),
+        1,
+        "it has kept its partition"
+    );
+    assert_eq!(
+        lost.finish(),
+        [Event::Released {
+            claim: lost.claim.uid.clone()
+        }]
+    );
     assert!(lost.is_clean());
 }
 
+/// A GPU that comes back without its partition frees the record and keeps the foreign instance at
+/// its placement.
 #[test]
-fn a_gpu_that_comes_back_without_its_partition_frees_the_record_and_keeps_the_foreign_instance_at_its_placement()
- {
+fn a_gpu_back_without_its_partition_frees_the_record() {
     let lost = Lost::unprepared();
     let (instance, _) = living(&lost.world, &lost.gpu).remove(0);
     let sim = sim(&lost.world);
@@ -88,28 +147,50 @@ fn a_gpu_that_comes_back_without_its_partition_frees_the_record_and_keeps_the_fo
     sim.edit(|e| e.set_driver_loaded(false));
     sim.edit(|e| e.set_driver_loaded(true));
     sim.edit(|e| e.set_mig_mode(&lost.gpu, true)).unwrap();
-    let theirs = sim.make_foreign_instance(&lost.gpu, instance.profile, 4).unwrap();
-    assert_eq!(lost.finish(), [Event::Released { claim: lost.claim.uid.clone() }]);
+    let theirs = sim
+        .make_foreign_instance(&lost.gpu, instance.profile, 4)
+        .unwrap();
+    assert_eq!(
+        lost.finish(),
+        [Event::Released {
+            claim: lost.claim.uid.clone()
+        }]
+    );
     assert_eq!(lost.held(), 0);
     assert_eq!(living(&lost.world, &lost.gpu), [(instance, vec![theirs])]);
 }
 
 #[test]
-fn what_cannot_live_any_more_is_not_waited_for_a_board_that_was_taken_out_another_boot_no_kernel_module() {
+fn a_partition_that_cannot_live_any_more_is_not_waited_for() {
     let lost = Lost::unprepared();
     sim(&lost.world).remove_gpu(&lost.gpu).unwrap();
-    assert_eq!(lost.finish(), [Event::Released { claim: lost.claim.uid.clone() }]);
+    assert_eq!(
+        lost.finish(),
+        [Event::Released {
+            claim: lost.claim.uid.clone()
+        }]
+    );
 
     let mut lost = Lost::unprepared();
     lost.world.reboot();
     // It is still away.
     sim(&lost.world).lose_gpu(&lost.gpu);
-    assert_eq!(lost.restart(), [Event::Released { claim: lost.claim.uid.clone() }]);
+    assert_eq!(
+        lost.restart(),
+        [Event::Released {
+            claim: lost.claim.uid.clone()
+        }]
+    );
     assert!(lost.is_clean());
 
     let lost = Lost::unprepared();
     sim(&lost.world).edit(|e| e.set_driver_loaded(false));
-    assert_eq!(lost.finish(), [Event::Released { claim: lost.claim.uid.clone() }]);
+    assert_eq!(
+        lost.finish(),
+        [Event::Released {
+            claim: lost.claim.uid.clone()
+        }]
+    );
     assert!(lost.is_clean());
 }
 
@@ -123,16 +204,29 @@ fn a_lost_gpu_keeps_of_its_claim_what_is_on_it_and_nothing_on_other_gpus() {
         world.prepare(&executor, &two).unwrap();
         sim(&world).lose_gpu(&lost);
         let answer = world.unprepare(&executor, &two.uid).unwrap();
-        assert!(matches!(&answer, Unprepared::Lingering(why) if why.contains("GPU_IS_LOST")), "{answer:?}");
+        assert!(
+            matches!(&answer, Unprepared::Lingering(why) if why.contains("GPU_IS_LOST")),
+            "{answer:?}"
+        );
         assert!(living(&world, &healthy).is_empty(), "{healthy} is not lost");
-        let held: Vec<_> = executor.held().unwrap().into_iter().map(|held| held.hold.gpu).collect();
+        let held: Vec<_> = executor
+            .held()
+            .unwrap()
+            .into_iter()
+            .map(|held| held.hold.gpu)
+            .collect();
         assert_eq!(held, std::slice::from_ref(&lost));
-        assert_eq!(world.lock().gpu_state(&healthy).instances, []);
+        assert_eq!(noted(&world, &healthy), []);
         let number = usize::from(healthy != world.gpu(0));
         let whole = claim_of("w", &[&format!("gpu-{number}")], "t2");
         world.prepare(&executor, &whole).unwrap();
         sim(&world).restore_gpu(&lost);
-        assert_eq!(executor.finish_lingering().0.events, [Event::Released { claim: two.uid.clone() }]);
+        assert_eq!(
+            executor.finish_lingering().0.events,
+            [Event::Released {
+                claim: two.uid.clone()
+            }]
+        );
         assert!(living(&world, &lost).is_empty());
     }
 }
@@ -151,19 +245,24 @@ fn an_orphan_on_a_lost_gpu_is_kept_too() {
     assert!(lost.is_clean());
 }
 
+/// A prepare that was cut short on a GPU that is then lost is taken back when it is back.
 #[test]
-fn a_prepare_that_was_cut_short_on_a_gpu_that_is_then_lost_is_taken_back_when_it_is_back() {
+fn a_cut_short_prepare_on_a_lost_gpu_is_taken_back_when_it_is_back() {
     for moment in [Moment::Before, Moment::After] {
         let mut lost = prepared();
         let sim = sim(&lost.world);
-        lost.world.unprepare(&lost.executor, &lost.claim.uid).unwrap();
+        lost.world
+            .unprepare(&lost.executor, &lost.claim.uid)
+            .unwrap();
         lost.world.lock().crash_at = Some((GpuOp::CreateGpuInstance.name(), moment));
         lost.world.prepare(&lost.executor, &lost.claim).unwrap_err();
         lost.world.lock().api.clear();
         sim.lose_gpu(&lost.gpu);
         lost.restart();
         assert_eq!(lost.held(), 1, "{moment:?}");
-        lost.world.unprepare(&lost.executor, &lost.claim.uid).unwrap();
+        lost.world
+            .unprepare(&lost.executor, &lost.claim.uid)
+            .unwrap();
         sim.restore_gpu(&lost.gpu);
         lost.executor.reconcile(&lost.world.view());
         assert!(lost.is_clean(), "{moment:?}");
@@ -171,8 +270,9 @@ fn a_prepare_that_was_cut_short_on_a_gpu_that_is_then_lost_is_taken_back_when_it
     }
 }
 
+/// A GPU that is lost together with its claims record keeps the note of its partition.
 #[test]
-fn a_gpu_that_is_lost_together_with_its_claims_record_keeps_the_note_of_its_partition() {
+fn a_gpu_lost_with_its_claims_record_keeps_the_partitions_note() {
     let mut lost = prepared();
     lost.world.lock().put(Folder::Claims, "uid-a.json", None);
     lost.world.lock().api.clear();
@@ -192,7 +292,116 @@ fn a_gpu_that_is_lost_together_with_its_claims_record_keeps_the_note_of_its_part
     lost.executor.reconcile(&lost.world.view());
     assert!(lost.is_clean());
     assert_eq!(
-        sim(&lost.world).edit(|e| e.gpu_instances(&lost.gpu)).map_err(|e| e.code),
+        sim(&lost.world)
+            .edit(|e| e.gpu_instances(&lost.gpu))
+            .map_err(|e| e.code),
         Ok::<_, GpuErrorCode>(Vec::new())
     );
+}
+
+/// The driver gives numbers of instances out again: a container that starts again must not get the
+/// device nodes of an instance that is gone.
+#[test]
+fn files_of_a_claim_whose_partition_is_gone_are_withdrawn() {
+    let ways: [fn(&Lost); 3] = [
+        |lost| destroy_instances(&lost.world, &lost.gpu),
+        |lost| {
+            sim(&lost.world).edit(|e| e.set_driver_loaded(false));
+            sim(&lost.world).edit(|e| e.set_driver_loaded(true));
+        },
+        // Another one is made in its place.
+        |lost| {
+            let (instance, _) = living(&lost.world, &lost.gpu).remove(0);
+            destroy_instances(&lost.world, &lost.gpu);
+            sim(&lost.world)
+                .make_foreign_instance(&lost.gpu, instance.profile, 4)
+                .unwrap();
+        },
+    ];
+    for (way, happens) in ways.into_iter().enumerate() {
+        let mut lost = prepared();
+        let (claim, file) = (lost.claim.uid.clone(), lost.world.lock().cdi.clone());
+        assert_eq!(lost.restored(Refresh::All), [], "{way}: it lives");
+        happens(&lost);
+        for refresh in [Refresh::Missing, Refresh::All, Refresh::Missing] {
+            let events = lost.restored(refresh);
+            let withdrawn = Event::CdiWithdrawn {
+                claim: claim.clone(),
+            };
+            assert!(
+                events.is_empty() || events == [withdrawn],
+                "{way}: {events:?}"
+            );
+            assert!(lost.world.lock().cdi.is_empty(), "{way}");
+        }
+        lost.restart();
+        assert!(lost.world.lock().cdi.is_empty(), "{way}: by a new process");
+        let refused = lost.world.prepare(&lost.executor, &lost.claim).unwrap_err();
+        assert_eq!(refused.category(), "partition-gone", "{way}");
+        assert!(chain(&refused).contains("delete all pods of the claim"));
+        assert!(lost.world.lock().cdi.is_empty(), "{way}: by a prepare");
+
+        lost.world.unprepare(&lost.executor, &claim).unwrap();
+        if way == 2 {
+            destroy_instances(&lost.world, &lost.gpu);
+        }
+        lost.world.prepare(&lost.executor, &lost.claim).unwrap();
+        assert_eq!(lost.world.lock().cdi.len(), file.len(), "{way}");
+        assert_eq!(living(&lost.world, &lost.gpu).len(), 1, "{way}");
+    }
+}
+
+#[test]
+fn after_a_reboot_a_claim_whose_partition_was_gone_has_its_files() {
+    let mut lost = prepared();
+    destroy_instances(&lost.world, &lost.gpu);
+    lost.restored(Refresh::Missing);
+    assert!(lost.world.lock().cdi.is_empty());
+    lost.world.reboot();
+    let claim = lost.claim.uid.clone();
+    assert_eq!(lost.restart(), [Event::ExecutedAgain { claim }]);
+    assert_eq!(lost.world.lock().cdi.len(), 1);
+    assert_eq!(lost.restored(Refresh::All), []);
+}
+
+/// A GPU that does not answer says nothing of its partitions.
+#[test]
+fn a_file_is_neither_removed_nor_made_while_its_partition_is_unread() {
+    let lost = prepared();
+    sim(&lost.world).lose_gpu(&lost.gpu);
+    for refresh in [Refresh::Missing, Refresh::All] {
+        assert_eq!(lost.restored(refresh), []);
+        assert_eq!(lost.world.lock().cdi.len(), 1);
+    }
+    let files = std::mem::take(&mut lost.world.lock().cdi);
+    let events = lost.restored(Refresh::Missing);
+    assert!(matches!(&events[..], [Event::Failed { .. }]), "{events:?}");
+    lost.world.prepare(&lost.executor, &lost.claim).unwrap_err();
+    assert!(
+        lost.world.lock().cdi.is_empty(),
+        "it may have been withdrawn"
+    );
+    sim(&lost.world).restore_gpu(&lost.gpu);
+    let claim = lost.claim.uid.clone();
+    assert_eq!(
+        lost.restored(Refresh::Missing),
+        [Event::CdiRestored { claim }]
+    );
+    assert_eq!(lost.world.lock().cdi, files);
+}
+
+#[test]
+fn nothing_is_made_beside_a_partition_that_is_gone_under_its_claim() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let (a, b) = (claim_of("a", &[HALF], "t1"), claim_of("b", &[SMALL], "t1"));
+    world.prepare(&executor, &a).unwrap();
+    destroy_instances(&world, &world.gpu(0));
+    let refused = world.prepare(&executor, &b).unwrap_err();
+    assert_eq!(refused.category(), "partition-gone");
+    assert!(living(&world, &world.gpu(0)).is_empty());
+    let elsewhere = claim_of("c", &["gpu-1-mig-1g10gb-19-0"], "t1");
+    world.prepare(&executor, &elsewhere).unwrap();
+    world.unprepare(&executor, &a.uid).unwrap();
+    world.prepare(&executor, &b).unwrap();
 }

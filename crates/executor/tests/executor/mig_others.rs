@@ -10,8 +10,10 @@ use crate::mig_world::{SMALL, claim_of, living, setup, shape, sim};
 use crate::story::uid;
 use crate::world::Place;
 
+/// A partition in use is waited for ten seconds then lingers and is removed when its process is
+/// gone.
 #[test]
-fn a_partition_in_use_is_waited_for_ten_seconds_then_lingers_and_is_removed_when_its_process_is_gone() {
+fn a_partition_in_use_lingers_and_goes_when_its_process_is_gone() {
     let (world, executor, a, gpu) = setup();
     world.prepare(&executor, &a).unwrap();
     let (instance, _) = living(&world, &gpu).remove(0);
@@ -19,80 +21,123 @@ fn a_partition_in_use_is_waited_for_ten_seconds_then_lingers_and_is_removed_when
     world.lock().api.clear();
     let began = world.lock().now;
     let answer = world.unprepare(&executor, &a.uid).unwrap();
-    assert_eq!(answer, Unprepared::Lingering(format!("process 4711 still uses {gpu}")));
+    assert_eq!(
+        answer,
+        Unprepared::Lingering(format!("process 4711 still uses {gpu}"))
+    );
     let took = world.lock().now.saturating_sub(began);
-    assert!((Duration::from_secs(10)..Duration::from_secs(11)).contains(&took), "{took:?}");
+    assert!(
+        (Duration::from_secs(10)..Duration::from_secs(11)).contains(&took),
+        "{took:?}"
+    );
     assert_eq!(shape(&world), [(9, 4, 1)], "held");
     // Its neighbour is free meanwhile.
-    world.prepare(&executor, &claim_of("b", &[SMALL], "t2")).unwrap();
-    let over = world.prepare(&executor, &claim_of("c", &["gpu-0-mig-1g10gb-19-4"], "t3")).unwrap_err();
+    world
+        .prepare(&executor, &claim_of("b", &[SMALL], "t2"))
+        .unwrap();
+    let over = world
+        .prepare(&executor, &claim_of("c", &["gpu-0-mig-1g10gb-19-4"], "t3"))
+        .unwrap_err();
     assert_eq!(over.category(), "held");
     sim(&world).end_process(4711);
     executor.reconcile(&world.view());
     assert_eq!(shape(&world), [(19, 0, 1)]);
 }
 
-/// Whose process it is that computes on a shared GPU may be unknown: the last share answers for it, of this GPU.
+/// Whose process it is that computes on a shared GPU may be unknown: the last share answers for it,
+/// of this GPU.
 #[test]
-fn a_process_of_an_unknown_pod_holds_the_last_share_of_its_gpu_and_no_other() {
+fn an_unknown_pods_process_holds_the_last_share_of_its_gpu_only() {
     let (world, executor, _, gpu) = setup();
     for (name, device) in [("a", "gpu-0-ts"), ("b", "gpu-0-ts"), ("c", "gpu-1-ts")] {
-        world.prepare(&executor, &claim_of(name, &[device], "t1")).unwrap();
+        world
+            .prepare(&executor, &claim_of(name, &[device], "t1"))
+            .unwrap();
     }
     sim(&world).start_process(&gpu, 4711);
     let unprepared = |name: &str| world.unprepare(&executor, &uid(name)).unwrap();
     assert_eq!(unprepared("a"), Unprepared::Done);
-    assert!(matches!(unprepared("b"), Unprepared::Lingering(_)), "a share of another GPU is no other share");
+    assert!(
+        matches!(unprepared("b"), Unprepared::Lingering(_)),
+        "a share of another GPU is no other share"
+    );
     sim(&world).end_process(4711);
     assert_eq!(unprepared("b"), Unprepared::Done);
 }
 
 /// On a read-only disk nothing can be removed afterwards: what is on record stays until it can be.
 #[test]
-fn a_partition_whose_removal_cannot_be_recorded_is_not_begun_to_be_removed() {
+fn a_removal_that_cannot_be_recorded_is_not_begun() {
     let (world, executor, a, _) = setup();
     world.prepare(&executor, &a).unwrap();
     world.lock().write_error = Some((Place::Store, std::io::ErrorKind::ReadOnlyFilesystem));
     world.unprepare(&executor, &a.uid).unwrap_err();
     assert_eq!(shape(&world), [(9, 4, 1)]);
     world.lock().write_error = None;
-    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert_eq!(
+        world.unprepare(&executor, &a.uid).unwrap(),
+        Unprepared::Done
+    );
     assert!(shape(&world).is_empty());
 }
 
-/// An administrator has removed the partition of a claim that lingers, and then the claim's next pod comes.
+/// An administrator has removed the partition of a claim that lingers, and then the claim's next
+/// pod comes.
 #[test]
 fn a_lingering_claim_whose_partition_was_removed_by_others_gets_another() {
     let (world, executor, a, gpu) = setup();
     world.prepare(&executor, &a).unwrap();
     let (instance, inside) = living(&world, &gpu).remove(0);
     sim(&world).start_process_in(&gpu, instance.id, 4711);
-    assert!(matches!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Lingering(_)));
+    assert!(matches!(
+        world.unprepare(&executor, &a.uid).unwrap(),
+        Unprepared::Lingering(_)
+    ));
     sim(&world).end_process(4711);
     sim(&world).edit(|e| {
-        e.destroy_compute_instance(&gpu, instance.id, inside[0].id).unwrap();
+        e.destroy_compute_instance(&gpu, instance.id, inside[0].id)
+            .unwrap();
         e.destroy_gpu_instance(&gpu, instance.id).unwrap();
     });
     world.prepare(&executor, &a).unwrap();
     assert_eq!(shape(&world), [(9, 4, 1)]);
-    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert_eq!(
+        world.unprepare(&executor, &a.uid).unwrap(),
+        Unprepared::Done
+    );
     assert!(shape(&world).is_empty());
 }
 
+/// A process that the driver sees and NVML does not list makes the removal wait without fencing the
+/// GPU.
 #[test]
-fn a_process_that_the_driver_sees_and_nvml_does_not_list_makes_the_removal_wait_without_fencing_the_gpu() {
+fn an_unlisted_process_delays_a_removal_without_fencing_the_gpu() {
     let (world, executor, a, _) = setup();
     world.prepare(&executor, &a).unwrap();
     let in_use = divvy_gpu_sim::Fault::fail(GpuErrorCode::IN_USE);
     let fault = sim(&world).fault(in_use.of(divvy_model::GpuOp::DestroyGpuInstance));
-    let Unprepared::Lingering(why) = world.unprepare(&executor, &a.uid).unwrap() else { panic!() };
+    let Unprepared::Lingering(why) = world.unprepare(&executor, &a.uid).unwrap() else {
+        panic!()
+    };
     assert!(why.contains("its GPU instance is still in use"), "{why}");
-    assert_eq!(shape(&world), [(9, 4, 0)], "its compute instance is gone already");
+    assert_eq!(
+        shape(&world),
+        [(9, 4, 0)],
+        "its compute instance is gone already"
+    );
     assert_eq!(executor.fences().unwrap().len(), 0);
-    world.prepare(&executor, &claim_of("b", &[SMALL], "t2")).unwrap();
+    world
+        .prepare(&executor, &claim_of("b", &[SMALL], "t2"))
+        .unwrap();
     sim(&world).edit(|e| e.clear_faults(Some(fault)));
     let report = executor.reconcile(&world.view());
-    assert!(report.events.contains(&Event::Released { claim: a.uid.clone() }), "{:?}", report.events);
+    assert!(
+        report.events.contains(&Event::Released {
+            claim: a.uid.clone()
+        }),
+        "{:?}",
+        report.events
+    );
     assert_eq!(shape(&world), [(19, 0, 1)]);
 }
 
@@ -103,12 +148,22 @@ fn an_instance_with_our_ids_and_another_uuid_is_foreign_and_stays() {
     let (instance, inside) = living(&world, &gpu).remove(0);
     let sim = sim(&world);
     sim.edit(|e| {
-        e.destroy_compute_instance(&gpu, instance.id, inside[0].id).unwrap();
+        e.destroy_compute_instance(&gpu, instance.id, inside[0].id)
+            .unwrap();
         e.destroy_gpu_instance(&gpu, instance.id).unwrap();
     });
-    let theirs = sim.make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
-    assert_eq!((theirs.gpu_instance, theirs.id), (instance.id, inside[0].id), "ids come again");
-    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    let theirs = sim
+        .make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4)
+        .unwrap();
+    assert_eq!(
+        (theirs.gpu_instance, theirs.id),
+        (instance.id, inside[0].id),
+        "ids come again"
+    );
+    assert_eq!(
+        world.unprepare(&executor, &a.uid).unwrap(),
+        Unprepared::Done
+    );
     assert_eq!(living(&world, &gpu), [(instance, vec![theirs])]);
     assert_eq!(executor.foreign(), [(gpu, vec![instance])].into());
 }
@@ -118,43 +173,64 @@ fn a_foreign_instance_in_the_way_is_named_and_left_alone() {
     let (world, executor, a, gpu) = setup();
     let sim = sim(&world);
     sim.set_mig_mode(&gpu, true).unwrap();
-    let theirs = sim.make_foreign_instance(&gpu, GpuInstanceProfileId(19), 5).unwrap();
+    let theirs = sim
+        .make_foreign_instance(&gpu, GpuInstanceProfileId(19), 5)
+        .unwrap();
     let began = world.lock().now;
     let error = world.prepare(&executor, &a).unwrap_err();
     let expected = format!(
-        "claim ns/a (UID uid-a) cannot be prepared: the step to create a partition of profile 9 at 4+4 on {gpu} failed: it was not done: GPU instance {0} (profile 19, 5:1) overlaps 4:4 on {gpu}; this driver did not create it and does not change it (if it is not needed, remove it: `nvidia-smi mig -i {gpu} -gi {0} -dci && nvidia-smi mig -i {gpu} -gi {0} -dgi`): NVML create_gpu_instance failed on {gpu}: INSUFFICIENT_RESOURCES (23)",
+        "claim ns/a (UID uid-a) cannot be prepared: failed to create a partition of profile 9 at 4+4 on {gpu}: it was not done: GPU instance {0} (profile 19, 5:1) overlaps 4:4 on {gpu}; this driver did not create it and does not change it (if it is not needed, remove it: `nvidia-smi mig -i {gpu} -gi {0} -dci && nvidia-smi mig -i {gpu} -gi {0} -dgi`): NVML create_gpu_instance failed on {gpu}: INSUFFICIENT_RESOURCES (23)",
         theirs.gpu_instance.0
     );
     assert_eq!(chain(&error), expected);
-    assert!(world.lock().now.saturating_sub(began) < Duration::from_secs(1), "waiting would not help");
+    assert!(
+        world.lock().now.saturating_sub(began) < Duration::from_secs(1),
+        "waiting would not help"
+    );
     assert_eq!(shape(&world), [(19, 5, 1)]);
     executor.reconcile(&world.view());
-    let foreign: Vec<_> = executor.foreign()[&gpu].iter().map(|i| (i.profile.0, i.placement)).collect();
+    let foreign: Vec<_> = executor.foreign()[&gpu]
+        .iter()
+        .map(|i| (i.profile.0, i.placement))
+        .collect();
     assert_eq!(foreign, [(19, Placement { start: 5, size: 1 })]);
     // Beside it there is room.
-    world.prepare(&executor, &claim_of("b", &["gpu-0-mig-3g40gb-9-0"], "t2")).unwrap();
-    assert_eq!(executor.foreign().len(), 1, "instances of divvy are not listed");
+    world
+        .prepare(&executor, &claim_of("b", &["gpu-0-mig-3g40gb-9-0"], "t2"))
+        .unwrap();
+    assert_eq!(
+        executor.foreign().len(),
+        1,
+        "instances of divvy are not listed"
+    );
     let whole = world.prepare(&executor, &claim_of("c", &["gpu-1"], "t3"));
     whole.unwrap();
 }
 
-/// Another driver, or a program on the host, has the administrator's instance. Neither the claim that asks first nor one
-/// that holds another instance of the GPU lets a second user in.
+/// Another driver, or a program on the host, has the administrator's instance. Neither the claim
+/// that asks first nor one that holds another instance of the GPU lets a second user in.
 #[test]
 fn a_static_partition_in_which_a_stranger_computes_is_not_given_out() {
     for beside in [false, true] {
         let (world, executor, _, gpu) = setup();
         let sim = sim(&world);
         sim.set_mig_mode(&gpu, true).unwrap();
-        let theirs = sim.make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4).unwrap();
-        sim.make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0).unwrap();
+        let theirs = sim
+            .make_foreign_instance(&gpu, GpuInstanceProfileId(9), 4)
+            .unwrap();
+        sim.make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0)
+            .unwrap();
         let other = claim_of("b", &["gpu-0-mig-static-1g10gb-19-0"], "t1");
         sim.start_process_in(&gpu, theirs.gpu_instance, 4711);
         if beside {
             world.prepare(&executor, &other).unwrap();
         }
         let a = claim_of("a", &["gpu-0-mig-static-3g40gb-9-4"], "t2");
-        assert_eq!(world.prepare(&executor, &a).unwrap_err().category(), "foreign-processes", "{beside}");
+        assert_eq!(
+            world.prepare(&executor, &a).unwrap_err().category(),
+            "foreign-processes",
+            "{beside}"
+        );
         // In the other instance it is in no claim's way.
         world.prepare(&executor, &other).unwrap();
         world.lock().pods.insert(4711, "pod-a".to_owned());

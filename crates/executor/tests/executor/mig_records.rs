@@ -1,23 +1,30 @@
-//! Partitions whose claim's record was lost or cannot be read any more: adopted, made anew or removed, by what else is
-//! known of them.
+//! Partitions whose claim's record was lost or cannot be read any more: adopted, made anew or
+//! removed, by what else is known of them.
 
 use std::time::Duration;
 
-use divvy_claims::{Fence, GpuState, OwnedInstance, Phase};
-use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared};
-use divvy_model::GpuOp;
+use divvy_claims::Phase;
+use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared, chain};
 use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId};
+use divvy_model::{GpuOp, GpuUuid};
 
 use crate::mig_world::{HALF, SMALL, claim_of, is_clean, living, setup, shape, sim};
 use crate::story::uid;
-use crate::world::{Moment, World};
+use crate::world::accessors::{
+    Open, granted, keep_notes, lose, lose_gpu_file, noted, open_question, picture, tear, tear_gpu,
+};
+use crate::world::{MigLate, Moment, World};
 
+/// After a lost record store partitions are adopted from allocated claims with a CDI file and no
+/// others.
 #[test]
-fn after_a_lost_record_store_partitions_are_adopted_from_allocated_claims_with_a_cdi_file_and_no_others() {
+fn lost_partitions_are_adopted_from_allocated_claims_and_no_others() {
     for by_prepare in [true, false] {
         let (world, executor, a, gpu) = setup();
         let answer = world.prepare(&executor, &a).unwrap();
-        let theirs = sim(&world).make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0).unwrap();
+        let theirs = sim(&world)
+            .make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0)
+            .unwrap();
         let before = living(&world, &gpu);
         world.kill();
         let files = world.lock().files(Folder::Claims);
@@ -29,17 +36,33 @@ fn after_a_lost_record_store_partitions_are_adopted_from_allocated_claims_with_a
             assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
         } else {
             let report = executor.reconcile(&world.view());
-            assert_eq!(report.events, [Event::Rebuilt { claim: a.uid.clone() }]);
+            assert_eq!(
+                report.events,
+                [Event::Rebuilt {
+                    claim: a.uid.clone()
+                }]
+            );
         }
-        assert_eq!(living(&world, &gpu), before, "nothing is made anew under a running container");
+        assert_eq!(
+            living(&world, &gpu),
+            before,
+            "nothing is made anew under a running container"
+        );
         let foreign = executor.foreign();
-        assert_eq!(foreign[&gpu].iter().map(|i| i.id).collect::<Vec<_>>(), [theirs.gpu_instance]);
-        assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+        assert_eq!(
+            foreign[&gpu].iter().map(|i| i.id).collect::<Vec<_>>(),
+            [theirs.gpu_instance]
+        );
+        assert_eq!(
+            world.unprepare(&executor, &a.uid).unwrap(),
+            Unprepared::Done
+        );
         assert_eq!(shape(&world), [(19, 0, 1)]);
         // Allocated, never prepared: an instance at its placement is foreign, and stays.
         let b = claim_of("b", &[SMALL], "t2");
         world.lock().api.insert(b.uid.clone(), b.clone());
-        world.prepare(&executor, &b).unwrap();
+        let error = chain(&world.prepare(&executor, &b).unwrap_err());
+        assert!(error.contains("is in its place"), "{error}");
         world.unprepare(&executor, &b.uid).unwrap();
         assert_eq!(shape(&world), [(19, 0, 1)]);
     }
@@ -51,9 +74,10 @@ fn a_lost_record_whose_partition_is_gone_too_is_made_anew() {
     let answer = world.prepare(&executor, &a).unwrap();
     let (instance, inside) = living(&world, &gpu).remove(0);
     sim(&world).edit(|e| {
-        e.destroy_compute_instance(&gpu, instance.id, inside[0].id).unwrap();
+        e.destroy_compute_instance(&gpu, instance.id, inside[0].id)
+            .unwrap();
     });
-    world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
+    tear(&world, &uid("a"), b"rubbish");
     let executor = {
         drop(executor);
         world.start()
@@ -62,19 +86,27 @@ fn a_lost_record_whose_partition_is_gone_too_is_made_anew() {
     assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
     assert_eq!(shape(&world), [(9, 4, 1)], "half of one is no partition");
     assert_eq!(instance.id, GpuInstanceId(2));
-    let phase = world.lock().records()[&uid("a")].fine().unwrap().phase.clone();
+    let phase = world.lock().records()[&uid("a")]
+        .fine()
+        .unwrap()
+        .phase
+        .clone();
     assert_eq!(phase, Phase::Prepared);
 }
 
+/// Partitions of a claim that is gone together with its record are removed by what its CDI file
+/// says.
 #[test]
-fn partitions_of_a_claim_that_is_gone_together_with_its_record_are_removed_by_what_its_cdi_file_says() {
+fn a_gone_claims_partitions_are_removed_although_its_record_is_lost() {
     for record in [None, Some(b"rubbish".as_slice())] {
         let (world, executor, a, gpu) = setup();
         world.prepare(&executor, &a).unwrap();
-        sim(&world).make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0).unwrap();
+        sim(&world)
+            .make_foreign_instance(&gpu, GpuInstanceProfileId(19), 0)
+            .unwrap();
         world.lock().api.clear();
         world.kill();
-        world.lock().put(Folder::Claims, "uid-a.json", record);
+        damage_record(&world, record);
         let executor = world.start();
         executor.reconcile(&world.view());
         assert_eq!(shape(&world).len(), 2, "a grace period");
@@ -86,20 +118,34 @@ fn partitions_of_a_claim_that_is_gone_together_with_its_record_are_removed_by_wh
     }
 }
 
+/// An unreadable record of a gone claim whose partition is in use holds that partition and nothing
+/// else.
 #[test]
-fn an_unreadable_record_of_a_gone_claim_whose_partition_is_in_use_holds_that_partition_and_nothing_else() {
+fn a_gone_claims_torn_record_holds_its_used_partition_and_no_more() {
     let (world, executor, a, gpu) = setup();
     world.prepare(&executor, &a).unwrap();
     let (instance, _) = living(&world, &gpu).remove(0);
     sim(&world).start_process_in(&gpu, instance.id, 4711);
     world.lock().api.clear();
-    world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
-    let over = world.prepare(&executor, &claim_of("b", &["gpu-0-mig-1g10gb-19-4"], "t2")).unwrap_err();
+    tear(&world, &uid("a"), b"rubbish");
+    let over = world
+        .prepare(&executor, &claim_of("b", &["gpu-0-mig-1g10gb-19-4"], "t2"))
+        .unwrap_err();
     assert_eq!(over.category(), "held");
-    world.prepare(&executor, &claim_of("b", &[SMALL], "t3")).unwrap();
+    world
+        .prepare(&executor, &claim_of("b", &[SMALL], "t3"))
+        .unwrap();
     sim(&world).end_process(4711);
     executor.reconcile(&world.view());
     assert_eq!(shape(&world), [(19, 0, 1)]);
+}
+
+/// Tears the record of claim `a`, or loses it.
+fn damage_record(world: &World, bytes: Option<&[u8]>) {
+    match bytes {
+        Some(bytes) => tear(world, &uid("a"), bytes),
+        None => lose(world, &uid("a")),
+    }
 }
 
 fn after_a_day(world: &World, executor: &Executor) {
@@ -111,17 +157,20 @@ fn after_a_day(world: &World, executor: &Executor) {
 
 /// H2, H2b. A torn record, and the claim was allocated anew under its UID.
 #[test]
-fn a_torn_record_of_a_claim_that_is_allocated_anew_leaks_no_partition_by_prepare_or_reconcile() {
+fn a_torn_record_of_a_reallocated_claim_leaks_no_partition() {
     for by_prepare in [true, false] {
         let (world, executor, a, gpu) = setup();
         world.prepare(&executor, &a).unwrap();
         assert_eq!(living(&world, &gpu).len(), 1);
-        world.lock().put(Folder::Claims, "uid-a.json", Some(b"{\"checksum\":"));
+        tear(&world, &uid("a"), b"{\"checksum\":");
         let again = claim_of("a", &["gpu-1-mig-1g10gb-19-0"], "t2");
         world.lock().api.insert(again.uid.clone(), again.clone());
         if by_prepare {
             world.prepare(&executor, &again).unwrap();
-            assert!(living(&world, &gpu).is_empty(), "what it had is gone before it has something else");
+            assert!(
+                living(&world, &gpu).is_empty(),
+                "what it had is gone before it has something else"
+            );
             world.unprepare(&executor, &again.uid).unwrap();
         } else {
             executor.reconcile(&world.view());
@@ -135,15 +184,18 @@ fn a_torn_record_of_a_claim_that_is_allocated_anew_leaks_no_partition_by_prepare
 
 /// The same while a container of the first allocation still computes: nothing is taken from it.
 #[test]
-fn a_torn_record_of_a_claim_that_is_allocated_anew_keeps_the_partition_that_is_in_use() {
+fn a_torn_record_of_a_reallocated_claim_keeps_its_used_partition() {
     let (world, executor, a, gpu) = setup();
     world.prepare(&executor, &a).unwrap();
     let (instance, _) = living(&world, &gpu).remove(0);
     sim(&world).start_process_in(&gpu, instance.id, 4711);
-    world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
+    tear(&world, &uid("a"), b"rubbish");
     let again = claim_of("a", &["gpu-1-mig-1g10gb-19-0"], "t2");
     world.lock().api.insert(again.uid.clone(), again.clone());
-    assert_eq!(world.prepare(&executor, &again).unwrap_err().category(), "held");
+    assert_eq!(
+        world.prepare(&executor, &again).unwrap_err().category(),
+        "held"
+    );
     executor.reconcile(&world.view());
     assert_eq!(shape(&world), [(9, 4, 1)]);
     sim(&world).end_process(4711);
@@ -151,23 +203,23 @@ fn a_torn_record_of_a_claim_that_is_allocated_anew_keeps_the_partition_that_is_i
     assert_eq!(shape(&world), [(19, 0, 1)]);
 }
 
-/// The process dies in the middle of a creation, and the record that says so is torn or lost too: the GPU's file has noted
-/// what was about to be made.
+/// The process dies in the middle of a creation, and the record that says so is torn or lost too:
+/// the GPU's file has noted what was about to be made.
 #[test]
-fn a_creation_that_was_cut_short_leaks_nothing_although_its_record_is_torn_or_lost() {
+fn a_cut_short_creation_leaks_nothing_with_its_record_torn_or_lost() {
     for record in [None, Some(b"rubbish".as_slice())] {
         for op in [GpuOp::CreateGpuInstance, GpuOp::CreateComputeInstance] {
             let (world, executor, a, gpu) = setup();
             world.lock().crash_at = Some((op.name(), Moment::After));
             world.prepare(&executor, &a).unwrap_err();
             assert_eq!(living(&world, &gpu).len(), 1);
-            world.lock().put(Folder::Claims, "uid-a.json", record);
+            damage_record(&world, record);
             world.lock().api.clear();
             let executor = world.start();
             executor.restore_cdi(Refresh::All);
             after_a_day(&world, &executor);
             assert!(is_clean(&world), "left: {:?}", shape(&world));
-            assert_eq!(world.lock().gpu_state(&gpu).instances, []);
+            assert_eq!(noted(&world, &gpu), []);
         }
     }
 }
@@ -178,12 +230,15 @@ fn a_lost_record_and_an_unprepare_leak_no_partition() {
     for file in [true, false] {
         let (world, executor, a, _) = setup();
         world.prepare(&executor, &a).unwrap();
-        world.lock().put(Folder::Claims, "uid-a.json", None);
+        lose(&world, &uid("a"));
         if !file {
             world.lock().cdi.clear();
         }
         world.lock().api.clear();
-        assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+        assert_eq!(
+            world.unprepare(&executor, &a.uid).unwrap(),
+            Unprepared::Done
+        );
         assert!(is_clean(&world), "left: {:?}", shape(&world));
     }
 }
@@ -192,26 +247,37 @@ fn a_lost_record_and_an_unprepare_leak_no_partition() {
 #[test]
 fn a_torn_file_of_a_gpu_fences_it_and_is_made_again_and_nothing_leaks() {
     let (world, executor, a, gpu) = setup();
-    let file = format!("{gpu}.json");
     world.prepare(&executor, &a).unwrap();
-    let whole = world.lock().gpu_state(&gpu);
-    world.lock().put(Folder::Gpus, &file, Some(b"{\"checksum\":"));
+    let whole = noted(&world, &gpu);
+    tear_gpu(&world, &gpu, b"{\"checksum\":");
     let fences = executor.fences().unwrap();
-    assert!(fences[&gpu][0].reason.starts_with("its state file cannot be read"), "{fences:?}");
+    assert!(
+        fences[&gpu][0]
+            .reason
+            .starts_with("its state file cannot be read"),
+        "{fences:?}"
+    );
     // As long as a record cannot be read either, the owner of an instance is unknown.
     let record = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
-    world.lock().put(Folder::Claims, "uid-a.json", Some(b"rubbish"));
+    tear(&world, &uid("a"), b"rubbish");
     world.lock().api_down = true;
     let small = claim_of("b", &[SMALL], "t2");
-    assert_eq!(world.prepare(&executor, &small).unwrap_err().category(), "fenced");
+    assert_eq!(
+        world.prepare(&executor, &small).unwrap_err().category(),
+        "fenced"
+    );
     executor.reconcile(&world.view());
     assert_eq!(executor.fences().unwrap().len(), 1);
     world.lock().api_down = false;
-    world.lock().put(Folder::Claims, "uid-a.json", Some(&record));
+    tear(&world, &uid("a"), &record);
     world.prepare(&executor, &small).unwrap();
-    let again = world.lock().gpu_state(&gpu);
-    assert_eq!(again.instances[0], whole.instances[0]);
-    assert!(again.may_change_mode, "what was granted is forgotten");
+    let again = picture(&world, &gpu);
+    assert!(again.noted.contains(&whole[0]), "{again:?}");
+    assert_eq!(
+        again.grant.may_change_mode,
+        Some(true),
+        "what was granted is forgotten"
+    );
     assert_eq!(world.lock().files(Folder::Corrupt).len(), 1, "for people");
     for claim in [&a, &small] {
         world.unprepare(&executor, &claim.uid).unwrap();
@@ -219,43 +285,51 @@ fn a_torn_file_of_a_gpu_fences_it_and_is_made_again_and_nothing_leaks() {
     assert!(is_clean(&world));
 }
 
-/// What policies grant comes once. A prepare that needs it must not be refused because the file was lost or torn since.
+/// What policies grant comes once. A prepare that needs it must not be refused because the file was
+/// lost or torn since.
 #[test]
 fn what_was_granted_outlives_the_file_of_a_gpu() {
-    for file in [None, Some(b"rubbish".as_slice())] {
+    let lost: fn(&World, &GpuUuid) = lose_gpu_file;
+    let torn = |world: &World, gpu: &GpuUuid| tear_gpu(world, gpu, b"rubbish");
+    for damage in [lost, torn] {
         let (world, executor, a, gpu) = setup();
-        let name = format!("{gpu}.json");
-        world.lock().put(Folder::Gpus, &name, file);
+        damage(&world, &gpu);
         world.grant(&executor, true);
-        assert!(world.lock().gpu_state(&gpu).may_change_mode, "granted again and not written");
-        world.lock().put(Folder::Gpus, &name, file);
+        assert_eq!(
+            granted(&world, &gpu).may_change_mode,
+            Some(true),
+            "granted again and not written"
+        );
+        damage(&world, &gpu);
         world.prepare(&executor, &a).unwrap();
-        assert!(world.lock().gpu_state(&gpu).may_change_mode);
+        assert_eq!(granted(&world, &gpu).may_change_mode, Some(true));
         world.unprepare(&executor, &a.uid).unwrap();
         assert!(is_clean(&world));
     }
 }
 
-/// What a version before has made, and what it has dropped from the file when it wrote it: all, or the first of two.
+/// What the file of a GPU has lost of two partitions, all or the first, is noted again from what
+/// their claim was given, as soon as anything of the GPU is written.
 #[test]
-fn instances_that_are_on_record_only_are_noted_at_start_and_then_outlast_the_record() {
+fn instances_that_are_on_record_only_are_accounted_for_and_removed() {
     for dropped in [2, 1] {
         let (world, executor, _, gpu) = setup();
         let a = claim_of("a", &[HALF, SMALL], "t1");
+        world.lock().api.insert(a.uid.clone(), a.clone());
         world.prepare(&executor, &a).unwrap();
-        let whole = world.lock().gpu_state(&gpu);
-        let mut state = whole.clone();
-        state.instances.drain(..dropped);
-        world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(&state.encode()));
+        let whole = noted(&world, &gpu);
+        keep_notes(&world, &gpu, |note| !whole[..dropped].contains(note));
+        assert_eq!(noted(&world, &gpu).len(), 2 - dropped);
         world.kill();
         let executor = world.start();
         executor.restore_cdi(Refresh::All);
-        let again = world.lock().gpu_state(&gpu);
-        assert_eq!(again.instances.len(), 2);
-        assert!(whole.instances.iter().all(|instance| again.instances.contains(instance)), "{again:?}");
-        world.lock().put(Folder::Claims, "uid-a.json", None);
-        world.lock().api.clear();
-        after_a_day(&world, &executor);
+        assert!(executor.foreign().is_empty(), "they are ours");
+        let b = claim_of("b", &["gpu-0-mig-1g10gb-19-2"], "t1");
+        world.prepare(&executor, &b).unwrap();
+        assert_eq!(noted(&world, &gpu).len(), 3);
+        world.unprepare(&executor, &b.uid).unwrap();
+        assert_eq!(noted(&world, &gpu), whole);
+        world.unprepare(&executor, &a.uid).unwrap();
         assert!(is_clean(&world), "left: {:?}", shape(&world));
     }
 }
@@ -266,57 +340,56 @@ fn a_file_that_is_made_again_has_no_instances_of_other_gpus() {
     let (world, executor, _, gpu) = setup();
     let a = claim_of("a", &[HALF, "gpu-1-mig-3g40gb-9-4"], "t1");
     world.prepare(&executor, &a).unwrap();
-    let whole = world.lock().gpu_state(&gpu);
-    world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(b"rubbish"));
+    let whole = noted(&world, &gpu);
+    assert_eq!(whole.len(), 1);
+    tear_gpu(&world, &gpu, b"rubbish");
     executor.reconcile(&world.view());
-    assert_eq!(world.lock().gpu_state(&gpu).instances, whole.instances);
+    assert_eq!(noted(&world, &gpu), whole);
 }
 
-/// What reconcile makes of fences and of notes of instances in a GPU's file, beside a claim that is prepared.
+/// Open questions end with their answer, with the boot, and not with their claim.
 #[test]
-fn fences_of_gone_claims_and_notes_that_no_record_bears_out_are_dropped_from_a_gpus_file() {
+fn a_round_asks_about_what_is_in_doubt() {
     let (world, executor, a, gpu) = setup();
+    world.lock().api.insert(a.uid.clone(), a.clone());
     world.prepare(&executor, &a).unwrap();
-    let elsewhere = claim_of("b", &[SMALL], "t1");
-    world.prepare(&executor, &elsewhere).unwrap();
-    let other =
-        world.lock().gpu_state(&gpu).instances.into_iter().find(|i| i.claim == elsewhere.uid).unwrap();
-    world.unprepare(&executor, &elsewhere.uid).unwrap();
-    let whole = world.lock().gpu_state(&gpu);
-    let made = whole.instances[0].clone();
-    let reconciled = |change: &dyn Fn(&mut GpuState)| {
-        let mut state = whole.clone();
-        change(&mut state);
-        world.lock().put(Folder::Gpus, &format!("{gpu}.json"), Some(&state.encode()));
-        let events = executor.reconcile(&world.view()).events;
-        (world.lock().gpu_state(&gpu), events)
-    };
-    let fence = |claim: Option<&str>, boot: &str| Fence {
-        claim: claim.map(|uid| uid.parse().unwrap()),
-        reason: "not known".to_owned(),
+    let notes = noted(&world, &gpu);
+    let file = format!("{gpu}.json");
+    let whole = world.lock().file(Folder::Gpus, &file).unwrap();
+    let question = |claim: &str, boot: &str| Open {
+        claim: Some(claim.parse().unwrap()),
         boot: boot.parse().unwrap(),
     };
-    let this_boot = made.boot.as_str();
+    let this_boot = notes[0].boot.as_str();
     let cleared = Event::FenceCleared { gpu: gpu.clone() };
-    for (fence, stays) in [
-        (fence(Some("uid-gone"), this_boot), false),
-        (fence(Some("uid-a"), "boot-before"), false),
-        (fence(Some("uid-a"), this_boot), true),
-        (fence(None, this_boot), true),
-    ] {
-        let (state, events) = reconciled(&|state| state.fences.push(fence.clone()));
-        assert_eq!(state.fences.contains(&fence), stays, "{fence:?}");
-        assert_eq!(events.contains(&cleared), !stays, "{fence:?}: {events:?}");
-        assert_eq!(state.instances, whole.instances);
+    // The hardware answers: the partition lives, and nothing lives where one was begun.
+    for claim in ["uid-a", "uid-gone"] {
+        tear_gpu(&world, &gpu, &whole);
+        open_question(&world, &gpu, &question(claim, this_boot));
+        assert!(!executor.fences().unwrap().is_empty());
+        let events = executor.reconcile(&world.view()).events;
+        assert!(events.contains(&cleared), "{claim}: {events:?}");
+        assert_eq!(noted(&world, &gpu), notes);
     }
-    for (note, stays) in [
-        (OwnedInstance { boot: "boot-before".parse().unwrap(), ..made.clone() }, false),
-        (OwnedInstance { claim: a.uid.clone(), ..other.clone() }, false),
-        (OwnedInstance { claim: "uid-lost".parse().unwrap(), ..other.clone() }, true),
-    ] {
-        let (state, events) = reconciled(&|state| state.instances.push(note.clone()));
-        assert_eq!(state.instances.contains(&note), stays, "{note:?}");
-        assert!(state.instances.contains(&made), "{note:?}");
-        assert!(!events.contains(&cleared), "{events:?}");
-    }
+    // Of another boot: not even asked.
+    tear_gpu(&world, &gpu, &whole);
+    open_question(&world, &gpu, &question("uid-gone", "boot-before"));
+    assert!(executor.fences().unwrap().is_empty());
+    executor.reconcile(&world.view());
+    assert_eq!(noted(&world, &gpu), notes, "noted again from the record");
+    // A call that has not come back answers nothing yet.
+    open_question(&world, &gpu, &question("uid-a", this_boot));
+    let late = MigLate {
+        at: world.lock().now + Duration::from_secs(9),
+        succeeds: true,
+        gpu: gpu.clone(),
+        op: divvy_model::GpuOp::CreateGpuInstance,
+        what: Box::new(|_| ()),
+    };
+    world.lock().mig_late.push(late);
+    executor.reconcile(&world.view());
+    assert!(!executor.fences().unwrap().is_empty());
+    world.pass(Duration::from_secs(10));
+    let events = executor.reconcile(&world.view()).events;
+    assert!(events.contains(&cleared), "{events:?}");
 }

@@ -1,18 +1,19 @@
-//! Partitions, one sentence at a time: the moments at which a driver can be stopped or hang, and what is left then. Every
-//! one ends clean.
+//! Partitions, one sentence at a time: the moments at which a driver can be stopped or hang, and
+//! what is left then. Every one ends clean.
 
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use divvy_claims::{Claim, Progress, Stored};
+use divvy_claims::Claim;
 use divvy_executor::{Event, Refresh, Unprepared};
 use divvy_model::{GpuDriver, GpuErrorCode};
 
 use crate::mig_world::{SMALL, claim_of, is_clean, living, mode, setup, shape, sim};
-use crate::story::uid;
-use crate::world::{HardwareFault, Moment, Place, World};
+use crate::world::accessors::{Far, Made, made, noted};
+use crate::world::{HardwareFault, Moment, Place};
 
-/// Dies there while preparing; the next process restores, and the claim is prepared as if nothing had been.
+/// Dies there while preparing; the next process restores, and the claim is prepared as if nothing
+/// had been.
 fn dies_while_preparing(at: &'static str, moment: Moment, left: &[(u32, u32, usize)]) {
     let (world, executor, a, _) = setup();
     world.lock().crash_at = Some((at, moment));
@@ -26,7 +27,11 @@ fn dies_while_preparing(at: &'static str, moment: Moment, left: &[(u32, u32, usi
         world.kill();
         world.start().foreign()
     };
-    assert_eq!(intended().values().flatten().count(), 0, "what we may be making is not of others");
+    assert_eq!(
+        intended().values().flatten().count(),
+        0,
+        "what we may be making is not of others"
+    );
     // The kubelet may let it go instead.
     let world_of_another_end = || {
         let (world, executor, a, _) = setup();
@@ -39,7 +44,11 @@ fn dies_while_preparing(at: &'static str, moment: Moment, left: &[(u32, u32, usi
     let executor = other.start();
     other.lock().api.clear();
     other.unprepare(&executor, &gone.uid).unwrap();
-    assert!(is_clean(&other), "unprepared after the crash: {:?}", shape(&other));
+    assert!(
+        is_clean(&other),
+        "unprepared after the crash: {:?}",
+        shape(&other)
+    );
 
     world.kill();
     let executor = world.start();
@@ -57,7 +66,7 @@ fn row_1_stopped_after_the_intent_and_before_anything_was_made() {
 }
 
 #[test]
-fn row_2_stopped_after_the_partition_was_made_and_before_the_claim_was_complete() {
+fn row_2_stopped_between_the_partition_and_the_claims_record() {
     dies_while_preparing("create_compute_instance", Moment::After, &[(9, 4, 1)]);
 }
 
@@ -69,8 +78,16 @@ fn row_3_stopped_after_the_gpu_instance_and_before_its_compute_instance() {
 
 #[test]
 fn row_5_stopped_after_the_cdi_file_was_written() {
-    dies_while_preparing("write gpu.divvy.dev-claim_uid-a.json", Moment::After, &[(9, 4, 1)]);
-    dies_while_preparing("write gpu.divvy.dev-claim_uid-a.json", Moment::Before, &[(9, 4, 1)]);
+    dies_while_preparing(
+        "write gpu.divvy.dev-claim_uid-a.json",
+        Moment::After,
+        &[(9, 4, 1)],
+    );
+    dies_while_preparing(
+        "write gpu.divvy.dev-claim_uid-a.json",
+        Moment::Before,
+        &[(9, 4, 1)],
+    );
 }
 
 #[test]
@@ -78,8 +95,9 @@ fn row_6_stopped_in_the_middle_of_writing_a_record() {
     dies_while_preparing("write claims/uid-a.json", Moment::During, &[]);
 }
 
+/// Row 2 without a restart the same process takes back what a failed prepare has made.
 #[test]
-fn row_2_without_a_restart_the_same_process_takes_back_what_a_failed_prepare_has_made() {
+fn row_2_without_a_restart_a_failed_prepare_is_taken_back() {
     let (world, executor, a, _) = setup();
     // The compute instance is refused for good; its GPU instance must not stay.
     sim(&world).fault(
@@ -88,55 +106,77 @@ fn row_2_without_a_restart_the_same_process_takes_back_what_a_failed_prepare_has
             .times(1),
     );
     let error = world.prepare(&executor, &a).unwrap_err();
-    assert_eq!(error.category(), "step");
+    assert_eq!(error.category(), "hardware");
     assert!(is_clean(&world), "{:?}", shape(&world));
     world.prepare(&executor, &a).unwrap();
     assert_eq!(shape(&world), [(9, 4, 1)]);
 }
 
 #[test]
-fn row_7_an_orphan_is_undone_by_reconcile_and_its_slices_are_available_again() {
+fn row_7_an_orphan_is_undone_and_its_slices_are_available_again() {
     let (world, executor, a, _) = setup();
     world.prepare(&executor, &a).unwrap();
     world.lock().api.clear();
     let report = executor.reconcile(&world.view());
-    assert!(matches!(&report.events[..], [Event::Kept { .. }]), "a grace period: {:?}", report.events);
+    assert!(
+        matches!(&report.events[..], [Event::Kept { .. }]),
+        "a grace period: {:?}",
+        report.events
+    );
     world.pass(Duration::from_mins(5));
     world.lock().write_error = Some((Place::Cdi, ErrorKind::ReadOnlyFilesystem));
     let report = executor.reconcile(&world.view());
-    let [Event::Failed { error, .. }] = &report.events[..] else { panic!("{:?}", report.events) };
+    let [Event::Failed { error, .. }] = &report.events[..] else {
+        panic!("{:?}", report.events)
+    };
     assert_eq!(
         error,
         "CDI file gpu.divvy.dev-claim_uid-a.json in /var/run/cdi cannot be removed (it is mounted read-only: the plugin's hostPath mounts must be writable): read-only filesystem or storage medium"
     );
     world.lock().write_error = None;
     let report = executor.reconcile(&world.view());
-    assert_eq!(report.events, [Event::OrphanUndone { claim: a.uid.clone() }]);
+    assert_eq!(
+        report.events,
+        [Event::OrphanUndone {
+            claim: a.uid.clone()
+        }]
+    );
     assert!(is_clean(&world));
-    world.prepare(&executor, &claim_of("b", &["gpu-0-mig-7g80gb-0-0"], "t2")).unwrap();
+    world
+        .prepare(&executor, &claim_of("b", &["gpu-0-mig-7g80gb-0-0"], "t2"))
+        .unwrap();
 }
 
+/// Row 8 after a reboot the same partitions are made at the same places under the same names.
 #[test]
-fn row_8_after_a_reboot_the_same_partitions_are_made_at_the_same_places_under_the_same_names() {
+fn row_8_after_a_reboot_partitions_are_made_at_their_places_again() {
     let (world, executor, a, gpu) = setup();
     let b = claim_of("b", &[SMALL], "t1");
     world.lock().api.insert(b.uid.clone(), b.clone());
     let answers = [&a, &b].map(|c| world.prepare(&executor, c).unwrap());
-    let (before, files) = (living(&world, &gpu), world.lock().cdi.keys().cloned().collect::<Vec<_>>());
+    let (before, files) = (
+        living(&world, &gpu),
+        world.lock().cdi.keys().cloned().collect::<Vec<_>>(),
+    );
     world.reboot();
     assert!(!mode(&world, &gpu) && shape(&world).is_empty());
     let executor = world.start();
     let report = executor.restore_cdi(Refresh::Missing);
-    let again = |c: &Claim| Event::ExecutedAgain { claim: c.uid.clone() };
+    let again = |c: &Claim| Event::ExecutedAgain {
+        claim: c.uid.clone(),
+    };
     assert_eq!(report.events, [again(&a), again(&b)]);
     assert_eq!(shape(&world), [(9, 4, 1), (19, 0, 1)]);
     assert_ne!(living(&world, &gpu), before, "UUIDs are new");
     assert_eq!(world.lock().cdi.keys().cloned().collect::<Vec<_>>(), files);
-    assert_eq!([&a, &b].map(|c| world.prepare(&executor, c).unwrap()), answers);
+    assert_eq!(
+        [&a, &b].map(|c| world.prepare(&executor, c).unwrap()),
+        answers
+    );
 }
 
 #[test]
-fn row_9_after_a_reload_of_the_driver_claims_can_be_unprepared_and_prepared_anew() {
+fn row_9_after_a_driver_reload_claims_are_let_go_and_prepared_anew() {
     let (world, executor, a, gpu) = setup();
     let b = claim_of("b", &[SMALL], "t1");
     world.lock().api.insert(b.uid.clone(), b.clone());
@@ -144,10 +184,25 @@ fn row_9_after_a_reload_of_the_driver_claims_can_be_unprepared_and_prepared_anew
     world.prepare(&executor, &b).unwrap();
     let before = living(&world, &gpu);
     sim(&world).edit(|e| e.set_driver_loaded(false));
-    assert_eq!(world.unprepare(&executor, &b.uid).unwrap(), Unprepared::Done, "without a driver");
+    assert_eq!(
+        world.unprepare(&executor, &b.uid).unwrap(),
+        Unprepared::Done,
+        "without a driver"
+    );
     sim(&world).edit(|e| e.set_driver_loaded(true));
     assert!(shape(&world).is_empty() && !mode(&world, &gpu));
-    assert_eq!(world.prepare(&executor, &a).unwrap(), answer, "the same names");
+    let refused = world.prepare(&executor, &a).unwrap_err();
+    assert_eq!(
+        refused.category(),
+        "partition-gone",
+        "its pod may still run"
+    );
+    world.unprepare(&executor, &a.uid).unwrap();
+    assert_eq!(
+        world.prepare(&executor, &a).unwrap(),
+        answer,
+        "the same names"
+    );
     assert_eq!(shape(&world), [(9, 4, 1)]);
     assert_ne!(living(&world, &gpu), before);
     world.unprepare(&executor, &a.uid).unwrap();
@@ -155,37 +210,47 @@ fn row_9_after_a_reload_of_the_driver_claims_can_be_unprepared_and_prepared_anew
 }
 
 #[test]
-fn progress_is_on_record_by_halves_and_complete_with_ids_and_uuid() {
+fn a_begun_instance_is_noted_and_given_only_once_it_is_whole() {
     let (world, executor, a, gpu) = setup();
     world.lock().crash_at = Some(("create_compute_instance", Moment::Before));
     world.prepare(&executor, &a).unwrap_err();
-    let progress = |world: &World| match &world.lock().records()[&uid("a")] {
-        Stored::Fine(record) => record.steps[0].progress.clone(),
-        other => panic!("{other:?}"),
-    };
-    assert!(matches!(progress(&world), Progress::Begun { .. }), "{:?}", progress(&world));
+    let noted = noted(&world, &gpu);
+    assert_eq!(living(&world, &gpu)[0].1, [], "half of it");
+    assert_eq!(noted.len(), 1);
+    assert_eq!((&noted[0].made_for, &noted[0].far), (&a.uid, &Far::Begun));
+    assert_eq!(made(&world, &a.uid), [], "not before it is whole");
     world.kill();
     let executor_2 = world.start();
     drop(executor);
     executor_2.restore_cdi(Refresh::Missing);
     world.prepare(&executor_2, &a).unwrap();
     let (instance, inside) = living(&world, &gpu).remove(0);
-    let record = world.lock().records()[&uid("a")].fine().unwrap().clone();
-    let made = record.devices[0].partition(&record.steps).unwrap();
-    assert_eq!((made.gpu_instance, made.uuid), (instance.id, inside[0].uuid.clone()));
+    let whole = Made {
+        gi: instance.id,
+        ci: inside[0].id,
+        uuid: inside[0].uuid.clone(),
+    };
+    assert_eq!(made(&world, &a.uid), [(gpu, whole)]);
 }
 
+/// A creation that hangs and then succeeds is found taken back and never given to another.
 #[test]
-fn a_creation_that_hangs_and_then_succeeds_is_found_taken_back_and_never_given_to_another() {
+fn a_creation_that_hangs_and_succeeds_is_found_and_given_to_no_one() {
     for succeeds in [true, false] {
         let (world, executor, a, gpu) = setup();
         sim(&world).set_mig_mode(&gpu, true).unwrap();
         let after = Duration::from_mins(2);
         world.lock().hardware_fault = Some(HardwareFault::Late { after, succeeds });
         world.prepare(&executor, &a).unwrap_err();
-        assert_eq!(executor.fences().unwrap().keys().collect::<Vec<_>>(), [&gpu]);
+        assert_eq!(
+            executor.fences().unwrap().keys().collect::<Vec<_>>(),
+            [&gpu]
+        );
         let other = claim_of("b", &[SMALL], "t2");
-        assert_eq!(world.prepare(&executor, &other).unwrap_err().category(), "fenced");
+        assert_eq!(
+            world.prepare(&executor, &other).unwrap_err().category(),
+            "fenced"
+        );
         world.pass(Duration::from_mins(3));
         assert_eq!(shape(&world).len(), usize::from(succeeds));
         executor.reconcile(&world.view());
@@ -198,13 +263,16 @@ fn a_creation_that_hangs_and_then_succeeds_is_found_taken_back_and_never_given_t
 }
 
 #[test]
-fn a_call_that_answers_with_an_error_although_it_did_its_work_is_found_out() {
+fn a_call_that_denies_what_it_did_is_found_out() {
     let (world, executor, a, gpu) = setup();
     sim(&world).set_mig_mode(&gpu, true).unwrap();
     world.lock().hardware_fault = Some(HardwareFault::Lies);
     world.prepare(&executor, &a).unwrap();
     assert_eq!(shape(&world), [(9, 4, 1)]);
     world.lock().hardware_fault = Some(HardwareFault::Lies);
-    assert_eq!(world.unprepare(&executor, &a.uid).unwrap(), Unprepared::Done);
+    assert_eq!(
+        world.unprepare(&executor, &a.uid).unwrap(),
+        Unprepared::Done
+    );
     assert!(is_clean(&world));
 }

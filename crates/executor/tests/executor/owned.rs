@@ -1,4 +1,5 @@
-//! Two drivers of ours on one node: each has records of its own, and they meet in a folder of locks.
+//! Two drivers of ours on one node: each has records of its own, and they meet in a folder of
+//! locks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,8 +35,9 @@ fn is_refused(world: &World, executor: &Executor, name: &str, gpu: usize) -> boo
     }
 }
 
+/// A GPU that one driver has prepared is refused by the other until its last claim is gone.
 #[test]
-fn a_gpu_that_one_driver_has_prepared_is_refused_by_the_other_until_its_last_claim_is_gone() {
+fn a_gpu_of_one_driver_is_refused_by_the_other_until_it_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
     let (ones, others) = (start(&one), start(&other));
@@ -51,7 +53,10 @@ fn a_gpu_that_one_driver_has_prepared_is_refused_by_the_other_until_its_last_cla
         )
     );
     assert!(other.lock().records().is_empty());
-    assert!(!is_refused(&one, &ones, "b", 1), "what a refused claim would have had is free");
+    assert!(
+        !is_refused(&one, &ones, "b", 1),
+        "what a refused claim would have had is free"
+    );
     assert!(is_refused(&other, &others, "c", 1));
 
     assert_eq!(one.unprepare(&ones, &a.uid).unwrap(), Unprepared::Done);
@@ -68,7 +73,11 @@ fn failed_claims_and_admin_claims_hold_no_lock_on_their_gpu() {
     one.prepare(&ones, &claim("fails", &[0], "t1")).unwrap_err();
     one.lock().edits_missing = false;
     let mut monitor = claim("monitor", &[0, 1], "t1");
-    monitor.allocation.results.iter_mut().for_each(|result| result.admin_access = true);
+    monitor
+        .allocation
+        .results
+        .iter_mut()
+        .for_each(|result| result.admin_access = true);
     one.prepare(&ones, &monitor).unwrap();
     assert!(!is_refused(&other, &others, "a", 0));
     one.prepare(&ones, &claim("fails", &[0], "t1")).unwrap_err();
@@ -102,7 +111,7 @@ fn a_gpu_stays_its_drivers_over_restarts_and_rolling_updates() {
 
 /// A call that prepares a claim while another thread looks which GPUs no claim holds any more.
 #[test]
-fn a_gpu_that_is_prepared_while_it_is_looked_at_whether_it_is_held_stays_its_drivers() {
+fn a_gpu_prepared_while_it_is_looked_at_stays_its_drivers() {
     let dir = tempfile::tempdir().unwrap();
     let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
     let (ones, others) = (Arc::new(start(&one)), start(&other));

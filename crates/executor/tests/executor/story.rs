@@ -1,12 +1,14 @@
-//! What all stories have in common: the API server and the kubelet around a machine, their knowledge, and how a story is
-//! shown when it fails.
+//! What all stories have in common: the API server and the kubelet around a machine, their
+//! knowledge, and how a story is shown when it fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use divvy_claims::{Claim, Prepared};
-use divvy_executor::{Executor, LockName, PrepareError, Refresh, UnprepareError, Unprepared, chain};
+use divvy_executor::{
+    Executor, LockName, PrepareError, Refresh, UnprepareError, Unprepared, chain,
+};
 use divvy_model::ClaimUid;
 
 use crate::world::{Chance, Moment, World};
@@ -44,12 +46,21 @@ impl Cast {
         self.world.lock().log.push(text);
     }
 
-    /// The claim as the API has it now, and what its prepare is answered with; `None` if it is not allocated.
-    pub(crate) fn ask_to_prepare(&self, name: &str) -> Option<(Claim, Result<Prepared, PrepareError>)> {
+    /// The claim as the API has it now, and what its prepare is answered with; `None` if it is not
+    /// allocated.
+    pub(crate) fn ask_to_prepare(
+        &self,
+        name: &str,
+    ) -> Option<(Claim, Result<Prepared, PrepareError>)> {
         let wanted = self.world.lock().api.get(&uid(name)).cloned()?;
         self.say(format!("prepare {name}"));
         let answer = self.world.prepare(&self.executor, &wanted);
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |_| "ready".to_owned())));
+        self.say(format!(
+            "    {}",
+            answer
+                .as_ref()
+                .map_or_else(|e| chain(e), |_| "ready".to_owned())
+        ));
         Some((wanted, answer))
     }
 
@@ -58,7 +69,10 @@ impl Cast {
         if let Some((before, answer)) = self.answered.get(&wanted.uid)
             && before.allocation == wanted.allocation
         {
-            assert_eq!(answer, &prepared, "the same claim and allocation, another answer");
+            assert_eq!(
+                answer, &prepared,
+                "the same claim and allocation, another answer"
+            );
         }
         self.lingering.remove(&wanted.uid);
         self.answered.insert(wanted.uid.clone(), (wanted, prepared));
@@ -67,8 +81,14 @@ impl Cast {
     /// Unprepares, and returns whether the kubelet got the answer that nothing is left.
     pub(crate) fn ask_to_unprepare(&mut self, name: &str) -> bool {
         self.say(format!("unprepare {name}"));
-        let answer: Result<Unprepared, UnprepareError> = self.world.unprepare(&self.executor, &uid(name));
-        self.say(format!("    {}", answer.as_ref().map_or_else(|e| chain(e), |a| format!("{a:?}"))));
+        let answer: Result<Unprepared, UnprepareError> =
+            self.world.unprepare(&self.executor, &uid(name));
+        self.say(format!(
+            "    {}",
+            answer
+                .as_ref()
+                .map_or_else(|e| chain(e), |a| format!("{a:?}"))
+        ));
         match answer {
             Ok(Unprepared::Done | Unprepared::NothingThere) if !self.world.lock().dead => {
                 self.answered.remove(&uid(name));
@@ -104,8 +124,10 @@ impl Cast {
         self.world.reboot();
         // What is not allocated any more is asked for by no pod.
         let api = self.world.lock().api.clone();
-        self.answered
-            .retain(|uid, (claim, _)| api.get(uid).is_some_and(|c| c.allocation == claim.allocation));
+        self.answered.retain(|uid, (claim, _)| {
+            api.get(uid)
+                .is_some_and(|c| c.allocation == claim.allocation)
+        });
         self.start();
     }
 
@@ -115,10 +137,16 @@ impl Cast {
         self.say(format!("    {:?}", report.events));
     }
 
-    /// The kubelet does not know of it, but a lingering claim that reconcile has finished holds nothing any more.
+    /// The kubelet does not know of it, but a lingering claim that reconcile has finished holds
+    /// nothing any more.
     pub(crate) fn forget_released(&mut self) {
         let records = self.world.lock().records();
-        let gone: Vec<_> = self.lingering.iter().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        let gone: Vec<_> = self
+            .lingering
+            .iter()
+            .filter(|uid| !records.contains_key(*uid))
+            .cloned()
+            .collect();
         for uid in gone {
             self.lingering.remove(&uid);
             self.answered.remove(&uid);
@@ -140,7 +168,8 @@ impl Cast {
         }
     }
 
-    /// Another instance holds one lock, and is too slow to let it go while another call waits; or it lets all go.
+    /// Another instance holds one lock, and is too slow to let it go while another call waits; or
+    /// it lets all go.
     pub(crate) fn lock_is_held_or_let_go(&mut self, claims: &[&str], gpus: usize) {
         let lock = if self.chance.one_in(2) {
             LockName::Claim(uid(claims[self.chance.below(claims.len())]))
@@ -148,7 +177,11 @@ impl Cast {
             LockName::Gpu(self.world.gpu(self.chance.below(gpus)))
         };
         let mut m = self.world.lock();
-        let text = if m.busy.is_empty() { format!("{lock} is held") } else { "locks are let go".to_owned() };
+        let text = if m.busy.is_empty() {
+            format!("{lock} is held")
+        } else {
+            "locks are let go".to_owned()
+        };
         m.log.push(text);
         if m.busy.is_empty() {
             m.busy.insert(lock);
@@ -159,8 +192,12 @@ impl Cast {
 
     pub(crate) fn time_passes(&mut self) {
         self.say("time passes".to_owned());
-        self.world.pass(Duration::from_secs([1, 30, 200][self.chance.below(3)]));
-        let error = self.chance.one_in(4).then_some(divvy_model::GpuErrorCode::TIMEOUT);
+        self.world
+            .pass(Duration::from_secs([1, 30, 200][self.chance.below(3)]));
+        let error = self
+            .chance
+            .one_in(4)
+            .then_some(divvy_model::GpuErrorCode::TIMEOUT);
         self.world.lock().process_error = error;
     }
 }
@@ -178,10 +215,16 @@ pub(crate) fn with_log<R>(what: &str, world: &World, story: impl FnOnce() -> R) 
 /// Plays as many stories as the variable says, from the seed `DIVVY_SEED` on.
 pub(crate) fn sequences(variable: &str, default: u64, mut play: impl FnMut(u64) -> usize) {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
-    let (count, first) = (number(variable).unwrap_or(default), number("DIVVY_SEED").unwrap_or(1_u64));
+    let (count, first) = (
+        number(variable).unwrap_or(default),
+        number("DIVVY_SEED").unwrap_or(1_u64),
+    );
     let began = Instant::now();
     let calls: usize = (first..first + count).map(&mut play).sum();
-    println!("{count} sequences, {calls} calls into the seams, {:.2?}", began.elapsed());
+    println!(
+        "{count} sequences, {calls} calls into the seams, {:.2?}",
+        began.elapsed()
+    );
 }
 
 /// How a sequence is run alone.

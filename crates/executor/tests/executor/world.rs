@@ -1,5 +1,5 @@
-//! A machine with GPUs, a disk, a CDI folder, an API server and a clock, which outlives the executor that runs on it:
-//! the executor's process can die at any call, and power can be lost.
+//! A machine with GPUs, a disk, a CDI folder, an API server and a clock, which outlives the
+//! executor that runs on it: the executor's process can die at any call, and power can be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,29 +9,31 @@ use std::time::Duration;
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    AllocatedDevice, Allocation, Attributes, Cause, Claim, ClaimRef, Decision, GpuState, Observed, Outcome,
-    Phase, PodRef, Progress, Record, RecordedDevice, Snapshot, Step, StepError, StepState, Stored,
+    AllocatedDevice, Allocation, Attributes, ChangeError, Claim, ClaimRef, Phase, PodRef, Record,
+    RecordedDevice, Stored,
 };
 use divvy_executor::{
-    Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry, Executor,
-    ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks, Lookup, MetadataDir,
-    MigSteps, Parts, PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp, Steps, Store,
-    TimeSliceError, TimeSlices, UnprepareError, Unprepared,
+    Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry,
+    Executor, ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks,
+    Lookup, MetadataDir, Parts, PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp,
+    Store, TimeSliceError, TimeSlices, UnprepareError, Unprepared,
 };
 use divvy_gpu_sim::SimNode;
 
 use crate::mig_hardware::Hardware;
+use crate::mig_world::{living, sim};
 use divvy_model::{
-    AttributeValue, ClaimUid, DeviceKind, Gpu, GpuError, GpuErrorCode, GpuOp, GpuUuid, Grant, Inventory,
-    MigUuid, PciAddress, TimeSlice,
+    AttributeValue, ClaimUid, DeviceKind, Gpu, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid,
+    Grant, Inventory, MigUuid, PciAddress, TimeSlice,
 };
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
 
+pub(crate) mod accessors;
 mod machine;
 mod seams;
-mod steps;
 
+use accessors::{Far, GpuPicture, Place3, Settings, picture, place3, places_given};
 pub(crate) use machine::*;
 use seams::TestLocks;
 
@@ -52,7 +54,8 @@ type Later = Box<dyn FnOnce() + Send>;
 
 impl World {
     pub(crate) fn new(gpus: &str, seed: u64) -> Self {
-        let inventory = SimNode::parse(gpus).unwrap().inventory();
+        let sim = SimNode::parse(gpus).unwrap();
+        let inventory = sim.inventory();
         Self(
             Arc::new(Mutex::new(Machine {
                 now: Duration::from_secs(1000),
@@ -62,9 +65,6 @@ impl World {
                 writes: 0,
                 cdi: BTreeMap::new(),
                 metadata: BTreeMap::new(),
-                instances: BTreeMap::new(),
-                late: Vec::new(),
-                made: 0,
                 hardware_fault: None,
                 processes: BTreeMap::new(),
                 process_error: None,
@@ -83,7 +83,9 @@ impl World {
                 syncs: 0,
                 log: Vec::new(),
                 locked: BTreeSet::new(),
-                sim: None,
+                sim,
+                driver: None,
+                is_cut: false,
                 grants: 0,
                 mig_late: Vec::new(),
                 slices: Some(BTreeMap::new()),
@@ -102,7 +104,9 @@ impl World {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Machine> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// GPUs by their number.
@@ -123,13 +127,15 @@ impl World {
     fn present(&self) -> Vec<(GpuUuid, PciAddress)> {
         let machine = self.lock();
         let gpus = machine.inventory.iter().flat_map(|i| i.gpus.values());
-        gpus.map(|g| (g.facts.uuid.clone(), g.facts.pci_address)).collect()
+        gpus.map(|g| (g.facts.uuid.clone(), g.facts.pci_address))
+            .collect()
     }
 
     /// Starts the executor's process: GPUs are numbered, nothing is restored yet.
     pub(crate) fn start(&self) -> Executor {
         {
-            // What an opened store does: an earlier process may have died between rename and fsync of the folder.
+            // What an opened store does: an earlier process may have died between rename and fsync
+            // of the folder.
             let mut m = self.lock();
             m.dead = false;
             for file in m.disk.values_mut() {
@@ -143,21 +149,17 @@ impl World {
             config.lock_dir = Some(dir);
         }
         let seam = Arc::new(self.clone());
-        let steps: Arc<dyn Steps> = if self.lock().sim.is_some() {
+        if self.lock().is_cut {
             // What is refused for a while is tried again in the call: often enough.
             config.timing.look_again = Duration::from_secs(4);
-            Arc::new(MigSteps::new(Arc::new(Hardware(self.clone()))))
-        } else {
-            config.decide = with_partitions;
-            seam.clone()
-        };
+        }
         let parts = Parts {
             store: seam.clone(),
             locks: Arc::new(TestLocks::new(self.clone())),
             cdi: seam.clone(),
             metadata: seam.clone(),
             edits: seam.clone(),
-            steps,
+            gpus: Arc::new(Hardware(self.clone())),
             time_slices: seam.clone(),
             processes: seam.clone(),
             inventory: seam.clone(),
@@ -171,7 +173,7 @@ impl World {
             executor.number_gpus(&present, &|_, _| true).unwrap();
         }
         let is_first = self.lock().grants == 0;
-        if is_first && self.lock().sim.is_some() {
+        if is_first && self.lock().is_cut {
             self.grant(&executor, true);
         }
         executor
@@ -179,8 +181,17 @@ impl World {
 
     /// The node's policies let MIG mode of every GPU change, or of none.
     pub(crate) fn grant(&self, executor: &Executor, may: bool) {
-        let grant = Grant { may_change_mode: Some(may), share_time_slice: None };
-        let all = self.present().into_iter().map(|(gpu, _)| (gpu, grant)).collect();
+        let grant = Grant {
+            may_change_mode: Some(may),
+            offers_partitions: Some(may),
+            share_time_slice: None,
+            ..Grant::default()
+        };
+        let all = self
+            .present()
+            .into_iter()
+            .map(|(gpu, _)| (gpu, grant))
+            .collect();
         executor.grant(&all).unwrap();
         self.lock().grants += 1;
     }
@@ -198,12 +209,9 @@ impl World {
         let mut m = self.lock();
         m.dead = true;
         m.crash = None;
-        let late = std::mem::take(&mut m.late);
-        let chosen = late.into_iter().map(|(at, _, late)| (at, m.chance.one_in(2), late)).collect();
-        m.settle_late(chosen);
         for late in std::mem::take(&mut m.mig_late) {
             if m.chance.one_in(2) {
-                (late.what)(m.sim.as_ref().unwrap());
+                (late.what)(&m.sim);
             }
         }
     }
@@ -217,11 +225,8 @@ impl World {
         m.cdi.clear();
         // Not synced: their names are there, their content need not be.
         m.metadata.values_mut().for_each(Vec::clear);
-        m.instances.clear();
         m.slices.iter_mut().for_each(BTreeMap::clear);
-        if let Some(sim) = &m.sim {
-            sim.edit(divvy_gpu_sim::Engine::reboot);
-        }
+        m.sim.edit(divvy_gpu_sim::Engine::reboot);
         m.processes.clear();
         m.hardware_fault = None;
         let mut disk = std::mem::take(&mut m.disk);
@@ -248,14 +253,20 @@ impl World {
         *self.2.lock().unwrap() = Some(Box::new(what));
     }
 
-    /// Something that another thread does right after the records are listed for the time after `times`.
+    /// Something that another thread does right after the records are listed for the time after
+    /// `times`.
     pub(crate) fn after_listing_records(&self, times: usize, what: impl FnOnce() + Send + 'static) {
         *self.4.lock().unwrap() = Some((times, Box::new(what)));
     }
 
-    /// Something that another process does right before this lock is taken for the time after `times`: whatever was read
-    /// until then is old.
-    pub(crate) fn before_lock(&self, name: LockName, times: usize, what: impl FnOnce() + Send + 'static) {
+    /// Something that another process does right before this lock is taken for the time after
+    /// `times`: whatever was read until then is old.
+    pub(crate) fn before_lock(
+        &self,
+        name: LockName,
+        times: usize,
+        what: impl FnOnce() + Send + 'static,
+    ) {
         *self.3.lock().unwrap() = Some((name, times, Box::new(what)));
     }
 
@@ -280,7 +291,8 @@ impl World {
         claim: &Claim,
     ) -> Result<divvy_claims::Prepared, PrepareError> {
         let call = self.call(executor);
-        // The kubelet has the claim from the API: as long as the call lasts the API has it too, unless a test says more.
+        // The kubelet has the claim from the API: as long as the call lasts the API has it too,
+        // unless a test says more.
         let asked = !self.lock().api.contains_key(&claim.uid);
         if asked {
             self.lock().asked.insert(claim.uid.clone(), claim.clone());
@@ -307,26 +319,6 @@ impl World {
     }
 }
 
-/// As `decide`, and claims whose name begins with `hw` also get the two halves of each of their GPUs as partitions.
-fn with_partitions(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
-    let mut decision = divvy_claims::decide(claim, seen);
-    if claim.name.starts_with("hw")
-        && let Decision::Run(plan) = &mut decision
-    {
-        let half = |gpu: &GpuUuid, start| {
-            Step::create_partition(
-                gpu.clone(),
-                divvy_model::mig::GpuInstanceProfileId(9),
-                divvy_model::mig::Placement { start, size: 4 },
-            )
-        };
-        let exclusive = plan.devices.iter().filter(|d| d.kind.needs().is_some());
-        let hardware: Vec<_> = exclusive.flat_map(|d| [half(&d.gpu, 0), half(&d.gpu, 4)]).collect();
-        plan.steps.splice(0..0, hardware);
-    }
-    decision
-}
-
 pub(crate) fn result(device: usize, admin_access: bool) -> AllocatedDevice {
     AllocatedDevice {
         request: "main".to_owned(),
@@ -349,57 +341,101 @@ pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim 
             results: devices.iter().map(|d| result(*d, false)).collect(),
         },
         configs: Vec::new(),
-        pods: vec![PodRef { name: format!("{name}-pod"), uid: format!("pod-{name}") }],
+        pods: vec![PodRef {
+            name: format!("{name}-pod"),
+            uid: format!("pod-{name}"),
+        }],
     }
 }
 
-/// Everything that must not depend on how the machine got there. Names that hardware gives anew each time are left out.
+/// An allocation, how far it is, and the places of the partitions that it was given.
+type Recorded = (Allocation, Phase, Vec<(GpuUuid, Place3)>);
+
+/// Everything that must not depend on how the machine got there. Names that hardware gives anew
+/// each time are left out.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FinalState {
-    pub records: BTreeMap<ClaimUid, (Allocation, Phase, Vec<Step>)>,
+    pub records: BTreeMap<ClaimUid, Recorded>,
     pub cdi: BTreeMap<String, String>,
     /// Claims and requests that have metadata.
     pub metadata: BTreeSet<(ClaimUid, String)>,
-    pub instances: BTreeMap<GpuUuid, Vec<(u32, u32, u32)>>,
-    /// With the places of instances only.
-    pub gpu_states: BTreeMap<String, GpuState>,
+    /// Places of GPU instances, each with the number of compute instances in it.
+    pub instances: BTreeMap<GpuUuid, Vec<(Place3, usize)>>,
+    /// Of GPUs whose files say more than what is granted.
+    pub gpu_states: BTreeMap<GpuUuid, KeptOfGpu>,
 }
 
-fn without_ids(bytes: &[u8]) -> GpuState {
-    let Stored::Fine(mut state) = GpuState::decode(bytes) else { panic!("{bytes:?}") };
-    for made in &mut state.instances {
-        made.state.progress = Progress::Undone;
-        made.boot = "any".parse().unwrap();
+/// What is kept of a GPU beside names that are given anew each time.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct KeptOfGpu {
+    /// MIG mode only where partitions are held: off is lazy, an idle GPU may be left on.
+    pub settings: Settings,
+    /// Claims and places of whole instances.
+    pub noted: Vec<(ClaimUid, Place3)>,
+    /// Notes of instances that are not whole, and open questions.
+    pub unsettled: usize,
+}
+
+fn kept_of(picture: GpuPicture) -> KeptOfGpu {
+    let (whole, begun): (Vec<_>, Vec<_>) = picture
+        .noted
+        .into_iter()
+        .partition(|note| matches!(note.far, Far::Whole(_)));
+    let mut settings = picture.settings;
+    if whole.is_empty() {
+        settings.mig = None;
     }
-    state.instances.sort_by_key(|made| (made.claim.clone(), made.state.step.to_string()));
-    state
+    KeptOfGpu {
+        settings,
+        unsettled: begun.len() + picture.open.len(),
+        noted: whole
+            .into_iter()
+            .map(|note| (note.made_for, place3(&note.place)))
+            .collect(),
+    }
 }
 
 pub(crate) fn final_state(world: &World) -> FinalState {
-    let m = world.lock();
-    let records = m.records().into_iter().map(|(uid, stored)| match stored {
-        Stored::Fine(r) => (uid, (r.allocation(), r.phase, r.steps.into_iter().map(|s| s.step).collect())),
-        other => panic!("{other:?}"),
-    });
-    let places = |list: &Vec<Instance>| {
-        let mut places: Vec<_> = list.iter().map(|i| (i.profile, i.start, i.size)).collect();
+    let gpus: BTreeSet<_> = sim(world).uuids().into_iter().collect();
+    let on = |gpu: &GpuUuid| {
+        let mut places: Vec<_> = living(world, gpu)
+            .into_iter()
+            .map(|(i, inside)| {
+                let place = (i.profile.0, i.placement.start, i.placement.size);
+                (place, inside.len())
+            })
+            .collect();
         places.sort_unstable();
         places
     };
+    let instances: BTreeMap<_, _> = gpus
+        .iter()
+        .map(|gpu| (gpu.clone(), on(gpu)))
+        .filter(|(_, on)| !on.is_empty())
+        .collect();
+    let kept = gpus
+        .iter()
+        .map(|gpu| (gpu.clone(), kept_of(picture(world, gpu))));
+    let kept = kept
+        .filter(|(_, kept)| *kept != KeptOfGpu::default())
+        .collect();
+    let m = world.lock();
+    let records = m.records().into_iter().map(|(uid, stored)| match stored {
+        Stored::Fine(r) => {
+            let places = places_given(&r);
+            (uid, (r.allocation(), r.phase, places))
+        }
+        other => panic!("{other:?}"),
+    });
     FinalState {
         records: records.collect(),
-        cdi: m.cdi.iter().map(|(n, b)| (n.clone(), String::from_utf8(b.clone()).unwrap())).collect(),
-        metadata: m.metadata.keys().cloned().collect(),
-        instances: m
-            .instances
+        cdi: m
+            .cdi
             .iter()
-            .filter(|(_, l)| !l.is_empty())
-            .map(|(g, l)| (g.clone(), places(l)))
+            .map(|(n, b)| (n.clone(), String::from_utf8(b.clone()).unwrap()))
             .collect(),
-        gpu_states: m
-            .files(Folder::Gpus)
-            .into_iter()
-            .map(|(name, bytes)| (name, without_ids(&bytes)))
-            .collect(),
+        metadata: m.metadata.keys().cloned().collect(),
+        instances,
+        gpu_states: kept,
     }
 }

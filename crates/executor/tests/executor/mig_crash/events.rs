@@ -10,6 +10,7 @@ use divvy_model::{DeviceKind, GpuUuid};
 use super::{GPUS, Story, is_lost, overlap, slices};
 use crate::mig_world::{claim_of, living, sim};
 use crate::story::uid;
+use crate::world::accessors::{given, is_under_way, is_whole, place_of};
 
 impl Story {
     /// A device at random, whole or any partition at any place.
@@ -21,7 +22,10 @@ impl Story {
         let gpu = self.world.gpu(number);
         let inventory = self.world.lock().inventory.clone().unwrap();
         let caps = &inventory.gpus[&gpu].mig.as_ref().unwrap().capabilities;
-        let plain: Vec<_> = caps.placements().filter(|(profile, _)| !profile.variant().is_rare()).collect();
+        let plain: Vec<_> = caps
+            .placements()
+            .filter(|(profile, _)| !profile.variant().is_rare())
+            .collect();
         let (profile, placement) = plain[self.chance.below(plain.len())];
         let name = caps.name(profile).unwrap().to_string();
         let number = u32::try_from(number).unwrap();
@@ -59,10 +63,18 @@ impl Story {
     }
 
     pub(super) fn prepare(&mut self, name: &str) {
-        let Some((wanted, answer)) = self.ask_to_prepare(name) else { return };
-        // Allocated anew: what was answered for the earlier allocation is over as soon as that is undone.
+        let Some((wanted, answer)) = self.ask_to_prepare(name) else {
+            return;
+        };
+        // Allocated anew: what was answered for the earlier allocation is over as soon as that is
+        // undone.
         let undone = !self.world.lock().records().contains_key(&wanted.uid);
-        if undone && self.answered.get(&wanted.uid).is_some_and(|(c, _)| c.allocation != wanted.allocation) {
+        if undone
+            && self
+                .answered
+                .get(&wanted.uid)
+                .is_some_and(|(c, _)| c.allocation != wanted.allocation)
+        {
             self.answered.remove(&wanted.uid);
             self.lingering.remove(&wanted.uid);
         }
@@ -98,16 +110,29 @@ impl Story {
                 .filter(|(gpu, _)| !is_lost(&self.world, gpu))
                 .collect();
             let busy = !self.world.lock().mig_late.is_empty();
-            assert!(busy || reported == made, "reported {reported:?}, made {made:?}");
+            assert!(
+                busy || reported == made,
+                "reported {reported:?}, made {made:?}"
+            );
         }
         self.recover();
         let records = self.world.lock().records();
         let api = self.world.lock().api.clone();
-        let gone: Vec<_> = self.answered.keys().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        let gone: Vec<_> = self
+            .answered
+            .keys()
+            .filter(|uid| !records.contains_key(*uid))
+            .cloned()
+            .collect();
         for uid in gone {
             let (answered, _) = self.answered.remove(&uid).unwrap();
-            let live = api.get(&uid).is_some_and(|c| c.allocation == answered.allocation);
-            assert!(!live || self.lingering.contains(&uid), "reconcile undid {uid}, which is in use");
+            let live = api
+                .get(&uid)
+                .is_some_and(|c| c.allocation == answered.allocation);
+            assert!(
+                !live || self.lingering.contains(&uid),
+                "reconcile undid {uid}, which is in use"
+            );
         }
         self.forget_released();
     }
@@ -115,23 +140,32 @@ impl Story {
     /// An admin makes an instance by hand, where nothing of ours is open.
     pub(super) fn make_foreign(&mut self) {
         let device = self.any_device();
-        let DeviceKind::Partition(name) = DeviceKind::parse(&device.parse().unwrap()).unwrap() else {
+        let kind = DeviceKind::parse(&device.parse().unwrap()).unwrap();
+        let Some(name) = kind.partition() else {
             return;
         };
         let (gpu, _) = slices(&self.world, &device);
-        let open = self.world.lock().records().values().any(|stored| match stored {
-            Stored::Fine(r) => r.steps.iter().any(|s| {
-                !matches!(s.progress, divvy_claims::Progress::Done { .. } | divvy_claims::Progress::Undone)
-            }),
-            _ => true,
-        });
+        let open = self
+            .world
+            .lock()
+            .records()
+            .values()
+            .any(|stored| match stored {
+                Stored::Fine(r) => is_under_way(r),
+                _ => true,
+            });
         if open || !self.world.lock().mig_late.is_empty() {
             return;
         }
-        // An administrator who turns MIG mode on under a whole GPU's holder takes the GPU away; divvy cannot repair that.
-        let whole = self.world.lock().records().values().filter_map(Stored::fine).any(|record| {
-            record.devices.iter().any(|d| d.gpu == gpu && d.kind == divvy_model::HoldKind::Whole)
-        });
+        // An administrator who turns MIG mode on under a whole GPU's holder takes the GPU away;
+        // divvy cannot repair that.
+        let whole = self
+            .world
+            .lock()
+            .records()
+            .values()
+            .filter_map(Stored::fine)
+            .any(|record| record.devices.iter().any(|d| d.gpu == gpu && is_whole(d)));
         let sim = sim(&self.world);
         if !whole && self.chance.one_in(4) {
             drop(sim.edit(|e| e.set_mig_mode(&gpu, true)));
@@ -152,7 +186,8 @@ impl Story {
                 let (instance, _) = there.iter().find(|(_, c)| c.contains(foreign)).unwrap();
                 if which(gpu, instance.placement) {
                     sim(&self.cast.world).edit(|e| {
-                        e.destroy_compute_instance(gpu, instance.id, foreign.id).unwrap();
+                        e.destroy_compute_instance(gpu, instance.id, foreign.id)
+                            .unwrap();
                         e.destroy_gpu_instance(gpu, instance.id).unwrap();
                     });
                     return false;
@@ -165,34 +200,47 @@ impl Story {
 
     /// A container of some claim starts to compute.
     pub(super) fn start_process(&mut self) {
-        let running: Vec<_> =
-            self.answered.values().filter(|(c, _)| !self.lingering.contains(&c.uid)).cloned().collect();
+        let running: Vec<_> = self
+            .answered
+            .values()
+            .filter(|(c, _)| !self.lingering.contains(&c.uid))
+            .cloned()
+            .collect();
         if running.is_empty() {
             return;
         }
         let (claim, _) = &running[self.chance.below(running.len())];
         let records = self.world.lock().records();
-        let Some(Stored::Fine(record)) = records.get(&claim.uid) else { return };
+        let Some(Stored::Fine(record)) = records.get(&claim.uid) else {
+            return;
+        };
         for device in &record.devices {
             let sim = sim(&self.world);
-            match device.partition(&record.steps) {
+            match given(record, device) {
                 Some(made) => {
                     let there = living(&self.world, &device.gpu);
-                    if there.iter().any(|(_, c)| c.iter().any(|c| c.uuid == made.uuid)) {
-                        sim.start_process_in(&device.gpu, made.gpu_instance, 100);
+                    if there
+                        .iter()
+                        .any(|(_, c)| c.iter().any(|c| c.uuid == made.uuid))
+                    {
+                        sim.start_process_in(&device.gpu, made.gi, 100);
                     }
                 }
-                None if device.step().is_none() => {
+                None if place_of(device).is_none() => {
                     sim.start_process(&device.gpu, 100);
                 }
                 None => {}
             }
         }
         self.say(format!("process of {}", claim.name));
-        self.world.lock().pods.insert(100, format!("pod-{}", claim.name));
+        self.world
+            .lock()
+            .pods
+            .insert(100, format!("pod-{}", claim.name));
     }
 
-    /// A file is torn or lost while containers run. Whatever is asked next, all is known again after that.
+    /// A file is torn or lost while containers run. Whatever is asked next, all is known again
+    /// after that.
     pub(super) fn damage(&mut self) {
         let trouble = {
             let m = self.world.lock();
@@ -206,8 +254,13 @@ impl Story {
         let api = self.world.lock().api.clone();
         let live = |stored: &Stored<Record>| {
             let record = stored.fine()?;
-            let same = api.get(&record.uid).is_some_and(|claim| record.is_of(&claim.allocation));
-            let made = record.devices.iter().any(|device| device.step().is_some());
+            let same = api
+                .get(&record.uid)
+                .is_some_and(|claim| record.is_of(&claim.allocation));
+            let made = record
+                .devices
+                .iter()
+                .any(|device| place_of(device).is_some());
             (same && record.phase == Phase::Prepared).then(|| (record.name.clone(), made))
         };
         let live: Vec<_> = records.values().filter_map(live).collect();
@@ -222,10 +275,14 @@ impl Story {
             1 if made => (Folder::Claims, format!("uid-{name}.json"), false),
             _ => (Folder::Claims, format!("uid-{name}.json"), true),
         };
-        let Some(bytes) = self.world.lock().file(folder, &file) else { return };
+        let Some(bytes) = self.world.lock().file(folder, &file) else {
+            return;
+        };
         self.say(format!("{file} is {}", if torn { "torn" } else { "lost" }));
         let cut = self.chance.below(bytes.len());
-        self.world.lock().put(folder, &file, torn.then(|| &bytes[..cut]));
+        self.world
+            .lock()
+            .put(folder, &file, torn.then(|| &bytes[..cut]));
         match self.chance.below(5) {
             0 => self.restart(),
             1 => self.prepare(&name),
@@ -246,12 +303,17 @@ impl Story {
         for (uid, stored) in self.world.lock().records() {
             assert!(stored.fine().is_some(), "{uid}: {stored:?}");
         }
-        assert!(self.executor.fences().unwrap().is_empty() || !self.world.lock().mig_late.is_empty());
+        assert!(
+            self.executor.fences().unwrap().is_empty() || !self.world.lock().mig_late.is_empty()
+        );
     }
 
     /// More pods use a claim, and the one it was prepared for is gone.
     pub(super) fn other_pods(&mut self, name: &str) {
-        let later = PodRef { name: "later".to_owned(), uid: format!("pod-later-{name}") };
+        let later = PodRef {
+            name: "later".to_owned(),
+            uid: format!("pod-later-{name}"),
+        };
         if let Some(claim) = self.world.lock().api.get_mut(&uid(name)) {
             claim.pods = vec![later];
         }

@@ -9,6 +9,7 @@ use divvy_model::{ClaimUid, GpuUuid};
 use super::{GPUS, Story, overlap, slices};
 use crate::mig_world::{living, mig_world, mode};
 use crate::world::World;
+use crate::world::accessors::{given, place_of, places_given};
 
 /// What must not depend on how the machine got there.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,9 +26,15 @@ impl Story {
     /// True after every event.
     pub(super) fn check(&self) {
         for (gpu, made) in &self.foreign {
-            let there: Vec<_> = living(&self.world, gpu).into_iter().flat_map(|(_, c)| c).collect();
+            let there: Vec<_> = living(&self.world, gpu)
+                .into_iter()
+                .flat_map(|(_, c)| c)
+                .collect();
             for foreign in made {
-                assert!(there.contains(foreign), "foreign {foreign:?} is gone from {gpu}: {there:?}");
+                assert!(
+                    there.contains(foreign),
+                    "foreign {foreign:?} is gone from {gpu}: {there:?}"
+                );
             }
         }
         let boot: divvy_model::BootId = format!("boot-{}", self.world.lock().boot).parse().unwrap();
@@ -37,11 +44,18 @@ impl Story {
         for (claim, _) in self.answered.values() {
             for result in &claim.allocation.results {
                 let wants = slices(&self.world, result.device.as_str());
-                assert!(!used.iter().any(|u| overlap(u, &wants)), "{} is used twice", result.device);
+                assert!(
+                    !used.iter().any(|u| overlap(u, &wants)),
+                    "{} is used twice",
+                    result.device
+                );
                 used.push(wants);
             }
-            // Allocated anew: its next prepare has undone the earlier one, and may have got no further.
-            let anew = api.get(&claim.uid).is_some_and(|c| c.allocation != claim.allocation);
+            // Allocated anew: its next prepare has undone the earlier one, and may have got no
+            // further.
+            let anew = api
+                .get(&claim.uid)
+                .is_some_and(|c| c.allocation != claim.allocation);
             if anew && !records.contains_key(&claim.uid) {
                 continue;
             }
@@ -51,13 +65,16 @@ impl Story {
             if record.phase != Phase::Prepared || record.boot != boot {
                 continue;
             }
-            for device in record.devices.iter().filter(|d| d.step().is_some()) {
-                let made = device.partition(&record.steps).expect("a prepared partition is on record");
+            for device in record.devices.iter().filter(|d| place_of(d).is_some()) {
+                let made = given(record, device).expect("a prepared partition is on record");
                 let there = living(&self.world, &device.gpu);
-                let found = there.iter().flat_map(|(_, c)| c).find(|c| c.uuid == made.uuid);
+                let found = there
+                    .iter()
+                    .flat_map(|(_, c)| c)
+                    .find(|c| c.uuid == made.uuid);
                 assert_eq!(
                     found.map(|c| (c.gpu_instance, c.id)),
-                    Some((made.gpu_instance, made.compute_instance)),
+                    Some((made.gi, made.ci)),
                     "{} of {} does not live",
                     device.allocated.device,
                     claim.uid
@@ -88,23 +105,48 @@ pub(super) fn end(world: &World, foreign: &BTreeMap<GpuUuid, Vec<ComputeInstance
     let held: BTreeSet<_> = fine.iter().flat_map(divvy_claims::Record::gpus).collect();
     let instances = (0..GPUS).map(|n| world.gpu(n)).map(|gpu| {
         let theirs = |inside: &[ComputeInstance]| {
-            foreign.get(&gpu).is_some_and(|f| inside.iter().any(|c| f.contains(c)))
+            foreign
+                .get(&gpu)
+                .is_some_and(|f| inside.iter().any(|c| f.contains(c)))
         };
-        let ours = living(world, &gpu).into_iter().filter(|(_, inside)| !theirs(inside));
+        let ours = living(world, &gpu)
+            .into_iter()
+            .filter(|(_, inside)| !theirs(inside));
         let place = |(i, inside): (GpuInstance, Vec<_>)| {
-            (Partition { gpu: gpu.clone(), profile: i.profile, placement: i.placement }, inside.len())
+            (
+                Partition {
+                    gpu: gpu.clone(),
+                    profile: i.profile,
+                    placement: i.placement,
+                },
+                inside.len(),
+            )
         };
         let places = ours.map(place).collect();
         (gpu, places)
     });
-    let cdi = world.lock().cdi.clone().into_iter().map(|(n, b)| (n, String::from_utf8(b).unwrap())).collect();
+    let cdi = world
+        .lock()
+        .cdi
+        .clone()
+        .into_iter()
+        .map(|(n, b)| (n, String::from_utf8(b).unwrap()))
+        .collect();
     End {
         records: fine
             .iter()
-            .map(|r| (r.uid.clone(), (r.allocation(), r.phase.clone(), r.steps.len())))
+            .map(|r| {
+                (
+                    r.uid.clone(),
+                    (r.allocation(), r.phase.clone(), places_given(r).len()),
+                )
+            })
             .collect(),
         cdi,
         instances: instances.collect(),
-        modes: held.iter().map(|gpu| (gpu.clone(), mode(world, gpu))).collect(),
+        modes: held
+            .iter()
+            .map(|gpu| (gpu.clone(), mode(world, gpu)))
+            .collect(),
     }
 }

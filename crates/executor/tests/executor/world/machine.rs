@@ -42,22 +42,6 @@ pub(super) struct File {
     pub(super) synced: Option<Vec<u8>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Instance {
-    pub id: u32,
-    pub profile: u32,
-    pub start: u32,
-    pub size: u32,
-    pub uuid: MigUuid,
-}
-
-/// A call that has timed out and is still at work in the driver.
-#[derive(Debug, Clone)]
-pub(super) enum Late {
-    Create { gpu: GpuUuid, profile: u32, start: u32, size: u32 },
-    Destroy { gpu: GpuUuid, uuid: MigUuid },
-}
-
 /// What the next hardware call does instead of working.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum HardwareFault {
@@ -71,6 +55,7 @@ pub(crate) enum HardwareFault {
     },
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "faults that tests switch on")]
 pub(crate) struct Machine {
     pub now: Duration,
     pub boot: u32,
@@ -80,9 +65,6 @@ pub(crate) struct Machine {
     pub cdi: BTreeMap<String, Vec<u8>>,
     /// By claim and request.
     pub metadata: BTreeMap<(ClaimUid, String), Vec<u8>>,
-    pub instances: BTreeMap<GpuUuid, Vec<Instance>>,
-    pub(super) late: Vec<(Duration, bool, Late)>,
-    pub(super) made: u32,
     pub hardware_fault: Option<HardwareFault>,
     pub processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
     pub process_error: Option<GpuErrorCode>,
@@ -112,8 +94,12 @@ pub(crate) struct Machine {
     pub locked: BTreeSet<LockName>,
     /// How often the policies have let MIG modes change; the first start does.
     pub grants: usize,
-    /// GPUs that are really cut into partitions; without them `hw` claims get instances of this file.
-    pub sim: Option<SimNode>,
+    /// Its GPUs and their driver.
+    pub sim: SimNode,
+    /// Another driver in its place, with GPUs of its own.
+    pub driver: Option<Arc<dyn GpuDriver>>,
+    /// The node's policies let MIG modes change, from the first start on.
+    pub is_cut: bool,
     /// Calls of their driver that have timed out and are still at work.
     pub mig_late: Vec<MigLate>,
     /// Time slices that are not the default; `None`: cards that have none that can be set.
@@ -126,7 +112,8 @@ pub(crate) struct Machine {
     pub among: Option<(PathBuf, &'static str)>,
     /// Files of the store whose content the disk does not give.
     pub bad_blocks: BTreeSet<(Folder, String)>,
-    /// Nor does it give what is written in their place, with this error. `None`: only they are bad, with EIO.
+    /// Nor does it give what is written in their place, with this error. `None`: only they are bad,
+    /// with EIO.
     pub bad_disk: Option<i32>,
     /// Locks that another process has.
     pub busy: BTreeSet<LockName>,
@@ -149,7 +136,8 @@ pub(crate) enum Place {
 }
 
 impl Machine {
-    /// Counts a call with an effect and says how far it gets. `Err`: the caller hears nothing any more.
+    /// Counts a call with an effect and says how far it gets. `Err`: the caller hears nothing any
+    /// more.
     pub(super) fn enter(&mut self, what: &str) -> Result<Option<Moment>, Dead> {
         if self.dead {
             return Err(Dead);
@@ -178,16 +166,26 @@ impl Machine {
 
     /// Every change is made under the locks that keep others from it.
     pub(crate) fn needs(&self, lock: &LockName, what: &str) {
-        assert!(self.locked.contains(lock), "{what} without the lock of {lock}; held: {:?}", self.locked);
+        assert!(
+            self.locked.contains(lock),
+            "{what} without the lock of {lock}; held: {:?}",
+            self.locked
+        );
     }
 
     pub(crate) fn needs_for_file(&self, folder: Folder, name: &str, new: Option<&[u8]>) {
         let stem = name.strip_suffix(".json").unwrap_or(name);
         match folder {
             Folder::Claims => self.needs_for_record(name, new),
-            Folder::Gpus => self.needs(&LockName::Gpu(stem.parse().unwrap()), "a GPU's file is changed"),
+            Folder::Gpus => self.needs(
+                &LockName::Gpu(stem.parse().unwrap()),
+                "a GPU's file is changed",
+            ),
             Folder::Tombstones => {
-                self.needs(&LockName::Claim(stem.parse().unwrap()), "a tombstone is changed");
+                self.needs(
+                    &LockName::Claim(stem.parse().unwrap()),
+                    "a tombstone is changed",
+                );
             }
             Folder::Node => self.needs(&LockName::Ordinals, "numbers are changed"),
             Folder::Corrupt => {}
@@ -202,7 +200,9 @@ impl Machine {
 
     /// A record is changed under its claim's lock; what it holds, under the locks of its GPUs too.
     pub(crate) fn needs_for_record(&self, name: &str, new: Option<&[u8]>) {
-        let Some(Ok(uid)) = name.strip_suffix(".json").map(str::parse::<ClaimUid>) else { return };
+        let Some(Ok(uid)) = name.strip_suffix(".json").map(str::parse::<ClaimUid>) else {
+            return;
+        };
         self.needs(&LockName::Claim(uid), "a record is changed");
         let decode = |bytes: Option<&[u8]>| match bytes.map(Record::decode) {
             Some(Stored::Fine(record)) => Some(record),
@@ -211,7 +211,10 @@ impl Machine {
         let old = decode(self.file(Folder::Claims, name).as_deref());
         let new = decode(new);
         if let (Some(old), Some(new)) = (&old, &new)
-            && (Record { pods: old.pods.clone(), ..new.clone() }) == *old
+            && (Record {
+                pods: old.pods.clone(),
+                ..new.clone()
+            }) == *old
         {
             return;
         }
@@ -220,7 +223,8 @@ impl Machine {
         }
     }
 
-    /// Runs a call that is cut in two at most: `first` is its effect that may be lost, `second` makes it last.
+    /// Runs a call that is cut in two at most: `first` is its effect that may be lost, `second`
+    /// makes it last.
     pub(crate) fn call<R>(
         &mut self,
         what: &str,
@@ -240,52 +244,27 @@ impl Machine {
         }
     }
 
+    pub(crate) fn driver(&self) -> &dyn GpuDriver {
+        self.driver.as_deref().unwrap_or(&self.sim)
+    }
+
     pub(crate) fn land(&mut self) {
         let now = self.now;
-        let (due, rest) = std::mem::take(&mut self.late).into_iter().partition(|(at, ..)| *at <= now);
-        self.late = rest;
-        self.settle_late(due);
-        let (due, rest): (Vec<_>, _) =
-            std::mem::take(&mut self.mig_late).into_iter().partition(|l| l.at <= now);
+        let (due, rest): (Vec<_>, _) = std::mem::take(&mut self.mig_late)
+            .into_iter()
+            .partition(|l| l.at <= now);
         self.mig_late = rest;
         for late in due.into_iter().filter(|late| late.succeeds) {
-            (late.what)(self.sim.as_ref().unwrap());
+            (late.what)(&self.sim);
         }
-    }
-
-    pub(super) fn settle_late(&mut self, due: Vec<(Duration, bool, Late)>) {
-        for (_, succeeds, late) in due {
-            if succeeds {
-                match late {
-                    Late::Create { gpu, profile, start, size } => {
-                        drop(self.create(&gpu, profile, start, size));
-                    }
-                    Late::Destroy { gpu, uuid } => self.destroy(&gpu, &uuid),
-                }
-            }
-        }
-    }
-
-    pub(super) fn create(&mut self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Option<Instance> {
-        let on_gpu = self.instances.entry(gpu.clone()).or_default();
-        if on_gpu.iter().any(|i| i.start < start + size && start < i.start + i.size) {
-            return None;
-        }
-        // Ids are reused, as NVML does.
-        let id = (1..100).find(|id| on_gpu.iter().all(|i| i.id != *id)).unwrap();
-        self.made += 1;
-        let uuid = format!("MIG-{:04}", self.made).parse().unwrap();
-        let made = Instance { id, profile, start, size, uuid };
-        on_gpu.push(made.clone());
-        Some(made)
-    }
-
-    pub(super) fn destroy(&mut self, gpu: &GpuUuid, uuid: &MigUuid) {
-        self.instances.entry(gpu.clone()).or_default().retain(|i| i.uuid != *uuid);
     }
 
     pub(crate) fn file(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
-        self.disk.get(&(folder, name.to_owned()))?.seen.as_ref().map(|(bytes, _)| bytes.clone())
+        self.disk
+            .get(&(folder, name.to_owned()))?
+            .seen
+            .as_ref()
+            .map(|(bytes, _)| bytes.clone())
     }
 
     /// What a loss of power would leave.
@@ -297,33 +276,40 @@ impl Machine {
     pub(crate) fn put(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>) {
         self.writes += 1;
         let seen = bytes.map(|b| (b.to_vec(), self.writes));
-        self.disk.insert((folder, name.to_owned()), File { seen, synced: bytes.map(<[u8]>::to_vec) });
+        self.disk.insert(
+            (folder, name.to_owned()),
+            File {
+                seen,
+                synced: bytes.map(<[u8]>::to_vec),
+            },
+        );
     }
 
     pub(crate) fn files(&self, folder: Folder) -> BTreeMap<String, Vec<u8>> {
         let here = self.disk.iter().filter(|((f, _), _)| *f == folder);
-        here.filter_map(|((_, name), file)| Some((name.clone(), file.seen.clone()?.0))).collect()
-    }
-
-    /// What is kept of a GPU.
-    pub(crate) fn gpu_state(&self, gpu: &GpuUuid) -> divvy_claims::GpuState {
-        match self.file(Folder::Gpus, &format!("{gpu}.json")).map(|b| divvy_claims::GpuState::decode(&b)) {
-            None => divvy_claims::GpuState::default(),
-            Some(Stored::Fine(state)) => state,
-            other => panic!("{other:?}"),
-        }
+        here.filter_map(|((_, name), file)| Some((name.clone(), file.seen.clone()?.0)))
+            .collect()
     }
 
     pub(crate) fn records(&self) -> BTreeMap<ClaimUid, Stored<Record>> {
         let files = self.files(Folder::Claims).into_iter();
         files
             .map(|(name, bytes)| {
-                (name.strip_suffix(".json").unwrap().parse().unwrap(), Record::decode(&bytes))
+                (
+                    name.strip_suffix(".json").unwrap().parse().unwrap(),
+                    Record::decode(&bytes),
+                )
             })
             .collect()
     }
 
-    pub(super) fn change(&mut self, folder: Folder, name: &str, bytes: Option<&[u8]>, synced: bool) {
+    pub(super) fn change(
+        &mut self,
+        folder: Folder,
+        name: &str,
+        bytes: Option<&[u8]>,
+        synced: bool,
+    ) {
         self.writes += 1;
         self.syncs += usize::from(synced);
         // Another file, in other blocks.
@@ -345,11 +331,5 @@ pub(crate) struct Dead;
 impl From<Dead> for io::Error {
     fn from(_: Dead) -> Self {
         io::Error::other("the process is dead")
-    }
-}
-
-impl From<Dead> for StepError {
-    fn from(_: Dead) -> Self {
-        StepError::Unknown(Cause::new("the process is dead"))
     }
 }

@@ -1,5 +1,6 @@
-//! The executor's seams over the machine, but for hardware steps.
+//! The executor's seams over the machine, but for the driver of its GPUs.
 
+use super::accessors::{not_done, unknown};
 use super::*;
 
 /// Locks of one process with one thread: one that is not free would never be.
@@ -33,14 +34,22 @@ impl Locks for TestLocks {
         {
             let mut m = self.0.lock();
             // Only an API that is slow makes a call late.
-            assert!(until >= m.now || m.api_takes.is_some(), "{name} is asked for after its deadline");
+            assert!(
+                until >= m.now || m.api_takes.is_some(),
+                "{name} is asked for after its deadline"
+            );
             if m.busy.contains(name) {
                 m.now = m.now.max(until);
-                return Err(LockError::TimedOut { lock: name.to_string() });
+                return Err(LockError::TimedOut {
+                    lock: name.to_string(),
+                });
             }
         }
         let mut held = self.1.lock().unwrap();
-        assert!(held.iter().all(|h| h < name), "{name} is taken after {held:?}");
+        assert!(
+            held.iter().all(|h| h < name),
+            "{name} is taken after {held:?}"
+        );
         assert!(held.insert(name.clone()), "{name} is locked twice");
         self.0.lock().locked.insert(name.clone());
         Ok(Box::new(Held(self.1.clone(), name.clone(), self.0.clone())))
@@ -70,7 +79,10 @@ impl Store for World {
         }
         let here = m.disk.iter().filter(|((f, _), _)| *f == folder);
         let entry = |((_, name), file): (&(Folder, String), &File)| {
-            Some(Entry { name: name.clone(), stamp: Stamp(file.seen.as_ref()?.1, (0, 0), 0) })
+            Some(Entry {
+                name: name.clone(),
+                stamp: Stamp(file.seen.as_ref()?.1, (0, 0), 0),
+            })
         };
         let listed = here.filter_map(entry).collect();
         drop(m);
@@ -92,35 +104,60 @@ impl Store for World {
         if m.bad_blocks.contains(&(folder, name.to_owned())) {
             return Err(io::Error::from_raw_os_error(m.bad_disk.unwrap_or(5)));
         }
-        Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| m.file(folder, name))?)
+        Ok(m.call(&format!("read {}/{name}", folder.name()), |m, _| {
+            m.file(folder, name)
+        })?)
     }
-    fn write(&self, folder: Folder, name: &str, bytes: &[u8], durability: Durability) -> io::Result<Stamp> {
+    fn write(
+        &self,
+        folder: Folder,
+        name: &str,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> io::Result<Stamp> {
         let mut m = self.lock();
         m.needs_for_file(folder, name, Some(bytes));
         checked(&mut m, Place::Store)?;
-        Ok(m.call(&format!("write {}/{name}", folder.name()), |m, whole| {
-            // Cut short: only the temporary file is there, or it has its name but the folder is not synced.
-            if whole || m.chance.one_in(2) {
-                m.change(folder, name, Some(bytes), whole && durability == Durability::Synced);
-            }
-            Stamp(m.writes, (0, 0), 0)
-        })?)
+        Ok(
+            m.call(&format!("write {}/{name}", folder.name()), |m, whole| {
+                // Cut short: only the temporary file is there, or it has its name but the folder is
+                // not synced.
+                if whole || m.chance.one_in(2) {
+                    m.change(
+                        folder,
+                        name,
+                        Some(bytes),
+                        whole && durability == Durability::Synced,
+                    );
+                }
+                Stamp(m.writes, (0, 0), 0)
+            })?,
+        )
     }
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let mut m = self.lock();
         m.needs_for_file(folder, name, None);
         removable(&mut m, Place::Store)?;
-        Ok(m.call(&format!("remove {}/{name}", folder.name()), |m, whole| {
-            let was_there = m.file(folder, name).is_some();
-            m.change(folder, name, None, whole && durability == Durability::Synced);
-            was_there
-        })?)
+        Ok(
+            m.call(&format!("remove {}/{name}", folder.name()), |m, whole| {
+                let was_there = m.file(folder, name).is_some();
+                m.change(
+                    folder,
+                    name,
+                    None,
+                    whole && durability == Durability::Synced,
+                );
+                was_there
+            })?,
+        )
     }
 }
 
 impl CdiDir for World {
     fn list(&self) -> io::Result<Vec<String>> {
-        let listed = self.lock().call("list cdi", |m, _| m.cdi.keys().cloned().collect())?;
+        let listed = self
+            .lock()
+            .call("list cdi", |m, _| m.cdi.keys().cloned().collect())?;
         let after = self.2.lock().unwrap().take();
         if let Some(after) = after {
             after();
@@ -140,7 +177,10 @@ impl CdiDir for World {
         m.needs_for_cdi(name);
         checked(&mut m, Place::Cdi)?;
         for (claim, request) in mounted(bytes) {
-            assert!(m.metadata.contains_key(&(claim, request)), "{name} mounts what is not there");
+            assert!(
+                m.metadata.contains_key(&(claim, request)),
+                "{name} mounts what is not there"
+            );
         }
         Ok(m.call(&format!("write {name}"), |m, whole| {
             if whole {
@@ -152,7 +192,9 @@ impl CdiDir for World {
         let mut m = self.lock();
         m.needs_for_cdi(name);
         removable(&mut m, Place::Cdi)?;
-        Ok(m.call(&format!("remove {name}"), |m, _| m.cdi.remove(name).is_some())?)
+        Ok(m.call(&format!("remove {name}"), |m, _| {
+            m.cdi.remove(name).is_some()
+        })?)
     }
     fn place(&self) -> String {
         "/var/run/cdi".to_owned()
@@ -162,9 +204,14 @@ impl CdiDir for World {
 /// The metadata that a CDI file mounts.
 fn mounted(cdi: &[u8]) -> Vec<(ClaimUid, String)> {
     let spec: divvy_cdi::Spec = serde_json::from_slice(cdi).unwrap();
-    let mounts = spec.devices.iter().flat_map(|device| &device.container_edits.mounts);
+    let mounts = spec
+        .devices
+        .iter()
+        .flat_map(|device| &device.container_edits.mounts);
     let of = |path: &str| {
-        let rest = path.strip_prefix("/plugin/metadata/")?.strip_suffix(".json")?;
+        let rest = path
+            .strip_prefix("/plugin/metadata/")?
+            .strip_suffix(".json")?;
         let (claim, request) = rest.split_once('/')?;
         Some((claim.parse().ok()?, request.to_owned()))
     };
@@ -174,22 +221,34 @@ fn mounted(cdi: &[u8]) -> Vec<(ClaimUid, String)> {
 impl MetadataDir for World {
     fn claims(&self) -> io::Result<Vec<ClaimUid>> {
         let mut m = self.lock();
-        Ok(m.call("list metadata", |m, _| m.metadata.keys().map(|(claim, _)| claim.clone()).collect())?)
+        Ok(m.call("list metadata", |m, _| {
+            m.metadata.keys().map(|(claim, _)| claim.clone()).collect()
+        })?)
     }
     fn read(&self, claim: &ClaimUid, request: &str) -> io::Result<Option<Vec<u8>>> {
         let mut m = self.lock();
-        Ok(m.call("read metadata", |m, _| m.metadata.get(&(claim.clone(), request.to_owned())).cloned())?)
+        Ok(m.call("read metadata", |m, _| {
+            m.metadata
+                .get(&(claim.clone(), request.to_owned()))
+                .cloned()
+        })?)
     }
     fn write(&self, claim: &ClaimUid, request: &str, bytes: &[u8]) -> io::Result<()> {
         let mut m = self.lock();
         m.needs(&LockName::Claim(claim.clone()), "metadata is written");
-        assert!(m.records().contains_key(claim), "metadata of {claim} is written before its record");
+        assert!(
+            m.records().contains_key(claim),
+            "metadata of {claim} is written before its record"
+        );
         checked(&mut m, Place::Metadata)?;
-        Ok(m.call(&format!("write metadata {claim}/{request}"), |m, whole| {
-            if whole {
-                m.metadata.insert((claim.clone(), request.to_owned()), bytes.to_vec());
-            }
-        })?)
+        Ok(
+            m.call(&format!("write metadata {claim}/{request}"), |m, whole| {
+                if whole {
+                    m.metadata
+                        .insert((claim.clone(), request.to_owned()), bytes.to_vec());
+                }
+            })?,
+        )
     }
     fn remove(&self, claim: &ClaimUid) -> io::Result<()> {
         let mut m = self.lock();
@@ -198,7 +257,8 @@ impl MetadataDir for World {
         let whole = |m: &mut Machine, whole: bool| {
             // Cut short: one of them, the first.
             let mut left = usize::from(!whole);
-            m.metadata.retain(|(of, _), _| of != claim || std::mem::take(&mut left) == 1);
+            m.metadata
+                .retain(|(of, _), _| of != claim || std::mem::take(&mut left) == 1);
         };
         Ok(m.call(&format!("remove metadata {claim}"), whole)?)
     }
@@ -216,11 +276,16 @@ impl TimeSlices for World {
         let mut m = self.lock();
         if m.slices.is_none() {
             // One that refuses to be read says that it has none only when it is set.
-            return m.slice_fault.take().map_or_else(|| Err(without_time_slices(gpu)), |_| Ok(None));
+            return m
+                .slice_fault
+                .take()
+                .map_or_else(|| Err(without_time_slices(gpu)), |_| Ok(None));
         }
-        let read = m.call("read the time slice", |m, _| m.slices.as_ref()?.get(gpu).copied());
+        let read = m.call("read the time slice", |m, _| {
+            m.slices.as_ref()?.get(gpu).copied()
+        });
         read.map(|slice| Some(slice.unwrap_or(TimeSlice::Default)))
-            .map_err(|dead| StepError::from(dead).into())
+            .map_err(|dead| ChangeError::from(dead).into())
     }
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, _until: Duration) -> Result<(), TimeSliceError> {
         let mut m = self.lock();
@@ -234,16 +299,18 @@ impl TimeSlices for World {
             slices.remove(gpu);
             slices.extend((to != TimeSlice::Default).then(|| (gpu.clone(), to)));
         };
-        let refused = || StepError::NotDone(Cause::new("nvidia-smi has no permission"));
-        let unknown = || StepError::Unknown(Cause::new("nvidia-smi did not come back within 10 s"));
+        let refused = || not_done("nvidia-smi has no permission");
+        let unknown = || unknown("nvidia-smi did not come back within 10 s");
         let answer = m.call("set the time slice", |m, whole| match fault {
-            None if !whole && m.chance.one_in(2) => Err(StepError::from(Dead)),
+            None if !whole && m.chance.one_in(2) => Err(ChangeError::from(Dead)),
             None => {
                 done(m);
                 Ok(())
             }
             Some(HardwareFault::Refuses) => Err(refused()),
-            Some(HardwareFault::Late { succeeds: false, .. }) => Err(unknown()),
+            Some(HardwareFault::Late {
+                succeeds: false, ..
+            }) => Err(unknown()),
             Some(HardwareFault::Lies | HardwareFault::Late { .. }) => {
                 done(m);
                 Err(unknown())
@@ -253,27 +320,35 @@ impl TimeSlices for World {
     }
 }
 
-impl DeviceEdits for World {
-    fn common(&self) -> Result<Arc<CommonEdits>, EditsError> {
+/// What containers get; [`DeviceEdits`] itself is among the accessors.
+impl World {
+    pub(super) fn common_edits(&self) -> Result<Arc<CommonEdits>, EditsError> {
         if self.lock().edits_missing {
             let what = "libcuda.so is not below the driver root (is the driver installed? see --driver-root)"
                 .to_owned();
             return Err(EditsError { what, source: None });
         }
-        Ok(Arc::new(CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap()))
+        Ok(Arc::new(
+            CommonEdits::new(ContainerEdits::env(["NVIDIA_VISIBLE_DEVICES=void"])).unwrap(),
+        ))
     }
-    fn device(
-        &self,
-        gpu: &Gpu,
-        _: &RecordedDevice,
-        steps: &[StepState],
-    ) -> Result<ContainerEdits, EditsError> {
-        let made = steps.iter().filter(|s| matches!(s.progress, Progress::Done { .. })).count();
-        Ok(ContainerEdits::env([format!("GPU={}", gpu.facts.uuid), format!("PARTITIONS={made}")]))
+
+    /// UUIDs of partitions are new at every creation: only that there is one is said of them.
+    pub(super) fn edits_of(gpu: &Gpu, partition: Option<&MigUuid>) -> ContainerEdits {
+        let made = usize::from(partition.is_some());
+        ContainerEdits::env([
+            format!("GPU={}", gpu.facts.uuid),
+            format!("PARTITIONS={made}"),
+        ])
     }
-    fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {
-        let pci = inventory.gpus[&device.gpu].facts.pci_address.to_string();
-        [("resource.kubernetes.io/pciBusID".to_owned(), AttributeValue::String(pci))].into()
+
+    pub(super) fn attributes_of(inventory: &Inventory, gpu: &GpuUuid) -> Attributes {
+        let pci = inventory.gpus[gpu].facts.pci_address.to_string();
+        [(
+            "resource.kubernetes.io/pciBusID".to_owned(),
+            AttributeValue::String(pci),
+        )]
+        .into()
     }
 }
 
@@ -284,18 +359,20 @@ impl ProcessSource for World {
         if m.dead {
             return Err(error(GpuErrorCode::UNKNOWN));
         }
-        match m.process_error {
-            Some(code) => Err(error(code)),
-            None if m.sim.is_some() => {
-                let found = m.sim.as_ref().unwrap().engine().processes(gpu)?;
-                let process = |p: divvy_model::GpuProcess| ProcessOnGpu {
-                    pid: p.pid,
-                    gpu_instance: p.gpu_instance,
-                    pod: m.pods.get(&p.pid).cloned(),
-                };
-                Ok(found.into_iter().map(process).collect())
-            }
-            None => Ok(m.processes.get(gpu).cloned().unwrap_or_default()),
+        if let Some(code) = m.process_error {
+            Err(error(code))
+        } else {
+            let found = match &m.driver {
+                Some(driver) => driver.processes(gpu)?,
+                None => m.sim.engine().processes(gpu)?,
+            };
+            let process = |p: divvy_model::GpuProcess| ProcessOnGpu {
+                pid: p.pid,
+                gpu_instance: p.gpu_instance,
+                pod: m.pods.get(&p.pid).cloned(),
+            };
+            let listed = m.processes.get(gpu).into_iter().flatten().cloned();
+            Ok(found.into_iter().map(process).chain(listed).collect())
         }
     }
 }
@@ -307,9 +384,10 @@ impl InventorySource for World {
 
     fn changed(&self, gpu: &GpuUuid) {
         let mut m = self.lock();
-        let read = m.sim.as_ref().and_then(|sim| divvy_model::GpuDriver::facts(sim, gpu).ok());
-        if let (Some(facts), Some(inventory)) = (read, &mut m.inventory) {
-            Arc::make_mut(inventory).gpus.get_mut(gpu).unwrap().facts.compute_mode = facts.compute_mode;
+        let read = m.driver().facts(gpu).ok();
+        let known = m.inventory.as_mut().map(Arc::make_mut);
+        if let (Some(facts), Some(known)) = (read, known.and_then(|all| all.gpus.get_mut(gpu))) {
+            known.facts.compute_mode = facts.compute_mode;
         }
     }
 }
@@ -335,13 +413,19 @@ impl ClaimsApi for World {
 
     fn published_numbers(&self) -> Result<Vec<(u32, GpuUuid)>, String> {
         let m = self.lock();
-        if m.api_down { Err("connection refused".to_owned()) } else { Ok(m.published.clone()) }
+        if m.api_down {
+            Err("connection refused".to_owned())
+        } else {
+            Ok(m.published.clone())
+        }
     }
 
     fn allocated_numbers(&self) -> Result<Vec<u32>, String> {
         let m = self.lock();
         let devices = m.api.values().flat_map(|claim| &claim.allocation.results);
-        Ok(devices.map(|d| DeviceKind::parse(&d.device).unwrap().ordinal()).collect())
+        Ok(devices
+            .map(|d| DeviceKind::parse(&d.device).unwrap().ordinal())
+            .collect())
     }
 }
 
@@ -352,7 +436,12 @@ impl Clock for World {
     fn sleep(&self, time: Duration) {
         self.pass(time);
         let now = self.lock().now;
-        let due: Vec<_> = self.1.lock().unwrap().extract_if(.., |(at, _)| *at <= now).collect();
+        let due: Vec<_> = self
+            .1
+            .lock()
+            .unwrap()
+            .extract_if(.., |(at, _)| *at <= now)
+            .collect();
         for (_, what) in due {
             what();
         }

@@ -1,0 +1,650 @@
+//! Bringing a GPU to its goal: the one place where hardware is changed, for prepare, unprepare,
+//! restore and reconcile alike. Called under the GPU's lock.
+//!
+//! A crash between any two writes is found again by what is on disk: a place is noted as begun
+//! before an instance is made there and was empty then, so what fills it later is ours; the value
+//! of a setting is noted before the setting leaves it; notes are dropped after what they are about
+//! is gone. The invariants are listed in `divvy_claims`' `gpu_state`.
+
+use std::time::Duration;
+
+use divvy_claims::{
+    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment,
+    Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
+};
+use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, TimeSlice};
+
+use crate::context::Context;
+use crate::gpus::{Gpus, OpenState};
+use crate::hardware::{Hardware, TimeSliceError};
+use crate::{Event, Report, StoreError, chain};
+
+/// Time limit for setting a time slice where no call's deadline is shorter.
+const SET_WITHIN: Duration = Duration::from_secs(10);
+
+/// The changes that bring a GPU to its goal, worked out under its lock.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) gpu: GpuUuid,
+    goal: GpuGoal,
+    open: OpenState,
+    seen: GpuSeen,
+    pub(crate) changes: Vec<Change>,
+}
+
+impl Plan {
+    /// Returns whether an instance is to be made: its claim's record comes first.
+    pub(crate) fn creates(&self) -> bool {
+        self.changes
+            .iter()
+            .any(|change| matches!(change, Change::Create(_)))
+    }
+
+    /// Returns whether an instance is to be removed.
+    pub(crate) fn removes(&self) -> bool {
+        self.changes
+            .iter()
+            .any(|change| matches!(change, Change::Remove(..)))
+    }
+
+    /// Returns the hardware of the GPU, as far as it was looked at.
+    pub(crate) fn seen(&self) -> &GpuSeen {
+        &self.seen
+    }
+}
+
+/// The circumstances in which a goal is worked out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Round {
+    Usual,
+    /// The driver may have been loaded anew: time slices are set once more.
+    DriverLoadedAnew,
+    /// The node goes to another driver, so that no partitions are offered any more. What rules
+    /// grant stays on disk as it is: the node may come back.
+    NodeIsLeft,
+}
+
+/// A change that could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failed {
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A GPU that is not at its goal.
+#[derive(Debug)]
+pub(crate) enum NotBrought {
+    /// Its file cannot be read or written.
+    Store(StoreError),
+    /// Changes that could not be made; all others were.
+    Stuck(Vec<Stuck>),
+}
+
+impl From<StoreError> for NotBrought {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Gpus<'_> {
+    /// Works out what brings a GPU to the goal of a call. Open questions about it are settled
+    /// first, as far as the hardware answers them. `again` says that the claim was prepared before,
+    /// so that MIG mode may be turned on for it.
+    pub(crate) fn plan(self, gpu: &GpuUuid, own: Own<'_>, again: bool) -> Result<Plan, StoreError> {
+        self.plan_in(Round::Usual, gpu, own, again)
+    }
+
+    fn plan_in(
+        self,
+        round: Round,
+        gpu: &GpuUuid,
+        own: Own<'_>,
+        again: bool,
+    ) -> Result<Plan, StoreError> {
+        // Read the file under the lock; nothing that was read before counts.
+        let mut open = self.open(gpu)?;
+        if round == Round::DriverLoadedAnew {
+            open.state.doubt_slice();
+        }
+        self.settle(gpu, &mut open);
+        // Work out the goal from all records as they are now.
+        let records = self.context.state.records()?;
+        let boot = &self.context.config.boot;
+        let holds = Holds::of(gpu, own, &records, (&open.state, boot));
+        let may_set = self.may_set_mig(gpu, &open.state, &holds, again);
+        let mut grant = open.state.grant;
+        grant.offers_partitions &= round != Round::NodeIsLeft;
+        let goal = goal(&holds, grant, may_set);
+        // A round does not doubt what was set; a claim that asks has it set anew unless another
+        // claim that asked for the same has held the GPU since.
+        let believed = holds.vouched_for || holds.make.is_empty();
+        let seen = self.hardware.look(gpu, &open.state, &goal, believed);
+        // Drop notes that the hardware contradicts before the difference is worked out: an
+        // administrator or a reboot has changed the setting, and what was found before us is no
+        // longer true.
+        open.state.drop_contradicted(&seen);
+        let changes = diff(&open.state, &seen, &goal);
+        Ok(Plan {
+            gpu: gpu.clone(),
+            goal,
+            open,
+            seen,
+            changes,
+        })
+    }
+
+    fn may_set_mig(self, gpu: &GpuUuid, state: &GpuState, holds: &Holds, again: bool) -> bool {
+        let inventory = self.context.parts.inventory.inventory();
+        let found = inventory.as_ref().and_then(|i| i.gpus.get(gpu));
+        let on = holds.make.iter().any(|hold| hold.target.place().is_some());
+        // Without an inventory it is not known whether the GPU needs a reset for it, and the mode
+        // is left alone.
+        found.is_some_and(|found| may_set_mig(state, found, on, again))
+    }
+
+    /// Brings a GPU to the goal of a call.
+    pub(crate) fn bring(
+        self,
+        gpu: &GpuUuid,
+        own: Own<'_>,
+        made_for: Option<&ClaimUid>,
+        until: Duration,
+    ) -> Result<GpuState, NotBrought> {
+        let plan = self.plan(gpu, own, false)?;
+        self.carry_out(plan, made_for, until)
+    }
+
+    /// Makes the changes of a plan, in order. Each is on disk before it begins, and its outcome
+    /// after it ends. A change that fails ends a call that makes something; one that removes or
+    /// gives back goes on past it, with all that do not need it.
+    pub(crate) fn carry_out(
+        self,
+        plan: Plan,
+        made_for: Option<&ClaimUid>,
+        until: Duration,
+    ) -> Result<GpuState, NotBrought> {
+        let Plan {
+            gpu,
+            goal,
+            mut open,
+            seen,
+            changes,
+        } = plan;
+        let mut stuck: Vec<Stuck> = Vec::new();
+        for change in changes {
+            // Leave out what needs a change that has failed: no instance is made in the wrong mode.
+            if stuck.iter().any(|failed| change.needs(&failed.change)) {
+                continue;
+            }
+            let mut work = Work {
+                gpus: self,
+                gpu: &gpu,
+                goal: &goal,
+                open: &mut open,
+                seen: &seen,
+                until,
+            };
+            match work.make(&change, made_for) {
+                Ok(()) => {}
+                // Without a file nothing is begun: a crash would leave what no note names.
+                Err(Failed::Store(error)) => return Err(error.into()),
+                Err(Failed::Change(error)) => {
+                    stuck.push(Stuck { change, error });
+                    // A call that makes something ends here and is taken back.
+                    if goal.makes() {
+                        break;
+                    }
+                }
+            }
+        }
+        // Notes that the hardware contradicts are dropped without a change.
+        self.save_later(&gpu, &mut open);
+        if stuck.is_empty() {
+            Ok(open.state)
+        } else {
+            Err(NotBrought::Stuck(stuck))
+        }
+    }
+
+    /// Settles open questions about a GPU: what was begun, and what is in doubt. A
+    /// question that the hardware does not answer stays, and fences the GPU.
+    fn settle(self, gpu: &GpuUuid, open: &mut OpenState) {
+        let is_open = |instance: &Instance| {
+            instance.doubt.is_some() || matches!(instance.life, Life::Begun | Life::Half { .. })
+        };
+        let questions: Vec<_> = open
+            .state
+            .instances
+            .iter()
+            .filter(|(_, instance)| is_open(instance))
+            .map(|(place, instance)| (*place, instance.clone()))
+            .collect();
+        // Ask the hardware about each; a place that it does not show is forgotten.
+        for (place, instance) in questions {
+            match instance.settled(place, self.hardware.probe(gpu, place)) {
+                Some(instance) => drop(open.state.instances.insert(place, instance)),
+                None => drop(open.state.instances.remove(&place)),
+            }
+        }
+        // A note that is not written is found again: this must not keep a claim from being let go
+        // while the disk is full.
+        self.save_later(gpu, open);
+    }
+
+    /// Brings all GPUs of which something is noted to the goal of what is held: gives back what no
+    /// claim needs any more, sets what a policy has changed, and asks about what is in doubt. A GPU
+    /// that is as its notes say is not asked; one that a call is working on is left for the next
+    /// round. `again`: time slices are set once more, since the driver may have been loaded anew.
+    pub(crate) fn tidy(self, again: bool, report: &mut Report) {
+        let states = match self.context.state.gpus() {
+            Ok(states) => states,
+            Err(error) => return report.events.push(Event::failed(None, &error)),
+        };
+        let round = if again {
+            Round::DriverLoadedAnew
+        } else {
+            Round::Usual
+        };
+        for (gpu, stored) in states {
+            // Compare notes with notes first: most GPUs are as they should be and are not asked.
+            let is_due = match stored.as_ref() {
+                Stored::Fine(state) => self.is_due(&gpu, state, again),
+                Stored::Corrupt { .. } => Ok(true),
+                Stored::Absent | Stored::Newer { .. } => Ok(false),
+            };
+            let done = is_due.and_then(|is_due| {
+                let lock = is_due.then(|| self.context.lock_gpu(&gpu));
+                match lock {
+                    Some(Ok(_lock)) => self.tidy_one(&gpu, report, round),
+                    // A busy lock means that a call is bringing this GPU to a goal right now. The
+                    // next round finds what it leaves.
+                    Some(Err(_)) | None => Ok(()),
+                }
+            });
+            if let Err(error) = done {
+                report.events.push(Event::failed(None, &error));
+            }
+        }
+    }
+
+    /// Gives back the MIG modes that divvy has changed, on GPUs that nothing holds, whatever rules
+    /// offer: the node goes to another driver. A GPU that another call is working on keeps its
+    /// mode.
+    pub(crate) fn leave(self, report: &mut Report) {
+        let states = match self.context.state.gpus() {
+            Ok(states) => states,
+            Err(error) => return report.events.push(Event::failed(None, &error)),
+        };
+        let is_ours = |state: &GpuState| state.mig.is_some();
+        for (gpu, stored) in states {
+            if !stored.fine().is_some_and(is_ours) {
+                continue;
+            }
+            let Ok(_lock) = self.context.lock_gpu(&gpu) else {
+                continue;
+            };
+            let done = self.tidy_one(&gpu, report, Round::NodeIsLeft);
+            if let Err(error) = done {
+                report.events.push(Event::failed(None, &error));
+            }
+        }
+    }
+
+    /// Returns whether the notes about a GPU differ from its goal, or are of another boot.
+    fn is_due(self, gpu: &GpuUuid, noted: &GpuState, again: bool) -> Result<bool, StoreError> {
+        let Context { config, state, .. } = self.context;
+        // Notes of another boot are dropped by writing the file anew.
+        let now = noted.clone().in_boot(&config.boot);
+        if now.instances.len() != noted.instances.len() || now.slice != noted.slice {
+            return Ok(true);
+        }
+        let records = state.records()?;
+        let holds = Holds::of(gpu, Own::None, &records, (&now, &config.boot));
+        // Permission to set MIG mode is not asked for: it counts only for a claim that gets
+        // something, and this round makes nothing.
+        let goal = goal(&holds, now.grant, false);
+        let is_open = |i: &Instance| i.doubt.is_some() || !matches!(i.life, Life::Whole(_));
+        Ok(now.instances.values().any(is_open)
+            || (again && now.slice.is_some())
+            || !diff(&now, &GpuSeen::as_noted(&now), &goal).is_empty())
+    }
+
+    /// Brings one GPU to the goal of what is held. Under its lock.
+    fn tidy_one(self, gpu: &GpuUuid, report: &mut Report, round: Round) -> Result<(), StoreError> {
+        let stored = self.context.state.gpu(gpu)?;
+        let was_fenced = match &stored {
+            Stored::Fine(state) => state.fences(&self.context.config.boot).next().is_some(),
+            Stored::Corrupt { .. } => true,
+            Stored::Absent | Stored::Newer { .. } => false,
+        };
+        // Counted before and after, since the plan does not say which notes were dropped without a
+        // change.
+        let settings = |state: &GpuState| {
+            let noted = [
+                state.mig.is_some(),
+                state.slice.is_some(),
+                state.compute.is_some(),
+            ];
+            noted.into_iter().filter(|noted| *noted).count()
+        };
+        let noted = stored.fine().map_or(0, settings);
+        // Hold nothing of its own: what no record holds is given back.
+        let plan = self.plan_in(round, gpu, Own::None, false)?;
+        match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
+            Ok(state) => {
+                if settings(&state) < noted {
+                    let gpu = gpu.clone();
+                    report.events.push(Event::SettingsGivenBack { gpu });
+                }
+                if was_fenced && state.fences(&self.context.config.boot).next().is_none() {
+                    let gpu = gpu.clone();
+                    report.events.push(Event::FenceCleared { gpu });
+                }
+            }
+            Err(NotBrought::Store(error)) => return Err(error),
+            Err(NotBrought::Stuck(stuck)) => {
+                for Stuck { change, error } in stuck {
+                    let error = format!("failed to {}: {}", change.of(gpu), chain(&error));
+                    report.events.push(Event::Failed { claim: None, error });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles open questions about a GPU that a prepare is refused for: the late call may have
+    /// come back, and a file that cannot be read is made again.
+    pub(crate) fn settle_now(self, gpu: &GpuUuid) -> Result<(), StoreError> {
+        let Ok(_lock) = self.context.lock_gpu(gpu) else {
+            return Ok(());
+        };
+        self.settle_locked(gpu)
+    }
+
+    /// Does the same under the GPU's lock.
+    pub(crate) fn settle_locked(self, gpu: &GpuUuid) -> Result<(), StoreError> {
+        let mut open = self.open(gpu)?;
+        self.settle(gpu, &mut open);
+        Ok(())
+    }
+}
+
+/// A GPU while it is changed.
+struct Work<'w, 'a> {
+    gpus: Gpus<'a>,
+    gpu: &'w GpuUuid,
+    goal: &'w GpuGoal,
+    open: &'w mut OpenState,
+    seen: &'w GpuSeen,
+    until: Duration,
+}
+
+impl Work<'_, '_> {
+    /// Makes one change. Nothing but the file changes beside a call that has not returned.
+    fn make(&mut self, change: &Change, made_for: Option<&ClaimUid>) -> Result<(), Failed> {
+        // An instance in doubt may be another claim's by now.
+        if let Change::Remove(place, _) = change {
+            self.has_no_open_question(*place)?;
+        }
+        // Forgetting changes a note only, and must not wait for a call that hangs.
+        if !matches!(change, Change::Forget(_)) {
+            self.gpus.hardware.nothing_in_flight(self.gpu)?;
+        }
+        match change {
+            Change::Forget(place) => {
+                self.forget(*place);
+                Ok(())
+            }
+            Change::Remove(place, life) => Ok(self.remove(*place, life)?),
+            Change::SetMigMode(on) => self.set_mig_mode(*on),
+            Change::SetComputeMode(to) => self.set_compute_mode(*to),
+            Change::SetTimeSlice(to) => self.set_time_slice(*to),
+            Change::Create(place) => self.create(*place, made_for),
+        }
+    }
+
+    fn save(&mut self) -> Result<(), StoreError> {
+        self.gpus.save(self.gpu, self.open)
+    }
+
+    fn save_later(&mut self) {
+        self.gpus.save_later(self.gpu, self.open);
+    }
+
+    fn forget(&mut self, place: Place) {
+        self.open.state.instances.remove(&place);
+        self.save_later();
+    }
+
+    fn doubt(&mut self, place: Place, reason: String) {
+        if let Some(instance) = self.open.state.instances.get_mut(&place) {
+            instance.doubt = Some(reason);
+        }
+        self.save_later();
+    }
+
+    fn has_no_open_question(&self, place: Place) -> Result<(), ChangeError> {
+        let noted = self.open.state.instances.get(&place);
+        match noted.and_then(|instance| instance.doubt.clone()) {
+            None => Ok(()),
+            Some(reason) => Err(ChangeError::Unknown(Cause::new(reason).passing())),
+        }
+    }
+
+    /// Removes an instance. The record of its claim says already that it is going.
+    fn remove(&mut self, place: Place, life: &Life) -> Result<(), ChangeError> {
+        match self.gpus.hardware.remove(self.gpu, place, life) {
+            Ok(()) => {
+                self.forget(place);
+                Ok(())
+            }
+            Err(error @ ChangeError::NotDone(_)) => Err(error),
+            // It may be gone all the same.
+            Err(error @ ChangeError::Unknown(_)) => {
+                if self.gpus.hardware.probe(self.gpu, place) == Observed::Absent {
+                    self.forget(place);
+                    return Ok(());
+                }
+                self.doubt(
+                    place,
+                    format!(
+                        "the call to remove the partition of {} may still have its effect",
+                        place.in_words()
+                    ),
+                );
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes a setting, in three steps: the note on disk, the call, and the note of its outcome.
+    /// A call that certainly did nothing leaves the notes as they were.
+    fn change_setting(
+        &mut self,
+        setting: Setting,
+        call: impl FnOnce(Hardware<'_>) -> Result<(), ChangeError>,
+    ) -> Result<(), Failed> {
+        // Note the value that is found before the setting leaves it: after a crash it is known
+        // what to give back.
+        let before = self.open.state.clone();
+        self.open.state.note_setting(setting, Moment::Before);
+        if let Err(error) = self.save() {
+            self.open.state = before;
+            return Err(error.into());
+        }
+        // Make the call, and note its outcome. If that is not written, the next look finds it.
+        match call(self.gpus.hardware) {
+            Ok(()) => {
+                self.open.state.note_setting(setting, Moment::Done);
+                self.save_later();
+                Ok(())
+            }
+            Err(error @ ChangeError::NotDone(_)) => {
+                // Nothing has happened, so the notes are as before.
+                self.open.state.restore_settings(&before);
+                self.save_later();
+                Err(error.into())
+            }
+            Err(error @ ChangeError::Unknown(_)) => {
+                self.open.state.note_setting(setting, Moment::Unknown);
+                self.save_later();
+                Err(error.into())
+            }
+        }
+    }
+
+    fn set_mig_mode(&mut self, to: bool) -> Result<(), Failed> {
+        let now = match &self.seen.mig {
+            Some(Ok(mode)) => mode.is_on(),
+            Some(Err(error)) => {
+                let why = Cause::from_gpu("MIG mode cannot be read", error.clone());
+                return Err(ChangeError::NotDone(why).into());
+            }
+            // Not read. The change is listed, so the mode counts as the other one; the hardware is
+            // asked again right before the call.
+            None => !to,
+        };
+        let gpu = self.gpu;
+        let done = self.change_setting(Setting::Mig { now, to }, |hardware| {
+            hardware.set_mig_mode(gpu, to)
+        });
+        // Also after a failure, which may have changed the mode all the same. The content of CDI
+        // files is made of the inventory, and a GPU may have another minor number now.
+        self.gpus.context.parts.inventory.changed(gpu);
+        done
+    }
+
+    fn set_compute_mode(&mut self, to: ComputeMode) -> Result<(), Failed> {
+        let gpu = self.gpu;
+        let not_done =
+            |what: &str| ChangeError::NotDone(Cause::new(format!("compute mode of {gpu} {what}")));
+        let Some(now) = self.seen.compute else {
+            return Err(not_done("cannot be read").into());
+        };
+        // PROHIBITED is never ours: an administrator keeps work off the GPU with it, and a claim
+        // must not undo that.
+        if now == ComputeMode::Prohibited && matches!(self.goal.compute, Want::To(_)) {
+            return Err(not_done("is PROHIBITED, which an administrator has set").into());
+        }
+        self.change_setting(Setting::Compute { now, to }, |hardware| {
+            hardware.set_compute_mode(gpu, to)
+        })
+    }
+
+    /// Sets the time slice. A card that has none that can be set does what the default asks for.
+    fn set_time_slice(&mut self, to: TimeSlice) -> Result<(), Failed> {
+        let (gpu, until) = (self.gpu, self.slice_until());
+        let is_back = matches!(self.goal.slice, Want::Found);
+        let is_ignored = |error: &TimeSliceError| match error {
+            TimeSliceError::Unsupported(_) => is_back || to == TimeSlice::Default,
+            // Whatever was set is gone with the driver.
+            TimeSliceError::NoDriver => is_back,
+            TimeSliceError::Failed(_) => false,
+        };
+        let hardware = self.gpus.hardware;
+        // Before the first change the slice is read, so that it can be given back. Later a read
+        // would find our own value.
+        let now = match self.open.state.slice {
+            Some(noted) => noted.found,
+            None => match hardware.time_slice(gpu, until) {
+                Ok(now) => now.unwrap_or(TimeSlice::Default),
+                Err(error) if is_ignored(&error) => return Ok(()),
+                Err(error) => return Err(ChangeError::from(error).into()),
+            },
+        };
+        let mut ignored = false;
+        let setting = if is_back {
+            Setting::SliceBack
+        } else {
+            Setting::Slice { now, to }
+        };
+        let done = self.change_setting(setting, |hardware| {
+            let set = hardware.set_time_slice(gpu, to, until);
+            ignored = set.as_ref().is_err_and(is_ignored);
+            Ok(set?)
+        });
+        match done {
+            // A card without time slices, or a driver that is gone, has nothing to give back.
+            Err(Failed::Change(_)) if ignored => {
+                self.open.state.slice = None;
+                self.save_later();
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn slice_until(&self) -> Duration {
+        self.until.min(self.gpus.context.now() + SET_WITHIN)
+    }
+
+    /// Makes an instance, in four steps: the place is looked at and must be empty, it is noted as
+    /// begun, the calls are made, and what came of them is noted. Whatever an error left at the
+    /// place is ours, since the place was empty.
+    fn create(&mut self, place: Place, made_for: Option<&ClaimUid>) -> Result<(), Failed> {
+        let (hardware, gpu, at) = (self.gpus.hardware, self.gpu, place.in_words());
+        let read =
+            |source| ChangeError::NotDone(Cause::from_gpu("its state cannot be read", source));
+        // Look first: what fills the place now is not ours.
+        if let Some(living) = hardware.filling(gpu, place).map_err(read)? {
+            return Err(Hardware::occupied(gpu, &living.instance).into());
+        }
+        let Some(made_for) = made_for else {
+            return Err(ChangeError::NotDone(Cause::new("no claim asks for it")).into());
+        };
+        let note = |open: &mut OpenState, life: Life, doubt: Option<String>| {
+            let instance = Instance {
+                made_for: made_for.clone(),
+                life,
+                doubt,
+            };
+            open.state.instances.insert(place, instance);
+        };
+        // Note the begin on disk. From here on, what fills the place is ours.
+        note(self.open, Life::Begun, None);
+        if let Err(error) = self.save() {
+            self.open.state.instances.remove(&place);
+            return Err(error.into());
+        }
+        // Make it. An error proves nothing, so the place is looked at again.
+        let error = match hardware.create(gpu, place) {
+            // If this is not written, the note that it was begun finds it again.
+            Ok(made) => {
+                note(self.open, Life::Whole(made), None);
+                self.save_later();
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        let cause = error.cause().clone();
+        match hardware.probe(gpu, place) {
+            // A call past its deadline may have succeeded after all.
+            Observed::Whole(made) => {
+                note(self.open, Life::Whole(made), None);
+                self.save_later();
+                return Ok(());
+            }
+            // The GPU instance is there without its compute instance: noted with its id, so that
+            // taking the claim back removes it.
+            Observed::Half(gi) => note(self.open, Life::Half { gi }, None),
+            Observed::Absent => drop(self.open.state.instances.remove(&place)),
+            Observed::InFlight => {
+                let reason = format!("the call to create a partition of {at} has not returned");
+                note(self.open, Life::Begun, Some(reason));
+                self.save_later();
+                return Err(ChangeError::Unknown(cause).into());
+            }
+            Observed::Uncertain(why) => {
+                let reason =
+                    format!("it is uncertain whether a partition of {at} was created: {why}");
+                note(self.open, Life::Begun, Some(reason));
+                self.save_later();
+                return Err(ChangeError::Unknown(cause).into());
+            }
+        }
+        self.save_later();
+        Err(ChangeError::NotDone(cause).into())
+    }
+}

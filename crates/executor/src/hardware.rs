@@ -1,0 +1,239 @@
+//! The hardware of GPUs: what it shows, and single changes of it.
+//!
+//! Nothing here is remembered: the result of a change is read from the GPU. All calls block, none
+//! is retried; the caller retries what can pass within seconds ([`Cause::is_passing`]). Changes are
+//! made under the GPU's lock.
+
+mod mig;
+mod settings;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_claims::{
+    Cause, ChangeError, Filling, GpuGoal, GpuSeen, GpuState, Living, Need, Observed, Want,
+};
+use divvy_model::mig::GpuInstance;
+use divvy_model::{ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigMode, Place};
+
+use crate::InventorySource;
+use crate::context::Context;
+
+pub use self::settings::{TimeSliceError, TimeSlices};
+
+/// The hardware of GPUs through the driver and `nvidia-smi`.
+#[derive(Clone, Copy)]
+pub struct Hardware<'a> {
+    /// Give it a driver whose calls have deadlines.
+    pub gpus: &'a dyn GpuDriver,
+    pub time_slices: &'a dyn TimeSlices,
+    pub inventory: &'a dyn InventorySource,
+}
+
+impl<'a> Hardware<'a> {
+    pub(crate) fn of(context: &'a Context) -> Self {
+        Self {
+            gpus: &*context.parts.gpus,
+            time_slices: &*context.parts.time_slices,
+            inventory: &*context.parts.inventory,
+        }
+    }
+
+    /// Refuses while a call has not returned.
+    pub(crate) fn nothing_in_flight(self, gpu: &GpuUuid) -> Result<(), ChangeError> {
+        match self.in_flight(gpu) {
+            None => Ok(()),
+            Some(op) => Err(not_done(
+                Cause::new(format!(
+                    "an earlier call ({}) on {gpu} has not returned",
+                    op.name()
+                ))
+                .passing(),
+            )),
+        }
+    }
+
+    /// Returns a call that changes the GPU and has not returned, of this process or another
+    /// instance: it may still have its effect under everything that is found out or done meanwhile.
+    pub fn in_flight(self, gpu: &GpuUuid) -> Option<GpuOp> {
+        self.gpus.changes_in_flight(gpu).first().copied()
+    }
+
+    pub(crate) fn mig_mode(self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        self.gpus.mig_mode(gpu)
+    }
+
+    /// Returns the GPU instances that live on a GPU; none while MIG mode is off, or where the GPU
+    /// or its driver is gone.
+    pub(crate) fn instances(self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        match self.gpus.gpu_instances(gpu) {
+            // An instance that is taken for gone is never removed: one odd answer must not do.
+            Err(error) if is_gone(error.code) => match self.gpus.mig_mode(gpu) {
+                Ok(mode) if mode.is_on() => Err(error),
+                Ok(_) => Ok(Vec::new()),
+                Err(mode) if is_gone(mode.code) => Ok(Vec::new()),
+                Err(mode) => Err(mode),
+            },
+            other => other,
+        }
+    }
+
+    /// Returns what fills places of a GPU. The GPU is asked for its instances once.
+    pub(crate) fn fillings(
+        self,
+        gpu: &GpuUuid,
+        places: &BTreeSet<Place>,
+    ) -> BTreeMap<Place, Filling> {
+        if places.is_empty() {
+            return BTreeMap::new();
+        }
+        // A single list for all places, so that they are of the same moment.
+        let living = self.instances(gpu);
+        let filling = |place: &Place| {
+            let living = living.as_ref().map_err(Clone::clone)?;
+            let Some(instance) = living.iter().find(|i| place.is_filled_by(i)) else {
+                return Ok(None);
+            };
+            match self.gpus.compute_instances(gpu, instance.id) {
+                Ok(inside) => Ok(Some(Living {
+                    instance: *instance,
+                    inside,
+                })),
+                // Gone since it was listed, if it is not listed any more.
+                Err(error) if is_gone(error.code) => {
+                    if self.instances(gpu)?.contains(instance) {
+                        Err(error)
+                    } else {
+                        Ok(None)
+                    }
+                }
+                Err(error) => Err(error),
+            }
+        };
+        places
+            .iter()
+            .map(|place| (*place, filling(place)))
+            .collect()
+    }
+
+    /// Returns what fills one place.
+    pub fn filling(self, gpu: &GpuUuid, place: Place) -> Filling {
+        let found = self.fillings(gpu, &BTreeSet::from([place]));
+        found.into_values().next().unwrap_or(Ok(None))
+    }
+
+    /// Returns what became of an instance that was begun at an empty place.
+    pub fn probe(self, gpu: &GpuUuid, place: Place) -> Observed {
+        match self.in_flight(gpu) {
+            Some(_) => Observed::InFlight,
+            None => GpuSeen::observed(&self.filling(gpu, place)),
+        }
+    }
+
+    /// Reads what a goal and the notes about a GPU name, and nothing else: most claims change
+    /// nothing, and then nothing is asked. `slice_is_believed` says that the noted time slice is
+    /// still in force.
+    pub(crate) fn look(
+        self,
+        gpu: &GpuUuid,
+        state: &GpuState,
+        goal: &GpuGoal,
+        slice_is_believed: bool,
+    ) -> GpuSeen {
+        let mode_matters = match goal.mig {
+            Want::To(_) => true,
+            Want::Found => state.mig.is_some(),
+            Want::Leave => false,
+        };
+        let compute = match goal.compute {
+            Want::To(to) => self.compute_mode_unless(gpu, state, to),
+            Want::Found if state.compute.is_some() => self.compute_mode_now(gpu),
+            Want::Found | Want::Leave => None,
+        };
+        // Instances that stay as they are need not be looked at.
+        let noted = state.instances.keys().copied();
+        let touched = noted.filter(|place| goal.instances.get(place) != Some(&Need::Keep));
+        let made = goal.instances.iter();
+        let made = made.filter(|(_, need)| **need == Need::Make);
+        let places = touched.chain(made.map(|(place, _)| *place)).collect();
+        GpuSeen {
+            mig: mode_matters.then(|| self.mig_mode(gpu)),
+            compute,
+            slice: state
+                .slice
+                .filter(|slice| slice.sure && slice_is_believed)
+                .map(|slice| slice.ours),
+            places: self.fillings(gpu, &places),
+            // Asked for the notes of settings: they are not dropped as contradicted while a call
+            // may still set them.
+            in_flight: if state.mig.is_some() || state.compute.is_some() {
+                self.in_flight(gpu)
+            } else {
+                None
+            },
+        }
+    }
+
+    /// Returns the compute mode, unless what the inventory has is what is wanted: it is read again
+    /// only where it would be changed.
+    fn compute_mode_unless(
+        self,
+        gpu: &GpuUuid,
+        state: &GpuState,
+        wanted: ComputeMode,
+    ) -> Option<ComputeMode> {
+        let known = self.compute_mode(gpu);
+        // The inventory may be a minute old, which is enough while we have changed nothing: most
+        // claims then ask nothing of the GPU.
+        if state.compute.is_none() && known.is_none_or(|known| known == wanted) {
+            return known;
+        }
+        self.compute_mode_now(gpu)
+    }
+}
+
+/// Returns whether a code says that a thing is not there: nothing to remove, nothing that lives. With
+/// the driver unloaded, MIG mode and instances are gone too (neither outlives it). A GPU that is
+/// *lost* is still the driver's: it may come back with all that was on it, unless it is reset.
+fn is_gone(code: GpuErrorCode) -> bool {
+    [
+        GpuErrorCode::NOT_FOUND,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::GPU_NOT_FOUND,
+        GpuErrorCode::DRIVER_NOT_LOADED,
+    ]
+    .contains(&code)
+}
+
+fn not_done(cause: Cause) -> ChangeError {
+    ChangeError::NotDone(cause)
+}
+
+/// Makes the error of a call that failed.
+fn failed(what: impl Into<String>, error: GpuError) -> ChangeError {
+    let certain = nothing_happened(error.code);
+    let cause = Cause::from_gpu(what, error);
+    if certain {
+        not_done(cause)
+    } else {
+        ChangeError::Unknown(cause)
+    }
+}
+
+/// Returns whether a call that failed with this code certainly has changed nothing.
+fn nothing_happened(code: GpuErrorCode) -> bool {
+    [
+        // Codes of calls that were refused. Every other code, TIMEOUT before all, leaves the
+        // outcome open, and the hardware is asked.
+        GpuErrorCode::INVALID_ARGUMENT,
+        GpuErrorCode::INSUFFICIENT_RESOURCES,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::NO_PERMISSION,
+        GpuErrorCode::NOT_FOUND,
+        GpuErrorCode::FUNCTION_NOT_FOUND,
+        GpuErrorCode::LIBRARY_NOT_FOUND,
+        GpuErrorCode::DRIVER_NOT_LOADED,
+        GpuErrorCode::LIB_RM_VERSION_MISMATCH,
+        GpuErrorCode::GPU_NOT_FOUND,
+    ]
+    .contains(&code)
+}

@@ -1,0 +1,313 @@
+//! Giving a claim its devices: the last part of every prepare, and of restoring a claim after a
+//! boot. Called under the locks of the claim and its GPUs.
+//!
+//! A claim whose GPUs are at their goal already is one write: its record says *prepared* before the
+//! CDI file exists, and a reader that finds the one without the other writes the other. Where an
+//! instance is to be made, a record that says *preparing* comes before it, so that a crash leaves
+//! nothing that no record names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use divvy_claims::{
+    Cause, ChangeError, GpuState, Leaving, Life, Own, Phase, Prepared, Record, RecordedDevice,
+    Stuck,
+};
+use divvy_model::{GpuUuid, Place};
+
+use crate::bring::{NotBrought, Plan};
+use crate::context::Context;
+use crate::files::Files;
+use crate::gpus::Gpus;
+use crate::release::{LeftBehind, stuck_places};
+use crate::{PrepareCause, chain};
+
+/// A claim that is to get devices.
+pub(crate) struct Wanted<'w> {
+    /// The record that it is to have, as prepared.
+    pub(crate) record: Record,
+    /// Its present record, if it goes on with that one: it lingers, its partition is gone, or it is
+    /// of another boot. A failure leaves it as it is.
+    pub(crate) earlier: Option<&'w Record>,
+    pub(crate) until: Duration,
+}
+
+/// Changes that a hold has made so far, for its failure.
+#[derive(Default)]
+struct Progress {
+    /// True if the claim's record was written.
+    recorded: bool,
+    /// True if a GPU may have been changed.
+    begun: bool,
+}
+
+/// Brings the GPUs of a claim to the goal with it, and writes its record and its files. On failure
+/// the GPUs are brought to the goal without it, and then its record is removed or is the earlier
+/// one again.
+pub(crate) fn hold(context: &Context, wanted: &Wanted<'_>) -> Result<Prepared, PrepareCause> {
+    let mut progress = Progress::default();
+    match give(context, wanted, &mut progress) {
+        Ok(prepared) => Ok(prepared),
+        Err(cause) => Err(take_back(context, wanted, cause, &progress)),
+    }
+}
+
+/// Does all of it, and stops at the first failure.
+fn give(
+    context: &Context,
+    wanted: &Wanted<'_>,
+    progress: &mut Progress,
+) -> Result<Prepared, PrepareCause> {
+    let Wanted {
+        record,
+        earlier,
+        until,
+    } = wanted;
+    let (gpus, files) = (Gpus::of(context), Files::of(context));
+    let mut record = record.clone();
+    let own = Own::Makes(&record.uid, &record.devices);
+    let mut plans = Vec::new();
+    // Plan all GPUs before the first is changed: a file that cannot be read then costs nothing.
+    for gpu in counted(&record.devices) {
+        plans.push(gpus.plan(&gpu, own, earlier.is_some())?);
+    }
+
+    // A file that names what will be given no longer must not be served by a runtime meanwhile.
+    if changes_what_is_given(&plans, &record, *earlier) {
+        files.remove_cdi(&record.uid)?;
+    }
+    // The record that holds a place is on disk before an instance is made there.
+    if earlier.is_none() && plans.iter().any(Plan::creates) {
+        progress.recorded = true;
+        context.state.write_record(&Record {
+            phase: Phase::Preparing,
+            ..record.clone()
+        })?;
+    }
+
+    // Bring one GPU after the other to its goal; the first failure ends it.
+    let mut states = BTreeMap::new();
+    for plan in plans {
+        progress.begun |= !plan.changes.is_empty();
+        let gpu = plan.gpu.clone();
+        let brought = gpus.carry_out(plan, Some(&record.uid), *until);
+        states.insert(
+            gpu.clone(),
+            brought.map_err(|error| not_brought(&gpu, error))?,
+        );
+    }
+    // Note what the containers get, as the hardware shows it.
+    for device in &mut record.devices {
+        note_given(context, device, &states)?;
+    }
+
+    // The content comes before the record, since it can fail for reasons of its own.
+    let metadata = files.metadata_files(&record);
+    let document = files.document(&record, &metadata)?;
+    progress.recorded = true;
+    context.state.write_record(&record)?;
+    // The CDI file is last: a container that finds it finds everything else.
+    files.ensure_metadata(&record.uid, &metadata)?;
+    files.write_cdi(&record.uid, &document)?;
+    Ok(Prepared::of(&context.config.driver, &record))
+}
+
+/// Returns the GPUs of devices that count.
+fn counted(devices: &[RecordedDevice]) -> BTreeSet<GpuUuid> {
+    let counted = devices.iter().filter(|device| device.sharing.holds());
+    counted.map(|device| device.gpu.clone()).collect()
+}
+
+/// Returns whether the claim's CDI file, if there is one, will name partitions that its containers
+/// are no longer given.
+fn changes_what_is_given(plans: &[Plan], record: &Record, earlier: Option<&Record>) -> bool {
+    let given = |device: &RecordedDevice| {
+        // Ids of another boot mean nothing: the driver numbers instances anew, so an equal id is
+        // chance.
+        let earlier = earlier.filter(|earlier| earlier.boot == record.boot)?;
+        let same = earlier
+            .devices
+            .iter()
+            .find(|d| (&d.gpu, d.target) == (&device.gpu, device.target));
+        same?.given.clone()
+    };
+    record.devices.iter().any(|device| {
+        let Some(place) = device.target.place() else {
+            return false;
+        };
+        let plan = plans.iter().find(|plan| plan.gpu == device.gpu);
+        let living = plan.and_then(|plan| {
+            let seen = plan.seen().places.get(&place);
+            seen.and_then(|filling| filling.as_ref().ok()?.as_ref()?.as_partition())
+        });
+        living.is_none() || living != given(device)
+    })
+}
+
+/// Notes the partition that a device is, on its GPU as it was brought to its goal.
+fn note_given(
+    context: &Context,
+    device: &mut RecordedDevice,
+    states: &BTreeMap<GpuUuid, GpuState>,
+) -> Result<(), PrepareCause> {
+    let Some(place) = device.target.place().filter(|_| device.sharing.holds()) else {
+        return Ok(());
+    };
+    // An administrator's instance has no note of ours, and may have been made anew since the
+    // allocation: the GPU is asked.
+    let made = if device.theirs {
+        let filling = Gpus::of(context).hardware.filling(&device.gpu, place);
+        let living = filling.map_err(|error| PrepareCause::Change {
+            change: find_partition(device, place),
+            source: ChangeError::NotDone(Cause::from_gpu("its instances cannot be read", error)),
+        })?;
+        living.and_then(|living| living.as_partition())
+    } else {
+        let state = states.get(&device.gpu);
+        let noted = state.and_then(|state| state.instances.get(&place));
+        noted.and_then(|instance| match &instance.life {
+            Life::Whole(made) => Some(made.clone()),
+            Life::Begun | Life::Half { .. } | Life::Unsure => None,
+        })
+    };
+    match made {
+        Some(made) => {
+            device.given = Some(made);
+            Ok(())
+        }
+        None => Err(PrepareCause::Change {
+            change: find_partition(device, place),
+            source: ChangeError::NotDone(Cause::new(if device.theirs {
+                "the static instance no longer exists, and this driver does not create it"
+            } else {
+                "it does not exist as a whole"
+            })),
+        }),
+    }
+}
+
+fn find_partition(device: &RecordedDevice, place: Place) -> String {
+    format!(
+        "find the partition of {} on {}",
+        place.in_words(),
+        device.gpu
+    )
+}
+
+fn not_brought(gpu: &GpuUuid, error: NotBrought) -> PrepareCause {
+    match error {
+        NotBrought::Store(error) => error.into(),
+        NotBrought::Stuck(stuck) => match stuck.into_iter().next() {
+            Some(Stuck { change, error }) => PrepareCause::Change {
+                change: change.of(gpu),
+                source: error,
+            },
+            None => PrepareCause::Change {
+                change: format!("change {gpu}"),
+                source: ChangeError::NotDone(Cause::new("nothing was to be done")),
+            },
+        },
+    }
+}
+
+/// Undoes what a failed prepare did, in the same call. The record goes last: a crash before that
+/// finds all that is left by it.
+fn take_back(
+    context: &Context,
+    wanted: &Wanted<'_>,
+    first: PrepareCause,
+    progress: &Progress,
+) -> PrepareCause {
+    // Nothing was changed or written.
+    if !progress.begun && !progress.recorded {
+        return first;
+    }
+    match undo(context, wanted, progress) {
+        Ok(()) => first,
+        Err(left) => PrepareCause::Undo {
+            first: Box::new(first),
+            undo: chain(&left),
+        },
+    }
+}
+
+fn undo(
+    context: &Context,
+    Wanted {
+        record,
+        earlier,
+        until,
+    }: &Wanted<'_>,
+    progress: &Progress,
+) -> Result<(), LeftBehind> {
+    let gpus = Gpus::of(context);
+    // The file first, so that no container starts with what is going.
+    if progress.recorded {
+        Files::of(context).remove_cdi(&record.uid)?;
+    }
+    let mut stuck = BTreeMap::new();
+    // Each GPU is brought to the goal without the claim; what its earlier record has stays.
+    for gpu in counted(&record.devices) {
+        let keeps = given_before(&gpus, &gpu, *earlier)?;
+        let own = Own::Leaves {
+            claim: &record.uid,
+            devices: &record.devices,
+            keeps: &keeps,
+        };
+        // Planned anew and not played back: the goal without the claim is the same, however far the
+        // hold came.
+        let brought = gpus.bring(&gpu, own, None, *until);
+        if let Some(left) = stuck_places(&gpu, brought)? {
+            stuck.insert(gpu, left);
+        }
+    }
+    match earlier {
+        // It goes on holding its GPUs.
+        Some(earlier) => context.state.put_back(earlier)?,
+        None if stuck.is_empty() && progress.recorded => {
+            context.state.remove_record(&record.uid)?;
+        }
+        None if stuck.is_empty() => {}
+        None => {
+            // Devices that could not be removed stay on record, or nothing would try again.
+            let mut record = record.clone();
+            record
+                .devices
+                .retain(|device| stuck.contains_key(&device.gpu));
+            let left = LeftBehind::stuck(&stuck);
+            record.phase = Phase::Leaving(Leaving {
+                reason: left.to_string(),
+                undoing: true,
+            });
+            context.state.write_record(&record)?;
+            return Err(left);
+        }
+    }
+    if stuck.is_empty() {
+        Ok(())
+    } else {
+        Err(LeftBehind::stuck(&stuck))
+    }
+}
+
+/// Returns the places on a GPU where what the earlier record was given still lives.
+fn given_before(
+    gpus: &Gpus<'_>,
+    gpu: &GpuUuid,
+    earlier: Option<&Record>,
+) -> Result<BTreeSet<(GpuUuid, Place)>, LeftBehind> {
+    let Some(earlier) = earlier else {
+        return Ok(BTreeSet::new());
+    };
+    let open = gpus.open(gpu)?;
+    let devices = earlier.devices.iter().filter(|device| device.gpu == *gpu);
+    let lives = |device: &&RecordedDevice| {
+        let noted = device
+            .own_place()
+            .and_then(|place| open.state.instances.get(&place));
+        let given = device.given.clone().map(Life::Whole);
+        given.is_some() && noted.map(|instance| &instance.life) == given.as_ref()
+    };
+    let kept = devices.filter(lives).filter_map(RecordedDevice::own_place);
+    Ok(kept.map(|place| (gpu.clone(), place)).collect())
+}

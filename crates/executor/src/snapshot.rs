@@ -1,0 +1,185 @@
+//! The snapshot that a prepare is decided on, read under the locks of the claim and its GPUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use divvy_claims::{Claim, GpuSeen, Phase, ProcessOnGpu, Record, Snapshot, Stored};
+use divvy_model::mig::PartitionName;
+use divvy_model::{
+    DeviceKind, GpuError, GpuErrorCode, GpuUuid, Inventory, MigMode, Ordinals, Place,
+};
+
+use crate::StoreError;
+use crate::context::Context;
+use crate::executor::ExecutorConfig;
+use crate::gpus::Gpus;
+use crate::records::{holds_of_others, is_prepared, others};
+use crate::state::Records;
+
+/// Reads what a claim's prepare depends on. `other_drivers` are its GPUs that another driver has.
+pub(crate) fn look<'a>(
+    context: &'a Context,
+    claim: &Claim,
+    ordinals: &'a Ordinals,
+    concerned: &BTreeSet<GpuUuid>,
+    other_drivers: BTreeMap<GpuUuid, String>,
+) -> Result<Snapshot<'a>, StoreError> {
+    let inventory = context.parts.inventory.inventory();
+    // Read everything under the locks that the caller holds.
+    let (records, mut gpus) = (context.state.records()?, context.state.gpus()?);
+    // A GPU without a file has what was granted to this process.
+    for gpu in concerned {
+        gpus.entry(gpu.clone())
+            .or_insert_with(|| Arc::new(Stored::Fine(Gpus::of(context).without_file(gpu))));
+    }
+    let places = places(claim, &records, ordinals, inventory.as_deref());
+    let hardware = concerned
+        .iter()
+        .map(|gpu| {
+            (
+                gpu.clone(),
+                hardware(context, gpu, &places, inventory.as_deref()),
+            )
+        })
+        .collect();
+    let processes = processes(context, claim, ordinals, concerned, &records);
+    let ExecutorConfig {
+        driver,
+        boot,
+        extra_nodes,
+        ..
+    } = &context.config;
+    Ok(Snapshot {
+        driver,
+        inventory,
+        ordinals,
+        records,
+        gpus,
+        boot,
+        hardware,
+        processes,
+        other_drivers,
+        extra_nodes,
+    })
+}
+
+/// Returns the GPUs that the claim's devices are on, as far as names can be resolved; with `admin`
+/// also those that it only looks at.
+pub(crate) fn gpus_of(claim: &Claim, ordinals: &Ordinals, admin: bool) -> BTreeSet<GpuUuid> {
+    let results = claim.allocation.results.iter();
+    results
+        .filter(|result| admin || !result.admin_access)
+        .filter_map(|result| DeviceKind::parse(&result.device).ok())
+        .filter_map(|kind| ordinals.gpu(kind.ordinal()).cloned())
+        .collect()
+}
+
+fn hardware(
+    context: &Context,
+    gpu: &GpuUuid,
+    places: &BTreeMap<GpuUuid, BTreeSet<Place>>,
+    inventory: Option<&Inventory>,
+) -> GpuSeen {
+    let hardware = Gpus::of(context).hardware;
+    let found = inventory.and_then(|inventory| inventory.gpus.get(gpu));
+    // A card without MIG would answer every question about it with an error.
+    let has_mode = found.is_some_and(|gpu| gpu.facts.mig_mode != MigMode::Unsupported);
+    GpuSeen {
+        mig: has_mode.then(|| hardware.mig_mode(gpu)),
+        places: places
+            .get(gpu)
+            .map(|places| hardware.fillings(gpu, places))
+            .unwrap_or_default(),
+        in_flight: hardware.in_flight(gpu),
+        // No decision depends on the other settings.
+        ..GpuSeen::default()
+    }
+}
+
+/// Returns the places of the claim's partitions: of those allocated to it, and of those on record.
+/// On the GPUs of the former also those of other claims' partitions, since nothing new is made
+/// where one of them is gone.
+fn places(
+    claim: &Claim,
+    records: &Records,
+    ordinals: &Ordinals,
+    inventory: Option<&Inventory>,
+) -> BTreeMap<GpuUuid, BTreeSet<Place>> {
+    let mut places = BTreeMap::<GpuUuid, BTreeSet<Place>>::new();
+    let own = records.get(&claim.uid).and_then(|stored| stored.fine());
+    for device in own.into_iter().flat_map(|record| &record.devices) {
+        if let Some(place) = device.target.place() {
+            places.entry(device.gpu.clone()).or_default().insert(place);
+        }
+    }
+    // A claim that is answered again makes nothing.
+    let makes = own
+        .is_none_or(|record| record.phase != Phase::Prepared || !record.is_of(&claim.allocation));
+    let prepared = others(records, &claim.uid).filter(|record| record.phase == Phase::Prepared);
+    let others: Vec<_> = prepared
+        .filter(|_| makes)
+        .flat_map(|record| &record.devices)
+        .collect();
+    let results = claim.allocation.results.iter();
+    for name in results.filter_map(|result| PartitionName::parse(&result.device).ok()) {
+        let place = || {
+            let gpu = ordinals.gpu(name.ordinal)?;
+            let mig = inventory?.gpus.get(gpu)?.mig.as_ref()?;
+            let placement = mig.capabilities.placement(name.profile, name.start)?;
+            let profile = name.profile;
+            Some((gpu.clone(), Place { profile, placement }))
+        };
+        if let Some((gpu, place)) = place() {
+            let beside = others.iter().filter(|device| device.gpu == gpu);
+            let beside: BTreeSet<Place> = beside.filter_map(|d| d.target.place()).collect();
+            let of_gpu = places.entry(gpu).or_default();
+            of_gpu.insert(place);
+            of_gpu.extend(beside);
+        }
+    }
+    places
+}
+
+/// Returns whether a GPU answers like this to every list of its processes.
+fn never_lists_processes(error: &GpuError) -> bool {
+    [
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::NO_PERMISSION,
+        GpuErrorCode::FUNCTION_NOT_FOUND,
+    ]
+    .contains(&error.code)
+}
+
+/// Returns the processes on GPUs that no other claim holds, and on those of which the claim has a
+/// partition that others have made: they may use it. None is asked for where the
+/// claim is prepared already. A GPU that never lists processes (vGPU, WSL) is left out.
+fn processes(
+    context: &Context,
+    claim: &Claim,
+    ordinals: &Ordinals,
+    gpus: &BTreeSet<GpuUuid>,
+    records: &Records,
+) -> BTreeMap<GpuUuid, Result<Vec<ProcessOnGpu>, GpuError>> {
+    let own: Option<&Stored<Record>> = records.get(&claim.uid).map(Arc::as_ref);
+    if own.is_some_and(is_prepared) {
+        return BTreeMap::new();
+    }
+    // Processes on a GPU that another claim holds are taken for that claim's: if it is in the way,
+    // the hold itself says so.
+    let mut passed_over: BTreeSet<_> = holds_of_others(records, &claim.uid)
+        .map(|hold| hold.gpu)
+        .collect();
+    let results = claim.allocation.results.iter();
+    let names = results.filter_map(|result| PartitionName::parse(&result.device).ok());
+    for gpu in names
+        .filter(|name| name.is_static)
+        .filter_map(|name| ordinals.gpu(name.ordinal))
+    {
+        passed_over.remove(gpu);
+    }
+    let on = |gpu: &GpuUuid| match context.parts.processes.on_gpu(gpu) {
+        Err(error) if never_lists_processes(&error) => None,
+        listed => Some((gpu.clone(), listed)),
+    };
+    gpus.difference(&passed_over).filter_map(on).collect()
+}
