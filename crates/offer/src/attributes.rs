@@ -1,15 +1,16 @@
-//! What is published of one device, for the one who has it.
+//! The published attributes of one device, for the one who has it.
 
 use std::collections::BTreeMap;
 
 use divvy_api::names::attributes as attr;
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, TimeSlice};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, NamedTarget, Sharing, TimeSlice};
 
 use crate::whole::{self, Builder, Links};
 use crate::{AttributeValue, admin, partition, share};
 
-/// The attributes of a device of a GPU that answers, as they are published; of shares with the time slice that they have.
-/// None of a GPU that does not answer.
+/// The attributes of a device of a GPU that answers, as they are published; of shares with the time
+/// slice that they have, and without the memory that shares by percent divide: it changes with the
+/// policy, and what a claim has of it is granted. None of a GPU that does not answer.
 pub fn attributes(
     device: &DeviceName,
     gpu: &GpuUuid,
@@ -20,22 +21,33 @@ pub fn attributes(
         return BTreeMap::new();
     };
     let (domains, pairs) = (inventory.nvlink_domains(), inventory.nvlink_pairs());
-    let links =
-        Links { domain: domains.get(gpu).map(String::as_str), pair: pairs.get(gpu).map(String::as_str) };
+    let links = Links {
+        domain: domains.get(gpu).map(String::as_str),
+        pair: pairs.get(gpu).map(String::as_str),
+    };
     let (system, mut left_out) = (&inventory.system, Vec::new());
     let mut whole = || whole::device(kind.ordinal(), gpu, found, system, &links, &mut left_out);
-    let published = match &kind {
-        DeviceKind::Whole { .. } => whole(),
-        DeviceKind::Admin { ordinal } => admin::device(*ordinal, &whole()),
-        DeviceKind::Share { ordinal } => share::described(*ordinal, &whole(), time_slice),
-        DeviceKind::Partition(name) => {
+    let published = match (&kind.target, kind.sharing) {
+        (NamedTarget::Gpu { .. }, Sharing::Exclusive) => whole(),
+        (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole()),
+        (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced | Sharing::Mps) => {
+            share::described(*ordinal, &whole(), time_slice)
+        }
+        (NamedTarget::Partition(name), _) => {
             let mut to = Builder::new(device.clone(), &mut left_out);
             partition::describe(&mut to, gpu, found, system);
             let caps = found.mig.as_ref().map(|mig| &mig.capabilities);
             let profile = caps.and_then(|caps| caps.name(caps.profile(name.profile)?));
-            to.string(attr::PROFILE, profile.map(|name| name.to_string()).as_deref());
+            to.string(
+                attr::PROFILE,
+                profile.map(|name| name.to_string()).as_deref(),
+            );
             to.device
         }
     };
-    published.attributes.into_iter().map(|(name, value)| (name.into_owned(), value)).collect()
+    published
+        .attributes
+        .into_iter()
+        .map(|(name, value)| (name.into_owned(), value))
+        .collect()
 }

@@ -5,17 +5,16 @@ use std::sync::LazyLock;
 
 use divvy_api::names::attributes;
 use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
-use divvy_model::{DeviceKind, DeviceName, Gpu, GpuUuid, Inventory, Ordinals};
+use divvy_model::{
+    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals, ShareUnit, TargetKind, fnv1a,
+};
 
-use crate::modes::{Choice, fits_mig_mode};
-use crate::partition::{self, Source};
-use crate::settle::Sets;
-use crate::taints::{Standing, Subject};
+use crate::settle::CounterSets;
+use crate::taints::add;
 use crate::validate::MAX_POOL_NAME;
-use crate::whole::{self, Links};
 use crate::{
-    AttributeValue, CounterSet, Device, Feature, GpuRules, Note, OfferedMode, Pool, Rules, ServerFeatures,
-    Taint, admin, layout, share,
+    AttributeValue, CounterSet, Device, Feature, Finding, GpuRules, Pool, Rules, ServerFeatures,
+    Taint, layout,
 };
 
 /// Everything the published pool depends on.
@@ -27,31 +26,38 @@ pub struct Input<'a> {
     pub inventory: &'a Inventory,
     /// The number of each GPU, for its name.
     pub ordinals: &'a Ordinals,
-    /// Profiles and placements of the GPUs that do MIG. The caller keeps the last known ones: without them a GPU's
-    /// partitions are withdrawn, but for those that claims hold.
+    /// Profiles and placements of the GPUs that do MIG. The caller keeps the last known ones:
+    /// without them a GPU's partitions are withdrawn, but for those that claims hold.
     pub capabilities: &'a BTreeMap<GpuUuid, MigCapabilities>,
     /// Rules by GPU; the default for the others.
     pub rules: &'a Rules,
-    /// What health, fences, lingering claims and neighbours say, by GPU.
+    /// Taints by health, fences, lingering claims and neighbours, by GPU.
     pub taints: &'a BTreeMap<GpuUuid, Vec<Taint>>,
-    /// Memory slices taken by instances for which the API has no claim (foreign or lingering ones): every device that
-    /// overlaps them gets the taint.
+    /// Memory slices taken by instances for which the API has no claim (foreign or lingering ones):
+    /// every device that overlaps them gets the taint.
     pub occupied: &'a BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
-    /// Devices that ResourceClaims in the API have allocated, prepared or not, but for those with admin access. They stay
-    /// published. Empty where the API was not asked.
+    /// Devices that ResourceClaims in the API have allocated, prepared or not, but for those with
+    /// admin access. They stay published. Empty where the API was not asked.
     pub held: &'a BTreeSet<DeviceName>,
     /// Devices that stay published, tainted, until it is known whether a claim holds them.
     pub leaving: &'a BTreeSet<DeviceName>,
     /// Devices that are in use by what is recorded on the node: the mode that a GPU is in.
     pub recorded: &'a BTreeSet<DeviceName>,
-    /// What was carved last: where a device is taken from when its GPU no longer answers.
+    /// GPUs whose MIG mode divvy has changed, with the mode as it was found.
+    pub mig_found: &'a BTreeMap<GpuUuid, bool>,
+    /// The units in which shares are published, or may be held, by GPU. A GPU whose rules have
+    /// another unit now gives no new shares until these are gone: amounts in two units cannot be
+    /// added up.
+    pub share_units: &'a BTreeMap<GpuUuid, ShareUnit>,
+    /// The pool that was carved last: devices of GPUs that no longer answer are taken from it.
     pub previous: Option<&'a Pool>,
-    /// What the API server can store.
+    /// The features that the API server can store.
     pub features: &'a ServerFeatures,
 }
 
 impl<'a> Input<'a> {
-    /// GPUs without rules that cannot be cut, that nothing is wrong with and of which no claim has anything.
+    /// GPUs without rules that cannot be cut, that nothing is wrong with and of which no claim has
+    /// anything.
     pub fn plain(
         node: &'a str,
         inventory: &'a Inventory,
@@ -62,6 +68,8 @@ impl<'a> Input<'a> {
         static NO_RULES: Rules = BTreeMap::new();
         static NO_TAINTS: BTreeMap<GpuUuid, Vec<Taint>> = BTreeMap::new();
         static NOTHING_OCCUPIED: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
+        static NOTHING_CHANGED: BTreeMap<GpuUuid, bool> = BTreeMap::new();
+        static NO_UNITS: BTreeMap<GpuUuid, ShareUnit> = BTreeMap::new();
         static NO_DEVICES: BTreeSet<DeviceName> = BTreeSet::new();
         Self {
             node,
@@ -74,6 +82,8 @@ impl<'a> Input<'a> {
             held: &NO_DEVICES,
             leaving: &NO_DEVICES,
             recorded: &NO_DEVICES,
+            mig_found: &NOTHING_CHANGED,
+            share_units: &NO_UNITS,
             previous: None,
             features,
         }
@@ -84,7 +94,13 @@ impl<'a> Input<'a> {
         self.rules.get(gpu).unwrap_or(&DEFAULT)
     }
 
-    /// Whether a device must stay published.
+    /// Returns the unit of the shares of a GPU: that of those that there are, or that of its rules.
+    pub(crate) fn share_unit(&self, gpu: &GpuUuid) -> ShareUnit {
+        let published = self.share_units.get(gpu).copied();
+        published.unwrap_or(self.rules_of(gpu).shares.unit)
+    }
+
+    /// Returns whether a device must stay published.
     pub(crate) fn stays(&self, device: &DeviceName) -> bool {
         self.held.contains(device) || self.leaving.contains(device)
     }
@@ -95,98 +111,151 @@ impl<'a> Input<'a> {
     }
 }
 
-/// What to publish, and what was left out.
+/// A pool to publish, and what was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Carved {
-    /// What to publish.
+    /// The pool to publish.
     pub pool: Pool,
-    /// What was left out and why; sorted, each once.
-    pub notes: Vec<Note>,
+    /// Findings about what was left out and why; sorted, each once.
+    pub findings: Vec<Finding>,
     /// Devices that are published only because claims hold them, or may.
     pub kept: BTreeSet<DeviceName>,
 }
 
-/// The pool of a node: `<node>/divvy`. Not the bare node name, which most drivers use: schedulers before 1.36.4 keep
-/// counters by pool name alone. No node is called so, because a node's name has no slash.
+/// The pool of a node: `<node>/divvy`. Not the bare node name, which most drivers use: schedulers
+/// before 1.36.4 keep counters by pool name alone. No node is called so, because a node's name has
+/// no slash.
 pub fn pool_name(node: &str) -> String {
     const SUFFIX: &str = "/divvy";
     if node.len() + SUFFIX.len() <= MAX_POOL_NAME {
         return format!("{node}{SUFFIX}");
     }
-    // FNV-1a: stable between versions, and no attacker gains from a collision of own node names.
-    let hash = node
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    let kept = node.get(..MAX_POOL_NAME - SUFFIX.len() - 17).unwrap_or_default().trim_end_matches(['.', '-']);
+    // No attacker gains from a collision of names of nodes.
+    let hash = fnv1a(node.bytes());
+    // Room for a dash and the 16 digits of the hash.
+    let kept = node
+        .get(..MAX_POOL_NAME - SUFFIX.len() - 17)
+        .unwrap_or_default()
+        .trim_end_matches(['.', '-']);
     format!("{kept}-{hash:016x}{SUFFIX}")
 }
 
-/// Decides what a node publishes. Deterministic; whatever the input, the pool passes [`crate::validate`] as long as
-/// the node's name is a node's name.
+/// Decides what a node publishes. Deterministic; whatever the input, the pool passes
+/// [`crate::validate`] as long as the node's name is a node's name.
 pub fn carve(input: &Input<'_>) -> Carved {
-    let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
-    for name in input.staying().filter_map(|name| PartitionName::parse(name).ok()) {
-        held_partitions.entry(name.ordinal).or_default().push(name);
+    let mut carving = Carving::new(input, BTreeMap::new());
+    make(&mut carving);
+    // Counters show that a GPU was given out twice once all of its devices are there. The taint
+    // that follows is decided with all others, while devices are made: once more, which is rare.
+    if !carving.over.is_empty() {
+        carving = Carving::new(input, carving.over);
+        make(&mut carving);
     }
-    let mut run = Run {
-        input,
-        held_partitions,
-        in_use: modes_of(input.held.union(input.recorded)),
-        leaving: modes_of(input.leaving.iter()),
-        recorded: modes_of(input.recorded.iter()),
-        notes: Vec::new(),
-        cards: BTreeMap::new(),
-        kept: BTreeSet::new(),
-    };
-    run.gpus_that_answer();
-    run.gpus_that_do_not();
-    run.held_without_gpu();
-    run.settle();
-    let Run { mut notes, cards, kept, .. } = run;
-    notes.sort();
-    notes.dedup();
-    Carved { pool: Pool { name: pool_name(input.node), slices: layout::slices(cards) }, notes, kept }
+    carving.findings.sort();
+    carving.findings.dedup();
+    Carved {
+        pool: Pool {
+            name: pool_name(input.node),
+            slices: layout::slices(carving.cards),
+        },
+        findings: carving.findings,
+        kept: carving.kept,
+    }
 }
 
-/// One run of [`carve`]: what goes in, what has come out so far. Partitions are in `partition.rs`, what is
-/// only kept in `held.rs`, counters in `settle.rs`.
-pub(crate) struct Run<'a> {
+/// A pool in the making: what goes in, what has come out so far. GPUs that answer are in
+/// `readable.rs`, their partitions in `partition.rs`, devices that are only kept in `held.rs`,
+/// counters in `settle.rs`, taints in `taints.rs`.
+pub(crate) struct Carving<'a> {
     pub(crate) input: &'a Input<'a>,
+    /// GPUs whose counters have shown that claims hold devices of them that exclude each other, by
+    /// ordinal, and the names of these devices.
+    pub(crate) given_twice: BTreeMap<u32, String>,
     /// Partitions that claims have, or may have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
     /// The modes in which GPUs are used or allocated, by ordinal.
-    pub(crate) in_use: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    pub(crate) in_use: BTreeMap<u32, BTreeSet<Alternative>>,
     /// The modes in which GPUs may still be allocated.
-    pub(crate) leaving: BTreeMap<u32, BTreeSet<OfferedMode>>,
+    pub(crate) leaving: BTreeMap<u32, BTreeSet<Alternative>>,
     /// The modes in which GPUs are used, by what is recorded alone.
-    pub(crate) recorded: BTreeMap<u32, BTreeSet<OfferedMode>>,
-    pub(crate) notes: Vec<Note>,
+    pub(crate) recorded: BTreeMap<u32, BTreeSet<Alternative>>,
+    pub(crate) findings: Vec<Finding>,
     /// By ordinal.
     pub(crate) cards: BTreeMap<u32, GpuOffer>,
     pub(crate) kept: BTreeSet<DeviceName>,
+    /// The result that `given_twice` of the next carving is made of.
+    pub(crate) over: BTreeMap<u32, String>,
 }
 
-/// What is published of one GPU.
+impl<'a> Carving<'a> {
+    fn new(input: &'a Input<'a>, given_twice: BTreeMap<u32, String>) -> Self {
+        // Names are parsed once here: every GPU asks for its own of them.
+        let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
+        for name in input
+            .staying()
+            .filter_map(|name| PartitionName::parse(name).ok())
+        {
+            held_partitions.entry(name.ordinal).or_default().push(name);
+        }
+        Self {
+            input,
+            given_twice,
+            held_partitions,
+            in_use: modes_of(input.held.union(input.recorded)),
+            leaving: modes_of(input.leaving.iter()),
+            recorded: modes_of(input.recorded.iter()),
+            findings: Vec::new(),
+            cards: BTreeMap::new(),
+            kept: BTreeSet::new(),
+            over: BTreeMap::new(),
+        }
+    }
+}
+
+/// The devices that are published of one GPU.
 #[derive(Debug, Default)]
 pub(crate) struct GpuOffer {
-    pub(crate) whole: Option<Device>,
-    pub(crate) share: Option<Device>,
-    pub(crate) partitions: Vec<Device>,
-    pub(crate) admin: Option<Device>,
+    pub(crate) by: BTreeMap<Alternative, Vec<Device>>,
     pub(crate) counter_set: Option<CounterSet>,
-    /// The set that the alternatives are to draw on if there are several; known of GPUs that answer.
-    pub(crate) sets: Option<Sets>,
+    /// The set that the alternatives are to draw on if there are several; known of GPUs that
+    /// answer.
+    pub(crate) sets: Option<CounterSets>,
 }
 
 impl GpuOffer {
-    /// All devices that claims can hold.
+    pub(crate) fn add(&mut self, alternative: Alternative, device: Device) {
+        self.by.entry(alternative).or_default().push(device);
+    }
+
+    /// Returns what claims can hold, by alternative, as far as there is any.
+    pub(crate) fn held_as(&self) -> impl Iterator<Item = (Alternative, &Vec<Device>)> {
+        self.by
+            .iter()
+            .filter(|(alternative, devices)| alternative.sharing.holds() && !devices.is_empty())
+            .map(|(alternative, devices)| (*alternative, devices))
+    }
+
+    /// The same, to change.
+    pub(crate) fn held_as_mut(&mut self) -> impl Iterator<Item = (Alternative, &mut Vec<Device>)> {
+        self.by
+            .iter_mut()
+            .filter(|(alternative, devices)| alternative.sharing.holds() && !devices.is_empty())
+            .map(|(alternative, devices)| (*alternative, devices))
+    }
+
+    /// All devices that claims can hold: of the whole GPU, then partitions.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &Device> {
-        self.whole.iter().chain(&self.share).chain(&self.partitions)
+        let of = |target| {
+            self.held_as()
+                .filter(move |(used, _)| used.target == target)
+                .flat_map(|(_, devices)| devices)
+        };
+        of(TargetKind::Gpu).chain(of(TargetKind::Partition))
     }
 
     /// The same, to change.
     pub(crate) fn devices_mut(&mut self) -> impl Iterator<Item = &mut Device> {
-        self.whole.iter_mut().chain(&mut self.share).chain(&mut self.partitions)
+        self.held_as_mut().flat_map(|(_, devices)| devices)
     }
 
     pub(crate) fn has(&self, name: &DeviceName) -> bool {
@@ -194,8 +263,17 @@ impl GpuOffer {
     }
 }
 
-impl Run<'_> {
-    /// Whether a device must stay published.
+/// Makes a pool: GPUs that answer, then those that do not (a GPU is in one of the two), then devices
+/// that claims hold and that none of them has, then counters, for which all devices must be there.
+fn make(carving: &mut Carving<'_>) {
+    carving.gpus_that_answer();
+    carving.gpus_that_do_not();
+    carving.held_without_gpu();
+    carving.settle();
+}
+
+impl Carving<'_> {
+    /// Returns whether a device must stay published.
     pub(crate) fn stays(&self, device: &DeviceName) -> bool {
         self.input.stays(device)
     }
@@ -204,110 +282,21 @@ impl Run<'_> {
         self.cards.entry(ordinal).or_default()
     }
 
-    fn gpus_that_answer(&mut self) {
-        let input = self.input;
-        let domains = input.inventory.nvlink_domains();
-        let pairs = input.inventory.nvlink_pairs();
-        for (uuid, gpu) in &input.inventory.gpus {
-            // A new GPU has its number in a moment.
-            let Some(ordinal) = input.ordinals.of(uuid) else { continue };
-            let links = Links {
-                domain: domains.get(uuid).map(String::as_str),
-                pair: pairs.get(uuid).map(String::as_str),
-            };
-            self.gpu(&ReadableGpu { ordinal, uuid, gpu }, &links);
-        }
-    }
-
-    /// Publishes the alternatives of a GPU that answers.
-    fn gpu(&mut self, one: &ReadableGpu<'_>, links: &Links<'_>) {
-        let ReadableGpu { ordinal, uuid, gpu } = *one;
-        let system = &self.input.inventory.system;
-        let rules = self.input.rules_of(uuid);
-        let caps = self.input.capabilities.get(uuid);
-        let budget = caps.and_then(|caps| self.budget(ordinal, uuid, caps));
-        let choice = self.choose(one, rules, budget.is_some());
-        let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });
-        let (guard, unknown_held) = (choice.guard, !lost.is_empty());
-        let subject = |mode| Subject { guard, unknown_held, ..Subject::offered(uuid, mode) };
-
-        let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut self.notes);
-        let share = share::device(ordinal, &whole, &gpu.facts, rules);
-        if share.is_none() && choice.offers(OfferedMode::TimeSlicing) {
-            self.notes.push(Note::NothingToShare { gpu: uuid.clone() });
-        }
-        let admin = admin::device(ordinal, &whole);
-        if let Some(budget) = &budget {
-            whole.capacity.extend(partition::engines(budget));
-        }
-        if let (Some(caps), Some(budget)) = (caps, &budget) {
-            let offers = choice.offers(OfferedMode::Mig);
-            let subject = subject(OfferedMode::Mig);
-            self.partitions(&Source { one, caps, budget, rules, subject, offers });
-        }
-        for name in lost {
-            let kind = DeviceKind::Partition(name);
-            self.publish_kept(&kind, "its profile is unknown", subject(OfferedMode::Mig));
-        }
-        let shares = DeviceKind::Share { ordinal };
-        if share.is_none() && self.stays(&shares.device_name()) {
-            let why = "its rule reserves all of the GPU's memory";
-            self.publish_kept(&shares, why, subject(OfferedMode::TimeSlicing));
-        }
-        if let Some(whole) = self.alternative(one, whole, &choice, subject(OfferedMode::Whole)) {
-            self.card(ordinal).whole = Some(whole);
-        }
-        let share =
-            share.and_then(|share| self.alternative(one, share, &choice, subject(OfferedMode::TimeSlicing)));
-        if let Some(share) = share {
-            self.card(ordinal).share = Some(share);
-        }
-        let Some(card) = self.cards.get_mut(&ordinal) else { return };
-        card.sets = Some(Sets::new(ordinal, budget.as_ref()));
-        // A GPU that is there for one claim as a whole can be had with admin access as it is.
-        if card.share.is_some() || !card.partitions.is_empty() {
-            let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
-            let admin = self.tainted(uuid, admin, admin::taints(given), false);
-            self.card(ordinal).admin = admin;
-        }
-    }
-
-    /// The whole GPU or its shares, if they are offered or held.
-    fn alternative(
-        &mut self,
-        one: &ReadableGpu<'_>,
-        device: Device,
-        choice: &Choice,
-        mut subject: Subject<'_>,
-    ) -> Option<Device> {
-        let (stays, mode) = (self.stays(&device.name), subject.mode);
-        if !choice.offers(mode) {
-            if !stays {
-                return None;
-            }
-            let on = one.gpu.facts.mig_mode.is_on();
-            let (why, value) = if fits_mig_mode(mode, on) {
-                (format!("this GPU is currently not offered as {}", mode.name()), "not-offered")
-            } else {
-                ("its MIG mode is on".to_owned(), "mig-mode-on")
-            };
-            self.keep(&device.name, why);
-            subject.standing = Standing::Withdrawn(value);
-        }
-        self.tainted(one.uuid, device, self.taints(&subject), stays)
-    }
-
     /// Notes that a device is published only because a claim holds it, or may.
     pub(crate) fn keep(&mut self, device: &DeviceName, why: String) {
         if self.stays(device) {
             self.kept.insert(device.clone());
         }
         if self.input.held.contains(device) {
-            self.notes.push(Note::HeldAndWithdrawn { device: device.clone(), why });
+            self.findings.push(Finding::HeldAndWithdrawn {
+                device: device.clone(),
+                why,
+            });
         }
     }
 
-    /// The device with its taints; `None` if it must not be given out and only a taint could say so.
+    /// The device with its taints; `None` if it must not be given out and only a taint could say
+    /// so.
     pub(crate) fn tainted(
         &mut self,
         uuid: &GpuUuid,
@@ -315,15 +304,19 @@ impl Run<'_> {
         taints: Vec<Taint>,
         stays: bool,
     ) -> Option<Device> {
+        // In the API's form: one taint for each key and effect.
         device.taints = one_of_each(taints);
         if !self.input.features.supports(Feature::Taints) {
             let taints = std::mem::take(&mut device.taints);
-            // Held: no other claim can get it, and an allocated device stays. Not held: it must not be allocated, and without
-            // taints leaving it out is the only way.
+            // Held: no other claim can get it, and an allocated device stays. Not held: it must not
+            // be allocated, and without taints leaving it out is the only way.
             if let Some(taint) = taints.into_iter().next()
                 && !stays
             {
-                self.notes.push(Note::TaintsDropped { gpu: uuid.clone(), taint: taint.key });
+                self.findings.push(Finding::TaintsDropped {
+                    gpu: uuid.clone(),
+                    taint: taint.key,
+                });
                 return None;
             }
         }
@@ -331,38 +324,33 @@ impl Run<'_> {
     }
 }
 
-/// One taint for each key and effect, sorted: the first value stands for all.
+/// Returns one taint for each key and effect, sorted, no more than a device may have: the first
+/// value stands for all.
 fn one_of_each(mut taints: Vec<Taint>) -> Vec<Taint> {
     taints.sort();
-    let mut seen = BTreeSet::new();
-    taints.retain(|taint| seen.insert((taint.key.clone(), taint.effect)));
-    taints
-}
-
-/// A GPU that answers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ReadableGpu<'a> {
-    pub(crate) ordinal: u32,
-    pub(crate) uuid: &'a GpuUuid,
-    pub(crate) gpu: &'a Gpu,
+    let mut all = Vec::new();
+    // `add` replaces a taint of the same key and effect, so the first value is added last.
+    for taint in taints.into_iter().rev() {
+        add(&mut all, taint);
+    }
+    all
 }
 
 /// The modes in which devices are of their GPUs.
-fn modes_of<'a>(devices: impl Iterator<Item = &'a DeviceName>) -> BTreeMap<u32, BTreeSet<OfferedMode>> {
-    let mut modes: BTreeMap<u32, BTreeSet<OfferedMode>> = BTreeMap::new();
+fn modes_of<'a>(
+    devices: impl Iterator<Item = &'a DeviceName>,
+) -> BTreeMap<u32, BTreeSet<Alternative>> {
+    let mut modes: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
     for kind in devices.filter_map(|name| DeviceKind::parse(name).ok()) {
-        let mode = match kind {
-            DeviceKind::Whole { .. } => OfferedMode::Whole,
-            DeviceKind::Partition(_) => OfferedMode::Mig,
-            DeviceKind::Share { .. } => OfferedMode::TimeSlicing,
-            DeviceKind::Admin { .. } => continue,
-        };
-        modes.entry(kind.ordinal()).or_default().insert(mode);
+        if kind.sharing.holds() {
+            let of_gpu = modes.entry(kind.ordinal()).or_default();
+            of_gpu.insert(kind.alternative());
+        }
     }
     modes
 }
 
-/// Whether a published device is of this card.
+/// Returns whether a published device is of this card.
 pub(crate) fn is_of(device: &Device, uuid: &GpuUuid) -> bool {
     matches!(device.attributes.get(attributes::GPU_UUID), Some(AttributeValue::String(text)) if text == uuid.as_str())
 }

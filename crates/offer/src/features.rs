@@ -1,4 +1,4 @@
-//! What the API server can store and the scheduler can be trusted with.
+//! Features that the API server can store and the scheduler can be trusted with.
 
 use std::collections::BTreeSet;
 
@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::{KubeVersion, ModeLock};
 
-/// Fields of a ResourceSlice that come and go with a feature gate of the API server. A server without the gate
-/// drops the fields silently.
+/// Fields of a ResourceSlice that come and go with a feature gate of the API server. A server
+/// without the gate drops the fields silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Feature {
     /// `taints`.
@@ -32,16 +32,18 @@ impl Feature {
     }
 }
 
-/// What may be published: the versions seen and the features whose fields came back missing.
+/// The knowledge of what may be published: the versions seen and the features whose fields came
+/// back missing.
 ///
-/// Several API servers of different versions can stand behind one address (an upgrade runs for an hour), so the
-/// lowest of the last [`ServerFeatures::MEMORY`] answers counts. When the lowest rises the upgrade is over: only what the
-/// newer server drops is dropped then, and several modes get another try. Gates and schedulers change with versions.
+/// Several API servers of different versions can stand behind one address (an upgrade runs for an
+/// hour), so the lowest of the last [`ServerFeatures::MEMORY`] answers counts. When the lowest
+/// rises the upgrade is over: only what the newer server drops is dropped then, and several modes
+/// get another try. Gates and schedulers change with versions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ServerFeatures {
     seen: Vec<KubeVersion>,
     dropped: BTreeSet<Feature>,
-    /// What the last dry run lost.
+    /// The features that the last dry run lost.
     tried: BTreeSet<Feature>,
     lock: ModeLock,
     conflict: bool,
@@ -60,7 +62,9 @@ pub enum OneMode {
     )]
     Conflict,
     /// The scheduler is too old.
-    #[error("several modes of one GPU need Kubernetes {needed} or later, and the API server is {found}")]
+    #[error(
+        "several modes of one GPU need Kubernetes {needed} or later, and the API server is {found}"
+    )]
     TooOld {
         /// The version that counts.
         found: KubeVersion,
@@ -78,7 +82,7 @@ pub enum OneMode {
 }
 
 impl OneMode {
-    /// As metrics and `/debug/state` name it.
+    /// Returns it as metrics and `/debug/state` name it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::TurnedOff => "turned-off",
@@ -89,22 +93,30 @@ impl OneMode {
         }
     }
 
-    pub const NAMES: [&str; 5] = ["turned-off", "conflict", "version", "version-unknown", "dropped-fields"];
+    pub const NAMES: [&str; 5] = [
+        "turned-off",
+        "conflict",
+        "version",
+        "version-unknown",
+        "dropped-fields",
+    ];
 }
 
 impl ServerFeatures {
-    /// How many answers of the version question are remembered.
+    /// The number of answers to the version question that are remembered.
     pub const MEMORY: usize = 8;
     /// From here on the scheduler charges counters of devices that several claims have.
     pub const SEVERAL_MODES: KubeVersion = KubeVersion::new(1, 36, 2);
     /// From here on counter sets have slices of their own.
     pub const PARTITIONS: KubeVersion = KubeVersion::new(1, 35, 0);
-    /// From here on the scheduler compares what a claim asks for with the device that it is about to give. 1.34 compares it
-    /// with another device of the same slice, the one whose place there is the number of the request's device: it refuses
-    /// what that one lacks or has given away, and stops with a panic where there is none.
+    /// From here on the scheduler compares what a claim asks for with the device that it is about
+    /// to give. 1.34 compares it with another device of the same slice, the one whose place there
+    /// is the number of the request's device: it refuses what that one lacks or has given away, and
+    /// stops with a panic where there is none.
     pub const SHARES: KubeVersion = KubeVersion::new(1, 35, 0);
 
-    /// What is known after a server answered with its version. Unchanged if the answer changes nothing.
+    /// Returns what is known after a server answered with its version. Unchanged if the answer
+    /// changes nothing.
     #[must_use]
     pub fn observe(&self, version: KubeVersion) -> Self {
         let mut seen = self.seen.clone();
@@ -112,20 +124,32 @@ impl ServerFeatures {
         if seen.len() > Self::MEMORY {
             seen.remove(0);
         }
-        let next = Self { seen, ..self.clone() };
+        let next = Self {
+            seen,
+            ..self.clone()
+        };
+        // A lowest version that rises means that the old server is gone from memory. Fields that it
+        // lost may be stored now, so only the dry run of the newest counts.
         match (self.lowest(), next.lowest()) {
-            (Some(before), Some(after)) if after > before => Self { dropped: next.tried.clone(), ..next },
+            (Some(before), Some(after)) if after > before => Self {
+                dropped: next.tried.clone(),
+                ..next
+            },
             _ => next,
         }
     }
 
-    /// What is known after a dry run in which the fields of `dropped`, and of no other feature, did not come back.
+    /// Returns what is known after a dry run in which the fields of `dropped`, and of no other
+    /// feature, did not come back.
     #[must_use]
     pub fn tried(&self, dropped: BTreeSet<Feature>) -> Self {
-        Self { tried: dropped.clone(), ..self.without(dropped) }
+        Self {
+            tried: dropped.clone(),
+            ..self.without(dropped)
+        }
     }
 
-    /// What is known after the fields of `features` were sent and did not come back.
+    /// Returns what is known after the fields of `features` were sent and did not come back.
     #[must_use]
     pub fn without(&self, features: impl IntoIterator<Item = Feature>) -> Self {
         let mut next = self.clone();
@@ -133,16 +157,23 @@ impl ServerFeatures {
         next
     }
 
-    /// The same, where a claim was given a GPU that a living claim holds in another mode, or was not.
+    /// The same, where a claim was given a GPU that a living claim holds in another mode, or was
+    /// not.
     #[must_use]
     pub fn with_conflict(&self, conflict: bool) -> Self {
-        Self { conflict, ..self.clone() }
+        Self {
+            conflict,
+            ..self.clone()
+        }
     }
 
     /// The same with this mode lock.
     #[must_use]
     pub fn with_mode_lock(&self, lock: ModeLock) -> Self {
-        Self { lock, ..self.clone() }
+        Self {
+            lock,
+            ..self.clone()
+        }
     }
 
     /// The version that counts: the lowest seen. `None` before the first answer.
@@ -150,32 +181,43 @@ impl ServerFeatures {
         self.seen.iter().copied().min()
     }
 
-    /// Whether fields of a feature are worth sending. Taints are tried on every server, shares on every one whose
-    /// scheduler counts them as they are meant: the version does not say whether their gate is on, the answer to a
-    /// dry run does.
+    /// Returns whether fields of a feature are worth sending. Taints are tried on every server,
+    /// shares on every one whose scheduler counts them as they are meant: the version does not say
+    /// whether their gate is on, the answer to a dry run does.
     pub fn supports(&self, feature: Feature) -> bool {
         let new_enough = match feature {
             Feature::Taints => true,
             Feature::Shares => self.lowest().is_none_or(|version| version >= Self::SHARES),
-            Feature::Partitions => self.lowest().is_some_and(|version| version >= Self::PARTITIONS),
+            Feature::Partitions => self
+                .lowest()
+                .is_some_and(|version| version >= Self::PARTITIONS),
         };
         new_enough && !self.dropped.contains(&feature)
     }
 
     /// Why a GPU may be published in one mode only; `None` if it may be in several.
     pub fn one_mode(&self) -> Option<OneMode> {
+        // The reasons in order of weight: what an admin said, what is not known, what the scheduler
+        // cannot, what went wrong, what the server cannot.
         if self.lock == ModeLock::Off {
             return Some(OneMode::TurnedOff);
         }
-        let Some(found) = self.lowest() else { return Some(OneMode::VersionUnknown) };
+        let Some(found) = self.lowest() else {
+            return Some(OneMode::VersionUnknown);
+        };
+        // With `On` the administrator vouches for the scheduler, whatever its version is.
         if self.lock == ModeLock::Auto {
             if found < Self::SEVERAL_MODES {
-                return Some(OneMode::TooOld { found, needed: Self::SEVERAL_MODES });
+                return Some(OneMode::TooOld {
+                    found,
+                    needed: Self::SEVERAL_MODES,
+                });
             }
             if self.conflict {
                 return Some(OneMode::Conflict);
             }
         }
+        // Also with `On`: without counters nothing at all keeps two modes of a GPU apart.
         (!self.supports(Feature::Partitions)).then_some(OneMode::CountersDropped)
     }
 }
@@ -188,19 +230,26 @@ mod tests {
 
     #[test]
     fn the_lowest_version_seen_counts_until_it_is_out_of_memory() {
-        let old = ServerFeatures::default().observe(V(1, 36, 1)).observe(V(1, 37, 1));
+        let old = ServerFeatures::default()
+            .observe(V(1, 36, 1))
+            .observe(V(1, 37, 1));
         assert_eq!(old.lowest(), Some(V(1, 36, 1)));
         assert!(old.one_mode().is_some() && old.supports(Feature::Partitions));
         let new = (0..ServerFeatures::MEMORY).fold(old, |f, _| f.observe(V(1, 37, 1)));
         assert_eq!(new.one_mode(), None);
         let lower = new.observe(V(1, 34, 9));
-        assert!(!lower.supports(Feature::Partitions), "a lower one counts at once");
+        assert!(
+            !lower.supports(Feature::Partitions),
+            "a lower one counts at once"
+        );
         assert!(!lower.supports(Feature::Shares) && lower.supports(Feature::Taints));
     }
 
     #[test]
     fn dropped_features_stay_off_until_the_lowest_version_rises() {
-        let off = ServerFeatures::default().observe(V(1, 35, 0)).without([Feature::Taints]);
+        let off = ServerFeatures::default()
+            .observe(V(1, 35, 0))
+            .without([Feature::Taints]);
         assert!(!off.supports(Feature::Taints) && off.supports(Feature::Shares));
         let mut later = off.observe(V(1, 36, 4));
         assert!(!later.supports(Feature::Taints), "1.35 is still in memory");
@@ -211,11 +260,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_newer_server_drops_is_not_tried_again_when_the_upgrade_is_over() {
-        let old =
-            ServerFeatures::default().observe(V(1, 35, 0)).tried([Feature::Taints, Feature::Shares].into());
+    fn what_a_newer_server_drops_is_not_tried_again_after_the_upgrade() {
+        let old = ServerFeatures::default()
+            .observe(V(1, 35, 0))
+            .tried([Feature::Taints, Feature::Shares].into());
         let mut upgraded = old.observe(V(1, 36, 4)).tried([Feature::Shares].into());
-        assert!(!upgraded.supports(Feature::Taints), "1.35 is still in memory");
+        assert!(
+            !upgraded.supports(Feature::Taints),
+            "1.35 is still in memory"
+        );
         for _ in 0..ServerFeatures::MEMORY {
             upgraded = upgraded.observe(V(1, 36, 4));
             assert!(!upgraded.supports(Feature::Shares));
@@ -231,24 +284,41 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_leaves_one_mode_while_it_lasts_unless_the_lock_says_otherwise() {
+    fn a_conflict_leaves_one_mode_while_it_lasts_without_the_lock() {
         let new = ServerFeatures::default().observe(V(1, 36, 2));
         assert_eq!(new.one_mode(), None);
         let conflict = new.with_conflict(true);
         assert_eq!(conflict.one_mode(), Some(OneMode::Conflict));
-        assert_eq!(conflict.with_mode_lock(ModeLock::On).one_mode(), None, "an admin who says on means it");
+        assert_eq!(
+            conflict.with_mode_lock(ModeLock::On).one_mode(),
+            None,
+            "an admin who says on means it"
+        );
         assert_eq!(conflict.with_conflict(false), new);
-        assert_eq!(new.with_mode_lock(ModeLock::Off).one_mode(), Some(OneMode::TurnedOff));
+        assert_eq!(
+            new.with_mode_lock(ModeLock::Off).one_mode(),
+            Some(OneMode::TurnedOff)
+        );
     }
 
     #[test]
     fn the_lock_overrides_the_version_but_not_what_the_server_drops() {
         let old = ServerFeatures::default().observe(V(1, 35, 8));
-        let why = OneMode::TooOld { found: V(1, 35, 8), needed: V(1, 36, 2) };
+        let why = OneMode::TooOld {
+            found: V(1, 35, 8),
+            needed: V(1, 36, 2),
+        };
         assert_eq!(old.one_mode(), Some(why));
         let on = old.with_mode_lock(ModeLock::On);
         assert_eq!(on.one_mode(), None);
-        assert_eq!(on.without([Feature::Partitions]).one_mode(), Some(OneMode::CountersDropped));
-        assert_eq!(on.without([Feature::Shares]).one_mode(), None, "whole GPUs and partitions are left");
+        assert_eq!(
+            on.without([Feature::Partitions]).one_mode(),
+            Some(OneMode::CountersDropped)
+        );
+        assert_eq!(
+            on.without([Feature::Shares]).one_mode(),
+            None,
+            "whole GPUs and partitions are left"
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! Fewer counters that refuse the same.
 //!
-//! The scheduler looks up every counter of every device of a node, for each node and each pod: with partitions that
-//! is a large part of what it does (`docs/scheduler-cost.md`). [`crate::counters`] counts all that the hardware has;
-//! of what a GPU in fact publishes, most of it never refuses anything. Called when it is known what is published.
+//! The scheduler looks up every counter of every device of a node, for each node and each pod: with
+//! partitions that is a large part of what it does (`docs/scheduler-cost.md`). [`crate::counters`]
+//! counts all that the hardware has; of what a GPU in fact publishes, most of it never refuses
+//! anything. Called when it is known what is published.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +11,20 @@ use divvy_api::names::counters as names;
 
 use crate::{Amount, CounterSet, CounterUse, Device};
 
-/// The set with what `partitions` need of it, and the partitions changed to draw on that. Any of them can be had at
-/// once that could be before, and no others; something that takes the whole set excludes each of them as before.
+/// The set with what `partitions` need of it, and the partitions changed to draw on that. Any of
+/// them can be had at once that could be before, and no others; something that takes the whole set
+/// excludes each of them as before.
 pub(crate) fn lean(set: &CounterSet, partitions: &mut [Device]) -> CounterSet {
     let slices = slices_of(&set.counters);
-    let placed: Vec<Placed<'_>> = partitions.iter().filter_map(|device| Placed::of(device, set)).collect();
+    let placed: Vec<Placed<'_>> = partitions
+        .iter()
+        .filter_map(|device| Placed::of(device, set))
+        .collect();
+    // Judge by the partitions as they draw on the full set, before any of them is changed.
     let rule = Rule {
         blocks: blocks(slices.end, &placed),
+        // A counter by number stays only if partitions that do not overlap can need more of it than
+        // there is. Else the slices refuse first.
         numbers: set
             .counters
             .iter()
@@ -25,12 +33,21 @@ pub(crate) fn lean(set: &CounterSet, partitions: &mut [Device]) -> CounterSet {
             .map(|(name, _)| name.clone())
             .collect(),
     };
+    // The same rule for the devices and for the set: a device must not name a counter that the set
+    // lacks.
     for device in partitions {
-        for uses in device.consumes.iter_mut().filter(|uses| uses.set == set.name) {
+        for uses in device
+            .consumes
+            .iter_mut()
+            .filter(|uses| uses.set == set.name)
+        {
             uses.counters = rule.applied(&uses.counters);
         }
     }
-    CounterSet { name: set.name.clone(), counters: rule.applied(&set.counters) }
+    CounterSet {
+        name: set.name.clone(),
+        counters: rule.applied(&set.counters),
+    }
 }
 
 /// Memory slices from one on, up to and without another.
@@ -46,7 +63,10 @@ impl Span {
     }
 
     fn within(self, other: Self) -> Self {
-        Self { start: self.start.max(other.start), end: self.end.min(other.end) }
+        Self {
+            start: self.start.max(other.start),
+            end: self.end.min(other.end),
+        }
     }
 }
 
@@ -59,12 +79,16 @@ struct Placed<'a> {
 impl<'a> Placed<'a> {
     /// `None` if it draws on nothing of the set: it is not known where it is.
     fn of(device: &'a Device, set: &CounterSet) -> Option<Self> {
-        let CounterUse { counters, .. } = device.consumes.iter().find(|uses| uses.set == set.name)?;
-        Some(Self { at: slices_of(counters), counters })
+        let CounterUse { counters, .. } =
+            device.consumes.iter().find(|uses| uses.set == set.name)?;
+        Some(Self {
+            at: slices_of(counters),
+            counters,
+        })
     }
 }
 
-/// What is counted in the end.
+/// The counters that remain in the end.
 struct Rule {
     /// Neighbouring slices that are counted together.
     blocks: Vec<Span>,
@@ -75,7 +99,10 @@ struct Rule {
 impl Rule {
     fn applied(&self, counters: &BTreeMap<String, Amount>) -> BTreeMap<String, Amount> {
         let at = slices_of(counters);
-        let by_number = self.numbers.iter().filter_map(|name| Some((name.clone(), *counters.get(name)?)));
+        let by_number = self
+            .numbers
+            .iter()
+            .filter_map(|name| Some((name.clone(), *counters.get(name)?)));
         let by_block = self.blocks.iter().filter_map(|block| {
             let taken = at.within(*block).len();
             (taken > 0).then(|| (block_name(*block), Amount::Count(taken.into())))
@@ -101,7 +128,10 @@ fn slice(counter: &str) -> Option<u32> {
 fn slices_of(counters: &BTreeMap<String, Amount>) -> Span {
     let numbers = || counters.keys().filter_map(|name| slice(name));
     let end = numbers().max().map_or(0, |last| last.saturating_add(1));
-    Span { start: numbers().min().unwrap_or(0), end }
+    Span {
+        start: numbers().min().unwrap_or(0),
+        end,
+    }
 }
 
 /// The slices in blocks, each as large as it may be where the one before ends.
@@ -110,7 +140,7 @@ fn blocks(slices: u32, placed: &[Placed<'_>]) -> Vec<Span> {
     let mut start = 0;
     while start < slices {
         let fits = |end: &u32| separates(Span { start, end: *end }, placed);
-        // One slice always is enough to count on.
+        // A single slice can always be counted.
         let end = (start + 1..=slices).rev().find(fits).unwrap_or(start + 1);
         blocks.push(Span { start, end });
         start = end;
@@ -118,14 +148,24 @@ fn blocks(slices: u32, placed: &[Placed<'_>]) -> Vec<Span> {
     blocks
 }
 
-/// Whether a count of a block's slices refuses whatever overlaps in it: two that do need more than there is. Those
-/// that do not overlap need no more than there is in any case.
+/// Returns whether a count of a block's slices refuses whatever overlaps in it: two that do need
+/// more than there is. Partitions that do not overlap need no more than there is in any case.
 fn separates(block: Span, placed: &[Placed<'_>]) -> bool {
-    let inside: Vec<Span> = placed.iter().map(|p| p.at.within(block)).filter(|at| at.len() > 0).collect();
+    let inside: Vec<Span> = placed
+        .iter()
+        .map(|p| p.at.within(block))
+        .filter(|at| at.len() > 0)
+        .collect();
     let mut rest = inside.as_slice();
     while let Some((one, others)) = rest.split_first() {
         let overlap = |other: &&Span| one.within(**other).len() > 0;
-        if others.iter().filter(overlap).any(|other| one.len() + other.len() <= block.len()) {
+        // Two that overlap, and whose slices in the block are no more than it has, would both be
+        // admitted.
+        if others
+            .iter()
+            .filter(overlap)
+            .any(|other| one.len() + other.len() <= block.len())
+        {
             return false;
         }
         rest = others;
@@ -140,8 +180,11 @@ fn most_at_once(slices: u32, placed: &[Placed<'_>], counter: &str) -> u64 {
     for end in 1..=slices {
         let before = most.last().copied().unwrap_or(0);
         let ending = placed.iter().filter(|p| p.at.end == end).map(|p| {
-            let free = usize::try_from(p.at.start).ok().and_then(|start| most.get(start).copied());
-            free.unwrap_or(0).saturating_add(p.counters.get(counter).map_or(0, |amount| amount.value()))
+            let free = usize::try_from(p.at.start)
+                .ok()
+                .and_then(|start| most.get(start).copied());
+            free.unwrap_or(0)
+                .saturating_add(p.counters.get(counter).map_or(0, |amount| amount.value()))
         });
         let best = ending.max().unwrap_or(0).max(before);
         most.push(best);

@@ -1,12 +1,14 @@
-//! Pure: what a node offers. Facts in, one at a time; the pool to publish, the taints, what is withdrawn, reported and
-//! asked out ([`step`]).
+//! Pure: what a node offers. Facts in, one at a time; the pool to publish, the taints, what is
+//! withdrawn, reported and asked out ([`step`]).
 //!
-//! The node plugin calls [`step`] with everything that its sources observe, and hands the [`Pool`] to the publisher
-//! (`divvy-controller`), the only place that turns it into ResourceSlices. No clock, files, async or Kubernetes client.
+//! The node plugin calls [`step`] with everything that its sources observe, and hands the [`Pool`]
+//! to the publisher (`divvy-controller`), the only place that turns it into ResourceSlices. No
+//! clock, files, async or Kubernetes client.
 //!
-//! [`carve`] is the part that makes a pool: each GPU as everything that its [`GpuRules`] allow, as a whole, in MIG
-//! partitions, in time-sliced shares, and beside them for admins; all of them draw on one set of counters, so that the
-//! first claim decides what the GPU becomes. `divvy demo` and `divvy inventory` call it too.
+//! [`carve`] is the part that makes a pool: each GPU as everything that its [`GpuRules`] allow, as
+//! a whole, in MIG partitions, in time-sliced shares, and beside them for admins; all of them draw
+//! on one set of counters, so that the first claim decides what the GPU becomes. `divvy demo` and
+//! `divvy inventory` call it too.
 
 mod admin;
 mod asking;
@@ -15,16 +17,18 @@ mod carve;
 mod conflicts;
 mod counters;
 mod features;
+mod finding;
+mod granting;
 mod health;
 mod held;
 mod layout;
 mod lean;
 mod modes;
-mod note;
-mod notice;
+mod neighbour;
 mod partition;
 mod policy;
 mod pool;
+mod readable;
 mod rules;
 mod settle;
 mod share;
@@ -40,15 +44,16 @@ pub use attributes::attributes;
 pub use carve::{Carved, Input, carve, pool_name};
 pub use divvy_model::AttributeValue;
 pub use features::{Feature, OneMode, ServerFeatures};
+pub use finding::{Event, Finding, News, Object, Severity, Shown, news};
 pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
-pub use note::Note;
-pub use notice::{Notice, removal_of_foreign};
-pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, resolve};
+pub use neighbour::{Use, Uses};
+pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, fits_node, is_like, resolve};
 pub use pool::{
-    Allowed, Amount, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice, Taint, TaintEffect,
+    Allowed, Amount, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice, Taint,
+    TaintEffect,
 };
 pub use rules::{
-    GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules, ShareRules, UsageRules,
+    GpuRules, Instances, ModeLock, Modes, PlacementOrder, Rules, ShareRules, UsageRules,
 };
 pub use step::{Outputs, step};
 pub use validate::{Limit, LimitError, validate};

@@ -1,44 +1,53 @@
-//! In which modes one GPU is offered: what its rules ask for, less what the board, its MIG mode and the cluster cannot.
+//! In which modes one GPU is offered: what its rules ask for, less what the board, its MIG mode and
+//! the cluster cannot.
 
 use std::collections::BTreeSet;
 
-use crate::{Feature, Instances, Modes, OfferedMode, OneMode, ServerFeatures};
+use divvy_model::{Alternative, TargetKind};
 
-/// What the choice depends on.
+use crate::{Feature, Instances, Modes, OneMode, ServerFeatures};
+
+/// Facts that the choice depends on.
 #[derive(Debug, Clone, Copy)]
-#[expect(clippy::struct_excessive_bools, reason = "facts of a board, each by itself")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts of a board, each by itself"
+)]
 pub(crate) struct Facts<'a> {
     pub(crate) asked: &'a Modes,
     pub(crate) instances: Instances,
-    /// Whether any MIG instance lives on it.
+    /// True if any MIG instance lives on it.
     pub(crate) any_lives: bool,
-    /// Whether it has a MIG mode at all.
+    /// True if it has a MIG mode at all.
     pub(crate) has_mig: bool,
-    /// Whether its MIG mode is on.
+    /// True if its MIG mode is on.
     pub(crate) on: bool,
-    /// Whether its MIG mode can be changed without a reset.
+    /// True if its MIG mode was on before divvy changed it, if it did.
+    pub(crate) found_on: bool,
+    /// True if its MIG mode can be changed without a reset.
     pub(crate) toggles: bool,
-    /// Whether its profiles are known, and its counters fit the API.
+    /// True if its profiles are known, and its counters fit the API.
     pub(crate) cuttable: bool,
     pub(crate) features: &'a ServerFeatures,
     /// The modes in which it is used or allocated.
-    pub(crate) in_use: &'a BTreeSet<OfferedMode>,
-    /// Those in which it may still be allocated.
-    pub(crate) leaving: &'a BTreeSet<OfferedMode>,
-    /// Those in which it is used.
-    pub(crate) recorded: &'a BTreeSet<OfferedMode>,
+    pub(crate) in_use: &'a BTreeSet<Alternative>,
+    /// The modes in which it may still be allocated.
+    pub(crate) leaving: &'a BTreeSet<Alternative>,
+    /// The modes in which it is used.
+    pub(crate) recorded: &'a BTreeSet<Alternative>,
 }
 
 /// The modes to offer, and what became of the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
-    pub(crate) modes: BTreeSet<OfferedMode>,
+    pub(crate) modes: BTreeSet<Alternative>,
     /// Modes that were asked for and cannot be offered.
     pub(crate) refused: Vec<Refused>,
     /// Why only one of several is offered.
     pub(crate) one_mode: Option<OneMode>,
-    /// A mode in which it is held and that is not offered, where nothing but a taint keeps the others off it.
-    pub(crate) guard: Option<OfferedMode>,
+    /// A mode in which it is held and that is not offered, where nothing but a taint keeps the
+    /// others off it.
+    pub(crate) guard: Option<Alternative>,
 }
 
 /// Why a mode cannot be offered.
@@ -57,22 +66,29 @@ pub(crate) enum Refused {
 }
 
 impl Choice {
-    pub(crate) fn offers(&self, mode: OfferedMode) -> bool {
+    pub(crate) fn offers(&self, mode: Alternative) -> bool {
         self.modes.contains(&mode)
     }
 }
 
-/// Whether the GPU can be had in a mode without a change of its MIG mode.
-pub(crate) fn fits_mig_mode(mode: OfferedMode, on: bool) -> bool {
-    (mode == OfferedMode::Mig) == on
+/// Returns whether the GPU can be had in a mode without a change of its MIG mode.
+pub(crate) fn fits_mig_mode(mode: Alternative, on: bool) -> bool {
+    (mode.target == TargetKind::Partition) == on
 }
 
 pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
-    let as_is = BTreeSet::from([if facts.on { OfferedMode::Mig } else { OfferedMode::Whole }]);
+    // A mode that divvy turned on for an earlier policy is given back: without a policy the GPU is
+    // what it was found as.
+    let as_is = BTreeSet::from([if facts.found_on {
+        Alternative::PARTITIONS
+    } else {
+        Alternative::WHOLE
+    }]);
     let asked = match facts.asked {
         Modes::AsIs => &as_is,
         Modes::Only(asked) => asked,
     };
+    // First each mode by itself, then the modes together.
     let mut choice = Choice::default();
     for mode in asked {
         match obstacle(facts, *mode) {
@@ -82,14 +98,29 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     }
     let single = facts.features.one_mode();
     if choice.modes.len() > 1 && single.is_some() {
-        let among =
-            |used: &BTreeSet<OfferedMode>| choice.modes.iter().find(|mode| used.contains(mode)).copied();
+        let among = |used: &BTreeSet<Alternative>| {
+            choice
+                .modes
+                .iter()
+                .find(|mode| used.contains(mode))
+                .copied()
+        };
+        // The mode in use stays: by records before allocations, which may not be
+        // carried out yet; then the one that needs no change of the MIG mode.
         let held = among(facts.recorded).or_else(|| among(facts.in_use));
-        let fits = || choice.modes.iter().find(|mode| fits_mig_mode(**mode, facts.on)).copied();
+        let fits = || {
+            choice
+                .modes
+                .iter()
+                .find(|mode| fits_mig_mode(**mode, facts.on))
+                .copied()
+        };
         let one = held.or_else(fits).or(choice.modes.first().copied());
         choice.modes = one.into_iter().collect();
         choice.one_mode.clone_from(&single);
     }
+    // Without counters nothing but a taint keeps the offered mode off a GPU that is held in
+    // another.
     if single.is_some() {
         let others = facts.in_use.iter().chain(facts.leaving);
         choice.guard = others.copied().find(|mode| !choice.offers(*mode));
@@ -97,20 +128,31 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     choice
 }
 
-fn obstacle(facts: &Facts<'_>, mode: OfferedMode) -> Option<Refused> {
+fn obstacle(facts: &Facts<'_>, mode: Alternative) -> Option<Refused> {
     let fits = fits_mig_mode(mode, facts.on);
     let counts = facts.features.supports(Feature::Partitions);
     let is_static = facts.instances == Instances::Static;
-    match mode {
-        OfferedMode::Mig if !facts.cuttable => Some(Refused::NoMig),
-        OfferedMode::Mig if !counts => Some(Refused::NoCounters),
+    match mode.target {
+        // The server first: without the fields that it drops, a share would be another kind of
+        // device.
+        _ if mode.sharing.is_shared() && !facts.features.supports(Feature::Shares) => {
+            Some(Refused::NoShares)
+        }
+        // Without profiles it is not known what partitions there are, and without counters the
+        // scheduler would allocate those that overlap.
+        TargetKind::Partition if !facts.cuttable => Some(Refused::NoMig),
+        TargetKind::Partition if !counts => Some(Refused::NoCounters),
         // None lives, and none is made: a GPU in one mode only would be offered as nothing.
-        OfferedMode::Mig if is_static && !(facts.on && facts.any_lives) => Some(Refused::Static),
-        OfferedMode::TimeSlicing if !facts.features.supports(Feature::Shares) => Some(Refused::NoShares),
-        OfferedMode::Whole | OfferedMode::TimeSlicing if is_static && facts.any_lives => {
+        TargetKind::Partition if is_static && !(facts.on && facts.any_lives) => {
             Some(Refused::Static)
         }
+        // No whole GPU while instances of an administrator live on it: nothing here may remove
+        // them.
+        TargetKind::Gpu if is_static && facts.any_lives => Some(Refused::Static),
+        // The MIG mode is right already, or prepare can change it at once.
         _ if fits || (facts.toggles && facts.cuttable) => None,
+        // Before Hopper the mode changes only with a reset of the GPU, which is left to an
+        // administrator.
         _ if facts.has_mig && !facts.toggles => Some(Refused::NeedsReset),
         _ => Some(Refused::NoMig),
     }
@@ -118,10 +160,12 @@ fn obstacle(facts: &Facts<'_>, mode: OfferedMode) -> Option<Refused> {
 
 #[cfg(test)]
 mod tests {
-    use OfferedMode::{Mig, TimeSlicing, Whole};
-
     use super::*;
     use crate::KubeVersion;
+
+    const WHOLE: Alternative = Alternative::WHOLE;
+    const MIG: Alternative = Alternative::PARTITIONS;
+    const TIME_SLICED: Alternative = Alternative::TIME_SLICED;
 
     const NEW: KubeVersion = KubeVersion::new(1, 37, 1);
 
@@ -129,10 +173,11 @@ mod tests {
     struct Case {
         asked: Modes,
         on: bool,
+        found_on: Option<bool>,
         toggles: bool,
         version: KubeVersion,
-        in_use: BTreeSet<OfferedMode>,
-        recorded: BTreeSet<OfferedMode>,
+        in_use: BTreeSet<Alternative>,
+        recorded: BTreeSet<Alternative>,
         instances: Instances,
         any_lives: bool,
     }
@@ -141,6 +186,7 @@ mod tests {
         Case {
             asked: Modes::everything(),
             on: false,
+            found_on: None,
             toggles: true,
             version: NEW,
             in_use: BTreeSet::new(),
@@ -150,7 +196,7 @@ mod tests {
         }
     }
 
-    fn chosen(case: &Case) -> Vec<OfferedMode> {
+    fn chosen(case: &Case) -> Vec<Alternative> {
         let features = ServerFeatures::default().observe(case.version);
         let facts = Facts {
             asked: &case.asked,
@@ -158,6 +204,7 @@ mod tests {
             any_lives: case.any_lives,
             has_mig: true,
             on: case.on,
+            found_on: case.found_on.unwrap_or(case.on),
             toggles: case.toggles,
             cuttable: true,
             features: &features,
@@ -170,42 +217,162 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_offered_as_far_as_the_board_can() {
-        assert_eq!(chosen(&h100()), [Whole, Mig, TimeSlicing]);
-        assert_eq!(chosen(&Case { on: true, ..h100() }), [Whole, Mig, TimeSlicing]);
-        assert_eq!(chosen(&Case { toggles: false, ..h100() }), [Whole, TimeSlicing]);
-        assert_eq!(chosen(&Case { toggles: false, on: true, ..h100() }), [Mig]);
+        assert_eq!(chosen(&h100()), [WHOLE, MIG, TIME_SLICED]);
+        assert_eq!(
+            chosen(&Case { on: true, ..h100() }),
+            [WHOLE, MIG, TIME_SLICED]
+        );
+        assert_eq!(
+            chosen(&Case {
+                toggles: false,
+                ..h100()
+            }),
+            [WHOLE, TIME_SLICED]
+        );
+        assert_eq!(
+            chosen(&Case {
+                toggles: false,
+                on: true,
+                ..h100()
+            }),
+            [MIG]
+        );
         let only = |mode| Modes::Only([mode].into());
-        assert_eq!(chosen(&Case { asked: only(Mig), ..h100() }), [Mig], "prepare turns it on");
-        assert_eq!(chosen(&Case { asked: only(Mig), toggles: false, ..h100() }), []);
-        assert_eq!(chosen(&Case { asked: Modes::AsIs, ..h100() }), [Whole]);
-        assert_eq!(chosen(&Case { asked: Modes::AsIs, on: true, ..h100() }), [Mig]);
-        assert_eq!(chosen(&Case { asked: Modes::Only(BTreeSet::new()), ..h100() }), []);
+        assert_eq!(
+            chosen(&Case {
+                asked: only(MIG),
+                ..h100()
+            }),
+            [MIG],
+            "prepare turns it on"
+        );
+        assert_eq!(
+            chosen(&Case {
+                asked: only(MIG),
+                toggles: false,
+                ..h100()
+            }),
+            []
+        );
+        assert_eq!(
+            chosen(&Case {
+                asked: Modes::AsIs,
+                ..h100()
+            }),
+            [WHOLE]
+        );
+        assert_eq!(
+            chosen(&Case {
+                asked: Modes::AsIs,
+                on: true,
+                ..h100()
+            }),
+            [MIG]
+        );
+        // Turned on, or off, for a policy that is gone.
+        for (found, offered) in [(false, WHOLE), (true, MIG)] {
+            let case = Case {
+                asked: Modes::AsIs,
+                on: !found,
+                found_on: Some(found),
+                ..h100()
+            };
+            assert_eq!(chosen(&case), [offered]);
+        }
+        assert_eq!(
+            chosen(&Case {
+                asked: Modes::Only(BTreeSet::new()),
+                ..h100()
+            }),
+            []
+        );
     }
 
     #[test]
     fn where_only_one_mode_is_allowed_holds_decide_then_the_mig_mode() {
-        let old = || Case { version: KubeVersion::new(1, 36, 1), ..h100() };
-        assert_eq!(chosen(&old()), [Whole]);
-        assert_eq!(chosen(&Case { on: true, ..old() }), [Mig]);
-        assert_eq!(chosen(&Case { in_use: [TimeSlicing].into(), ..old() }), [TimeSlicing]);
-        assert_eq!(chosen(&Case { in_use: [Mig].into(), ..old() }), [Mig]);
-        let all = || OfferedMode::ALL.into();
-        let used = Case { in_use: all(), recorded: [TimeSlicing].into(), ..old() };
-        assert_eq!(chosen(&used), [TimeSlicing], "what is used comes before what is only allocated");
-        let shares_or_partitions = Modes::Only([Mig, TimeSlicing].into());
-        assert_eq!(chosen(&Case { asked: shares_or_partitions, ..old() }), [TimeSlicing]);
-        let older = Case { version: KubeVersion::new(1, 34, 9), on: true, ..h100() };
-        assert_eq!(chosen(&older), [Whole], "no counters, so no partitions; prepare turns the MIG mode off");
+        let old = || Case {
+            version: KubeVersion::new(1, 36, 1),
+            ..h100()
+        };
+        assert_eq!(chosen(&old()), [WHOLE]);
+        assert_eq!(chosen(&Case { on: true, ..old() }), [MIG]);
+        assert_eq!(
+            chosen(&Case {
+                in_use: [TIME_SLICED].into(),
+                ..old()
+            }),
+            [TIME_SLICED]
+        );
+        assert_eq!(
+            chosen(&Case {
+                in_use: [MIG].into(),
+                ..old()
+            }),
+            [MIG]
+        );
+        let all = || Alternative::OFFERED.into();
+        let used = Case {
+            in_use: all(),
+            recorded: [TIME_SLICED].into(),
+            ..old()
+        };
+        assert_eq!(
+            chosen(&used),
+            [TIME_SLICED],
+            "what is used comes before what is only allocated"
+        );
+        let shares_or_partitions = Modes::Only([MIG, TIME_SLICED].into());
+        assert_eq!(
+            chosen(&Case {
+                asked: shares_or_partitions,
+                ..old()
+            }),
+            [TIME_SLICED]
+        );
+        let older = Case {
+            version: KubeVersion::new(1, 34, 9),
+            on: true,
+            ..h100()
+        };
+        assert_eq!(
+            chosen(&older),
+            [WHOLE],
+            "no counters, so no partitions; prepare turns the MIG mode off"
+        );
     }
 
     #[test]
     fn instances_of_others_are_all_there_is_while_any_lives() {
-        let fixed = || Case { instances: Instances::Static, ..h100() };
-        assert_eq!(chosen(&fixed()), [Whole, TimeSlicing]);
-        assert_eq!(chosen(&Case { on: true, any_lives: true, ..fixed() }), [Mig]);
-        // None does, and none is made: a GPU that is offered in one mode only must not be offered as nothing.
-        assert_eq!(chosen(&Case { on: true, ..fixed() }), [Whole, TimeSlicing]);
+        let fixed = || Case {
+            instances: Instances::Static,
+            ..h100()
+        };
+        assert_eq!(chosen(&fixed()), [WHOLE, TIME_SLICED]);
+        assert_eq!(
+            chosen(&Case {
+                on: true,
+                any_lives: true,
+                ..fixed()
+            }),
+            [MIG]
+        );
+        // None does, and none is made: a GPU that is offered in one mode only must not be offered
+        // as nothing.
+        assert_eq!(
+            chosen(&Case {
+                on: true,
+                ..fixed()
+            }),
+            [WHOLE, TIME_SLICED]
+        );
         let old = KubeVersion::new(1, 36, 1);
-        assert_eq!(chosen(&Case { on: true, version: old, ..fixed() }), [Whole]);
+        assert_eq!(
+            chosen(&Case {
+                on: true,
+                version: old,
+                ..fixed()
+            }),
+            [WHOLE]
+        );
     }
 }

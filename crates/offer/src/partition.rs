@@ -1,27 +1,36 @@
-//! The partitions of a GPU: every profile at every placement, beside the whole GPU where both are offered, all of
-//! them drawing on the GPU's counters.
+//! The partitions of a GPU: every profile at every placement, beside the whole GPU where both are
+//! offered, all of them drawing on the GPU's counters.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use divvy_api::names::attributes as attr;
 use divvy_model::mig::{
-    GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement, ProfileName,
+    GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement,
+    ProfileName,
 };
-use divvy_model::{DeviceKind, Gpu, GpuUuid, MigMode, MigUuid, SystemFacts};
+use divvy_model::{
+    Alternative, DeviceKind, Gpu, GpuUuid, MigMode, MigUuid, Sharing, SystemFacts, TargetKind,
+};
 
-use crate::carve::{ReadableGpu, Run};
+use crate::carve::Carving;
 use crate::counters::{Budget, RESOURCES, amounts};
 use crate::modes::{self, Choice, Facts, Refused};
+use crate::readable::ReadableGpu;
 use crate::taints::{Standing, Subject};
 use crate::whole::{self, Builder};
 use crate::{
-    AttributeValue, Capacity, Device, Feature, GpuRules, Instances, Modes, Note, OfferedMode, PlacementOrder,
+    AttributeValue, Capacity, Device, Feature, Finding, GpuRules, Instances, Modes, PlacementOrder,
 };
 
-impl Run<'_> {
-    /// In which modes a GPU is offered, with notes of those that it could not be.
-    pub(crate) fn choose(&mut self, one: &ReadableGpu<'_>, rules: &GpuRules, cuttable: bool) -> Choice {
+impl Carving<'_> {
+    /// In which modes a GPU is offered, with findings of those that it could not be.
+    pub(crate) fn choose(
+        &mut self,
+        one: &ReadableGpu<'_>,
+        rules: &GpuRules,
+        cuttable: bool,
+    ) -> Choice {
         let facts = &one.gpu.facts;
         let on = facts.mig_mode.is_on();
         let nothing = BTreeSet::new();
@@ -29,9 +38,15 @@ impl Run<'_> {
         let choice = modes::choose(&Facts {
             asked: &rules.modes,
             instances: rules.instances,
-            any_lives: one.gpu.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()),
+            any_lives: one
+                .gpu
+                .mig
+                .as_ref()
+                // Instances that were not listed yet may live.
+                .is_some_and(|mig| mig.instances.as_ref().is_none_or(|all| !all.is_empty())),
             has_mig: facts.mig_mode != MigMode::Unsupported,
             on,
+            found_on: self.input.mig_found.get(one.uuid).copied().unwrap_or(on),
             toggles: facts.architecture.toggles_mig_without_reset(),
             cuttable,
             features: self.input.features,
@@ -39,28 +54,34 @@ impl Run<'_> {
             leaving: self.leaving.get(&one.ordinal).unwrap_or(&nothing),
             recorded: self.recorded.get(&one.ordinal).unwrap_or(&nothing),
         });
-        let is_whole = in_use.contains(&OfferedMode::Whole);
+        let is_whole = in_use.contains(&Alternative::WHOLE);
         let gpu = || one.uuid.clone();
+        // A finding for each mode that was asked for and is not offered, but one finding only where
+        // nothing is offered at all.
         if choice.modes.is_empty() && on && rules.modes == Modes::AsIs && !is_whole {
-            self.notes.push(Note::MigModeOn { gpu: gpu() });
+            self.findings.push(Finding::MigModeOn { gpu: gpu() });
         }
         for refused in &choice.refused {
             match refused {
                 Refused::NoCounters if on || choice.one_mode.is_none() => {
-                    self.notes.push(Note::NoCounters { gpu: gpu() });
+                    self.findings.push(Finding::NoCounters { gpu: gpu() });
                 }
-                Refused::NoShares => self.notes.push(Note::NoShares { gpu: gpu() }),
+                Refused::NoShares => self.findings.push(Finding::NoShares { gpu: gpu() }),
                 Refused::NoMig | Refused::Static | Refused::NeedsReset
                     if choice.modes.is_empty() && rules.modes != Modes::AsIs =>
                 {
-                    self.notes.push(Note::NothingOffered { gpu: gpu() });
+                    self.findings.push(Finding::NothingOffered { gpu: gpu() });
                 }
-                Refused::NeedsReset => self.notes.push(Note::NeedsReset { gpu: gpu() }),
+                Refused::NeedsReset => self.findings.push(Finding::NeedsReset { gpu: gpu() }),
                 Refused::NoCounters | Refused::NoMig | Refused::Static => {}
             }
         }
         if let (Some(why), Some(mode)) = (&choice.one_mode, choice.modes.first()) {
-            self.notes.push(Note::OneMode { gpu: gpu(), mode: *mode, why: why.clone() });
+            self.findings.push(Finding::OneMode {
+                gpu: gpu(),
+                mode: *mode,
+                why: why.clone(),
+            });
         }
         choice
     }
@@ -68,45 +89,65 @@ impl Run<'_> {
     /// Publishes the partitions of a GPU that answers.
     pub(crate) fn partitions(&mut self, from: &Source<'_>) {
         let template = self.template(from.one);
-        let held = self.held_partitions.get(&from.one.ordinal).cloned().unwrap_or_default();
+        let held = self
+            .held_partitions
+            .get(&from.one.ordinal)
+            .cloned()
+            .unwrap_or_default();
         self.publish_profiles(from, &held, &template);
         if from.rules.instances == Instances::Static
             && let Some(mig) = &from.one.gpu.mig
         {
-            let unusable = mig.instances.iter().filter(|instance| !mig.uuids.contains_key(&instance.id));
-            self.notes.extend(unusable.map(|instance| Note::NotOneComputeInstance {
-                gpu: from.one.uuid.clone(),
-                at: instance.placement,
-            }));
+            let unusable = mig
+                .instances
+                .iter()
+                .flatten()
+                .filter(|instance| !mig.uuids.contains_key(&instance.id));
+            self.findings
+                .extend(unusable.map(|instance| Finding::NotOneComputeInstance {
+                    gpu: from.one.uuid.clone(),
+                    at: instance.placement,
+                }));
         }
     }
 
-    /// The GPU's counters, with notes of what was wrong with them.
-    pub(crate) fn budget(&mut self, ordinal: u32, uuid: &GpuUuid, caps: &MigCapabilities) -> Option<Budget> {
+    /// The GPU's counters, with findings of what was wrong with them.
+    pub(crate) fn budget(
+        &mut self,
+        ordinal: u32,
+        uuid: &GpuUuid,
+        caps: &MigCapabilities,
+    ) -> Option<Budget> {
         if caps.profiles().is_empty() {
             return None;
         }
         let budget = Budget::new(ordinal, caps);
         match &budget {
-            None => self.notes.push(Note::TooManySlices {
+            None => self.findings.push(Finding::TooManySlices {
                 gpu: uuid.clone(),
                 found: caps.memory_slices(),
                 max: Budget::MAX_SLICES,
             }),
             Some(budget) => {
-                self.notes.extend(budget.dropped.iter().map(|(counter, needed, total)| {
-                    Note::CounterDropped { gpu: uuid.clone(), counter, needed: *needed, total: *total }
-                }));
+                self.findings
+                    .extend(budget.dropped.iter().map(|(counter, needed, total)| {
+                        Finding::CounterDropped {
+                            gpu: uuid.clone(),
+                            counter,
+                            needed: *needed,
+                            total: *total,
+                        }
+                    }));
             }
         }
         budget
     }
 
-    /// What all partitions of a GPU say.
+    /// Returns what all partitions of a GPU say.
     fn template(&mut self, one: &ReadableGpu<'_>) -> Device {
         // Notes of values left out name the whole GPU, once.
-        let name = DeviceKind::Whole { ordinal: one.ordinal }.device_name();
-        let mut to = Builder::new(name, &mut self.notes);
+        let name = DeviceKind::whole(one.ordinal).device_name();
+        let mut to = Builder::new(name, &mut self.findings);
         describe(&mut to, one.uuid, one.gpu, &self.input.inventory.system);
         to.device
     }
@@ -115,17 +156,29 @@ impl Run<'_> {
         let is_static = from.rules.instances == Instances::Static;
         for profile in from.caps.profiles() {
             let name = from.caps.name(profile);
+            // By name where the rule names profiles. Instances of an administrator are all meant.
+            // Otherwise the rare profiles only if they are asked for, since every device costs the
+            // scheduler.
             let asked_for = match &from.rules.profiles {
-                Some(asked) => name.as_ref().is_some_and(|name| asked.contains(&name.to_string())),
+                Some(asked) => name
+                    .as_ref()
+                    .is_some_and(|name| asked.contains(&name.to_string())),
                 None if is_static => true,
-                None => !profile.variant().is_rare() || from.rules.rare.contains(&profile.variant()),
+                None => {
+                    !profile.variant().is_rare() || from.rules.rare.contains(&profile.variant())
+                }
             };
+            // A profile that is not offered is gone through all the same if any partition is held:
+            // the held one may be of it.
             let offered = from.offers && asked_for;
             if !offered && held.is_empty() {
                 continue;
             }
             if name.is_none() && offered {
-                self.notes.push(Note::UnknownProfile { gpu: from.one.uuid.clone(), profile: profile.id.0 });
+                self.findings.push(Finding::UnknownProfile {
+                    gpu: from.one.uuid.clone(),
+                    profile: profile.id.0,
+                });
             }
             let of_profile = OfProfile {
                 profile,
@@ -137,8 +190,17 @@ impl Run<'_> {
                 self.publish_placement(from, held, &of_profile, placement);
             };
             match from.rules.order {
-                PlacementOrder::Ascending => profile.placements.iter().copied().for_each(&mut publish),
-                PlacementOrder::Descending => profile.placements.iter().rev().copied().for_each(&mut publish),
+                // The scheduler takes the first that fits, so the order of publishing is the order
+                // of placement.
+                PlacementOrder::Ascending => {
+                    profile.placements.iter().copied().for_each(&mut publish);
+                }
+                PlacementOrder::Descending => profile
+                    .placements
+                    .iter()
+                    .rev()
+                    .copied()
+                    .for_each(&mut publish),
             }
         }
     }
@@ -151,28 +213,47 @@ impl Run<'_> {
         placement: Placement,
     ) {
         let profile = of_profile.profile;
-        let name = PartitionName::new(from.one.ordinal, &of_profile.label, profile.id, placement.start);
+        let name = PartitionName::new(
+            from.one.ordinal,
+            &of_profile.label,
+            profile.id,
+            placement.start,
+        );
         let is_static = from.rules.instances == Instances::Static;
         let living = from.living(profile.id, placement);
-        // One that divvy makes and one that was made outside it have names of their own (ADR 5).
+        // Partitions of divvy and those made outside it have different names (ADR 5).
         for name in [name.clone(), name.into_static()] {
-            let offered =
-                of_profile.offered && name.is_static == is_static && (!is_static || living.is_some());
-            // A profile's name changes with the driver. The device keeps the one that a claim was given.
-            let mut names: Vec<_> = held.iter().filter(|held| held.is_same_partition(&name)).collect();
+            let offered = of_profile.offered
+                && name.is_static == is_static
+                && (!is_static || living.is_some());
+            // A profile's name changes with the driver. The device keeps the one that a claim was
+            // given.
+            let mut names: Vec<_> = held
+                .iter()
+                .filter(|held| held.is_same_partition(&name))
+                .collect();
             if names.is_empty() && offered {
                 names.push(&name);
             }
             for called in names {
-                let mut device = Device { name: called.device_name(), ..of_profile.device.clone() };
+                let mut device = Device {
+                    name: called.device_name(),
+                    ..of_profile.device.clone()
+                };
                 if let Some(uuid) = living.filter(|_| name.is_static) {
                     let uuid = AttributeValue::String(uuid.to_string());
                     device.attributes.insert(attr::UUID.into(), uuid);
                 }
                 if self.input.features.supports(Feature::Partitions) {
-                    device.consumes.push(from.budget.partition(profile, placement));
+                    device
+                        .consumes
+                        .push(from.budget.partition(profile, placement));
                 }
-                let mut subject = Subject { place: Some(placement), ..from.subject };
+                // Taints last: they depend on the place, and on whether the device is offered.
+                let mut subject = Subject {
+                    place: Some(placement),
+                    ..from.subject
+                };
                 if !offered {
                     self.keep(
                         &device.name,
@@ -183,22 +264,23 @@ impl Run<'_> {
                 let stays = self.stays(&device.name);
                 let taints = self.taints(&subject);
                 if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
-                    self.card(from.one.ordinal).partitions.push(device);
+                    self.card(from.one.ordinal)
+                        .add(Alternative::PARTITIONS, device);
                 }
             }
         }
     }
 }
 
-/// One GPU, while its partitions are made.
+/// A GPU, while its partitions are made.
 pub(crate) struct Source<'a> {
     pub(crate) one: &'a ReadableGpu<'a>,
     pub(crate) caps: &'a MigCapabilities,
     pub(crate) budget: &'a Budget,
     pub(crate) rules: &'a GpuRules,
-    /// What the taints of its partitions depend on, but for their places.
+    /// The facts that the taints of its partitions depend on, but for their places.
     pub(crate) subject: Subject<'a>,
-    /// Whether any partition is offered.
+    /// True if any partition is offered.
     pub(crate) offers: bool,
 }
 
@@ -206,12 +288,16 @@ impl Source<'_> {
     /// The MIG device that lives at exactly this place.
     fn living(&self, profile: GpuInstanceProfileId, placement: Placement) -> Option<&MigUuid> {
         let mig = self.one.gpu.mig.as_ref()?;
-        let instance = mig.instances.iter().find(|i| (i.profile, i.placement) == (profile, placement))?;
+        let instance = mig
+            .instances
+            .iter()
+            .flatten()
+            .find(|i| (i.profile, i.placement) == (profile, placement))?;
         mig.uuids.get(&instance.id)
     }
 }
 
-/// What all placements of a profile have in common.
+/// The parts that all placements of a profile have in common.
 struct OfProfile<'a> {
     profile: &'a GpuInstanceProfile,
     device: Device,
@@ -219,25 +305,32 @@ struct OfProfile<'a> {
     label: String,
 }
 
-/// What all partitions of a GPU say. No `uuid`, which there is only once it lives, and no NVLink, which partitions
-/// cannot use.
+/// Writes what all partitions of a GPU say. No `uuid`, which there is only once it lives, and no
+/// NVLink, which partitions cannot use.
 pub(crate) fn describe(to: &mut Builder<'_>, uuid: &GpuUuid, gpu: &Gpu, system: &SystemFacts) {
     identify(to, uuid);
     whole::describe(to, gpu, system);
 }
 
 pub(crate) fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {
-    to.string(attr::TYPE, Some("mig"));
+    to.string(attr::TYPE, Some(Alternative::PARTITIONS.device_type()));
     to.string(attr::PARENT_UUID, Some(gpu.as_str()));
     to.string(attr::GPU_UUID, Some(gpu.as_str()));
-    to.string(attr::SHARING, Some("exclusive"));
-    to.string(attr::ISOLATION, Some("hardware"));
+    to.string(attr::SHARING, Some(Sharing::Exclusive.attribute()));
+    to.limits(TargetKind::Partition, Sharing::Exclusive);
 }
 
-/// What all partitions of a profile say.
-fn of_profile(template: &Device, profile: &GpuInstanceProfile, name: Option<&ProfileName>) -> Device {
+/// Returns what all partitions of a profile say.
+fn of_profile(
+    template: &Device,
+    profile: &GpuInstanceProfile,
+    name: Option<&ProfileName>,
+) -> Device {
     let mut nothing = Vec::new();
-    let mut to = Builder { device: template.clone(), notes: &mut nothing };
+    let mut to = Builder {
+        device: template.clone(),
+        findings: &mut nothing,
+    };
     to.string(attr::PROFILE, name.map(ToString::to_string).as_deref());
     for ((_, capacity), amount) in RESOURCES.iter().zip(amounts(profile)) {
         // Memory that is the host's is not the partition's; of engines, none is an answer.

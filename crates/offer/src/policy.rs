@@ -1,33 +1,34 @@
-//! Which rule of which policy decides about a GPU. Pure: the node plugin calls it whenever policies, the node's labels
-//! or its GPUs change, `divvy inventory` and `divvy demo` with policies from files. `docs/policy.md` explains this to users.
+//! Finds the rule that decides about a GPU. Pure: the node plugin calls it whenever policies, the
+//! node's labels or its GPUs change, `divvy inventory` and `divvy demo` with policies from files.
+//! `docs/policy.md` explains this to users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use divvy_api::policy::{self as api, GpuMatch, GpuPolicy, NodeMatch, PolicyRule};
-use divvy_model::{Gpu, GpuUuid, Inventory, Ordinals, PciAddress, TimeSlice};
+use divvy_model::{Gpu, GpuUuid, Inventory, Ordinals, PciAddress, ShareUnit, TimeSlice};
 use serde::Serialize;
 
-use crate::{GpuRules, Instances, ModeLock, Modes, OfferedMode, PlacementOrder, Rules};
+use crate::{GpuRules, Instances, ModeLock, Modes, PlacementOrder, Rules};
 
-/// What rules ask about a node.
+/// Facts of a node that rules ask about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeFacts<'a> {
     pub name: &'a str,
     pub labels: &'a BTreeMap<String, String>,
 }
 
-/// What the policies make of a node.
+/// Decisions of the policies about a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Resolved {
     /// The rules of every GPU that is known: those of its rule, or the node's defaults.
     pub rules: Rules,
-    /// Which rule decided; nothing for GPUs that none matches.
+    /// The rule that decided; nothing for GPUs that none matches.
     pub by: BTreeMap<GpuUuid, RuleRef>,
-    /// Whether one GPU may be published in several modes, if a policy says so, and which.
+    /// The permission to publish one GPU in several modes, if a policy says it, and which policy.
     pub mode_lock: Option<(ModeLock, String)>,
-    /// What a person should look at.
+    /// Problems that a person should look at.
     pub problems: Vec<PolicyProblem>,
 }
 
@@ -37,7 +38,7 @@ pub struct Resolved {
 pub struct RuleRef {
     /// Name of the policy.
     pub policy: String,
-    /// Which of its rules, from 0.
+    /// Index of the rule, from 0.
     pub index: usize,
     /// The rule's name, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,7 +60,7 @@ impl fmt::Display for RuleRef {
 pub struct PolicyProblem {
     pub rule: RuleRef,
     pub gpu: GpuUuid,
-    /// What is the matter, and what there is to choose from.
+    /// Description of the problem, and what there is to choose from.
     pub problem: String,
 }
 
@@ -69,8 +70,9 @@ impl fmt::Display for PolicyProblem {
     }
 }
 
-/// Finds the rule of every GPU: policies by priority (higher first), then by name; their rules in order; the first that
-/// matches node and GPU decides. What it does not say is as in `defaults`, which are also the rules of the other GPUs.
+/// Finds the rule of every GPU: policies by priority (higher first), then by name; their rules in
+/// order; the first that matches node and GPU decides. Its gaps are filled from `defaults`,
+/// which are also the rules of the other GPUs.
 pub fn resolve(
     policies: &[GpuPolicy],
     node: &NodeFacts<'_>,
@@ -78,16 +80,28 @@ pub fn resolve(
     ordinals: &Ordinals,
     defaults: &GpuRules,
 ) -> Resolved {
-    let mut policies: Vec<&GpuPolicy> =
-        policies.iter().filter(|policy| fits_node(policy.spec.nodes.as_ref(), node)).collect();
+    let mut policies: Vec<&GpuPolicy> = policies
+        .iter()
+        .filter(|policy| fits_node(policy.spec.nodes.as_ref(), node))
+        .collect();
     policies.sort_by(|a, b| (b.spec.priority, &a.name).cmp(&(a.spec.priority, &b.name)));
+    // Flat, in the order in which they decide: the first rule that fits ends the search for a GPU.
     let rules: Vec<(RuleRef, &PolicyRule)> = policies
         .iter()
         .flat_map(|policy| {
             let rules = policy.spec.rules.iter().enumerate();
-            rules.filter(|(_, rule)| fits_node(rule.nodes.as_ref(), node)).map(|(index, rule)| {
-                (RuleRef { policy: policy.name.clone(), index, name: rule.name.clone() }, rule)
-            })
+            rules
+                .filter(|(_, rule)| fits_node(rule.nodes.as_ref(), node))
+                .map(|(index, rule)| {
+                    (
+                        RuleRef {
+                            policy: policy.name.clone(),
+                            index,
+                            name: rule.name.clone(),
+                        },
+                        rule,
+                    )
+                })
         })
         .collect();
     let mut resolved = Resolved {
@@ -101,24 +115,44 @@ pub fn resolve(
         }),
         ..Resolved::default()
     };
-    let known: BTreeSet<&GpuUuid> =
-        inventory.gpus.keys().chain(ordinals.iter().map(|(uuid, _)| uuid)).collect();
+    // GPUs that cannot be read too: what they were last offered as is to last.
+    let known: BTreeSet<&GpuUuid> = inventory
+        .gpus
+        .keys()
+        .chain(ordinals.iter().map(|(uuid, _)| uuid))
+        .collect();
     for uuid in known {
         let gpu = inventory.gpus.get(uuid);
-        let found = rules.iter().find(|(_, rule)| fits_gpu(rule.gpus.as_ref(), uuid, ordinals.of(uuid), gpu));
+        let fits = |(_, rule): &&(RuleRef, &PolicyRule)| {
+            fits_gpu(rule.gpus.as_ref(), uuid, ordinals.of(uuid), gpu)
+        };
+        let found = rules.iter().find(fits);
+        // Rules that were asked before: one that has missed the GPU by a star is most likely meant
+        // for it.
+        let missed = rules.iter().take_while(|rule| !fits(rule));
+        let missed = missed.filter_map(|(by, rule)| {
+            Some(PolicyProblem {
+                rule: by.clone(),
+                gpu: uuid.clone(),
+                problem: missing_star(rule, gpu?)?,
+            })
+        });
+        resolved.problems.extend(missed);
         let rules = match found {
             None => defaults.clone(),
             Some((by, rule)) => {
-                let problems = gpu.map(|gpu| [no_such_profile(rule, gpu), one_share_only(rule, gpu)]);
-                resolved.problems.extend(
-                    problems.into_iter().flatten().flatten().map(|problem| PolicyProblem {
-                        rule: by.clone(),
-                        gpu: uuid.clone(),
-                        problem,
-                    }),
-                );
+                let problems = gpu.map(|gpu| [no_such_profile(rule, gpu), fewer_shares(rule, gpu)]);
+                resolved
+                    .problems
+                    .extend(problems.into_iter().flatten().flatten().map(|problem| {
+                        PolicyProblem {
+                            rule: by.clone(),
+                            gpu: uuid.clone(),
+                            problem,
+                        }
+                    }));
                 resolved.by.insert(uuid.clone(), by.clone());
-                apply(rule, defaults)
+                apply(rule, gpu, defaults)
             }
         };
         resolved.rules.insert(uuid.clone(), rules);
@@ -127,13 +161,21 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// Keeps earlier decisions about GPUs that cannot be read now: a rule that names their product does not match them
-    /// while it is unknown.
+    /// Keeps earlier decisions about GPUs that cannot be read now: a rule that names their product
+    /// does not match them while it is unknown.
     pub fn keep_unread(&mut self, before: &Self, inventory: &Inventory) {
-        let unread: Vec<GpuUuid> =
-            self.rules.keys().filter(|uuid| !inventory.gpus.contains_key(*uuid)).cloned().collect();
+        let unread: Vec<GpuUuid> = self
+            .rules
+            .keys()
+            .filter(|uuid| !inventory.gpus.contains_key(*uuid))
+            .cloned()
+            .collect();
         for uuid in unread {
-            let Some(rules) = before.rules.get(&uuid) else { continue };
+            // Rules and the rule that decided go together, or a status would name a rule that does
+            // not apply.
+            let Some(rules) = before.rules.get(&uuid) else {
+                continue;
+            };
             self.rules.insert(uuid.clone(), rules.clone());
             match before.by.get(&uuid) {
                 Some(by) => self.by.insert(uuid, by.clone()),
@@ -143,43 +185,71 @@ impl Resolved {
     }
 }
 
-fn fits_node(wanted: Option<&NodeMatch>, node: &NodeFacts<'_>) -> bool {
+/// Returns whether a policy or rule is for the node.
+pub fn fits_node(wanted: Option<&NodeMatch>, node: &NodeFacts<'_>) -> bool {
     wanted.is_none_or(|wanted| {
         wanted.names.contains(node.name)
-            || wanted.selector.as_ref().is_some_and(|selector| selector.matches(node.labels))
+            || wanted
+                .selector
+                .as_ref()
+                .is_some_and(|selector| selector.matches(node.labels))
     })
 }
 
-fn fits_gpu(wanted: Option<&GpuMatch>, uuid: &GpuUuid, ordinal: Option<u32>, gpu: Option<&Gpu>) -> bool {
+fn fits_gpu(
+    wanted: Option<&GpuMatch>,
+    uuid: &GpuUuid,
+    ordinal: Option<u32>,
+    gpu: Option<&Gpu>,
+) -> bool {
     let Some(wanted) = wanted else { return true };
-    wanted.uuids.iter().any(|text| text.eq_ignore_ascii_case(uuid.as_str()))
+    wanted
+        .uuids
+        .iter()
+        .any(|text| text.eq_ignore_ascii_case(uuid.as_str()))
         || ordinal.is_some_and(|ordinal| wanted.ordinals.contains(&ordinal))
         || gpu.is_some_and(|gpu| {
-            let at = |text: &String| text.parse::<PciAddress>().is_ok_and(|a| a == gpu.facts.pci_address);
-            wanted.products.iter().any(|pattern| is_like(&gpu.facts.product_name, pattern))
+            let at = |text: &String| {
+                text.parse::<PciAddress>()
+                    .is_ok_and(|a| a == gpu.facts.pci_address)
+            };
+            wanted
+                .products
+                .iter()
+                .any(|pattern| is_like(&gpu.facts.product_name, pattern))
                 || wanted.pci_addresses.iter().any(at)
         })
 }
 
-/// `*` stands for any text; letter case does not matter.
-fn is_like(text: &str, pattern: &str) -> bool {
+/// Returns whether a product's name is like a pattern: `*` stands for any text; letter case does not
+/// matter.
+pub fn is_like(text: &str, pattern: &str) -> bool {
     let (text, pattern) = (text.to_lowercase(), pattern.to_lowercase());
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let Some(mut rest) = text.strip_prefix(first) else {
+        return false;
+    };
     let mut parts: Vec<&str> = parts.collect();
-    let Some(last) = parts.pop() else { return rest.is_empty() };
+    let Some(last) = parts.pop() else {
+        return rest.is_empty();
+    };
+    // Beginning and end are fixed. A part between two stars is taken where it comes first, which
+    // leaves the most for the others.
     for part in parts {
-        let Some((_, after)) = rest.split_once(part) else { return false };
+        let Some((_, after)) = rest.split_once(part) else {
+            return false;
+        };
         rest = after;
     }
     rest.ends_with(last)
 }
 
-fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
+fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules {
+    // Field by field over the defaults: a rule that names one thing leaves all others alone.
     let mut rules = defaults.clone();
     if let Some(modes) = &rule.modes {
-        rules.modes = Modes::Only(modes.iter().copied().map(mode).collect());
+        rules.modes = Modes::Only(modes.iter().copied().map(Into::into).collect());
     }
     if let Some(mig) = &rule.mig {
         if mig.profiles.is_some() {
@@ -199,13 +269,23 @@ fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
         }
     }
     if let Some(shares) = &rule.shares {
+        rules.shares.unit = shares.unit.map_or(rules.shares.unit, |unit| match unit {
+            api::ShareUnit::Amounts => ShareUnit::Amounts,
+            api::ShareUnit::Percent => ShareUnit::Percent,
+        });
+        rules.shares.smallest_percent = shares.min_percent.or(rules.shares.smallest_percent);
         rules.shares.slots = shares.slots.unwrap_or(rules.shares.slots);
-        rules.shares.smallest_mib =
-            shares.min_memory.map_or(rules.shares.smallest_mib, |memory| memory.mib().max(1));
+        rules.shares.smallest_mib = shares
+            .min_memory
+            .map_or(rules.shares.smallest_mib, |memory| memory.mib().max(1));
         rules.shares.smallest_cores = shares.min_cores.unwrap_or(rules.shares.smallest_cores);
-        rules.shares.time_slice =
-            shares.time_slice.map_or(rules.shares.time_slice, |slice| Some(time_slice(slice)));
-        rules.held_back_mib = shares.reserved_memory.map_or(rules.held_back_mib, api::MemorySize::mib);
+        rules.shares.time_slice = shares
+            .time_slice
+            .map_or(rules.shares.time_slice, |slice| Some(time_slice(slice)));
+        let memory = gpu.and_then(|gpu| gpu.facts.memory_bytes);
+        rules.held_back_mib = shares
+            .reserved_memory
+            .map_or(rules.held_back_mib, |part| part.mib_of(memory));
     }
     if let Some(evict) = rule.health.as_ref().and_then(|health| health.evict) {
         rules.no_execute = evict;
@@ -221,14 +301,6 @@ fn apply(rule: &PolicyRule, defaults: &GpuRules) -> GpuRules {
     rules
 }
 
-fn mode(mode: api::OfferedMode) -> OfferedMode {
-    match mode {
-        api::OfferedMode::Whole => OfferedMode::Whole,
-        api::OfferedMode::Mig => OfferedMode::Mig,
-        api::OfferedMode::TimeSlicing => OfferedMode::TimeSlicing,
-    }
-}
-
 fn time_slice(slice: api::TimeSlice) -> TimeSlice {
     match slice {
         api::TimeSlice::Default => TimeSlice::Default,
@@ -238,14 +310,50 @@ fn time_slice(slice: api::TimeSlice) -> TimeSlice {
     }
 }
 
-/// A least share of more than the GPU has to give makes one share of all.
-fn one_share_only(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
+/// Returns what is wrong with a rule whose pattern of products is a part of the product's name: it
+/// matches whole names only.
+fn missing_star(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
+    let product = &gpu.facts.product_name;
+    let is_part = |pattern: &&String| {
+        !pattern.contains('*')
+            && !pattern.is_empty()
+            && !is_like(product, pattern)
+            && is_like(product, &format!("*{pattern}*"))
+    };
+    let pattern = rule.gpus.as_ref()?.products.iter().find(is_part)?;
+    Some(format!(
+        "products: [{pattern}] does not match {product}: a pattern is for the whole name (write \"*{pattern}*\")"
+    ))
+}
+
+/// Returns a word on fewer shares than a rule has slots, where its least share takes more memory
+/// than there is for each slot, or more percent. A least share of more than the GPU has to give
+/// makes one share of all of it.
+fn fewer_shares(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
     let shares = rule.shares.as_ref()?;
+    if let (Some(slots), Some(least)) = (shares.slots, shares.min_percent)
+        && 100 / slots.max(1) < least
+    {
+        return Some(format!(
+            "a share without a request gets {least} percent, not 100/{slots}: minPercent is {least}"
+        ));
+    }
     let least = shares.min_memory?.mib();
-    let held_back = shares.reserved_memory.map_or(0, api::MemorySize::mib);
-    let has = (gpu.facts.memory_bytes? >> 20).saturating_sub(held_back);
-    (least > has).then(|| {
-        format!("it has one share, of all its memory: minMemory is {least}Mi, and it has {has}Mi for shares")
+    let memory = gpu.facts.memory_bytes?;
+    let held_back = shares
+        .reserved_memory
+        .map_or(0, |part| part.mib_of(Some(memory)));
+    let has = (memory >> 20).saturating_sub(held_back);
+    if least > has {
+        return Some(format!(
+            "it has one share, of all its memory: minMemory is {least}Mi, and it has {has}Mi for shares"
+        ));
+    }
+    let (slots, fit) = (u64::from(shares.slots?), has / least.max(1));
+    (fit < slots).then(|| {
+        format!(
+            "only {fit} of its {slots} slots can be used at once: minMemory is {least}Mi, and it has {has}Mi for shares"
+        )
     })
 }
 
@@ -253,8 +361,11 @@ fn one_share_only(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
 fn no_such_profile(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
     let wanted = rule.mig.as_ref()?.profiles.as_ref()?;
     let capabilities = &gpu.mig.as_ref()?.capabilities;
-    let has: BTreeSet<String> =
-        capabilities.profiles().iter().filter_map(|p| Some(capabilities.name(p)?.to_string())).collect();
+    let has: BTreeSet<String> = capabilities
+        .profiles()
+        .iter()
+        .filter_map(|p| Some(capabilities.name(p)?.to_string()))
+        .collect();
     (!has.is_empty() && wanted.is_disjoint(&has)).then(|| {
         format!(
             "it has none of the MIG profiles {} (it has {})",

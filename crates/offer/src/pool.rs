@@ -1,9 +1,11 @@
-//! What is published, in our words: a [`Pool`] of slices of devices. The publisher turns it into API objects.
+//! The published devices, in our words: a [`Pool`] of slices of devices. The publisher turns it
+//! into API objects.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use divvy_api::names::taints as keys;
 use divvy_model::{AttributeValue, DeviceName};
 use serde::Serialize;
 
@@ -12,7 +14,8 @@ use serde::Serialize;
 pub struct Pool {
     /// Name of the pool; see [`crate::pool_name`].
     pub name: String,
-    /// The slices, in the order in which the scheduler is to try them. None at all when there is no device.
+    /// The slices, in the order in which the scheduler is to try them. None at all when there is no
+    /// device.
     pub slices: Vec<Slice>,
 }
 
@@ -26,23 +29,9 @@ impl Pool {
     pub fn device(&self, name: &DeviceName) -> Option<&Device> {
         self.devices().find(|device| device.name == *name)
     }
-
-    /// This pool, with the taints that its devices have in another.
-    #[must_use]
-    pub fn with_taints_of(&self, other: &Self) -> Self {
-        let taints: BTreeMap<&DeviceName, &[Taint]> =
-            other.devices().map(|device| (&device.name, &*device.taints)).collect();
-        let mut pool = self.clone();
-        for device in pool.slices.iter_mut().flat_map(|slice| &mut slice.devices) {
-            if let Some(taints) = taints.get(&device.name) {
-                device.taints = taints.to_vec();
-            }
-        }
-        pool
-    }
 }
 
-/// One ResourceSlice: devices or counter sets, never both.
+/// A ResourceSlice: devices or counter sets, never both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Slice {
     /// Devices, in the order in which the scheduler is to try them.
@@ -55,16 +44,16 @@ pub struct Slice {
 pub struct Device {
     /// Name, unique in the pool.
     pub name: DeviceName,
-    /// Attributes by name; a name without a domain is in the driver's. The names are constants: a pool has
-    /// thousands of them.
+    /// Attributes by name; a name without a domain is in the driver's. The names are constants: a
+    /// pool has thousands of them.
     pub attributes: BTreeMap<Cow<'static, str>, AttributeValue>,
     /// Capacities by name.
     pub capacity: BTreeMap<Cow<'static, str>, Capacity>,
     /// Taints, sorted.
     pub taints: Vec<Taint>,
-    /// What it takes from counter sets when it is allocated.
+    /// The counters that it takes from sets when it is allocated.
     pub consumes: Vec<CounterUse>,
-    /// Whether several claims can have it at once.
+    /// True if several claims can have it at once.
     pub allow_multiple: bool,
 }
 
@@ -80,39 +69,50 @@ impl Device {
             allow_multiple: false,
         }
     }
+
+    /// Returns whether it stays published only for claims that hold it, or may.
+    pub fn is_withdrawn(&self) -> bool {
+        // The taint is the only trace of it in the pool, and it is there wherever the server stores
+        // taints.
+        self.taints.iter().any(|taint| taint.key == keys::WITHDRAWN)
+    }
 }
 
 /// A capacity of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Capacity {
     pub value: Amount,
-    /// How it is given out in parts; only for devices with `allow_multiple`.
+    /// The policy by which it is given out in parts; only for devices with `allow_multiple`.
     pub policy: Option<RequestPolicy>,
 }
 
 impl Capacity {
     /// A capacity that is given out as a whole.
     pub fn whole(value: Amount) -> Self {
-        Self { value, policy: None }
+        Self {
+            value,
+            policy: None,
+        }
     }
 }
 
-/// How claims may ask for part of a capacity.
+/// The rule by which claims ask for part of a capacity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RequestPolicy {
-    /// What a claim gets that asks for nothing. Required: without it such a claim would take all.
+    /// The amount for a claim that asks for nothing. Required: without it such a claim would take
+    /// all.
     pub default: Amount,
-    /// What can be asked for.
+    /// The amounts that can be asked for.
     pub allowed: Allowed,
 }
 
-/// What can be asked for under a [`RequestPolicy`].
+/// The amounts that can be asked for under a [`RequestPolicy`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Allowed {
     /// Anything up to the capacity.
     Any,
-    /// One of these, ascending.
+    /// Any of these, ascending.
     Values(Vec<Amount>),
     /// A range in steps.
     Range {
@@ -143,7 +143,8 @@ impl Amount {
 }
 
 impl fmt::Display for Amount {
-    /// The canonical form, as the API server stores it: the largest suffix that leaves a whole number.
+    /// The canonical form, as the API server stores it: the largest suffix that leaves a whole
+    /// number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut value, base, suffixes) = match *self {
             Self::Bytes(value) => (value, 1024, ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]),
@@ -167,25 +168,29 @@ impl From<Amount> for String {
     }
 }
 
-/// What keeps claims away from a device.
+/// A mark that keeps claims away from a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Taint {
     /// A label key, such as [`divvy_api::names::taints::LOST`].
     pub key: String,
     /// A label value.
     pub value: Option<String>,
-    /// What it does.
+    /// The effect.
     pub effect: TaintEffect,
 }
 
 impl Taint {
     /// A taint that lets running pods be and keeps new ones away.
     pub fn no_schedule(key: impl Into<String>, value: Option<&str>) -> Self {
-        Self { key: key.into(), value: value.map(str::to_owned), effect: TaintEffect::NoSchedule }
+        Self {
+            key: key.into(),
+            value: value.map(str::to_owned),
+            effect: TaintEffect::NoSchedule,
+        }
     }
 }
 
-/// What a taint does. Ordered by strength.
+/// The effect of a taint. Ordered by strength.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum TaintEffect {
     /// Not given to claims that do not tolerate it.
@@ -195,7 +200,7 @@ pub enum TaintEffect {
 }
 
 impl TaintEffect {
-    /// As the API writes it.
+    /// Returns it as the API writes it.
     pub fn name(self) -> &'static str {
         match self {
             Self::NoSchedule => "NoSchedule",
@@ -212,12 +217,12 @@ pub struct CounterSet {
     pub counters: BTreeMap<String, Amount>,
 }
 
-/// What a device takes from one counter set.
+/// The part that a device takes of one counter set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CounterUse {
     /// Name of the set.
     pub set: String,
-    /// How much of which counter.
+    /// The amount of each counter.
     pub counters: BTreeMap<String, Amount>,
 }
 

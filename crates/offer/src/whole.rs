@@ -1,11 +1,14 @@
-//! The whole-GPU alternative: a GPU's facts as attributes and capacities, named and typed as NVIDIA's driver has
-//! them so that existing CEL keeps working.
+//! The whole-GPU alternative: a GPU's facts as attributes and capacities, named and typed as
+//! NVIDIA's driver has them so that existing CEL keeps working.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{CudaVersion, DeviceKind, DeviceName, Gpu, GpuUuid, SystemFacts, normalise_version};
+use divvy_model::{
+    Alternative, CudaVersion, DeviceKind, DeviceName, Gpu, GpuUuid, Limits, Sharing, SystemFacts,
+    TargetKind, normalise_version,
+};
 
 use crate::validate::{MAX_INTEGER, MAX_STRING};
-use crate::{Amount, AttributeValue, Capacity, Device, Note};
+use crate::{Amount, AttributeValue, Capacity, Device, Finding};
 
 /// Labels that need the whole node to know.
 #[derive(Default)]
@@ -21,26 +24,32 @@ pub(crate) fn device(
     gpu: &Gpu,
     system: &SystemFacts,
     links: &Links<'_>,
-    notes: &mut Vec<Note>,
+    findings: &mut Vec<Finding>,
 ) -> Device {
     let facts = &gpu.facts;
-    let mut to = bare_builder(ordinal, uuid, notes);
+    let mut to = bare_builder(ordinal, uuid, findings);
     describe(&mut to, gpu, system);
     to.string(attr::NVLINK_DOMAIN, links.domain);
     to.string(attr::NVLINK_PAIR, links.pair);
     to.capacity(cap::MEMORY, facts.memory_bytes.map(Amount::Bytes));
-    to.capacity(cap::MULTIPROCESSORS, facts.multiprocessors.map(|n| Amount::Count(n.into())));
+    to.capacity(
+        cap::MULTIPROCESSORS,
+        facts.multiprocessors.map(|n| Amount::Count(n.into())),
+    );
     to.device
 }
 
-/// What is said of every device cut from a GPU.
+/// Writes what is said of every device cut from a GPU.
 pub(crate) fn describe(to: &mut Builder<'_>, gpu: &Gpu, system: &SystemFacts) {
     let facts = &gpu.facts;
     let compute = facts.compute_capability;
     to.string(attr::PRODUCT_NAME, Some(&facts.product_name));
     to.string(attr::BRAND, facts.brand.name());
     to.string(attr::ARCHITECTURE, facts.architecture.name());
-    to.version(attr::CUDA_COMPUTE_CAPABILITY, &format!("{}.{}", compute.major, compute.minor));
+    to.version(
+        attr::CUDA_COMPUTE_CAPABILITY,
+        &format!("{}.{}", compute.major, compute.minor),
+    );
     to.version(attr::DRIVER_VERSION, &system.driver_version);
     if let Some(CudaVersion { major, minor }) = system.cuda_version {
         to.version(attr::CUDA_DRIVER_VERSION, &format!("{major}.{minor}"));
@@ -54,7 +63,10 @@ pub(crate) fn describe(to: &mut Builder<'_>, gpu: &Gpu, system: &SystemFacts) {
     } else {
         to.leave_out(
             attr::PCI_BUS_ID,
-            format!("{} has a domain of more than four digits", facts.pci_address),
+            format!(
+                "{} has a domain of more than four digits",
+                facts.pci_address
+            ),
         );
     }
     to.string(attr::PCIE_ROOT, gpu.topology.pcie_root.as_deref());
@@ -68,25 +80,40 @@ pub(crate) fn bare(ordinal: u32, uuid: &GpuUuid) -> Device {
     bare_builder(ordinal, uuid, &mut Vec::new()).device
 }
 
-fn bare_builder<'a>(ordinal: u32, uuid: &GpuUuid, notes: &'a mut Vec<Note>) -> Builder<'a> {
-    let mut to = Builder::new(DeviceKind::Whole { ordinal }.device_name(), notes);
-    to.string(attr::TYPE, Some("gpu"));
+fn bare_builder<'a>(ordinal: u32, uuid: &GpuUuid, findings: &'a mut Vec<Finding>) -> Builder<'a> {
+    let mut to = Builder::new(DeviceKind::whole(ordinal).device_name(), findings);
+    to.string(attr::TYPE, Some(Alternative::WHOLE.device_type()));
     to.string(attr::UUID, Some(uuid.as_str()));
     to.string(attr::GPU_UUID, Some(uuid.as_str()));
-    to.string(attr::SHARING, Some("exclusive"));
-    to.string(attr::ISOLATION, Some("hardware"));
+    to.string(attr::SHARING, Some(Sharing::Exclusive.attribute()));
+    to.limits(TargetKind::Gpu, Sharing::Exclusive);
     to
+}
+
+/// Returns the attributes that say what keeps a program within a device in this use.
+pub(crate) fn limits(target: TargetKind, sharing: Sharing) -> [(&'static str, &'static str); 4] {
+    let limits = Limits::of(target, sharing);
+    [
+        // The older of them, in a single word: memory that is enforced is isolated here.
+        (attr::ISOLATION, limits.memory.attribute()),
+        (attr::MEMORY_ENFORCEMENT, limits.memory.attribute()),
+        (attr::COMPUTE_ENFORCEMENT, limits.compute.attribute()),
+        (attr::FAULT_DOMAIN, limits.fault_domain),
+    ]
 }
 
 /// Adds values that are known and within the API's limits; the others are noted.
 pub(crate) struct Builder<'a> {
     pub(crate) device: Device,
-    pub(crate) notes: &'a mut Vec<Note>,
+    pub(crate) findings: &'a mut Vec<Finding>,
 }
 
 impl<'a> Builder<'a> {
-    pub(crate) fn new(name: DeviceName, notes: &'a mut Vec<Note>) -> Self {
-        Self { device: Device::new(name), notes }
+    pub(crate) fn new(name: DeviceName, findings: &'a mut Vec<Finding>) -> Self {
+        Self {
+            device: Device::new(name),
+            findings,
+        }
     }
 
     fn put(&mut self, name: &'static str, value: AttributeValue) {
@@ -94,25 +121,44 @@ impl<'a> Builder<'a> {
     }
 
     fn leave_out(&mut self, name: &str, why: String) {
-        self.notes.push(Note::ValueLeftOut { device: self.device.name.clone(), name: name.to_owned(), why });
+        self.findings.push(Finding::ValueLeftOut {
+            device: self.device.name.clone(),
+            name: name.to_owned(),
+            why,
+        });
+    }
+
+    pub(crate) fn limits(&mut self, target: TargetKind, sharing: Sharing) {
+        for (name, value) in limits(target, sharing) {
+            self.string(name, Some(value));
+        }
     }
 
     pub(crate) fn string(&mut self, name: &'static str, value: Option<&str>) {
         match value {
             None | Some("") => {}
-            Some(text) if text.len() <= MAX_STRING => self.put(name, AttributeValue::String(text.to_owned())),
+            Some(text) if text.len() <= MAX_STRING => {
+                self.put(name, AttributeValue::String(text.to_owned()));
+            }
             Some(text) => {
                 self.leave_out(
                     name,
-                    format!("{text:?} has {} bytes, the API takes {MAX_STRING}", text.len()),
+                    format!(
+                        "{text:?} has {} bytes, the API takes {MAX_STRING}",
+                        text.len()
+                    ),
                 );
             }
         }
     }
 
     fn version(&mut self, name: &'static str, text: &str) {
+        // Strict semver, which the API requires: `535.161.07` has a zero in front, `12.4` lacks a
+        // number.
         match normalise_version(text).map(|version| version.to_string()) {
-            Some(version) if version.len() <= MAX_STRING => self.put(name, AttributeValue::Version(version)),
+            Some(version) if version.len() <= MAX_STRING => {
+                self.put(name, AttributeValue::Version(version));
+            }
             _ => self.leave_out(name, format!("{text:?} is not a version")),
         }
     }
@@ -121,7 +167,9 @@ impl<'a> Builder<'a> {
         match amount {
             None => {}
             Some(amount) if amount.value() <= MAX_INTEGER => {
-                self.device.capacity.insert(name.into(), Capacity::whole(amount));
+                self.device
+                    .capacity
+                    .insert(name.into(), Capacity::whole(amount));
             }
             Some(amount) => self.leave_out(name, format!("{} is over 63 bits", amount.value())),
         }

@@ -1,12 +1,13 @@
 //! The life of one published device: offered, leaving, kept for the claims that hold it, gone.
 //!
-//! Counters are charged only for devices that are published, and the scheduler writes an allocation some time after it
-//! has chosen the device. So a device that is not offered any more stays published with a taint until such a write must
-//! have arrived, and after that for as long as a claim in the API holds it.
+//! Counters are charged only for devices that are published, and the scheduler writes an allocation
+//! some time after it has chosen the device. So a device that is not offered any more stays
+//! published with a taint until such a write must have arrived, and after that for as long as a
+//! claim in the API holds it.
 
 use std::time::Duration;
 
-/// Where a published device is in its life. One that is not published has no state.
+/// The state of a published device. A device that is not published has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceState {
     /// The scheduler may give it out.
@@ -20,10 +21,10 @@ pub(crate) enum DeviceState {
     Kept,
 }
 
-/// What decides about the next state of a device.
+/// Facts that decide about the next state of a device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Observed {
-    /// Whether the rules offer it now.
+    /// True if the rules offer it now.
     pub(crate) offered: bool,
     /// The last list of claims: when it was asked for, and whether a claim holds the device.
     pub(crate) listed: Option<(Duration, bool)>,
@@ -41,12 +42,16 @@ impl DeviceState {
     /// | leaving | offered | kept | gone | leaving |
     /// | kept | offered | kept | gone | kept |
     pub(crate) fn next(self, seen: &Observed) -> Option<Self> {
+        // An offer ends every wait, also while a claim holds the device: it is an ordinary device
+        // again.
         if seen.offered {
             return Some(Self::Offered);
         }
         match self {
             Self::Offered => Some(Self::Leaving { since: seen.now }),
             Self::Leaving { since } => match seen.listed {
+                // A list counts from the moment at which it was asked for. An earlier one may lack
+                // an allocation that the scheduler wrote before it saw the taint.
                 Some((asked, held)) if asked >= since.saturating_add(seen.leave) => {
                     held.then_some(Self::Kept)
                 }
@@ -79,14 +84,24 @@ mod tests {
     }
 
     #[test]
-    fn each_state_has_one_way_out_and_nothing_goes_without_a_list_from_after_the_wait() {
+    fn each_state_has_one_way_out_and_nothing_goes_without_a_list() {
         let leaving = Leaving { since: s(100) };
         let (before, after) = (s(159), s(160));
         let rows = [
             (Offered, true, None, Some(Offered)),
             (Offered, false, None, Some(Leaving { since: s(200) })),
-            (Offered, false, Some((s(199), false)), Some(Leaving { since: s(200) })),
-            (Offered, false, Some((s(199), true)), Some(Leaving { since: s(200) })),
+            (
+                Offered,
+                false,
+                Some((s(199), false)),
+                Some(Leaving { since: s(200) }),
+            ),
+            (
+                Offered,
+                false,
+                Some((s(199), true)),
+                Some(Leaving { since: s(200) }),
+            ),
             (leaving, true, Some((after, false)), Some(Offered)),
             (leaving, false, None, Some(leaving)),
             (leaving, false, Some((before, false)), Some(leaving)),
@@ -99,7 +114,12 @@ mod tests {
             (Kept, false, Some((after, false)), None),
         ];
         for (state, offered, listed, expected) in rows {
-            let seen = Observed { offered, listed, leave: s(60), now: s(200) };
+            let seen = Observed {
+                offered,
+                listed,
+                leave: s(60),
+                now: s(200),
+            };
             assert_eq!(state.next(&seen), expected, "{state:?} {seen:?}");
         }
     }

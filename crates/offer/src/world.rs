@@ -6,25 +6,29 @@ use std::time::Duration;
 
 use divvy_api::policy::GpuPolicy;
 use divvy_model::mig::{MigCapabilities, Placement};
-use divvy_model::{ClaimUid, DeviceName, GpuUuid, Hold, Inventory, Ordinals};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid, Grant, Hold, Inventory, Ordinals, ShareUnit};
 
 use crate::withdrawal::DeviceState;
-use crate::{Feature, GpuRules, HealthView, KubeVersion, ModeLock, Note, OneMode, Outputs, ServerFeatures};
+use crate::{
+    Feature, Finding, GpuRules, HealthView, KubeVersion, ModeLock, OneMode, Pool, Resolved,
+    ServerFeatures, Uses,
+};
 
-/// What does not change while the node runs.
+/// Settings that do not change while the node runs.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Name of the node.
     pub node: String,
     /// The rules of GPUs that no policy names.
     pub rules: GpuRules,
-    /// Whether a GPU may be published in several modes, where no policy says it.
+    /// The permission to publish a GPU in several modes, where no policy says it.
     pub mode_lock: ModeLock,
     /// For how long after a device is tainted the scheduler may still write an allocation of it.
     pub leave: Duration,
-    /// How often the API is asked who holds devices that stay published only for their holders.
+    /// The interval at which the API is asked who holds devices that stay published only for their
+    /// holders.
     pub ask_again: Duration,
-    /// How soon after a question without an answer the next is asked.
+    /// The time from a question without an answer to the next.
     pub retry: Duration,
 }
 
@@ -33,14 +37,14 @@ pub struct Settings {
 pub enum Fact {
     /// Time has passed.
     Time,
-    /// What NVML says.
+    /// The inventory as NVML has it.
     Inventory {
         /// The GPUs as they were last read.
         gpus: Arc<Inventory>,
-        /// Whether the driver cannot be used now.
+        /// True if the driver cannot be used now.
         driver_down: bool,
     },
-    /// How the GPUs are.
+    /// The health of the GPUs.
     Health(Arc<HealthView>),
     /// The policies in force, and the labels of the node.
     Policies {
@@ -49,16 +53,17 @@ pub enum Fact {
         /// The node's labels.
         labels: BTreeMap<String, String>,
     },
-    /// GPUs that others use, with the value of their taint.
-    Neighbours(BTreeMap<GpuUuid, String>),
-    /// What the node's records say.
+    /// GPUs that others use.
+    Neighbours(Uses),
+    /// The content of the node's records.
     Records(Records),
     /// The API server answered.
     Server {
         /// Its version.
         version: KubeVersion,
-        /// The features whose fields were lost in a dry run, if one was answered. Together with the version: a device
-        /// without the fields that limit its use must not be published, not even for a moment.
+        /// The features whose fields were lost in a dry run, if one was answered. Together with the
+        /// version: a device without the fields that limit its use must not be published, not even
+        /// for a moment.
         dropped: Option<BTreeSet<Feature>>,
     },
     /// Fields of these features were sent and did not come back.
@@ -69,7 +74,8 @@ pub enum Fact {
     Conflict(ModeConflict),
 }
 
-/// A claim was refused at prepare: its device belongs to a GPU that another claim uses in another mode.
+/// A claim was refused at prepare: its device belongs to a GPU that another claim uses in another
+/// mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModeConflict {
     /// The claim that was refused.
@@ -90,17 +96,22 @@ pub struct Claimant {
     pub name: String,
 }
 
-/// What the node's records say.
+/// The content of the node's records.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Records {
     /// The numbers in device names.
     pub ordinals: Ordinals,
-    /// What claims hold.
+    /// The devices that claims hold.
     pub held: Vec<Held>,
     /// GPUs about whose state something is not certain.
     pub fenced: BTreeSet<GpuUuid>,
     /// Memory slices with MIG instances that no record accounts for.
     pub foreign: Vec<(GpuUuid, Placement)>,
+    /// GPUs whose MIG mode divvy has changed, with the mode as it was found.
+    pub mig_found: BTreeMap<GpuUuid, bool>,
+    /// The units in which shares were last published, by this process or an earlier one; of GPUs
+    /// that had any.
+    pub share_units: BTreeMap<GpuUuid, ShareUnit>,
 }
 
 /// A device that a claim holds by its record.
@@ -110,21 +121,23 @@ pub struct Held {
     pub claim: String,
     /// The device, and how it is used.
     pub hold: Hold,
-    /// Whether the claim was released and something still uses the device.
+    /// True if the claim was released and something still uses the device.
     pub lingering: bool,
 }
 
 /// A question that only the API can answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
-    /// Whether the node's own slices are asked for too: at the start, when an earlier process may have left some.
+    /// True if the node's own slices are asked for too: at the start, when an earlier process may
+    /// have left some.
     pub slices: bool,
 }
 
-/// What the API answered.
+/// An answer of the API.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Devices of the node's pool that claims have allocated, without admin access, and which claims.
+    /// Devices of the node's pool that claims have allocated, without admin access, and which
+    /// claims.
     pub holders: BTreeMap<DeviceName, BTreeSet<Claimant>>,
     /// Devices in the node's slices; empty if they were not asked for.
     pub published: BTreeSet<DeviceName>,
@@ -135,7 +148,8 @@ pub struct Answer {
 pub(crate) struct Conflict {
     pub(crate) of: ModeConflict,
     pub(crate) since: Duration,
-    /// One of the devices had been withdrawn a moment before, so that the scheduler is not to blame.
+    /// True if a device of the two had been withdrawn a moment before, so that the scheduler is not
+    /// to blame.
     pub(crate) withdrawn: bool,
     /// A record was read that uses the GPU.
     pub(crate) in_use: bool,
@@ -159,9 +173,9 @@ impl Listed {
 pub(crate) struct Asking {
     /// When the question was asked that is not answered yet.
     pub(crate) since: Option<Duration>,
-    /// Whether it has ever been answered.
+    /// True if it has ever been answered.
     pub(crate) answered: bool,
-    /// How often it was not.
+    /// The number of questions without an answer.
     pub(crate) unanswered: u32,
     /// When the last one was not.
     pub(crate) failed: Option<Duration>,
@@ -171,36 +185,64 @@ pub(crate) struct Asking {
 #[derive(Debug)]
 pub struct World {
     pub(crate) settings: Settings,
+    pub(crate) inputs: Inputs,
+    pub(crate) memory: Memory,
+}
+
+/// Facts as they were last learnt. A decision reads them and changes none.
+#[derive(Debug, Default)]
+pub(crate) struct Inputs {
     pub(crate) inventory: Option<Arc<Inventory>>,
     pub(crate) driver_down: bool,
     pub(crate) health: Option<Arc<HealthView>>,
     pub(crate) policies: Option<(Vec<GpuPolicy>, BTreeMap<String, String>)>,
-    pub(crate) neighbours: BTreeMap<GpuUuid, String>,
+    pub(crate) neighbours: Uses,
     pub(crate) records: Option<Arc<Records>>,
     pub(crate) features: ServerFeatures,
+}
+
+/// Knowledge that outlasts a decision: facts of the past that still count, the life of devices and
+/// GPUs, and the last results, as far as the next decision starts from them.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// True if something has changed since the last decision.
+    pub(crate) changed: bool,
+    /// When to decide again although nothing has changed.
+    pub(crate) wake_at: Option<Duration>,
+    /// Conflicts that are not over.
     pub(crate) conflicts: Vec<Conflict>,
+    /// The last list of claims, for as long as a decision needs it.
     pub(crate) listed: Option<Listed>,
     pub(crate) asking: Asking,
-    /// What GPUs can be cut into, as last read.
+    /// The profiles that GPUs can be cut into, as last read.
     pub(crate) capabilities: BTreeMap<GpuUuid, MigCapabilities>,
     /// Every device that is published, but for those of admins.
     pub(crate) devices: BTreeMap<DeviceName, DeviceState>,
+    /// The units in which shares are published, by GPU.
+    pub(crate) share_units: BTreeMap<GpuUuid, ShareUnit>,
     /// Devices that were withdrawn, and when.
     pub(crate) withdrawn: BTreeMap<DeviceName, Duration>,
     /// GPUs with a number that are not there and not published, since when.
     pub(crate) gone: BTreeMap<GpuUuid, Duration>,
-    /// Whether something has changed since the last decision.
-    pub(crate) changed: bool,
-    pub(crate) said: Said,
-    pub(crate) outputs: Outputs,
+    /// GPUs among them whose number no allocation refers to.
+    pub(crate) forget: BTreeSet<GpuUuid>,
+    pub(crate) last: Last,
+    /// A question to hand out with the next outputs, once.
+    pub(crate) ask: Option<Ask>,
 }
 
-/// What people were notified of, so that each is said once.
+/// Results of the last decision.
 #[derive(Debug, Default)]
-pub(crate) struct Said {
-    pub(crate) notes: BTreeSet<Note>,
-    pub(crate) foreign: BTreeSet<(GpuUuid, Placement)>,
+pub(crate) struct Last {
+    /// The pool; devices of GPUs that no longer answer are taken from it.
+    pub(crate) pool: Option<Arc<Pool>>,
+    /// The rules; a GPU that cannot be read keeps its own.
+    pub(crate) resolved: Arc<Resolved>,
+    /// Findings about the pool.
+    pub(crate) findings: BTreeSet<Finding>,
     pub(crate) one_mode: Option<OneMode>,
+    pub(crate) several_asked: bool,
+    pub(crate) grants: BTreeMap<GpuUuid, Grant>,
 }
 
 impl World {
@@ -208,69 +250,55 @@ impl World {
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
-            inventory: None,
-            driver_down: false,
-            health: None,
-            policies: None,
-            neighbours: BTreeMap::new(),
-            records: None,
-            features: ServerFeatures::default(),
-            conflicts: Vec::new(),
-            listed: None,
-            asking: Asking::default(),
-            capabilities: BTreeMap::new(),
-            devices: BTreeMap::new(),
-            withdrawn: BTreeMap::new(),
-            gone: BTreeMap::new(),
-            changed: false,
-            said: Said::default(),
-            outputs: Outputs::default(),
+            inputs: Inputs::default(),
+            memory: Memory::default(),
         }
     }
 
-    /// Takes a fact in.
+    /// Takes a fact in. A fact that says what was known changes nothing.
     pub(crate) fn learn(&mut self, fact: Fact, now: Duration) {
+        let known = &mut self.inputs;
         let changed = match fact {
             Fact::Time => false,
             Fact::Inventory { gpus, driver_down } => {
-                replace(&mut self.driver_down, driver_down) | replace(&mut self.inventory, Some(gpus))
+                replace(&mut known.driver_down, driver_down)
+                    | replace(&mut known.inventory, Some(gpus))
             }
-            Fact::Health(health) => replace(&mut self.health, Some(health)),
-            Fact::Policies { policies, labels } => replace(&mut self.policies, Some((policies, labels))),
-            Fact::Neighbours(uses) => replace(&mut self.neighbours, uses),
-            Fact::Records(records) => replace(&mut self.records, Some(Arc::new(records))),
+            Fact::Health(health) => replace(&mut known.health, Some(health)),
+            Fact::Policies { policies, labels } => {
+                replace(&mut known.policies, Some((policies, labels)))
+            }
+            Fact::Neighbours(uses) => replace(&mut known.neighbours, uses),
+            Fact::Records(records) => replace(&mut known.records, Some(Arc::new(records))),
+            // Version and dry run in one step: in between, a device could be published without the
+            // fields that limit its use.
             Fact::Server { version, dropped } => {
-                let next = self.features.observe(version);
+                let next = known.features.observe(version);
                 let next = match dropped {
                     Some(dropped) => next.tried(dropped),
                     None => next,
                 };
-                replace(&mut self.features, next)
+                replace(&mut known.features, next)
             }
             Fact::Dropped(features) => {
-                let next = self.features.without(features);
-                replace(&mut self.features, next)
+                let next = known.features.without(features);
+                replace(&mut known.features, next)
             }
+            // Every answer ends a wait, also one that says nothing new.
             Fact::Answer(answer) => {
-                self.answered(answer, now);
+                self.memory.answered(answer, now);
                 true
             }
-            Fact::Conflict(of) => {
-                let known = self
-                    .conflicts
-                    .iter()
-                    .any(|known| (&known.of.claim, &known.of.device) == (&of.claim, &of.device));
-                if !known {
-                    let withdrawn = self.was_withdrawn(&of.device) || self.was_withdrawn(&of.held);
-                    self.conflicts.push(Conflict { of, since: now, withdrawn, in_use: false });
-                }
-                !known
-            }
+            Fact::Conflict(of) => self.memory.meet(of, now),
         };
-        self.changed |= changed;
+        self.memory.changed |= changed;
     }
+}
 
+impl Memory {
+    /// Takes in the answer to the open question.
     fn answered(&mut self, answer: Option<Answer>, now: Duration) {
+        // The list is as of the question: a claim that was allocated since may be missing in it.
         let asked = self.asking.since.take().unwrap_or(now);
         let Some(Answer { holders, published }) = answer else {
             self.asking.unanswered += 1;
@@ -279,20 +307,43 @@ impl World {
         };
         self.asking.answered = true;
         self.asking.failed = None;
+        // An earlier process offered these. They leave like any other device, so that a claim that
+        // was given one in the meantime finds it.
         for device in published {
             self.devices.entry(device).or_insert(DeviceState::Offered);
         }
         self.listed = Some(Listed { asked, holders });
     }
 
-    /// Whether the device is withdrawn now or was lately: an allocation of it proves nothing about the scheduler, which
-    /// may have chosen the device before.
+    /// Takes in a conflict. Returns false if it is known.
+    fn meet(&mut self, of: ModeConflict, now: Duration) -> bool {
+        let known = self
+            .conflicts
+            .iter()
+            .any(|known| (&known.of.claim, &known.of.device) == (&of.claim, &of.device));
+        if known {
+            return false;
+        }
+        // Judged now, and kept: later the device may be withdrawn because of this conflict.
+        let withdrawn = self.was_withdrawn(&of.device) || self.was_withdrawn(&of.held);
+        self.conflicts.push(Conflict {
+            of,
+            since: now,
+            withdrawn,
+            in_use: false,
+        });
+        true
+    }
+
+    /// Returns whether the device is withdrawn now or was lately: an allocation of it proves
+    /// nothing about the scheduler, which may have chosen the device before.
     fn was_withdrawn(&self, device: &DeviceName) -> bool {
-        self.devices.get(device) != Some(&DeviceState::Offered) || self.withdrawn.contains_key(device)
+        self.devices.get(device) != Some(&DeviceState::Offered)
+            || self.withdrawn.contains_key(device)
     }
 }
 
-/// Whether the new value is another.
+/// Replaces a value and returns whether the new one is another.
 fn replace<T: PartialEq>(known: &mut T, new: T) -> bool {
     let changed = *known != new;
     *known = new;

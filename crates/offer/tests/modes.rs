@@ -1,22 +1,23 @@
-//! Whatever policies, holds, servers and boards do one after another, and whatever a broken scheduler has given out:
-//! the pool is valid, what claims hold stays, no counter is below zero, and nothing is given out that only a scheduler
-//! which counts right could keep from a GPU that is used otherwise. `PROPTEST_CASES` raises the number of sequences.
+//! Whatever policies, holds, servers and boards do one after another, and whatever a broken
+//! scheduler has given out: the pool is valid, what claims hold stays, no counter is below zero,
+//! and nothing is given out that only a scheduler which counts right could keep from a GPU that is
+//! used otherwise. `PROPTEST_CASES` raises the number of sequences.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::mig::{MigCapabilities, Placement};
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
+use divvy_model::{Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
 use divvy_offer::{
-    Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes, OfferedMode,
+    Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes,
     PlacementOrder, Pool, Rules, ServerFeatures, Taint, carve, validate,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// One thing that happens.
+/// An event in the cluster.
 #[derive(Debug, Clone)]
 enum Event {
     /// The rules of a GPU change.
@@ -39,7 +40,7 @@ enum Event {
     /// A GPU's MIG mode cannot be changed, or can again.
     /// A GPU has something of unknown origin.
     Occupied(Index, Option<u32>),
-    /// What the server is changes.
+    /// The server changes.
     Server(KubeVersion),
     Dropped(Feature),
     Lock(ModeLock),
@@ -52,23 +53,41 @@ fn rules() -> impl Strategy<Value = GpuRules> {
     let modes = prop_oneof![
         Just(Modes::AsIs),
         Just(Modes::everything()),
-        prop::sample::subsequence(OfferedMode::ALL.to_vec(), 0..=3)
+        prop::sample::subsequence(Alternative::OFFERED.to_vec(), 0..=3)
             .prop_map(|modes| Modes::Only(modes.into_iter().collect())),
     ];
-    let order = prop_oneof![Just(PlacementOrder::Ascending), Just(PlacementOrder::Descending)];
-    let profiles = prop::option::weighted(0.2, Just(["1g.10gb", "3g.40gb"].map(str::to_owned).into()));
-    (modes, order, profiles, 0..40_u32, 0..200_000_u64, prop::bool::weighted(0.2)).prop_map(
-        |(modes, order, profiles, slots, held_back_mib, is_static)| {
-            let mut rules = GpuRules { modes, order, profiles, held_back_mib, ..GpuRules::default() };
-            rules.shares.slots = slots;
-            rules.shares.smallest_mib = held_back_mib / 7;
-            rules.shares.smallest_cores = slots * 5;
-            if is_static {
-                rules.instances = Instances::Static;
-            }
-            rules
-        },
+    let order = prop_oneof![
+        Just(PlacementOrder::Ascending),
+        Just(PlacementOrder::Descending)
+    ];
+    let profiles =
+        prop::option::weighted(0.2, Just(["1g.10gb", "3g.40gb"].map(str::to_owned).into()));
+    (
+        modes,
+        order,
+        profiles,
+        0..40_u32,
+        0..200_000_u64,
+        prop::bool::weighted(0.2),
     )
+        .prop_map(
+            |(modes, order, profiles, slots, held_back_mib, is_static)| {
+                let mut rules = GpuRules {
+                    modes,
+                    order,
+                    profiles,
+                    held_back_mib,
+                    ..GpuRules::default()
+                };
+                rules.shares.slots = slots;
+                rules.shares.smallest_mib = held_back_mib / 7;
+                rules.shares.smallest_cores = slots * 5;
+                if is_static {
+                    rules.instances = Instances::Static;
+                }
+                rules
+            },
+        )
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -108,7 +127,7 @@ struct World {
     occupied: BTreeMap<GpuUuid, Vec<(Placement, Taint)>>,
     held: BTreeSet<DeviceName>,
     features: ServerFeatures,
-    /// Whether anything was given out against the counters.
+    /// Returns whether anything was given out against the counters.
     broken: bool,
     last: Option<Pool>,
 }
@@ -118,9 +137,15 @@ impl World {
         let engine = Engine::new(&spec.parse().unwrap());
         let inventory = engine.inventory();
         let mut ordinals = Ordinals::default();
-        ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
-        let caps =
-            |gpu: &divvy_gpu_sim::SimGpu| Some((gpu.facts.uuid.clone(), mig_capabilities(&gpu.model)?));
+        ordinals.assign(
+            inventory
+                .gpus
+                .iter()
+                .map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)),
+        );
+        let caps = |gpu: &divvy_gpu_sim::SimGpu| {
+            Some((gpu.facts.uuid.clone(), mig_capabilities(&gpu.model)?))
+        };
         let capabilities = engine.gpus().iter().filter_map(caps).collect();
         Self {
             all: inventory.clone(),
@@ -137,14 +162,32 @@ impl World {
     }
 
     fn gpu(&self, at: Index) -> GpuUuid {
-        at.get(&self.all.gpus.keys().cloned().collect::<Vec<_>>()).clone()
+        at.get(&self.all.gpus.keys().cloned().collect::<Vec<_>>())
+            .clone()
     }
 
     fn carve(&self) -> Carved {
-        let Self { inventory, ordinals, held, features, capabilities, rules, occupied, .. } = self;
+        let Self {
+            inventory,
+            ordinals,
+            held,
+            features,
+            capabilities,
+            rules,
+            occupied,
+            ..
+        } = self;
         let previous = self.last.as_ref();
         let plain = Input::plain("n1", inventory, ordinals, features);
-        carve(&Input { capabilities, rules, occupied, held, recorded: held, previous, ..plain })
+        carve(&Input {
+            capabilities,
+            rules,
+            occupied,
+            held,
+            recorded: held,
+            previous,
+            ..plain
+        })
     }
 
     fn happens(&mut self, event: Event) {
@@ -153,7 +196,10 @@ impl World {
             Event::NoRules(gpu) => drop(self.rules.remove(&self.gpu(gpu))),
             Event::Give(which) => {
                 let Some(pool) = &self.last else { return };
-                let fits: Vec<_> = pool.devices().filter(|device| self.would_give(pool, device)).collect();
+                let fits: Vec<_> = pool
+                    .devices()
+                    .filter(|device| self.would_give(pool, device))
+                    .collect();
                 if !fits.is_empty() {
                     self.held.insert(which.get(&fits).name.clone());
                 }
@@ -168,12 +214,15 @@ impl World {
             }
             Event::GiveNamed(gpu, name) => {
                 let ordinal = self.ordinals.of(&self.gpu(gpu)).unwrap();
-                self.held.insert(format!("gpu-{ordinal}-{name}").parse().unwrap());
+                self.held
+                    .insert(format!("gpu-{ordinal}-{name}").parse().unwrap());
                 self.broken = true;
             }
             Event::Take(which) => {
                 if !self.held.is_empty() {
-                    let name = which.get(&self.held.iter().cloned().collect::<Vec<_>>()).clone();
+                    let name = which
+                        .get(&self.held.iter().cloned().collect::<Vec<_>>())
+                        .clone();
                     self.held.remove(&name);
                 }
             }
@@ -183,7 +232,10 @@ impl World {
                     if let Some(gpu) = inventory.gpus.get_mut(&gpu)
                         && gpu.facts.mig_mode != MigMode::Unsupported
                     {
-                        gpu.facts.mig_mode = MigMode::Supported { current: on, pending: on };
+                        gpu.facts.mig_mode = MigMode::Supported {
+                            current: on,
+                            pending: on,
+                        };
                     }
                 }
             }
@@ -192,7 +244,8 @@ impl World {
             Event::Occupied(gpu, None) => drop(self.occupied.remove(&self.gpu(gpu))),
             Event::Occupied(gpu, Some(start)) => {
                 let taint = Taint::no_schedule("gpu.divvy.dev/foreign", None);
-                self.occupied.insert(self.gpu(gpu), vec![(Placement { start, size: 1 }, taint)]);
+                self.occupied
+                    .insert(self.gpu(gpu), vec![(Placement { start, size: 1 }, taint)]);
             }
             Event::Server(version) => self.features = self.features.observe(version),
             Event::Dropped(feature) => self.features = self.features.without([feature]),
@@ -202,7 +255,8 @@ impl World {
         }
     }
 
-    /// Whether a scheduler that counts right would give out a device: as much as its version lets it.
+    /// Returns whether a scheduler that counts right would give out a device: as much as its
+    /// version lets it.
     fn would_give(&self, pool: &Pool, device: &Device) -> bool {
         let blocked = !device.taints.is_empty();
         let taken = self.held.contains(&device.name) && !device.allow_multiple;
@@ -219,48 +273,62 @@ impl World {
 }
 
 fn is_admin(device: &Device) -> bool {
-    matches!(DeviceKind::parse(&device.name), Ok(DeviceKind::Admin { .. }))
+    !DeviceKind::parse(&device.name).unwrap().sharing.holds()
 }
 
 /// A counter of the pool that claims have more of than there is.
 fn below_zero(pool: &Pool, held: &BTreeSet<DeviceName>) -> Option<String> {
     let mut left: BTreeMap<(&str, &str), i128> = BTreeMap::new();
     for set in pool.slices.iter().flat_map(|slice| &slice.counter_sets) {
-        left.extend(set.counters.iter().map(|(name, n)| ((&*set.name, &**name), i128::from(n.value()))));
+        left.extend(
+            set.counters
+                .iter()
+                .map(|(name, n)| ((&*set.name, &**name), i128::from(n.value()))),
+        );
     }
-    for uses in pool.devices().filter(|device| held.contains(&device.name)).flat_map(|d| &d.consumes) {
+    for uses in pool
+        .devices()
+        .filter(|device| held.contains(&device.name))
+        .flat_map(|d| &d.consumes)
+    {
         for (name, amount) in &uses.counters {
             *left.entry((&uses.set, name)).or_default() -= i128::from(Amount::value(*amount));
         }
     }
-    left.iter().find(|(_, left)| **left < 0).map(|((set, name), left)| format!("{set} {name}: {left}"))
+    left.iter()
+        .find(|(_, left)| **left < 0)
+        .map(|((set, name), left)| format!("{set} {name}: {left}"))
 }
 
-fn mode(device: &Device) -> Option<(u32, OfferedMode)> {
-    match DeviceKind::parse(&device.name).unwrap() {
-        DeviceKind::Whole { ordinal } => Some((ordinal, OfferedMode::Whole)),
-        DeviceKind::Share { ordinal } => Some((ordinal, OfferedMode::TimeSlicing)),
-        DeviceKind::Partition(name) => Some((name.ordinal, OfferedMode::Mig)),
-        DeviceKind::Admin { .. } => None,
-    }
+fn mode(device: &Device) -> Option<(u32, Alternative)> {
+    let kind = DeviceKind::parse(&device.name).unwrap();
+    let mode = (kind.ordinal(), kind.alternative());
+    kind.sharing.holds().then_some(mode)
 }
 
 fn check(world: &World, carved: &Carved) -> Result<(), TestCaseError> {
     let pool = &carved.pool;
     prop_assert_eq!(validate(pool), Ok(()));
     for name in &world.held {
-        let is_admin = matches!(DeviceKind::parse(name), Ok(DeviceKind::Admin { .. }));
-        prop_assert!(is_admin || pool.device(name).is_some(), "{} is held and withdrawn", name);
+        let is_admin = !DeviceKind::parse(name).unwrap().sharing.holds();
+        prop_assert!(
+            is_admin || pool.device(name).is_some(),
+            "{} is held and withdrawn",
+            name
+        );
     }
     prop_assert_eq!(below_zero(pool, &world.held), None);
 
-    let mut open: BTreeMap<u32, BTreeSet<OfferedMode>> = BTreeMap::new();
-    let mut used: BTreeMap<u32, BTreeSet<OfferedMode>> = BTreeMap::new();
+    let mut open: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
+    let mut used: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
     for device in pool.devices() {
-        let Some((ordinal, mode)) = mode(device) else { continue };
+        let Some((ordinal, mode)) = mode(device) else {
+            continue;
+        };
         let held = world.held.contains(&device.name);
         let taints = world.features.supports(Feature::Taints);
-        // A device that one claim holds is open to no other; that no more shares are open only a taint can express.
+        // A device that one claim holds is open to no other; that no more shares are open only a
+        // taint can express.
         let is_open = device.taints.is_empty();
         if is_open && !(held && (!device.allow_multiple || !taints)) {
             open.entry(ordinal).or_default().insert(mode);
@@ -273,12 +341,26 @@ fn check(world: &World, carved: &Carved) -> Result<(), TestCaseError> {
         let nothing = BTreeSet::new();
         let of_gpu: BTreeSet<_> = open.union(used.get(ordinal).unwrap_or(&nothing)).collect();
         if of_gpu.len() > 1 {
-            prop_assert!(world.features.one_mode().is_none(), "gpu-{} is open in {:?}", ordinal, of_gpu);
-            let counted = |d: &Device| !d.consumes.is_empty() || mode(d).is_none_or(|(n, _)| n != *ordinal);
-            prop_assert!(pool.devices().all(counted), "gpu-{} is not counted", ordinal);
+            prop_assert!(
+                world.features.one_mode().is_none(),
+                "gpu-{} is open in {:?}",
+                ordinal,
+                of_gpu
+            );
+            let counted =
+                |d: &Device| !d.consumes.is_empty() || mode(d).is_none_or(|(n, _)| n != *ordinal);
+            prop_assert!(
+                pool.devices().all(counted),
+                "gpu-{} is not counted",
+                ordinal
+            );
         }
     }
-    let again = World { last: Some(pool.clone()), ..snapshot(world) }.carve();
+    let again = World {
+        last: Some(pool.clone()),
+        ..snapshot(world)
+    }
+    .carve();
     prop_assert_eq!(&again.pool, pool, "carving again changes nothing");
     Ok(())
 }
@@ -299,15 +381,24 @@ fn snapshot(world: &World) -> World {
 }
 
 fn cases() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(64);
-    ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(64);
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {
     #![proptest_config(cases())]
 
+    /// Never two modes without the lock nor a held device withdrawn nor a counter below zero.
     #[test]
-    fn never_two_modes_without_the_lock_nor_a_held_device_withdrawn_nor_a_counter_below_zero(
+    fn modes_held_devices_and_counters_stay_valid_whatever_comes(
         spec in prop::sample::select(vec!["h100x2", "a100-40x1,h100x1", "l4x1,a30x1,h100x1"]),
         events in vec(event(), 1..30),
     ) {
@@ -319,7 +410,7 @@ proptest! {
             world.last = Some(carved.pool);
             // Without a broken scheduler nothing was ever given out in two modes of one GPU.
             if !world.broken {
-                let mut used: BTreeMap<u32, BTreeSet<OfferedMode>> = BTreeMap::new();
+                let mut used: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
                 for device in world.last.iter().flat_map(Pool::devices) {
                     if let Some((ordinal, mode)) = mode(device).filter(|_| world.held.contains(&device.name)) {
                         used.entry(ordinal).or_default().insert(mode);

@@ -5,8 +5,8 @@ use divvy_model::mig::ProfileVariant;
 
 use super::*;
 use crate::{
-    Amount, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, Rules, ServerFeatures, Taint, carve,
-    validate,
+    Amount, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, Rules, ServerFeatures, Taint,
+    carve, validate,
 };
 use divvy_api::names::taints as keys;
 use divvy_model::{DeviceName, Inventory, MigMode, Ordinals};
@@ -30,7 +30,12 @@ impl Node {
         let engine = Engine::new(&spec.parse().unwrap());
         let inventory = engine.inventory();
         let mut ordinals = Ordinals::default();
-        ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+        ordinals.assign(
+            inventory
+                .gpus
+                .iter()
+                .map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)),
+        );
         let capabilities = engine
             .gpus()
             .iter()
@@ -50,14 +55,14 @@ impl Node {
 
     /// Every GPU whole and in partitions, where that can be.
     fn both(spec: &str) -> Self {
-        Self::only(spec, &[OfferedMode::Whole, OfferedMode::Mig])
+        Self::only(spec, &[Alternative::WHOLE, Alternative::PARTITIONS])
     }
 
     fn everything(spec: &str) -> Self {
-        Self::only(spec, &OfferedMode::ALL)
+        Self::only(spec, &Alternative::OFFERED)
     }
 
-    fn only(spec: &str, modes: &[OfferedMode]) -> Self {
+    fn only(spec: &str, modes: &[Alternative]) -> Self {
         let mut node = Self::new(spec);
         node.rule(|rules| rules.modes = Modes::Only(modes.iter().copied().collect()));
         node
@@ -71,7 +76,10 @@ impl Node {
 
     fn mig_on(mut self) -> Self {
         for gpu in self.inventory.gpus.values_mut() {
-            gpu.facts.mig_mode = MigMode::Supported { current: true, pending: true };
+            gpu.facts.mig_mode = MigMode::Supported {
+                current: true,
+                pending: true,
+            };
         }
         self
     }
@@ -90,38 +98,73 @@ impl Node {
     }
 
     fn carve(&self, previous: Option<&Pool>) -> Carved {
-        let Self { inventory, ordinals, taints, held, features, capabilities, rules, occupied } = self;
+        let Self {
+            inventory,
+            ordinals,
+            taints,
+            held,
+            features,
+            capabilities,
+            rules,
+            occupied,
+        } = self;
         let plain = Input::plain("n1", inventory, ordinals, features);
-        let carved = carve(&Input { capabilities, rules, taints, occupied, held, previous, ..plain });
+        let carved = carve(&Input {
+            capabilities,
+            rules,
+            taints,
+            occupied,
+            held,
+            previous,
+            ..plain
+        });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
     }
 
     fn whole_only(&self) -> Carved {
-        let Self { inventory, ordinals, taints, held, features, .. } = self;
-        carve(&Input { taints, held, ..Input::plain("n1", inventory, ordinals, features) })
+        let Self {
+            inventory,
+            ordinals,
+            taints,
+            held,
+            features,
+            ..
+        } = self;
+        carve(&Input {
+            taints,
+            held,
+            ..Input::plain("n1", inventory, ordinals, features)
+        })
     }
 }
 
 /// All devices but those for admins, which have tests of their own.
 fn alternatives(pool: &Pool) -> impl Iterator<Item = &Device> {
-    pool.devices().filter(|device| !device.name.as_str().ends_with("-admin"))
+    pool.devices()
+        .filter(|device| !device.name.as_str().ends_with("-admin"))
 }
 
 fn names(pool: &Pool) -> Vec<&str> {
-    alternatives(pool).map(|device| device.name.as_str()).collect()
+    alternatives(pool)
+        .map(|device| device.name.as_str())
+        .collect()
 }
 
-fn notes(carved: &Carved) -> Vec<String> {
-    carved.notes.iter().map(ToString::to_string).collect()
+fn findings(carved: &Carved) -> Vec<String> {
+    carved.findings.iter().map(ToString::to_string).collect()
 }
 
 fn device<'a>(pool: &'a Pool, name: &str) -> &'a Device {
-    pool.device(&name.parse().unwrap()).unwrap_or_else(|| panic!("no {name} in {:?}", names(pool)))
+    pool.device(&name.parse().unwrap())
+        .unwrap_or_else(|| panic!("no {name} in {:?}", names(pool)))
 }
 
 fn sets(pool: &Pool) -> Vec<&CounterSet> {
-    pool.slices.iter().flat_map(|slice| &slice.counter_sets).collect()
+    pool.slices
+        .iter()
+        .flat_map(|slice| &slice.counter_sets)
+        .collect()
 }
 
 /// Names of devices with a taint.
@@ -130,16 +173,38 @@ fn blocked(pool: &Pool) -> Vec<&str> {
     blocked.map(|device| device.name.as_str()).collect()
 }
 
-/// How many devices and counter sets are in each slice.
+/// The number of devices and of counter sets in each slice.
 fn shape(pool: &Pool) -> Vec<(usize, usize)> {
-    pool.slices.iter().map(|slice| (slice.devices.len(), slice.counter_sets.len())).collect()
+    pool.slices
+        .iter()
+        .map(|slice| (slice.devices.len(), slice.counter_sets.len()))
+        .collect()
 }
 
 fn amounts_of(list: &[(&str, Amount)]) -> BTreeMap<String, Amount> {
-    list.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
+    list.iter()
+        .map(|(name, amount)| ((*name).to_owned(), *amount))
+        .collect()
 }
 
 const MIB: u64 = 1 << 20;
+
+/// The next smaller profile has fewer.
+#[test]
+fn a_gpu_whose_largest_profile_was_left_out_says_no_engines() {
+    let mut node = Node::both("h100x1");
+    let engines = |node: &Node| {
+        let pool = node.carve(None).pool;
+        let whole = pool.device(&"gpu-0".parse().unwrap()).unwrap();
+        whole.capacity.get("copyEngines").cloned()
+    };
+    assert_eq!(engines(&node), Some(Capacity::whole(Amount::Count(8))));
+    let caps = node.capabilities.values_mut().next().unwrap();
+    let whole = caps.whole().unwrap().id;
+    let others = caps.profiles().iter().filter(|profile| profile.id != whole);
+    *caps = MigCapabilities::new(caps.memory_bytes, others.cloned().collect::<Vec<_>>());
+    assert_eq!(engines(&node), None);
+}
 
 #[test]
 fn a_partition_says_what_nvidias_driver_says_and_what_it_takes() {
@@ -153,11 +218,14 @@ fn a_partition_says_what_nvidias_driver_says_and_what_it_takes() {
         ("architecture", string("Hopper")),
         ("brand", string("Nvidia")),
         ("c2cEnabled", AttributeValue::Bool(false)),
+        ("computeEnforcement", string("hardware")),
         ("cudaComputeCapability", version("9.0.0")),
         ("cudaDriverVersion", version("13.0.0")),
         ("driverVersion", version("580.95.5")),
+        ("faultDomain", string("partition")),
         ("gpuUUID", string(&id)),
         ("isolation", string("hardware")),
+        ("memoryEnforcement", string("hardware")),
         ("parentUUID", string(&id)),
         ("productName", string("NVIDIA H100 80GB HBM3")),
         ("profile", string("1g.20gb")),
@@ -179,27 +247,51 @@ fn a_partition_says_what_nvidias_driver_says_and_what_it_takes() {
     let counters = [("memory-slices-6-7", Amount::Count(2))];
     let mut expected = Device::new("gpu-0-mig-1g20gb-15-6".parse().unwrap());
     expected.attributes = attributes.map(|(name, value)| (name.into(), value)).into();
-    expected.capacity = capacity.map(|(name, amount)| (name.into(), Capacity::whole(amount))).into();
-    expected.consumes = vec![CounterUse { set: "gpu-0".to_owned(), counters: amounts_of(&counters) }];
+    expected.capacity = capacity
+        .map(|(name, amount)| (name.into(), Capacity::whole(amount)))
+        .into();
+    expected.consumes = vec![CounterUse {
+        set: "gpu-0".to_owned(),
+        counters: amounts_of(&counters),
+    }];
     assert_eq!(device(&carved.pool, "gpu-0-mig-1g20gb-15-6"), &expected);
-    assert_eq!(notes(&carved), Vec::<String>::new());
+    assert_eq!(findings(&carved), Vec::<String>::new());
 }
 
 #[test]
 fn the_whole_gpu_is_as_before_but_for_its_engines_and_takes_every_counter() {
     let node = Node::both("h100x1");
     let carved = node.carve(None);
-    let pairs = ["memory-slices-0-1", "memory-slices-2-3", "memory-slices-4-5", "memory-slices-6-7"];
+    let pairs = [
+        "memory-slices-0-1",
+        "memory-slices-2-3",
+        "memory-slices-4-5",
+        "memory-slices-6-7",
+    ];
     let counters = amounts_of(&pairs.map(|name| (name, Amount::Count(2))));
-    assert_eq!(sets(&carved.pool), [&CounterSet { name: "gpu-0".to_owned(), counters: counters.clone() }]);
+    assert_eq!(
+        sets(&carved.pool),
+        [&CounterSet {
+            name: "gpu-0".to_owned(),
+            counters: counters.clone()
+        }]
+    );
 
     let mut expected = device(&node.whole_only().pool, "gpu-0").clone();
-    let engines =
-        [("copyEngines", 8), ("decoders", 7), ("encoders", 0), ("jpegEngines", 7), ("ofaEngines", 1)];
+    let engines = [
+        ("copyEngines", 8),
+        ("decoders", 7),
+        ("encoders", 0),
+        ("jpegEngines", 7),
+        ("ofaEngines", 1),
+    ];
     expected
         .capacity
         .extend(engines.map(|(name, count)| (name.into(), Capacity::whole(Amount::Count(count)))));
-    expected.consumes = vec![CounterUse { set: "gpu-0".to_owned(), counters }];
+    expected.consumes = vec![CounterUse {
+        set: "gpu-0".to_owned(),
+        counters,
+    }];
     assert_eq!(device(&carved.pool, "gpu-0"), &expected);
 }
 
@@ -208,23 +300,66 @@ fn what_is_offered_follows_mode_policy_board_and_server() {
     let offered = |node: &Node| {
         let carved = node.carve(None);
         let whole = names(&carved.pool).contains(&"gpu-0");
-        let partitions = alternatives(&carved.pool).filter(|device| device.name.as_str() != "gpu-0").count();
-        (whole, partitions, sets(&carved.pool).len(), notes(&carved).len())
+        let partitions = alternatives(&carved.pool)
+            .filter(|device| device.name.as_str() != "gpu-0")
+            .count();
+        (
+            whole,
+            partitions,
+            sets(&carved.pool).len(),
+            findings(&carved).len(),
+        )
     };
-    // (whole, partitions, counter sets, notes)
+    // (whole, partitions, counter sets, findings)
     let cases = [
         ("off, by default", Node::new("h100x1"), (true, 0, 0, 0)),
-        ("on, by default", Node::new("h100x1").mig_on(), (false, 18, 1, 0)),
-        ("both asked for, off", Node::both("h100x1"), (true, 18, 1, 0)),
-        ("both asked for, on", Node::both("h100x1").mig_on(), (true, 18, 1, 0)),
+        (
+            "on, by default",
+            Node::new("h100x1").mig_on(),
+            (false, 18, 1, 0),
+        ),
+        (
+            "both asked for, off",
+            Node::both("h100x1"),
+            (true, 18, 1, 0),
+        ),
+        (
+            "both asked for, on",
+            Node::both("h100x1").mig_on(),
+            (true, 18, 1, 0),
+        ),
         ("Ampere both, off", Node::both("a100-40x1"), (true, 0, 0, 1)),
-        ("Ampere both, on", Node::both("a100-40x1").mig_on(), (false, 18, 1, 1)),
+        (
+            "Ampere both, on",
+            Node::both("a100-40x1").mig_on(),
+            (false, 18, 1, 1),
+        ),
         ("A30, on", Node::new("a30x1").mig_on(), (false, 7, 1, 0)),
-        ("both, scheduler too old, off", Node::both("h100x1").server(36, 1), (true, 0, 0, 1)),
-        ("both, scheduler too old, on", Node::both("h100x1").server(36, 1).mig_on(), (false, 18, 1, 1)),
-        ("both, just new enough", Node::both("h100x1").server(36, 2), (true, 18, 1, 0)),
-        ("no counters in the server, off", Node::both("h100x1").server(34, 3), (true, 0, 0, 1)),
-        ("no counters in the server, on", Node::new("h100x1").server(34, 3).mig_on(), (false, 0, 0, 2)),
+        (
+            "both, scheduler too old, off",
+            Node::both("h100x1").server(36, 1),
+            (true, 0, 0, 1),
+        ),
+        (
+            "both, scheduler too old, on",
+            Node::both("h100x1").server(36, 1).mig_on(),
+            (false, 18, 1, 1),
+        ),
+        (
+            "both, just new enough",
+            Node::both("h100x1").server(36, 2),
+            (true, 18, 1, 0),
+        ),
+        (
+            "no counters in the server, off",
+            Node::both("h100x1").server(34, 3),
+            (true, 0, 0, 1),
+        ),
+        (
+            "no counters in the server, on",
+            Node::new("h100x1").server(34, 3).mig_on(),
+            (false, 0, 0, 2),
+        ),
         ("no MIG", Node::both("l4x1"), (true, 0, 0, 0)),
     ];
     for (case, node, expected) in cases {
@@ -235,7 +370,11 @@ fn what_is_offered_follows_mode_policy_board_and_server() {
     assert_eq!(offered(&dropped), (true, 0, 0, 1));
     let mut unread = Node::both("h100x1").mig_on();
     unread.capabilities.clear();
-    assert_eq!(offered(&unread), (false, 0, 0, 1), "nothing is known of its profiles");
+    assert_eq!(
+        offered(&unread),
+        (false, 0, 0, 1),
+        "nothing is known of its profiles"
+    );
 }
 
 #[test]
@@ -244,8 +383,9 @@ fn without_mig_the_pool_is_that_of_whole_gpus() {
     assert_eq!(node.carve(None), node.whole_only());
 }
 
+/// Whole GPUs and the first partitions take turns then come the other partitions then counters.
 #[test]
-fn whole_gpus_and_the_first_partitions_take_turns_then_come_the_other_partitions_then_counters() {
+fn the_order_is_whole_gpus_with_partitions_then_others_then_counters() {
     let carved = Node::both("h100x2").carve(None);
     let first = "gpu-1 gpu-0-mig-1g10gb-19-0 gpu-0-mig-1g10gb-19-1 \
         gpu-0 gpu-0-mig-1g10gb-19-2 gpu-0-mig-1g10gb-19-3 \
@@ -262,51 +402,97 @@ fn whole_gpus_and_the_first_partitions_take_turns_then_come_the_other_partitions
     let mut down = Node::both("h100x1");
     down.rule(|rules| rules.order = PlacementOrder::Descending);
     let carved = down.carve(None);
-    let starts: Vec<_> = names(&carved.pool).into_iter().filter(|name| name.contains("-14-")).collect();
-    assert_eq!(starts, ["gpu-0-mig-2g20gb-14-4", "gpu-0-mig-2g20gb-14-2", "gpu-0-mig-2g20gb-14-0"]);
+    let starts: Vec<_> = names(&carved.pool)
+        .into_iter()
+        .filter(|name| name.contains("-14-"))
+        .collect();
+    assert_eq!(
+        starts,
+        [
+            "gpu-0-mig-2g20gb-14-4",
+            "gpu-0-mig-2g20gb-14-2",
+            "gpu-0-mig-2g20gb-14-0"
+        ]
+    );
 }
 
 #[test]
 fn slices_hold_two_gpus_but_for_the_first_whatever_is_published_of_them() {
-    let everything =
-        [ProfileVariant::Media, ProfileVariant::AllMedia, ProfileVariant::NoMedia, ProfileVariant::Graphics];
+    let everything = [
+        ProfileVariant::Media,
+        ProfileVariant::AllMedia,
+        ProfileVariant::NoMedia,
+        ProfileVariant::Graphics,
+    ];
     let eight = Node::both("h100x8").carve(None);
-    assert_eq!(shape(&eight.pool), [(26, 0), (18, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)]);
+    assert_eq!(
+        shape(&eight.pool),
+        [(26, 0), (18, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)]
+    );
     let mut sixteen = Node::new("a100-40x16").mig_on();
-    assert_eq!(shape(&sixteen.carve(None).pool), [vec![(36, 0); 8], vec![(16, 0)], vec![(0, 8); 2]].concat());
+    assert_eq!(
+        shape(&sixteen.carve(None).pool),
+        [vec![(36, 0); 8], vec![(16, 0)], vec![(0, 8); 2]].concat()
+    );
     sixteen.rule(|rules| rules.rare.extend(everything));
-    assert_eq!(shape(&sixteen.carve(None).pool), [vec![(50, 0); 8], vec![(16, 0)], vec![(0, 8); 2]].concat());
+    assert_eq!(
+        shape(&sixteen.carve(None).pool),
+        [vec![(50, 0); 8], vec![(16, 0)], vec![(0, 8); 2]].concat()
+    );
 
     let mut boards = Node::both("h100x3");
     boards.rule(|rules| rules.rare.extend(everything));
     for uuid in boards.inventory.gpus.keys() {
-        boards.capabilities.insert(uuid.clone(), mig_capabilities("rtx-pro-6000").unwrap());
+        boards
+            .capabilities
+            .insert(uuid.clone(), mig_capabilities("rtx-pro-6000").unwrap());
     }
-    assert_eq!(shape(&boards.carve(None).pool), [(33, 0), (30, 0), (30, 0), (3, 0), (0, 3)]);
+    assert_eq!(
+        shape(&boards.carve(None).pool),
+        [(33, 0), (30, 0), (30, 0), (3, 0), (0, 3)]
+    );
 }
 
 #[test]
-fn a_board_with_more_partitions_than_a_slice_has_room_for_gets_slices_of_its_own() {
+fn a_board_with_too_many_partitions_gets_slices_of_its_own() {
     let mut node = Node::both("h100x2");
     let uuid = node.uuid(0);
     let caps = &node.capabilities[&uuid];
     let first = caps.profiles().first().unwrap();
-    let many = (0..10)
-        .map(|n| GpuInstanceProfile { id: divvy_model::mig::GpuInstanceProfileId(100 + n), ..first.clone() });
-    node.capabilities.insert(uuid, MigCapabilities::new(caps.memory_bytes, many));
-    assert_eq!(shape(&node.carve(None).pool), [(2, 0), (64, 0), (6, 0), (18, 0), (2, 0), (0, 2)]);
+    let many = (0..10).map(|n| GpuInstanceProfile {
+        id: divvy_model::mig::GpuInstanceProfileId(100 + n),
+        ..first.clone()
+    });
+    node.capabilities
+        .insert(uuid, MigCapabilities::new(caps.memory_bytes, many));
+    assert_eq!(
+        shape(&node.carve(None).pool),
+        [(2, 0), (64, 0), (6, 0), (18, 0), (2, 0), (0, 2)]
+    );
 }
 
 #[test]
 fn a_change_of_one_gpu_changes_its_own_slices_only() {
     let mut node = Node::both("h100x8");
     let before = node.carve(None).pool;
-    node.taints.insert(node.uuid(5), vec![Taint::no_schedule("gpu.divvy.dev/xid", Some("79"))]);
+    node.taints.insert(
+        node.uuid(5),
+        vec![Taint::no_schedule("gpu.divvy.dev/xid", Some("79"))],
+    );
     let after = node.carve(Some(&before)).pool;
     let changed = |a: &Pool, b: &Pool| -> Vec<usize> {
-        a.slices.iter().zip(&b.slices).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i).collect()
+        a.slices
+            .iter()
+            .zip(&b.slices)
+            .enumerate()
+            .filter(|(_, (a, b))| a != b)
+            .map(|(i, _)| i)
+            .collect()
     };
-    assert_eq!((after.slices.len(), changed(&before, &after)), (before.slices.len(), vec![0, 3, 5]));
+    assert_eq!(
+        (after.slices.len(), changed(&before, &after)),
+        (before.slices.len(), vec![0, 3, 5])
+    );
     assert_eq!(blocked(&after).len(), 19);
 }
 
@@ -314,10 +500,14 @@ fn a_change_of_one_gpu_changes_its_own_slices_only() {
 fn rare_profiles_are_published_only_when_asked_for() {
     let rare = |variants: &[ProfileVariant]| {
         let mut node = Node::both("h100x1");
-        node.capabilities.insert(node.uuid(0), mig_capabilities("rtx-pro-6000").unwrap());
+        node.capabilities
+            .insert(node.uuid(0), mig_capabilities("rtx-pro-6000").unwrap());
         node.rule(|rules| rules.rare.extend(variants.iter().copied()));
         let pool = node.carve(None).pool;
-        names(&pool).iter().filter(|name| name.starts_with("gpu-0-mig")).count()
+        names(&pool)
+            .iter()
+            .filter(|name| name.starts_with("gpu-0-mig"))
+            .count()
     };
     assert_eq!(rare(&[]), 4 + 2 + 1);
     assert_eq!(rare(&[ProfileVariant::Media]), 7 + 4);
@@ -343,7 +533,7 @@ fn an_unknown_profile_has_the_drivers_name_or_none() {
         node.capabilities.insert(uuid, caps);
         node.rule(|rules| rules.rare.extend([ProfileVariant::Unknown(0x40)]));
         let carved = node.carve(None);
-        (names(&carved.pool).len(), notes(&carved).len())
+        (names(&carved.pool).len(), findings(&carved).len())
     };
     assert_eq!(with_driver_name(Some("MIG 1g.10gb+new")), (26, 0));
     assert_eq!(with_driver_name(None), (19, 1));

@@ -3,21 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use divvy_model::DeviceKind;
+use divvy_model::{Alternative, DeviceKind};
 use divvy_offer::{KubeVersion, validate};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::cluster::{Cluster, LATEST_WRITE, blocked};
+use crate::cluster::{Cluster, LATEST_WRITE, blocked, is_by_percent};
 
-const RULES: [&str; 6] = [
+const RULES: [&str; 8] = [
     r#"{"modes":["Whole","Mig","TimeSlicing"]}"#,
     r#"{"modes":["Whole"]}"#,
     r#"{"modes":["TimeSlicing"]}"#,
     r#"{"modes":["Whole","Mig"],"mig":{"profiles":["3g.40gb"]}}"#,
     r#"{"gpus":{"ordinals":[0]},"modes":["Mig","TimeSlicing"]}"#,
     r#"{"gpus":{"ordinals":[1]},"modes":[]}"#,
+    r#"{"modes":["Whole","TimeSlicing"],"shares":{"unit":"Percent"}}"#,
+    r#"{"gpus":{"ordinals":[0]},"modes":["TimeSlicing"],"shares":{"unit":"Percent","minPercent":10}}"#,
 ];
 
 #[derive(Debug, Clone)]
@@ -71,24 +73,35 @@ impl Cluster {
                 let gpu = self.gpu(gpu);
                 self.health.removed.insert(gpu);
                 self.read();
-                self.learn(divvy_offer::Fact::Health(std::sync::Arc::new(self.health.clone())));
+                self.learn(divvy_offer::Fact::Health(std::sync::Arc::new(
+                    self.health.clone(),
+                )));
             }
             Event::Find => {
                 self.health.removed.clear();
                 self.inventory = self.all.clone();
-                self.learn(divvy_offer::Fact::Health(std::sync::Arc::new(self.health.clone())));
+                self.learn(divvy_offer::Fact::Health(std::sync::Arc::new(
+                    self.health.clone(),
+                )));
                 self.read();
             }
             Event::Choose(which, late) => {
                 let slices = self.slices.clone();
-                let free: Vec<_> = slices.devices().filter(|device| self.can_be_given(device)).collect();
+                let free: Vec<_> = slices
+                    .devices()
+                    .filter(|device| self.can_be_given(device))
+                    .collect();
                 if !free.is_empty() {
                     self.choose(&which.get(&free).name, late);
                 }
             }
             Event::Prepare(which) => {
                 let now = self.now;
-                let mut written: Vec<_> = self.claims.iter_mut().filter(|c| c.written <= now).collect();
+                let mut written: Vec<_> = self
+                    .claims
+                    .iter_mut()
+                    .filter(|c| c.written <= now)
+                    .collect();
                 if !written.is_empty() {
                     let n = which.index(written.len());
                     written[n].prepared = true;
@@ -115,20 +128,48 @@ impl Cluster {
     fn check(&self) -> Result<(), TestCaseError> {
         let pool = &self.slices;
         prop_assert_eq!(validate(pool), Ok(()));
-        let mut modes = BTreeMap::<u32, BTreeSet<&str>>::new();
+        let mut modes = BTreeMap::<u32, BTreeSet<Alternative>>::new();
         for claim in &self.claims {
-            prop_assert!(pool.device(&claim.device).is_some(), "{} is given out and withdrawn", claim.device);
+            let device = pool.device(&claim.device);
+            prop_assert!(
+                device.is_some(),
+                "{} is given out and withdrawn",
+                claim.device
+            );
+            // A device of a GPU that was away when a process began has no capacity at all.
+            prop_assert!(
+                device
+                    .is_some_and(|device| device.capacity.is_empty()
+                        || is_by_percent(device) == claim.percent),
+                "{} is given out in two units",
+                claim.device
+            );
             let kind = DeviceKind::parse(&claim.device).unwrap();
-            modes.entry(kind.ordinal()).or_default().insert(mode(&kind));
+            modes
+                .entry(kind.ordinal())
+                .or_default()
+                .insert(kind.alternative());
         }
-        prop_assert!(modes.values().all(|modes| modes.len() == 1), "two modes of one GPU: {:?}", modes);
+        prop_assert!(
+            modes.values().all(|modes| modes.len() == 1),
+            "two modes of one GPU: {:?}",
+            modes
+        );
         prop_assert!(self.fits(None), "a counter is below zero");
         if self.out.pool.is_none() {
             return Ok(());
         }
-        let by_rule =
-            |ordinal: u32| self.out.resolved.rules.get(&self.gpu(ordinal)).map(|rules| &rules.modes);
-        for device in pool.devices().filter(|device| !device.name.as_str().ends_with("-admin")) {
+        let by_rule = |ordinal: u32| {
+            self.out
+                .resolved
+                .rules
+                .get(&self.gpu(ordinal))
+                .map(|rules| &rules.modes)
+        };
+        for device in pool
+            .devices()
+            .filter(|device| !device.name.as_str().ends_with("-admin"))
+        {
             let kind = DeviceKind::parse(&device.name).unwrap();
             let gpu = self.gpu(kind.ordinal());
             let there = self.inventory.gpus.contains_key(&gpu);
@@ -138,42 +179,37 @@ impl Cluster {
                 device.name
             );
             let asked = match by_rule(kind.ordinal()) {
-                Some(divvy_offer::Modes::Only(modes)) => modes.iter().any(|m| offered(*m) == mode(&kind)),
-                _ => mode(&kind) == "whole",
+                Some(divvy_offer::Modes::Only(modes)) => modes.contains(&kind.alternative()),
+                _ => kind.alternative() == Alternative::WHOLE,
             };
-            prop_assert!(blocked(device) || asked, "{} leaves and is given out", device.name);
+            prop_assert!(
+                blocked(device) || asked,
+                "{} leaves and is given out",
+                device.name
+            );
         }
         Ok(())
     }
 }
 
-fn mode(kind: &DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Whole { .. } => "whole",
-        DeviceKind::Partition(_) => "partitions",
-        DeviceKind::Share { .. } => "shares",
-        DeviceKind::Admin { .. } => "admin",
-    }
-}
-
-fn offered(mode: divvy_offer::OfferedMode) -> &'static str {
-    match mode {
-        divvy_offer::OfferedMode::Whole => "whole",
-        divvy_offer::OfferedMode::Mig => "partitions",
-        divvy_offer::OfferedMode::TimeSlicing => "shares",
-    }
-}
-
 fn cases() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(64);
-    ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 3000, ..ProptestConfig::default() }
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(64);
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 3000,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn what_is_given_out_stays_published_nothing_new_goes_to_what_leaves_and_everything_settles(
+    fn what_is_given_out_stays_published_and_everything_settles(
         events in vec(event(), 1..60),
     ) {
         let mut cluster = Cluster::new("h100x2", RULES[0]);
