@@ -7,21 +7,25 @@ use crate::ConfigError;
 use crate::fields::{Fields, near};
 use crate::names::API_VERSION;
 
-const KINDS: [&str; 3] = [ConfigKind::Gpu.name(), ConfigKind::Mig.name(), ConfigKind::Share.name()];
+const KINDS: [&str; 3] = [
+    ConfigKind::Gpu.name(),
+    ConfigKind::Mig.name(),
+    ConfigKind::Share.name(),
+];
 
 /// The kind of device that a config is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConfigKind {
     /// Whole GPUs.
     Gpu,
-    /// MIG partitions. Which one a claim gets is said by its requests.
+    /// MIG partitions. The requests of a claim say which one it gets.
     Mig,
-    /// Shares of a GPU. How much of it a claim gets is said by its requests.
+    /// Shares of a GPU. The requests of a claim say how much it gets of the GPU.
     Share,
 }
 
 impl ConfigKind {
-    /// As users write it.
+    /// Returns it as users write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gpu => "GpuConfig",
@@ -34,29 +38,40 @@ impl ConfigKind {
 /// A decoded and validated config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// What it is for.
+    /// The kind of device it is for.
     pub kind: ConfigKind,
-    /// Of whole GPUs: how long each program of a claim whose containers or pods have the GPU together runs in turn. When the
-    /// claim is gone, the GPU gets back what it had before. Shares have the time slice of their GPU's policy.
+    /// The time slice of whole GPUs: how long each program of a claim whose containers or pods have
+    /// the GPU together runs in turn. When the claim is gone, the GPU gets back what it had before.
+    /// Shares have the time slice of their GPU's policy.
     pub time_slice: Option<TimeSlice>,
-    /// Device nodes of the host that the containers need besides those of the GPU, such as `/dev/gdrdrv` (GDRCopy),
-    /// `/dev/nvidia-fs*` (GPUDirect Storage) or `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same
-    /// words in the chart's `extraNodes`; a `*` at the end stands for the rest of the name.
+    /// Device nodes of the host that the containers need besides those of the GPU, such as
+    /// `/dev/gdrdrv` (GDRCopy), `/dev/nvidia-fs*` (GPUDirect Storage) or
+    /// `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same words in the chart's
+    /// `extraNodes`; a `*` at the end stands for the rest of the name.
     pub extra_nodes: Vec<String>,
 }
 
 impl DeviceConfig {
     /// A config that sets nothing: what a claim without one gets.
     pub fn empty(kind: ConfigKind) -> Self {
-        Self { kind, time_slice: None, extra_nodes: Vec::new() }
+        Self {
+            kind,
+            time_slice: None,
+            extra_nodes: Vec::new(),
+        }
     }
 
     /// The config as a user would write it, with all defaults filled in.
     pub fn to_value(&self) -> Value {
         let mut value = json!({ "apiVersion": API_VERSION, "kind": self.kind.name() });
-        let Some(fields) = value.as_object_mut() else { return value };
+        let Some(fields) = value.as_object_mut() else {
+            return value;
+        };
         if let Some(slice) = self.time_slice {
-            fields.insert("timeSlicing".to_owned(), json!({ "interval": slice.name() }));
+            fields.insert(
+                "timeSlicing".to_owned(),
+                json!({ "interval": slice.name() }),
+            );
         }
         if !self.extra_nodes.is_empty() {
             fields.insert("extraNodes".to_owned(), json!(self.extra_nodes));
@@ -65,9 +80,11 @@ impl DeviceConfig {
     }
 }
 
-/// Decodes the parameters of one config entry, strictly: an unknown field, a wrong type or another version is an
-/// error.
+/// Decodes the parameters of one config entry, strictly: an unknown field, a wrong type or another
+/// version is an error.
 pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
+    // Version and kind before all else: fields of another version or kind have other meanings, and
+    // an error about one of them would mislead.
     let mut fields = Fields::open("", parameters.clone())?;
     let version = fields.string("apiVersion", &format!("\"apiVersion\": {API_VERSION:?}"))?;
     if version != API_VERSION {
@@ -76,32 +93,58 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     let kind = fields.string("kind", "\"kind\": \"GpuConfig\"")?;
     let kinds = [ConfigKind::Gpu, ConfigKind::Mig, ConfigKind::Share];
     let Some(kind) = kinds.into_iter().find(|known| known.name() == kind) else {
-        return Err(ConfigError::Kind { near: near(&kind, &KINDS), found: kind, known: KINDS.to_vec() });
+        return Err(ConfigError::Kind {
+            near: near(&kind, &KINDS),
+            found: kind,
+            known: KINDS.to_vec(),
+        });
     };
     let time_slice = match kind {
         ConfigKind::Gpu => time_slice(&mut fields)?,
         ConfigKind::Mig => None,
         ConfigKind::Share => {
-            if fields.object("timeSlicing").is_ok_and(|found| found.is_some()) {
-                return Err(ConfigError::OfThePolicy { path: fields.path("timeSlicing") });
+            // Known, though refused: it has another place now, which an unknown field would not
+            // show (ADR 13).
+            // A value of a wrong type is refused as well: the field is.
+            if !matches!(fields.object("timeSlicing"), Ok(None)) {
+                return Err(ConfigError::OfThePolicy {
+                    path: fields.path("timeSlicing"),
+                });
             }
             None
         }
     };
     let extra_nodes = extra_nodes(&mut fields)?;
     fields.finish(kind.name())?;
-    Ok(DeviceConfig { kind, time_slice, extra_nodes })
+    Ok(DeviceConfig {
+        kind,
+        time_slice,
+        extra_nodes,
+    })
 }
 
-/// `timeSlicing: { interval: … }`. An empty object is a mistake: it requests nothing, although its author wanted a time slice.
+/// `timeSlicing: { interval: … }`. An empty object is a mistake: it requests nothing, although its
+/// author wanted a time slice.
 fn time_slice(fields: &mut Fields) -> Result<Option<TimeSlice>, ConfigError> {
-    let Some(mut inside) = fields.object("timeSlicing")? else { return Ok(None) };
+    let Some(mut inside) = fields.object("timeSlicing")? else {
+        return Ok(None);
+    };
     let known = TimeSlice::ALL.map(TimeSlice::name);
-    let found = inside
-        .string("interval", &format!("\"interval\": {}", known.map(|k| format!("{k:?}")).join(" or ")))?;
+    let found = inside.string(
+        "interval",
+        &format!(
+            "\"interval\": {}",
+            known.map(|k| format!("{k:?}")).join(" or ")
+        ),
+    )?;
     let Some(interval) = TimeSlice::parse(&found) else {
         let near = near(&found, &known);
-        return Err(ConfigError::Value { path: inside.path("interval"), found, known: known.to_vec(), near });
+        return Err(ConfigError::Value {
+            path: inside.path("interval"),
+            found,
+            known: known.to_vec(),
+            near,
+        });
     };
     inside.finish("timeSlicing")?;
     Ok(Some(interval))
@@ -115,21 +158,35 @@ fn extra_nodes(fields: &mut Fields) -> Result<Vec<String>, ConfigError> {
         Some(at) => {
             let path = fields.path(&format!("extraNodes[{at}]"));
             let found = paths.into_iter().nth(at).unwrap_or_default();
-            Err(ConfigError::Value { path, found, known: vec![DEVICE_NODE], near: None })
+            Err(ConfigError::Value {
+                path,
+                found,
+                known: vec![DEVICE_NODE],
+                near: None,
+            })
         }
     }
 }
 
-/// What [`is_device_node`] takes, for messages.
-pub const DEVICE_NODE: &str = "a path below /dev that is no GPU's, as /dev/gdrdrv or /dev/nvidia-fs*";
+/// The form that [`is_device_node`] takes, for messages.
+pub const DEVICE_NODE: &str =
+    "a path below /dev that is no GPU's, as /dev/gdrdrv or /dev/nvidia-fs*";
 
-/// Whether a text names a device node of the host, or several by a `*` at the end; none of a GPU, which only an allocation
-/// gives.
+/// Returns whether a text names a device node of the host, or several by a `*` at the end; none of
+/// a GPU, which only an allocation gives.
 pub fn is_device_node(path: &str) -> bool {
-    let Some(rest) = path.strip_prefix("/dev/") else { return false };
+    let Some(rest) = path.strip_prefix("/dev/") else {
+        return false;
+    };
     let name = rest.strip_suffix('*').unwrap_or(rest);
-    let is_path = !name.contains('*') && name.split('/').all(|part| !["", ".", ".."].contains(&part));
+    // A path that leads out of `/dev`, or that could be written in two ways, is none: configs are
+    // compared as text with the node's list.
+    let is_path =
+        !name.contains('*') && name.split('/').all(|part| !["", ".", ".."].contains(&part));
     let starts_with_number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
+    // Nodes that only an allocation gives: MIG capabilities, DRM nodes, and `nvidia<number>`. A `*`
+    // does not reach into a folder below, so of patterns only those are left that `nvidia<number>`
+    // could match.
     let of_gpu = name.starts_with("nvidia-caps/")
         || name.starts_with("dri/")
         || name.strip_prefix("nvidia").is_some_and(starts_with_number)

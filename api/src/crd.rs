@@ -1,5 +1,5 @@
-//! The CustomResourceDefinitions of [`GpuNode`] and [`GpuPolicyObject`], derived from their types. `cargo xtask crds`
-//! writes them into the chart. No program of a node contains them.
+//! The CustomResourceDefinitions of [`GpuNode`] and [`GpuPolicyObject`], derived from their types.
+//! `cargo xtask crds` writes them into the chart. No program of a node contains them.
 
 use kube_core::CustomResourceExt;
 use serde_json::{Error, Value};
@@ -11,26 +11,37 @@ use crate::policy::GpuPolicyObject;
 pub fn all() -> Result<Vec<(&'static str, Value)>, Error> {
     let mut all = vec![
         ("gpunodes.yaml", serde_json::to_value(GpuNode::crd())?),
-        ("gpupolicies.yaml", serde_json::to_value(GpuPolicyObject::crd())?),
+        (
+            "gpupolicies.yaml",
+            serde_json::to_value(GpuPolicyObject::crd())?,
+        ),
     ];
     for (_, definition) in &mut all {
-        definition.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").into_iter().for_each(tidy);
+        definition
+            .pointer_mut("/spec/versions/0/schema/openAPIV3Schema")
+            .into_iter()
+            .for_each(tidy);
     }
     Ok(all)
 }
 
 /// Adapts what schemars derives to what Kubernetes does with it.
 fn tidy(schema: &mut Value) {
-    let Some(fields) = schema.as_object_mut() else { return };
+    let Some(fields) = schema.as_object_mut() else {
+        return;
+    };
     // Without it, the API server drops a null, as if the field had been left out.
     fields.remove("nullable");
     fields.remove("title");
     // The API server knows no unsigned integers; the limits say what they mean.
-    let unsigned = fields.get("format").is_some_and(|format| format == "uint32");
+    let unsigned = fields
+        .get("format")
+        .is_some_and(|format| format == "uint32");
     if unsigned {
         fields.insert("format".to_owned(), "int64".into());
     }
-    // Those of a report: the server shall not fill in what a plugin did not write. The priority of a policy keeps its own.
+    // Defaults of a report go: the server shall not fill in what a plugin did not write. The
+    // priority of a policy keeps its own.
     if unsigned || fields.get("type").is_none_or(|kind| kind != "integer") {
         fields.remove("default");
     }
@@ -42,5 +53,8 @@ fn tidy(schema: &mut Value) {
         fields.get_mut(part).into_iter().for_each(tidy);
     }
     let properties = fields.get_mut("properties").and_then(Value::as_object_mut);
-    properties.into_iter().flat_map(|properties| properties.values_mut()).for_each(tidy);
+    properties
+        .into_iter()
+        .flat_map(|properties| properties.values_mut())
+        .for_each(tidy);
 }

@@ -1,7 +1,7 @@
 //! Why a config is refused, in words for the person who wrote it.
 
-/// A device config that cannot be used. Each names the field and what to write instead; the caller adds where the
-/// config stands (claim or class, and which entry).
+/// A device config that cannot be used. Each names the field and what to write instead; the caller
+/// adds where the config stands (claim or class, and which entry).
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A field that must be there is not.
@@ -9,7 +9,7 @@ pub enum ConfigError {
     Missing {
         /// Path of the field.
         path: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
     /// A value of another type than the field has.
@@ -17,9 +17,9 @@ pub enum ConfigError {
     WrongType {
         /// Path of the field; empty for the config itself.
         path: String,
-        /// What the field takes.
+        /// The kind of value that the field takes.
         expected: &'static str,
-        /// What was written.
+        /// The text as written.
         found: &'static str,
     },
     /// An `apiVersion` that is not ours.
@@ -29,15 +29,15 @@ pub enum ConfigError {
         version_hint(found)
     )]
     ApiVersion {
-        /// What was written.
+        /// The text as written.
         found: String,
     },
     /// A `kind` that we don't have.
     #[error("kind {found:?} is not one this driver reads (expected {}){}", known.join(" or "), nearest(near.as_deref()))]
     Kind {
-        /// What was written.
+        /// The text as written.
         found: String,
-        /// What there is.
+        /// The names that there are.
         known: Vec<&'static str>,
         /// A kind with nearly the same name.
         near: Option<String>,
@@ -59,11 +59,11 @@ pub enum ConfigError {
     Value {
         /// Path of the field.
         path: String,
-        /// What was written.
+        /// The text as written.
         found: String,
-        /// What there is.
+        /// The names that there are.
         known: Vec<&'static str>,
-        /// One with nearly the same name.
+        /// A name that is nearly the same.
         near: Option<String>,
     },
     /// A setting of a GPU that its shares have in common.
@@ -94,15 +94,24 @@ impl ConfigError {
 }
 
 fn field(path: &str) -> String {
-    if path.is_empty() { "config".to_owned() } else { format!("field {path:?}") }
+    if path.is_empty() {
+        "config".to_owned()
+    } else {
+        format!("field {path:?}")
+    }
 }
 
 fn list(known: &[&str]) -> String {
-    known.iter().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ")
+    known
+        .iter()
+        .map(|k| format!("{k:?}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn nearest(near: Option<&str>) -> String {
-    near.map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()
+    near.map(|n| format!("; did you mean {n:?}?"))
+        .unwrap_or_default()
 }
 
 fn version_hint(found: &str) -> &'static str {

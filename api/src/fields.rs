@@ -15,9 +15,17 @@ pub(crate) struct Fields {
 impl Fields {
     /// Opens an object.
     pub(crate) fn open(path: &str, value: Value) -> Result<Self, ConfigError> {
-        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let prefix = if path.is_empty() {
+            String::new()
+        } else {
+            format!("{path}.")
+        };
         match value {
-            Value::Object(entries) => Ok(Self { prefix, entries, known: Vec::new() }),
+            Value::Object(entries) => Ok(Self {
+                prefix,
+                entries,
+                known: Vec::new(),
+            }),
             other => Err(wrong(path.to_owned(), "an object", &other)),
         }
     }
@@ -30,6 +38,8 @@ impl Fields {
             Some(Value::String(text)) => Ok(text),
             Some(other) => Err(wrong(path, "a string", &other)),
             None => {
+                // A field that is most likely this one, misspelt, helps more than that it is
+                // missing.
                 let typo = self.entries.keys().find(|n| near(n, &[name]).is_some());
                 let hint = match typo {
                     Some(typo) => format!("write {hint} instead of {typo:?}"),
@@ -44,7 +54,10 @@ impl Fields {
     pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ConfigError> {
         self.known.push(name);
         let path = self.path(name);
-        self.entries.remove(name).map(|value| Self::open(&path, value)).transpose()
+        self.entries
+            .remove(name)
+            .map(|value| Self::open(&path, value))
+            .transpose()
     }
 
     /// Takes a list of strings; none if the field is absent.
@@ -93,16 +106,21 @@ fn wrong(path: String, expected: &'static str, value: &Value) -> ConfigError {
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     };
-    ConfigError::WrongType { path, expected, found }
+    ConfigError::WrongType {
+        path,
+        expected,
+        found,
+    }
 }
 
-/// The known name that a person most likely meant: the same but for letter case, or at most a third of its letters
-/// away.
+/// The known name that a person most likely meant: the same but for letter case, or at most a third
+/// of its letters away.
 pub(crate) fn near(name: &str, known: &[&'static str]) -> Option<String> {
     let lower = name.to_lowercase();
     known
         .iter()
         .map(|k| (distance(&lower, &k.to_lowercase()), *k))
+        // At least a single letter, so that short names can be misspelt too.
         .filter(|(d, k)| *d <= (k.len() / 3).max(1))
         .min()
         .map(|(_, k)| k.to_owned())
@@ -112,11 +130,16 @@ pub(crate) fn near(name: &str, known: &[&'static str]) -> Option<String> {
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
+    // Levenshtein's table, of which only the last row is kept.
     for (i, x) in a.chars().enumerate() {
         let mut next = vec![i + 1];
         for ((y, diagonal), above) in b.iter().zip(&row).zip(row.iter().skip(1)) {
             let left = next.last().copied().unwrap_or(i + 1);
-            next.push((diagonal + usize::from(x != *y)).min(above + 1).min(left + 1));
+            next.push(
+                (diagonal + usize::from(x != *y))
+                    .min(above + 1)
+                    .min(left + 1),
+            );
         }
         row = next;
     }
@@ -131,7 +154,11 @@ mod tests {
     fn a_typo_finds_its_field_and_another_word_does_not() {
         let known = ["apiVersion", "kind", "sharing"];
         assert_eq!(near("apiversion", &known).as_deref(), Some("apiVersion"));
-        assert_eq!(near("knid", &known), None, "two edits are too many for four letters");
+        assert_eq!(
+            near("knid", &known),
+            None,
+            "two edits are too many for four letters"
+        );
         assert_eq!(near("kin", &known).as_deref(), Some("kind"));
         assert_eq!(near("shareing", &known).as_deref(), Some("sharing"));
         assert_eq!(near("strategy", &known), None);

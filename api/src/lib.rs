@@ -1,12 +1,16 @@
-//! What users write and read: the opaque device configs in claims and classes, decoded strictly, the policies of
-//! administrators ([`policy`]) with their definitions ([`crd`]), and every name that appears in the Kubernetes API
-//! ([`names`]), in one place.
+//! Types that users write and read: the opaque device configs in claims and classes, decoded
+//! strictly, the policies of administrators ([`policy`]) with their definitions ([`crd`]), and
+//! every name that appears in the Kubernetes API ([`names`]), in one place.
 //!
-//! Pure: text or JSON in, a config or an error with a hint out. Called by `claims` (the config entries of an
-//! allocation), by `carve`, `controller` and the node plugin (names), and by the command line tool.
+//! Pure: text or JSON in, a config or an error with a hint out. Called by `claims` (the config
+//! entries of an allocation), by `carve`, `controller` and the node plugin (names), and by the
+//! command line tool.
 
 #![warn(missing_docs)] // a library for others, too
-#![allow(clippy::duplicated_attributes, reason = "columns of one type, in the attributes of CustomResource")]
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "columns of one type, in the attributes of CustomResource"
+)]
 
 mod config;
 pub mod crd;

@@ -1,5 +1,5 @@
-//! Every name of ours in the Kubernetes API and on the node. One place, so that a rename is one change and the
-//! documentation can be checked against it.
+//! Every name of ours in the Kubernetes API and on the node. They are in one place, so that a
+//! rename is one change and the documentation can be checked against it.
 
 /// Driver name (`ResourceSlice.spec.driver`) unless `--driver-name` says otherwise.
 pub const DRIVER: &str = "gpu.divvy.dev";
@@ -32,8 +32,9 @@ pub const CONTROLLER: &str = "gpu.divvy.dev/cluster-controller";
 /// Node label that an administrator sets to get the node plugin.
 pub const NODE_LABEL: &str = "divvy.dev/gpu";
 
-/// Attribute names (`ResourceSlice.spec.devices[].attributes`). Without a domain they live in the driver's.
-/// Names and types are those of NVIDIA's driver wherever it has one, so that existing CEL keeps working.
+/// Attribute names (`ResourceSlice.spec.devices[].attributes`). Without a domain they live in the
+/// driver's. Names and types are those of NVIDIA's driver wherever it has one, so that existing CEL
+/// keeps working.
 pub mod attributes {
     /// `gpu`, `mig`; shares: `gpu-share`, `mig-share`; for admin access: `gpu-admin`.
     pub const TYPE: &str = "type";
@@ -57,16 +58,29 @@ pub mod attributes {
     pub const CUDA_DRIVER_VERSION: &str = "cudaDriverVersion";
     /// `HMM`, `ATS` or `None`.
     pub const ADDRESSING_MODE: &str = "addressingMode";
-    /// Whether NVLink-C2C to the processor is on (bool); on GPUs that NVML says it of.
+    /// State of NVLink-C2C to the processor (bool: on); where NVML reports it.
     pub const C2C_ENABLED: &str = "c2cEnabled";
-    /// UUID of the card, on every device: for `matchAttribute` ("same card") and `distinctAttribute`.
+    /// UUID of the card, on every device: for `matchAttribute` ("same card") and
+    /// `distinctAttribute`.
     pub const GPU_UUID: &str = "gpuUUID";
     /// `exclusive`, `time-slicing`, `mps`.
     pub const SHARING: &str = "sharing";
-    /// Of shares: the time slice that the GPU has while it is shared (`Default`, `Short`, `Medium`, `Long`).
+    /// Time slice of shares: the one that the GPU has while it is shared (`Default`, `Short`,
+    /// `Medium`, `Long`).
     pub const TIME_SLICE: &str = "timeSlice";
-    /// What is really enforced: `hardware`, `cooperative`, `none`.
+    /// Memory in MiB that shares by percent divide (int): 50 percent have half of it. Shares by
+    /// amounts have the capacity `memory` instead.
+    pub const MEMORY_MIB: &str = "memoryMiB";
+    /// Isolation that is really enforced: `hardware`, `cooperative`, `none`.
     pub const ISOLATION: &str = "isolation";
+    /// Layer that keeps a program within the memory of the device: `hardware`, or `none`, where
+    /// amounts are only counted.
+    pub const MEMORY_ENFORCEMENT: &str = "memoryEnforcement";
+    /// The same of its compute.
+    pub const COMPUTE_ENFORCEMENT: &str = "computeEnforcement";
+    /// Extent of a fatal fault of a program: `partition`, or `gpu`, so all programs on the GPU that
+    /// are not in partitions of their own.
+    pub const FAULT_DOMAIN: &str = "faultDomain";
     /// GPUs with the same value reach each other over NVLink.
     pub const NVLINK_DOMAIN: &str = "nvlinkDomain";
     /// The two GPUs of a bridged pair have the same value.
@@ -79,10 +93,13 @@ pub mod attributes {
     pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 }
 
-/// Attributes that only the metadata of a claim's devices has: what is not known before a claim has them.
+/// Attributes that only the metadata of a claim's devices has: what is not known before a claim has
+/// them.
 pub mod metadata {
-    /// Of a share: memory that it was granted, in bytes (string).
+    /// Memory that a share was granted, in bytes (string).
     pub const MEMORY_GRANTED: &str = "memoryGranted";
+    /// Part of the GPU's compute that a share was granted, in percent (string).
+    pub const CORES_GRANTED: &str = "coresGranted";
 }
 
 /// Capacity names (`ResourceSlice.spec.devices[].capacity`).
@@ -101,14 +118,17 @@ pub mod capacity {
     pub const JPEG_ENGINES: &str = "jpegEngines";
     /// Optical-flow engines.
     pub const OFA_ENGINES: &str = "ofaEngines";
-    /// Of a share: percent of the GPU's compute. Accounted, not enforced.
+    /// Percent of the GPU's compute, of a share. Accounted, not enforced.
     pub const CORES: &str = "cores";
-    /// Of a share: places; each share takes one unless it asks for more.
+    /// Places, of a share; each share takes one unless it asks for more.
     pub const SLOTS: &str = "slots";
+    /// Percent of the GPU, of a share: of its memory and of its compute alike. The only capacity of
+    /// shares by percent.
+    pub const PERCENT: &str = "percent";
 }
 
-/// Counter names (`ResourceSlice.spec.sharedCounters[].counters`): the capacities, as DNS labels, and the memory
-/// slices.
+/// Counter names (`ResourceSlice.spec.sharedCounters[].counters`): the capacities, as DNS labels,
+/// and the memory slices.
 pub mod counters {
     /// Memory in bytes.
     pub const MEMORY: &str = "memory";
@@ -126,7 +146,7 @@ pub mod counters {
     pub const OFA_ENGINES: &str = "ofa-engines";
     /// The GPU itself, where there is nothing else to count.
     pub const GPU: &str = "gpu";
-    /// One memory slice; its number follows.
+    /// A memory slice; its number follows.
     pub const MEMORY_SLICE: &str = "memory-slice-";
     /// Neighbouring memory slices that are counted together; the first and the last follow.
     pub const MEMORY_SLICES: &str = "memory-slices-";
@@ -140,14 +160,18 @@ pub mod taints {
     pub const UNREADABLE: &str = "gpu.divvy.dev/unreadable";
     /// The device is no longer offered and stays published only while a claim holds it.
     pub const WITHDRAWN: &str = "gpu.divvy.dev/withdrawn";
-    /// What is on the GPU is not certain; see the Event and the node plugin's log.
+    /// A GPU of which it is not certain what is on it; see the Event and the node plugin's log.
     pub const FENCED: &str = "gpu.divvy.dev/fenced";
     /// Processes of a released claim still run on the GPU.
     pub const LINGERING: &str = "gpu.divvy.dev/lingering";
-    /// The GPU or partition reported an Xid that it does not get over by itself; the value is its number.
+    /// The GPU or partition reported an Xid that it does not get over by itself; the value is its
+    /// number.
     pub const XID: &str = "gpu.divvy.dev/xid";
     /// A recovery action is due: `reset`, `reboot`, `drain-peers`, `drain-and-reset`.
     pub const RECOVERY: &str = "gpu.divvy.dev/recovery";
+    /// The NVLink fabric of the GPU is not ready, and CUDA fails on it: `not-started`,
+    /// `in-progress`, `failed`, `unhealthy`.
+    pub const FABRIC: &str = "gpu.divvy.dev/fabric";
     /// Replacement of bad memory rows is `pending` until a reset, or has `failed`.
     pub const ROW_REMAP: &str = "gpu.divvy.dev/row-remap";
     /// ECC errors were not corrected.
@@ -158,7 +182,8 @@ pub mod taints {
     pub const MODE: &str = "gpu.divvy.dev/mode";
     /// Another driver or a device plugin has allocated the GPU or a part of it.
     pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
-    /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that containers need.
+    /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that
+    /// containers need.
     pub const DRIVER_DOWN: &str = "gpu.divvy.dev/driver-down";
 }
 
@@ -166,19 +191,21 @@ pub mod taints {
 pub mod annotations {
     /// `true` on a claim, its pod or its namespace: the pod is not evicted because it is idle.
     pub const KEEP_IDLE: &str = "divvy.dev/keep-idle";
+    /// Pods that the cluster controller evicted in the last minute, on its Lease.
+    pub const DEPARTURES: &str = "divvy.dev/departures";
 }
 
 /// Conditions in `ResourceClaim.status.devices[].conditions`.
 pub mod conditions {
-    /// Whether the device is prepared on its node; `False` with a reason when the claim can never be prepared as
-    /// it is.
+    /// Condition of a device: `True` once it is prepared on its node; `False` with a reason when
+    /// the claim can never be prepared as it is.
     pub const PREPARED: &str = "Prepared";
     /// `False` while the pods of a share use more memory than it was granted.
     pub const WITHIN_GRANT: &str = "WithinGrant";
     /// `True` while nothing has used the devices of the claim for a long time.
     pub const IDLE: &str = "Idle";
-    /// `True` while the policy of the GPU calls for the eviction of the claim's pods. Confirmed every few minutes, by a new
-    /// `lastTransitionTime`.
+    /// `True` while the policy of the GPU calls for the eviction of the claim's pods. Confirmed
+    /// every few minutes, by a new `lastTransitionTime`.
     pub const RECLAIM_DUE: &str = "ReclaimDue";
 }
 
@@ -197,37 +224,44 @@ pub mod env {
     /// Set to `void`, so that a container runtime of NVIDIA's injects nothing by itself.
     pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
-    /// UUID of a MIG partition: `DIVVY_MIG_UUID_`, and the device's name in capitals with underscores.
+    /// UUID of a MIG partition: `DIVVY_MIG_UUID_`, and the device's name in capitals with
+    /// underscores.
     pub fn mig_uuid(device: &str) -> String {
         format!("DIVVY_MIG_UUID_{}", in_capitals(device))
     }
 
-    /// `true` where a MIG partition was made by the node's administrator and outlives the claim: `DIVVY_MIG_STATIC_`, and
-    /// the device's name in capitals with underscores.
+    /// `true` where a MIG partition was made by the node's administrator and outlives the claim:
+    /// `DIVVY_MIG_STATIC_`, and the device's name in capitals with underscores.
     pub fn mig_static(device: &str) -> String {
         format!("DIVVY_MIG_STATIC_{}", in_capitals(device))
     }
 
-    /// Memory that the shares of a device were granted, in bytes: `DIVVY_MEMORY_`, and the device's name in capitals
-    /// with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one request are added up. It is not
-    /// enforced: programs have to limit themselves.
+    /// Memory that the shares of a device were granted, in bytes: `DIVVY_MEMORY_`, and the device's
+    /// name in capitals with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one
+    /// request are added up. It is not enforced: programs have to limit themselves.
     pub fn share_memory(device: &str) -> String {
         format!("DIVVY_MEMORY_{}", in_capitals(device))
     }
 
-    /// Percent of the GPU's compute that the shares of a device were granted: `DIVVY_CORES_`, and the device's name as
-    /// for the memory. Added up and enforced as little as that.
+    /// Percent of the GPU's compute that the shares of a device were granted: `DIVVY_CORES_`, and
+    /// the device's name as for the memory. Added up and enforced as little as that.
     pub fn share_cores(device: &str) -> String {
         format!("DIVVY_CORES_{}", in_capitals(device))
     }
 
-    /// What one share was granted of the memory and the compute of its device, under a name that no other share has,
-    /// since a container may have shares of one device through several claims or requests, and the variables above then
-    /// carry those of one: `DIVVY_SHARE_MEMORY_<DEVICE>_<SHARE ID>` in bytes, `DIVVY_SHARE_CORES_<DEVICE>_<SHARE ID>` in
-    /// percent.
+    /// Returns what one share was granted of the memory and the compute of its device, under a name
+    /// that no other share has, since a container may have shares of one device through several
+    /// claims or requests, and the variables above then carry those of one:
+    /// `DIVVY_SHARE_MEMORY_<DEVICE>_<SHARE ID>` in bytes, `DIVVY_SHARE_CORES_<DEVICE>_<SHARE ID>`
+    /// in percent.
     pub fn one_share(device: &str, share_id: &str) -> [String; 2] {
-        let name =
-            |what: &str| format!("DIVVY_SHARE_{what}_{}_{}", in_capitals(device), in_capitals(share_id));
+        let name = |what: &str| {
+            format!(
+                "DIVVY_SHARE_{what}_{}_{}",
+                in_capitals(device),
+                in_capitals(share_id)
+            )
+        };
         [name("MEMORY"), name("CORES")]
     }
 

@@ -1,5 +1,6 @@
-//! `GpuNode`: what a node's plugin says about its GPUs, for people and for `divvy status`. Cluster-scoped, one object per
-//! node, written by that node's plugin only. Readers take unknown fields as they come: they may be older.
+//! `GpuNode`: what a node's plugin says about its GPUs, for people and for `divvy status`.
+//! Cluster-scoped, one object per node, written by that node's plugin only. Readers take unknown
+//! fields as they come: they may be older.
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
@@ -9,7 +10,9 @@ use serde::{Deserialize, Serialize};
 pub const KIND: &str = "GpuNode";
 
 /// A report has no `spec`: nothing can be requested of a node.
-#[derive(CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+)]
 #[kube(
     group = "divvy.dev",
     version = "v1beta1",
@@ -160,13 +163,15 @@ pub struct GpuStatus {
     /// The kinds of devices that the GPU is offered as: whole, partitions, shares.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offered: Vec<String>,
-    /// The policy rule that decides what the GPU may become, as policy/rule. It is empty if no rule matches.
+    /// The policy rule that decides what the GPU may become, as policy/rule. It is empty if no rule
+    /// matches.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub policy: String,
     /// The claims that hold devices of the GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
-    /// The taints that keep the GPU, or a part of it, from being allocated: keys without their domain.
+    /// The taints that keep the GPU, or a part of it, from being allocated: keys without their
+    /// domain.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<String>,
     /// Why the GPU is fenced, as text.
@@ -175,7 +180,9 @@ pub struct GpuStatus {
 }
 
 /// A claim that holds a device.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Holder {
     /// The namespace of the claim.
@@ -188,7 +195,7 @@ pub struct Holder {
     pub device: String,
     /// The phase of the claim: preparing, prepared or leaving.
     pub phase: String,
-    /// What keeps a leaving claim from ending.
+    /// The reason why a leaving claim does not end.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The names of the pods that the claim was prepared for.
@@ -204,9 +211,10 @@ pub struct Holder {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Trouble {
-    /// The type of the problem, a stable word such as lost, xid, fenced, lingering, neighbour or driver-down.
+    /// The type of the problem, a stable word such as lost, xid, fenced, lingering, neighbour or
+    /// driver-down.
     pub kind: String,
-    /// Whether no action is needed, because the state was requested or ends by itself.
+    /// True if no action is needed, because the state was requested or ends by itself.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub notice: bool,
     /// The GPU, such as gpu-3. It is empty if the whole node is affected.
@@ -220,7 +228,7 @@ pub struct Trouble {
     pub claim: String,
     /// The cause, as text.
     pub why: String,
-    /// What to do about the problem.
+    /// The remedy for the problem.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remedy: String,
     /// When the problem began. The time is kept across restarts of the plugin.

@@ -3,7 +3,8 @@
 use divvy_api::node::{GpuNode, GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
 use kube_core::CustomResourceExt;
 
-/// Every field of every type has a value, by name: a new field does not compile without a line here.
+/// Every field of every type has a value, by name: a new field does not compile without a line
+/// here.
 fn full() -> GpuNodeStatus {
     let text = || "x".to_owned();
     let time = || Some("2026-11-21T20:00:00Z".to_owned());
@@ -39,8 +40,19 @@ fn full() -> GpuNodeStatus {
         fence: text(),
     };
     GpuNodeStatus {
-        summary: Summary { gpus: 1, free: 1, claims: 1, modes: text(), trouble: text(), since: time() },
-        versions: Versions { divvy: text(), driver: text(), kubernetes: text() },
+        summary: Summary {
+            gpus: 1,
+            free: 1,
+            claims: 1,
+            modes: text(),
+            trouble: text(),
+            since: time(),
+        },
+        versions: Versions {
+            divvy: text(),
+            driver: text(),
+            kubernetes: text(),
+        },
         gpus: vec![gpu],
         troubles: vec![trouble],
         bad_policies: vec![text()],
@@ -51,19 +63,37 @@ fn full() -> GpuNodeStatus {
 #[test]
 fn every_column_shows_a_field_that_there_is() {
     let written = serde_json::json!({ "status": full() });
-    for column in GpuNode::crd().spec.versions[0].additional_printer_columns.as_ref().unwrap() {
+    for column in GpuNode::crd().spec.versions[0]
+        .additional_printer_columns
+        .as_ref()
+        .unwrap()
+    {
         let path = column.json_path.replace('.', "/");
-        let value = written.pointer(&path).unwrap_or_else(|| panic!("{path} does not exist"));
+        let value = written
+            .pointer(&path)
+            .unwrap_or_else(|| panic!("{path} does not exist"));
         assert_eq!(column.type_ == "integer", value.is_number(), "{path}");
     }
 }
 
 #[test]
 fn a_report_of_an_earlier_version_is_read() {
-    let earlier =
-        serde_json::json!({ "summary": { "gpus": 1 }, "gpus": [{ "name": "gpu-0" }], "novel": true });
+    let earlier = serde_json::json!({ "summary": { "gpus": 1 }, "gpus": [{ "name": "gpu-0" }], "novel": true });
     let read: GpuNodeStatus = serde_json::from_value(earlier).unwrap();
-    let gpu = GpuStatus { name: "gpu-0".to_owned(), ..GpuStatus::default() };
-    let summary = Summary { gpus: 1, ..Summary::default() };
-    assert_eq!(read, GpuNodeStatus { summary, gpus: vec![gpu], ..GpuNodeStatus::default() });
+    let gpu = GpuStatus {
+        name: "gpu-0".to_owned(),
+        ..GpuStatus::default()
+    };
+    let summary = Summary {
+        gpus: 1,
+        ..Summary::default()
+    };
+    assert_eq!(
+        read,
+        GpuNodeStatus {
+            summary,
+            gpus: vec![gpu],
+            ..GpuNodeStatus::default()
+        }
+    );
 }

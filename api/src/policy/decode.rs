@@ -1,17 +1,22 @@
-//! From an object of the API to a policy. Strict: an older schema in the cluster, or none, may have let anything pass.
+//! From an object of the API to a policy. Strict: an older schema in the cluster, or none, may have
+//! let anything pass.
 
 use std::collections::BTreeSet;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{GpuPolicy, GpuPolicySpec, KIND, NodeMatch, OfferedMode, PolicyRule};
+use super::{
+    GpuPolicy, GpuPolicySpec, KIND, NodeMatch, OfferedMode, PolicyRule, ShareSettings, ShareUnit,
+};
 use crate::names::API_VERSION;
 
 /// Most rules of one policy.
 pub(super) const MOST_RULES: usize = 64;
 /// Most shares of one GPU.
 pub(super) const MOST_SLOTS: u32 = 1024;
+/// All of a GPU.
+const ALL_PERCENT: u32 = 100;
 
 /// A claim is called idle after so many seconds at the earliest.
 pub(super) const MOST_BRIEF_IDLENESS: u32 = 60;
@@ -22,12 +27,15 @@ pub(super) const MOST_BRIEF_IDLENESS: u32 = 60;
 pub struct PolicyError {
     /// Where in the object: `spec.rules[2]`.
     pub path: String,
-    /// What is wrong there, and what is expected.
+    /// The fault there, and the value that is expected.
     pub problem: String,
 }
 
 fn wrong(path: impl Into<String>, problem: impl Into<String>) -> PolicyError {
-    PolicyError { path: path.into(), problem: problem.into() }
+    PolicyError {
+        path: path.into(),
+        problem: problem.into(),
+    }
 }
 
 /// Reads a `GpuPolicy`, as the API has it or as a manifest has it.
@@ -35,18 +43,28 @@ pub fn decode_policy(object: &Value) -> Result<GpuPolicy, PolicyError> {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
     let version = text("/apiVersion").unwrap_or_default();
     if version != API_VERSION {
-        return Err(wrong("apiVersion", format!("{version:?} is not read (expected {API_VERSION:?})")));
+        return Err(wrong(
+            "apiVersion",
+            format!("{version:?} is not read (expected {API_VERSION:?})"),
+        ));
     }
     let kind = text("/kind").unwrap_or_default();
     if kind != KIND {
-        return Err(wrong("kind", format!("{kind:?} is no policy (expected {KIND:?})")));
+        return Err(wrong(
+            "kind",
+            format!("{kind:?} is no policy (expected {KIND:?})"),
+        ));
     }
     let name = text("/metadata/name").ok_or_else(|| wrong("metadata.name", "is missing"))?;
-    let spec = object.get("spec").ok_or_else(|| wrong("spec", "is missing"))?;
+    let spec = object
+        .get("spec")
+        .ok_or_else(|| wrong("spec", "is missing"))?;
     Ok(GpuPolicy {
         name: name.to_owned(),
         uid: text("/metadata/uid").map(str::to_owned),
-        generation: object.pointer("/metadata/generation").and_then(Value::as_i64),
+        generation: object
+            .pointer("/metadata/generation")
+            .and_then(Value::as_i64),
         spec: decode_spec(spec)?,
     })
 }
@@ -54,7 +72,9 @@ pub fn decode_policy(object: &Value) -> Result<GpuPolicy, PolicyError> {
 fn decode_spec(spec: &Value) -> Result<GpuPolicySpec, PolicyError> {
     // The rules one by one, so that an error says which.
     let mut rest = spec.clone();
-    let rules = rest.as_object_mut().and_then(|fields| fields.remove("rules"));
+    let rules = rest
+        .as_object_mut()
+        .and_then(|fields| fields.remove("rules"));
     let mut spec: GpuPolicySpec = part("spec", rest)?;
     let rules = match rules {
         None | Some(Value::Null) => Vec::new(),
@@ -62,7 +82,10 @@ fn decode_spec(spec: &Value) -> Result<GpuPolicySpec, PolicyError> {
         Some(_) => return Err(wrong("spec.rules", "must be a list")),
     };
     if rules.len() > MOST_RULES {
-        return Err(wrong("spec.rules", format!("has {} entries, {MOST_RULES} are allowed", rules.len())));
+        return Err(wrong(
+            "spec.rules",
+            format!("has {} entries, {MOST_RULES} are allowed", rules.len()),
+        ));
     }
     check_nodes("spec.nodes", spec.nodes.as_ref())?;
     let mut names = BTreeSet::new();
@@ -70,7 +93,11 @@ fn decode_spec(spec: &Value) -> Result<GpuPolicySpec, PolicyError> {
         let path = format!("spec.rules[{number}]");
         let rule: PolicyRule = part(&path, rule)?;
         check_rule(&path, &rule)?;
-        if let Some(name) = rule.name.as_ref().filter(|name| !names.insert((*name).clone())) {
+        if let Some(name) = rule
+            .name
+            .as_ref()
+            .filter(|name| !names.insert((*name).clone()))
+        {
             return Err(wrong(
                 format!("{path}.name"),
                 format!("{name:?} is the name of an earlier rule, too"),
@@ -84,8 +111,11 @@ fn decode_spec(spec: &Value) -> Result<GpuPolicySpec, PolicyError> {
 fn part<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, PolicyError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         // Serde's words, less those of Rust.
-        let problem =
-            error.inner().to_string().replace("i32", "a whole number").replace("u32", "a whole number");
+        let problem = error
+            .inner()
+            .to_string()
+            .replace("i32", "a whole number")
+            .replace("u32", "a whole number");
         match error.path().to_string().as_str() {
             "." => wrong(path, problem),
             inside => wrong(format!("{path}.{inside}"), problem),
@@ -95,14 +125,20 @@ fn part<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, PolicyError>
 
 fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
     check_nodes(&format!("{path}.nodes"), rule.nodes.as_ref())?;
+    // An empty list would read as "all" to some and matches nothing; the same below.
     if let Some(gpus) = &rule.gpus
         && gpus.uuids.is_empty()
         && gpus.ordinals.is_empty()
         && gpus.products.is_empty()
         && gpus.pci_addresses.is_empty()
     {
-        return Err(wrong(format!("{path}.gpus"), "fits nothing (leave it out to mean all GPUs)"));
+        return Err(wrong(
+            format!("{path}.gpus"),
+            "fits nothing (leave it out to mean all GPUs)",
+        ));
     }
+    // Settings go with a mode that the rule names. Without modes a GPU is offered as its MIG mode
+    // is, which can be partitions and never shares: `mig` may stand alone, `shares` may not.
     if let Some(modes) = &rule.modes {
         if modes.is_empty() {
             return Err(wrong(
@@ -115,16 +151,25 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
             ("shares", rule.shares.is_some(), OfferedMode::TimeSlicing),
         ] {
             if given && !modes.contains(&mode) {
-                return Err(wrong(format!("{path}.{field}"), format!("requires {mode:?} in modes")));
+                return Err(wrong(
+                    format!("{path}.{field}"),
+                    format!("requires {mode:?} in modes"),
+                ));
             }
         }
     } else if rule.shares.is_some() {
-        return Err(wrong(format!("{path}.shares"), "requires TimeSlicing in modes"));
+        return Err(wrong(
+            format!("{path}.shares"),
+            "requires TimeSlicing in modes",
+        ));
     }
     if let Some(profiles) = rule.mig.as_ref().and_then(|mig| mig.profiles.as_ref()) {
         let path = format!("{path}.mig.profiles");
         if profiles.is_empty() {
-            return Err(wrong(path, "is empty (name a profile, or leave it out for all)"));
+            return Err(wrong(
+                path,
+                "is empty (name a profile, or leave it out for all)",
+            ));
         }
         if let Some(bad) = profiles.iter().find(|profile| !is_profile(profile)) {
             return Err(wrong(
@@ -134,17 +179,73 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
         }
     }
     if let Some(shares) = &rule.shares {
-        if shares.slots.is_some_and(|slots| !(1..=MOST_SLOTS).contains(&slots)) {
-            return Err(wrong(format!("{path}.shares.slots"), format!("must be 1 to {MOST_SLOTS}")));
+        if shares
+            .slots
+            .is_some_and(|slots| !(1..=MOST_SLOTS).contains(&slots))
+        {
+            return Err(wrong(
+                format!("{path}.shares.slots"),
+                format!("must be 1 to {MOST_SLOTS}"),
+            ));
         }
         if shares.min_cores.is_some_and(|cores| cores > 100) {
-            return Err(wrong(format!("{path}.shares.minCores"), "must be 0 to 100 (percent)"));
+            return Err(wrong(
+                format!("{path}.shares.minCores"),
+                "must be 0 to 100 (percent)",
+            ));
         }
+        check_unit(&format!("{path}.shares"), shares)?;
     }
     let idle = rule.usage.as_ref().and_then(|usage| usage.idle.as_ref());
-    if idle.and_then(|idle| idle.after_seconds).is_some_and(|after| after < MOST_BRIEF_IDLENESS) {
+    if idle
+        .and_then(|idle| idle.after_seconds)
+        .is_some_and(|after| after < MOST_BRIEF_IDLENESS)
+    {
         let problem = format!("must be {MOST_BRIEF_IDLENESS} or more");
         return Err(wrong(format!("{path}.usage.idle.afterSeconds"), problem));
+    }
+    Ok(())
+}
+
+/// Checks that settings of shares go with the unit in which these are given out.
+fn check_unit(path: &str, shares: &ShareSettings) -> Result<(), PolicyError> {
+    if shares.unit != Some(ShareUnit::Percent) {
+        return match shares.min_percent {
+            Some(_) => Err(wrong(
+                format!("{path}.minPercent"),
+                "requires unit: Percent (with amounts, use minMemory and minCores)",
+            )),
+            None => Ok(()),
+        };
+    }
+    for (field, given) in [
+        ("minMemory", shares.min_memory.is_some()),
+        ("minCores", shares.min_cores.is_some()),
+    ] {
+        if given {
+            return Err(wrong(
+                format!("{path}.{field}"),
+                "does not go with unit: Percent (use minPercent)",
+            ));
+        }
+    }
+    // More slots than percent would leave less than one step for a share.
+    if shares.slots.is_some_and(|slots| slots > ALL_PERCENT) {
+        return Err(wrong(
+            format!("{path}.slots"),
+            format!(
+                "must be 1 to {ALL_PERCENT} with unit: Percent (a share has 1 percent or more)"
+            ),
+        ));
+    }
+    if shares
+        .min_percent
+        .is_some_and(|percent| !(1..=ALL_PERCENT).contains(&percent))
+    {
+        return Err(wrong(
+            format!("{path}.minPercent"),
+            format!("must be 1 to {ALL_PERCENT}"),
+        ));
     }
     Ok(())
 }
@@ -154,7 +255,10 @@ fn check_nodes(path: &str, nodes: Option<&NodeMatch>) -> Result<(), PolicyError>
     if nodes.names.is_empty() && nodes.selector.is_none() {
         return Err(wrong(path, "fits nothing (leave it out to mean all nodes)"));
     }
-    let mut expressions = nodes.selector.iter().flat_map(|selector| &selector.match_expressions);
+    let mut expressions = nodes
+        .selector
+        .iter()
+        .flat_map(|selector| &selector.match_expressions);
     if let Some(expression) = expressions.find(|expression| !expression.is_complete()) {
         let problem = format!(
             "values of {:?} do not go with its operator (In and NotIn need some, Exists and DoesNotExist have none)",
@@ -167,12 +271,18 @@ fn check_nodes(path: &str, nodes: Option<&NodeMatch>) -> Result<(), PolicyError>
 
 /// `3g.40gb`, `1g.10gb+me`: the pattern of the schema.
 fn is_profile(text: &str) -> bool {
-    let number = |text: &str| !text.is_empty() && text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit());
-    let Some((slices, rest)) = text.split_once("g.") else { return false };
-    let Some((memory, suffix)) = rest.split_once("gb") else { return false };
+    let number = |text: &str| {
+        !text.is_empty() && text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit())
+    };
+    let Some((slices, rest)) = text.split_once("g.") else {
+        return false;
+    };
+    let Some((memory, suffix)) = rest.split_once("gb") else {
+        return false;
+    };
     let suffix_is_fine = suffix.is_empty()
-        || suffix
-            .strip_prefix(['+', '-'])
-            .is_some_and(|s| !s.is_empty() && s.bytes().all(|b| b.is_ascii_lowercase() || b == b'.'));
+        || suffix.strip_prefix(['+', '-']).is_some_and(|s| {
+            !s.is_empty() && s.bytes().all(|b| b.is_ascii_lowercase() || b == b'.')
+        });
     number(slices) && number(memory) && suffix_is_fine
 }

@@ -1,7 +1,9 @@
-//! `GpuPolicy`: what administrators allow the GPUs of which nodes to become. Cluster-scoped; the node plugins read it.
+//! `GpuPolicy`: what administrators allow the GPUs of which nodes to become. Cluster-scoped; the
+//! node plugins read it.
 //!
-//! Which rule decides about a GPU: the policies are tried in order (higher `priority` first, then by name), in each of
-//! them the rules from first to last, and the first that matches node and GPU decides everything. See `docs/policy.md`.
+//! The rule that decides about a GPU: the policies are tried in order (higher `priority` first, then
+//! by name), in each of them the rules from first to last, and the first that matches node and GPU
+//! decides everything. See `docs/policy.md`.
 
 mod decode;
 mod memory;
@@ -9,13 +11,14 @@ mod selector;
 
 use std::collections::BTreeSet;
 
+use divvy_model::Alternative;
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use decode::{MOST_BRIEF_IDLENESS, MOST_RULES, MOST_SLOTS};
 pub use decode::{PolicyError, decode_policy};
-pub use memory::{MemoryError, MemorySize};
+pub use memory::{MemoryError, MemoryPart, MemoryPartError, MemorySize};
 pub use selector::{LabelSelector, Operator, Requirement};
 
 /// A label's value, as the API server checks it.
@@ -38,12 +41,14 @@ pub struct GpuPolicy {
     /// Its generation, if it comes from an API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// What it says.
+    /// Its content.
     pub spec: GpuPolicySpec,
 }
 
-/// Which GPUs of which nodes the policy applies to, and what they may become.
-#[derive(CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// The GPUs that the policy applies to, and the modes in which they are offered.
+#[derive(
+    CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+)]
 #[kube(
     group = "divvy.dev",
     version = "v1beta1",
@@ -95,14 +100,15 @@ pub struct GpuPolicy {
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GpuPolicySpec {
-    /// Policies with a higher priority are evaluated first. Policies with equal priority are ordered by name.
+    /// Policies with a higher priority are evaluated first. Policies with equal priority are
+    /// ordered by name.
     #[schemars(range(min = -1_000_000, max = 1_000_000))]
     pub priority: i32,
-    /// The nodes that the policy applies to. If omitted, it applies to all nodes. A node matches if it is listed by name
-    /// or selected by its labels.
+    /// The nodes that the policy applies to. If omitted, it applies to all nodes. A node matches if
+    /// it is listed by name or selected by its labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeMatch>,
-    /// Whether one GPU may be offered in several modes at once.
+    /// Permission to offer one GPU in several modes at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_lock: Option<ModeLock>,
     /// The rules of the policy. The first rule that matches both node and GPU decides.
@@ -117,8 +123,8 @@ pub struct GpuPolicySpec {
     pub rules: Vec<PolicyRule>,
 }
 
-/// What may be done with the GPUs that the rule matches. An omitted setting keeps the behavior that applies without a
-/// policy.
+/// Settings of the GPUs that the rule matches. An omitted setting keeps the behavior that
+/// applies without a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -132,34 +138,36 @@ pub struct GpuPolicySpec {
     },
 ]))]
 pub struct PolicyRule {
-    /// The name by which reports and messages refer to the rule. It must be unique within the policy.
+    /// The name by which reports and messages refer to the rule. It must be unique within the
+    /// policy.
     #[schemars(length(min = 1, max = 63), regex(pattern = LABEL))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The nodes that the rule applies to, among those of the policy. If omitted, it applies to all of them. A node
-    /// matches if it is listed by name or selected by its labels.
+    /// The nodes that the rule applies to, among those of the policy. If omitted, it applies to all
+    /// of them. A node matches if it is listed by name or selected by its labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeMatch>,
-    /// The GPUs that the rule applies to. If omitted, it applies to all GPUs. A GPU matches if any entry of any list
-    /// matches.
+    /// The GPUs that the rule applies to. If omitted, it applies to all GPUs. A GPU matches if any
+    /// entry of any list matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<GpuMatch>,
-    /// The modes in which the GPUs are offered. If omitted, a GPU is offered as its MIG mode is set: Whole if disabled,
-    /// Mig if enabled. With several modes, the first claim decides what a GPU becomes, and the GPU is open to all modes
-    /// again when its last claim ends.
+    /// The modes in which the GPUs are offered. If omitted, a GPU is offered as its MIG mode is
+    /// set: Whole if disabled, Mig if enabled. With several modes, the first claim decides what a
+    /// GPU becomes, and the GPU is open to all modes again when its last claim ends.
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "set"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modes: Option<BTreeSet<OfferedMode>>,
-    /// How the GPUs are partitioned with MIG.
+    /// Settings for partitioning the GPUs with MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigSettings>,
-    /// How the GPUs are time-sliced. Memory and cores of a share are accounted for, but not enforced.
+    /// Settings for time-slicing the GPUs. Memory and cores of a share are accounted for, but not
+    /// enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<ShareSettings>,
-    /// What happens when a GPU becomes unhealthy.
+    /// Actions when a GPU becomes unhealthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthSettings>,
-    /// What happens to claims that use more than they were granted, or nothing.
+    /// Actions for claims that use more than they were granted, or nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<UsageSettings>,
 }
@@ -224,7 +232,9 @@ pub struct GpuMatch {
 }
 
 /// A mode in which a GPU can be offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum OfferedMode {
     /// The whole GPU, for one claim.
     Whole,
@@ -234,27 +244,41 @@ pub enum OfferedMode {
     TimeSlicing,
 }
 
-/// Whether one GPU may be offered in several modes at once, so that the first claim decides which one it gets: Auto
-/// (only where the cluster's Kubernetes version supports it; the default), Enabled or Disabled. The first policy that
-/// applies to the node and sets this field decides.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+impl From<OfferedMode> for Alternative {
+    fn from(mode: OfferedMode) -> Self {
+        match mode {
+            OfferedMode::Whole => Self::WHOLE,
+            OfferedMode::Mig => Self::PARTITIONS,
+            OfferedMode::TimeSlicing => Self::TIME_SLICED,
+        }
+    }
+}
+
+/// Permission to offer one GPU in several modes at once, so that the first claim decides which
+/// one it gets: Auto (only where the cluster's Kubernetes version supports it; the default),
+/// Enabled or Disabled. The first policy that applies to the node and sets this field decides.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum ModeLock {
     /// Where the cluster's version allows it.
     #[default]
     Auto,
-    /// Everywhere; the administrator vouches for the scheduler. Not `On`, which YAML takes for `true`.
+    /// Everywhere; the administrator vouches for the scheduler. Not `On`, which YAML takes for
+    /// `true`.
     Enabled,
     /// Nowhere.
     Disabled,
 }
 
-/// How GPUs are partitioned with MIG.
+/// Settings for partitioning GPUs with MIG.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("minProperties" = 1))]
 pub struct MigSettings {
-    /// The MIG profiles to offer, such as 1g.10gb. If omitted, all profiles are offered except the rarely needed ones
-    /// (+me, +me.all, -me, +gfx). Profiles that a GPU does not support are ignored.
+    /// The MIG profiles to offer, such as 1g.10gb. If omitted, all profiles are offered except the
+    /// rarely needed ones (+me, +me.all, -me, +gfx). Profiles that a GPU does not support are
+    /// ignored.
     #[schemars(
         length(min = 1, max = 32),
         inner(length(max = 32), regex(pattern = r"^[0-9]{1,4}g\.[0-9]{1,4}gb([+-][a-z.]+)?$")),
@@ -265,14 +289,16 @@ pub struct MigSettings {
     /// The order in which the placements of a profile are tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement_order: Option<PlacementOrder>,
-    /// Who manages the MIG instances of the GPU.
+    /// The manager of the MIG instances of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instances: Option<Instances>,
 }
 
-/// The order in which the placements of a profile are tried: Ascending (the default) starts at the first memory slice,
-/// Descending at the last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+/// The order in which the placements of a profile are tried: Ascending (the default) starts at the
+/// first memory slice, Descending at the last.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum PlacementOrder {
     /// From the first memory slice up.
     Ascending,
@@ -280,46 +306,95 @@ pub enum PlacementOrder {
     Descending,
 }
 
-/// Who manages the MIG instances of the GPU. OnDemand (the default): the driver creates and destroys them. Static: the
-/// administrator does; the driver offers the instances that exist.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+/// The manager of the MIG instances of the GPU. OnDemand (the default): the driver creates and
+/// destroys them. Static: the administrator does; the driver offers the instances that exist.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum Instances {
-    /// The driver creates an instance when a claim needs one and destroys it with the claim. Foreign instances are left
-    /// alone.
+    /// The driver creates an instance when a claim needs one and destroys it with the claim.
+    /// Foreign instances are left alone.
     OnDemand,
-    /// The administrator: existing instances are offered; the driver neither creates nor destroys any.
+    /// The administrator: existing instances are offered; the driver neither creates nor destroys
+    /// any.
     Static,
 }
 
-/// How GPUs are time-sliced.
+/// Settings for time-slicing GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[schemars(extend("minProperties" = 1))]
+#[schemars(extend("minProperties" = 1), extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(self.unit) || self.unit != 'Percent' || !has(self.minMemory)",
+        "message": "minMemory does not go with unit Percent: use minPercent",
+    },
+    {
+        "rule": "!has(self.unit) || self.unit != 'Percent' || !has(self.minCores)",
+        "message": "minCores does not go with unit Percent: use minPercent",
+    },
+    {
+        "rule": "!has(self.minPercent) || has(self.unit) && self.unit == 'Percent'",
+        "message": "minPercent requires unit Percent",
+    },
+    {
+        "rule": "!has(self.unit) || self.unit != 'Percent' || !has(self.slots) || self.slots <= 100",
+        "message": "slots must be 100 or less with unit Percent",
+    },
+]))]
 pub struct ShareSettings {
-    /// The maximum number of shares of one GPU.
+    /// The unit in which claims request shares of the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<ShareUnit>,
+    /// The maximum number of shares of one GPU. A claim that requests no amount gets the GPU
+    /// divided by this number. With unit Percent, that is all it means: there are as many shares
+    /// as fit in 100 percent.
     #[schemars(range(min = 1, max = MOST_SLOTS))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// The smallest amount of memory that a share can get, such as 100Mi. It is rounded up to whole MiB.
+    /// The smallest part of the GPU that a share can get, in percent. It requires unit Percent. If
+    /// omitted, it is the smallest part that has 256 MiB of memory.
+    #[schemars(range(min = 1, max = 100))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_percent: Option<u32>,
+    /// The smallest amount of memory that a share can get, such as 100Mi. It is rounded up to whole
+    /// MiB. It requires unit Amounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_memory: Option<MemorySize>,
-    /// The smallest part of the GPU's compute capacity that a share can get, in percent.
+    /// The smallest part of the GPU's compute capacity that a share can get, in percent. It requires
+    /// unit Amounts.
     #[schemars(range(max = 100))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_cores: Option<u32>,
-    /// The amount of GPU memory that is not given to shares, such as 2Gi. It is rounded up to whole MiB.
+    /// The part of the GPU's memory that is not given to shares: an amount, such as 2Gi, or a
+    /// percentage of the GPU's memory, such as 10%. It is rounded up to whole MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reserved_memory: Option<MemorySize>,
-    /// How long each program runs in turn.
+    pub reserved_memory: Option<MemoryPart>,
+    /// The time for which each program runs in turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
 }
 
-/// The time slice of the GPU while it is shared: Default (what the driver chooses), Short (less delay), Medium or Long (fewer
-/// switches). If omitted, none is set. Shares have it as the attribute timeSlice, so that claims can select it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+/// The unit in which claims request shares of the GPU: Amounts (memory, cores and slots; the
+/// default) or Percent (of the whole GPU, which means the same part of its memory and of its
+/// compute capacity). A claim in the other unit does not get a share of the GPU.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum ShareUnit {
+    /// Memory, compute and places, each by itself.
+    Amounts,
+    /// A single number for memory and compute.
+    Percent,
+}
+
+/// The time slice of the GPU while it is shared: Default (what the driver chooses), Short (less
+/// delay), Medium or Long (fewer switches). If omitted, none is set. Shares have it as the
+/// attribute timeSlice, so that claims can select it.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum TimeSlice {
-    /// What the driver chooses.
+    /// The driver's choice.
     Default,
     /// Less delay.
     Short,
@@ -329,33 +404,37 @@ pub enum TimeSlice {
     Long,
 }
 
-/// What happens when a GPU becomes unhealthy.
+/// Actions when a GPU becomes unhealthy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct HealthSettings {
-    /// Whether pods that use an unhealthy GPU are evicted (taint effect NoExecute). The default is false.
+    /// Evict pods that use an unhealthy GPU (taint effect NoExecute). Kubernetes does not evict
+    /// pods that ask for it as an extended resource. The default is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evict: Option<bool>,
 }
 
-/// What happens to claims that use more than they were granted, or nothing. Claims are reported, and marked with the
-/// condition ReclaimDue where the policy calls for eviction; the cluster controller, if it is installed, evicts their pods.
-/// Claims with admin access are never marked.
+/// Actions for claims that use more than they were granted, or nothing. Claims are reported,
+/// and marked with the condition ReclaimDue where the policy calls for eviction; the cluster
+/// controller, if it is installed, evicts their pods. Claims with admin access are never marked.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("minProperties" = 1))]
 pub struct UsageSettings {
-    /// What happens to a share that uses more memory than it was granted.
+    /// The action for a share that uses more memory than it was granted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overuse: Option<OveruseAction>,
-    /// What happens to idle claims.
+    /// Settings for idle claims.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<IdleSettings>,
 }
 
-/// What happens to a share that uses more memory than it was granted: Report (a condition, Events and metrics; the default)
-/// or Evict (its pods are evicted while the other shares of the GPU cannot get what they were granted).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+/// The action for a share that uses more memory than it was granted: Report (a condition, Events
+/// and metrics; the default) or Evict (its pods are evicted while the other shares of the GPU
+/// cannot get what they were granted).
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum OveruseAction {
     /// It is reported.
     Report,
@@ -363,28 +442,32 @@ pub enum OveruseAction {
     Evict,
 }
 
-/// What happens to idle claims. Of a claim with devices on several GPUs, the longest times count, and its pods are
-/// evicted only if the action is Reclaim on each of them.
+/// Settings for idle claims. For a claim with devices on several GPUs, the longest times count,
+/// and its pods are evicted only if the action is Reclaim on each of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("minProperties" = 1))]
 pub struct IdleSettings {
-    /// A claim is idle after so many seconds without any use. If omitted, the chart value usage.idleAfter counts.
+    /// A claim is idle after so many seconds without any use. If omitted, the chart value
+    /// usage.idleAfter counts.
     #[schemars(range(min = MOST_BRIEF_IDLENESS, max = 604_800))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_seconds: Option<u32>,
-    /// What happens to an idle claim.
+    /// The action for an idle claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<IdleAction>,
-    /// The pods of an idle claim are evicted after so many seconds more without any use. The default is 600.
+    /// The pods of an idle claim are evicted after so many seconds more without any use. The
+    /// default is 600.
     #[schemars(range(max = 604_800))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u32>,
 }
 
-/// What happens to an idle claim: Report (a condition, an Event and metrics; the default) or Reclaim (its pods are evicted
-/// after the grace period).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+/// The action for an idle claim: Report (a condition, an Event and metrics; the default) or
+/// Reclaim (its pods are evicted after the grace period).
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum IdleAction {
     /// It is reported.
     Report,

@@ -8,9 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::LABEL;
 
-/// Selects nodes by their labels. All requirements must be met; an empty selector matches every node.
+/// Selects nodes by their labels. All requirements must be met; an empty selector matches every
+/// node.
 ///
-/// Kubernetes' own type takes any operator and ignores unknown fields; this one is as strict as the schema.
+/// Kubernetes' own type takes any operator and ignores unknown fields; this one is as strict as the
+/// schema.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LabelSelector {
@@ -44,10 +46,12 @@ pub struct Requirement {
     /// The key of the label.
     #[schemars(
         length(max = 317),
-        regex(pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+        regex(
+            pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+        )
     )]
     pub key: String,
-    /// How the label is compared with the values.
+    /// The comparison of the label with the values.
     pub operator: Operator,
     /// The values for In and NotIn. Exists and DoesNotExist take none.
     #[schemars(
@@ -59,8 +63,10 @@ pub struct Requirement {
     pub values: BTreeSet<String>,
 }
 
-/// How a label is compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+/// The comparison of a label.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum Operator {
     /// The label has one of the values.
     In,
@@ -73,10 +79,15 @@ pub enum Operator {
 }
 
 impl LabelSelector {
-    /// Whether labels match.
+    /// Returns whether labels match.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        // `match_labels` and `match_expressions` are ANDed, as in Kubernetes' LabelSelector.
         let equal: Selector = self.match_labels.clone().into_iter().collect();
-        equal.matches(labels) && self.match_expressions.iter().all(|one| one.expression().matches(labels))
+        equal.matches(labels)
+            && self
+                .match_expressions
+                .iter()
+                .all(|one| one.expression().matches(labels))
     }
 }
 
@@ -91,8 +102,9 @@ impl Requirement {
         }
     }
 
-    /// Whether the values go with the operator.
+    /// Returns whether the values go with the operator.
     pub(crate) fn is_complete(&self) -> bool {
+        // The rule of the schema above, for clusters whose schema is older.
         matches!(self.operator, Operator::In | Operator::NotIn) != self.values.is_empty()
     }
 }
@@ -103,8 +115,15 @@ mod tests {
 
     #[test]
     fn a_selector_fits_when_every_part_does() {
-        let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned()), ("gpu".to_owned(), String::new())]);
-        let fits = |text: &str| serde_json::from_str::<LabelSelector>(text).unwrap().matches(&labels);
+        let labels = BTreeMap::from([
+            ("zone".to_owned(), "a".to_owned()),
+            ("gpu".to_owned(), String::new()),
+        ]);
+        let fits = |text: &str| {
+            serde_json::from_str::<LabelSelector>(text)
+                .unwrap()
+                .matches(&labels)
+        };
         let one = |key: &str, operator: &str, values: &str| {
             fits(&format!(
                 r#"{{"matchExpressions":[{{"key":"{key}","operator":"{operator}","values":[{values}]}}]}}"#
@@ -115,7 +134,9 @@ mod tests {
         assert!(!fits(r#"{"matchLabels":{"zone":"a","gpu":"x"}}"#));
         assert!(!fits(r#"{"matchLabels":{"rack":""}}"#));
         assert!(
-            one("zone", "In", r#""a","b""#) && !one("zone", "In", r#""b""#) && !one("rack", "In", r#""a""#)
+            one("zone", "In", r#""a","b""#)
+                && !one("zone", "In", r#""b""#)
+                && !one("rack", "In", r#""a""#)
         );
         assert!(
             one("zone", "NotIn", r#""b""#)
